@@ -1,0 +1,6 @@
+"""What autograd saves for backward, handed to a store: `tiered_offload` and its relatives."""
+
+from .module import offload_module
+from .offload import keep_resident, tiered_offload
+
+__all__ = ["keep_resident", "offload_module", "tiered_offload"]

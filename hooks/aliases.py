@@ -1,0 +1,36 @@
+"""Views of one storage are stored once, where that is safe.
+
+A storage can be written through several version counters (the parts of `unsafe_chunk`, `.data`, a numpy workspace):
+that two saved tensors share a storage and show the same version does not mean that the same bytes were saved. So a
+saved tensor joins an earlier record only if both are views of the same living tensor, which means one counter, at
+the same version, and none of the record's bytes has been read yet.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tierstore.handle import Handle
+from tierstore.layout import Layout
+from tierstore.ownership import claims_of
+from tierstore.residency import Residency
+
+__all__ = ["join_record"]
+
+
+def join_record(books: Residency, tensor: torch.Tensor, root: torch.Tensor, layout: Layout) -> Handle | None:
+    """The handle of a record that holds the tensor's bytes too; None: it needs one of its own.
+
+    Args:
+        root: the tensor's base, or itself.
+    """
+    for reference in claims_of(tensor.untyped_storage()):
+        record = reference()
+        if record is None or record.books is not books or record.version != tensor._version:
+            continue
+        if record.root is None or record.root() is not root or record.handle is None:
+            continue
+        handle = record.handle()
+        if handle is not None and books.join(record, layout, tensor.numel() * layout.dtype.itemsize):
+            return handle
+    return None

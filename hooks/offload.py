@@ -1,0 +1,253 @@
+"""`tiered_offload`: saved-tensor hooks that hand what autograd saves to a `TierStore`.
+
+Start here to read how a tensor goes down. Autograd calls `_Scope.pack` for every tensor that it saves, on the thread
+that runs forward; what comes back (a `SavedTensor`, or a `Kept` for what stays) is all the state there is: it lives in
+the graph and goes with it. Backward calls its `unpack`.
+
+NOTE [Not before the kernel]
+Autograd saves some tensors *before* the kernel that fills them has run (the noise of `rrelu`), and every output while
+others still hold it. So what a node saves is only noted; it is settled, that is, free to be read and looked at for
+other owners, once a node with a higher number saves something, or the scope ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Never, ParamSpec, TypeVar
+
+import torch
+
+from tierstore.config import SizeLike, parse_size
+from tierstore.errors import ConfigError
+from tierstore.handle import Handle, Record
+from tierstore.layout import Layout, layout_of
+from tierstore.lookahead import LearnedOrders
+from tierstore.store import TierStore, refuse_unknown
+
+from .aliases import join_record
+from .order import PackLog
+from .select import Kept, is_storable, stays_alive
+
+__all__ = ["keep_resident", "tiered_offload"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Select = Callable[[torch.Tensor], bool]
+PREFETCH_ORDERS = ("learned", "reverse", "none")
+
+_sequence_nr = torch._C._autograd._get_sequence_nr
+_push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
+_pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+class tiered_offload:  # noqa: N801 - a context manager, named like those of torch
+    """Hand the tensors that autograd saves inside this scope to a store.
+
+    ::
+
+        with tiered_offload(store):
+            loss = model(batch).loss
+        loss.backward()
+
+    Gradients are bitwise those without it, or backward raises. Usable as a decorator, re-entrant, and from several
+    threads (hooks belong to the thread that enters). Scopes nest; the innermost saves. Inside
+    `torch.autograd.graph.allow_mutation_on_saved_tensors` it is not supported.
+
+    Args:
+        store: an open `TierStore`; one may serve many scopes.
+        min_bytes: smaller storages stay where they are.
+        device_bytes: so much of what was saved last stays on the accelerator; without one, of no effect.
+        select: called with each saved tensor that could be stored; False keeps it where it is.
+        prefetch: "learned": in the order seen for the same graph before, else as "reverse"; "reverse": in reverse
+            topological order; "none": only when asked for.
+        lookahead_bytes: how far ahead of backward to fetch; None: as far as the staging window reaches.
+
+    Raises:
+        ConfigError: an argument cannot be used.
+
+    Inside the scope forward may raise `StoreFullError`, `StorageIOError` or `StoreClosedError` (see
+    `Residency.track`); backward may raise what `TierStore.get` raises.
+    """
+
+    def __init__(
+        self,
+        store: TierStore,
+        *,
+        min_bytes: SizeLike = "1MiB",
+        device_bytes: SizeLike = 0,
+        select: Select | None = None,
+        prefetch: str = "learned",
+        lookahead_bytes: SizeLike | None = None,
+        **unknown: Never,
+    ) -> None:
+        refuse_unknown(unknown, "min_bytes, device_bytes, select, prefetch, lookahead_bytes")
+        if not isinstance(store, TierStore):
+            raise ConfigError("store", store, "give an open TierStore")
+        if select is not None and not callable(select):
+            raise ConfigError("select", select, "give a callable(tensor) -> bool, or None")
+        if prefetch not in PREFETCH_ORDERS:
+            raise ConfigError("prefetch", prefetch, f"give one of {', '.join(map(repr, PREFETCH_ORDERS))}")
+        self._store = store
+        self._min_bytes = parse_size(min_bytes, "min_bytes")
+        self._device_bytes = parse_size(device_bytes, "device_bytes")
+        self._select = select
+        self._orders = store.learned_orders if prefetch == "learned" else None
+        self._lookahead_bytes = store.staging_bytes
+        if lookahead_bytes is not None:
+            self._lookahead_bytes = parse_size(lookahead_bytes, "lookahead_bytes")
+        if prefetch == "none":
+            self._lookahead_bytes = 0
+        self._entered = threading.local()
+
+    def __enter__(self) -> tiered_offload:
+        scope = _Scope(self._store, self._min_bytes, self._select, self._lookahead_bytes, self._orders)
+        _push_hooks(scope.pack, _unpack)
+        scopes = self._entered.__dict__.setdefault("scopes", [])
+        scopes.append(scope)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _pop_hooks()
+        self._entered.scopes.pop().settle()
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Use as a decorator: every call of `function` is a scope."""
+
+        @functools.wraps(function)
+        def offloaded(*args: P.args, **kwargs: P.kwargs) -> T:
+            with self:
+                return function(*args, **kwargs)
+
+        return offloaded
+
+
+class SavedTensor:
+    """What the graph holds in the place of a stored tensor: a reference to its bytes, and its geometry."""
+
+    __slots__ = ("_handle", "_index", "_layout", "_log")
+
+    def __init__(self, handle: Handle, layout: Layout, log: PackLog, index: int) -> None:
+        self._handle = handle
+        self._layout = layout
+        self._log = log
+        self._index = index
+
+    def unpack(self) -> torch.Tensor:
+        """The saved tensor; waits only if it is not in memory yet. See `TierStore.get` for what it raises."""
+        handle, log = self._handle, self._log
+        store = handle.owner
+        if not log.started:
+            log.start()
+            store.books.settle()
+        log.observe(self._index)
+        return store.books.fetch(handle.record, self._layout, log.lookahead, log.reload_ahead, self._index)
+
+
+def _unpack(packed: SavedTensor | Kept) -> torch.Tensor:
+    return packed.unpack()
+
+
+class _Scope:
+    """One entry of `tiered_offload`, on one thread."""
+
+    def __init__(
+        self,
+        store: TierStore,
+        min_bytes: int,
+        select: Select | None,
+        lookahead_bytes: int,
+        orders: LearnedOrders | None,
+    ) -> None:
+        self._store = store
+        self._books = store.books
+        self._min_bytes = max(min_bytes, 1)  # nothing is gained by storing no bytes
+        self._select = select
+        self._lookahead_bytes = lookahead_bytes
+        self._orders = orders
+        self._log = PackLog(lookahead_bytes, orders)
+        self._node = -1
+        self._fresh: list[Record] = []  # saved by the newest node: see NOTE [Not before the kernel]
+
+    def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept:
+        """Called by autograd for each tensor that it saves."""
+        if not is_storable(tensor):
+            return self.keep(tensor, "unsupported")
+        storage_bytes = tensor.untyped_storage().nbytes()
+        if storage_bytes < self._min_bytes or not tensor.numel():
+            return self.keep(tensor, "small")
+        base = tensor._base
+        root = tensor if base is None else base
+        if stays_alive(tensor, root):
+            return self.keep(tensor, "parameter")
+        if self._select is not None and not self._select(tensor):
+            return self.keep(tensor, "selected out")
+        return self._store_tensor(tensor, root)
+
+    def keep(self, tensor: torch.Tensor, reason: str) -> Kept:
+        """Leave a saved tensor where it is."""
+        self._books.count_kept(reason, bytes_of(tensor))
+        return Kept(tensor)
+
+    def settle(self) -> None:
+        """The scope ends: every kernel has run."""
+        self._books.settle(self._fresh)
+        self._fresh = []
+
+    def _store_tensor(self, tensor: torch.Tensor, root: torch.Tensor) -> SavedTensor:
+        node = _sequence_nr()
+        settled: list[Record] = []
+        if node != self._node:
+            self._node, settled, self._fresh = node, self._fresh, settled
+        layout = layout_of(tensor)
+        handle = join_record(self._books, tensor, root, layout)
+        if handle is None:
+            handle = self._store.new_handle(tensor, layout)
+            record = handle.record
+            record.root = weakref.ref(root)
+            self._books.track(record, settled)
+            self._fresh.append(record)
+        elif settled:
+            self._books.settle(settled, examine=False)
+        if self._log.started:
+            self._log = PackLog(self._lookahead_bytes, self._orders)
+        return SavedTensor(handle, layout, self._log, self._log.append(handle.record, node))
+
+
+class keep_resident:  # noqa: N801 - a context manager, named like those of torch
+    """What autograd saves inside this scope stays where it is, whatever scope it is nested in.
+
+    In-place changes are still found. Re-entrant; belongs to the thread that enters.
+    """
+
+    def __enter__(self) -> None:
+        scope = _enclosing_scope()
+
+        def pack(tensor: torch.Tensor) -> Kept:
+            return scope.keep(tensor, "selected out") if scope is not None else Kept(tensor)
+
+        _push_hooks(pack, _unpack)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _pop_hooks()
+
+
+def _enclosing_scope() -> _Scope | None:
+    """The scope of ours whose hooks are in force on this thread, if any."""
+    hooks: tuple[Any, Any] | None = _top_hooks(False)
+    scope = getattr(hooks[0], "__self__", None) if hooks else None
+    return scope if isinstance(scope, _Scope) else None
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """What a saved tensor occupies, as far as its elements go; sparse and wrapped ones have no storage to ask."""
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,58 @@
+"""The saved tensors of one forward, in the order of packing, and what backward does with them."""
+
+from __future__ import annotations
+
+from tierstore.device import RELOAD_BYTES
+from tierstore.handle import Record
+from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
+
+__all__ = ["PackLog"]
+
+
+class PackLog:
+    """What was packed between the start of a scope (or the last backward) and the next backward.
+
+    Referenced by the saved tensors themselves, so it goes when the graph goes; it keeps nobody's bytes.
+
+    Args:
+        lookahead_bytes: how far ahead of backward to fetch.
+        orders: where orders are learned and recalled; None: the reverse-topological order is followed always.
+    """
+
+    def __init__(self, lookahead_bytes: int, orders: LearnedOrders | None) -> None:
+        self.lookahead = Lookahead(lookahead_bytes)
+        self.reload_ahead = Lookahead(RELOAD_BYTES if lookahead_bytes else 0)
+        self.started = False
+        self._orders = orders
+        self._records: list[Record] = []
+        self._nodes: list[int] = []
+        self._signature = 0
+        self._seen: set[int] = set()
+        self._observed: list[int] = []
+
+    def append(self, record: Record, node: int) -> int:
+        """A tensor saved by the autograd node of that number; returns its index."""
+        nodes = self._nodes
+        self._signature = hash((self._signature, node - nodes[0] if nodes else 0, record.nbytes))
+        nodes.append(node)
+        self._records.append(record)
+        return len(nodes) - 1
+
+    def start(self) -> None:
+        """Backward has begun."""
+        self.started = True
+        learned = self._orders.recall(self._signature) if self._orders is not None else None
+        order = learned or reverse_topological(self._nodes)
+        self.lookahead.begin(self._records, order)
+        self.reload_ahead.begin(self._records, order)
+
+    def observe(self, index: int) -> None:
+        """Saved tensor `index` was asked for."""
+        if index not in self._seen:
+            self._seen.add(index)
+            self._observed.append(index)
+
+    def __del__(self) -> None:
+        # One dictionary entry: fit for a finalizer. Half of a graph is no order to go by.
+        if self._orders is not None and len(self._observed) * 2 > len(self._nodes):
+            self._orders.learn(self._signature, self._observed)

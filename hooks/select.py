@@ -1,0 +1,65 @@
+"""Which saved tensors are worth storing, and what stands for those that are not.
+
+What stays alive anyway gains nothing by being stored: leaves that require gradients are held by the graph itself,
+parameters (frozen ones too) by their module. What else somebody holds (buffers, the input batch, a cache) shows only
+in the storage's owners; that is looked at later, by the store.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import Parameter
+
+from tierstore.errors import ModifiedInPlaceError
+
+__all__ = ["Kept", "is_storable", "stays_alive"]
+
+_has_storage = torch._C._has_storage
+_ACCELERATORS = frozenset({"cuda", "xpu"})
+"""Those whose streams and events torch drives without a device-specific module, and whose host copies overlap."""
+
+
+def is_storable(tensor: torch.Tensor) -> bool:
+    """Whether a store can keep the tensor: plain, strided, with bytes of its own, on the CPU or an accelerator.
+
+    Subclasses (DTensor, quantized, fake), sparse, nested and meta tensors, and the wrappers of `torch.func` are not.
+    """
+    kind = type(tensor)
+    return (
+        (kind is torch.Tensor or kind is Parameter)
+        and (tensor.is_cpu or tensor.device.type in _ACCELERATORS)
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and _has_storage(tensor)
+    )
+
+
+def stays_alive(tensor: torch.Tensor, root: torch.Tensor) -> bool:
+    """Whether the graph or a module holds the tensor's storage anyway; `root` is its base, or itself."""
+    return (root.requires_grad and root.is_leaf) or isinstance(root, Parameter)
+
+
+class Kept:
+    """A saved tensor that stays where it is, guarded against changes in place as PyTorch would.
+
+    A leaf that requires gradients is kept itself: it cannot make a reference cycle, and `param.data = new` between
+    forward and backward (as ZeRO-3 does) must be seen. Of anything else a detached alias is kept.
+    """
+
+    __slots__ = ("_tensor", "_version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor if tensor.is_leaf and tensor.requires_grad else tensor.detach()
+        self._version: int = tensor._version
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor.
+
+        Raises:
+            ModifiedInPlaceError: it was changed in place since.
+        """
+        tensor = self._tensor
+        if tensor._version != self._version:
+            what = f"{str(tensor.dtype).removeprefix('torch.')} tensor of shape {list(tensor.shape)}"
+            raise ModifiedInPlaceError(what, self._version, tensor._version)
+        return tensor

@@ -1,0 +1,76 @@
+"""Fixtures for all tests: stores on a real directory, and a check after each test that nothing was left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tierstore import TierStore
+
+MakeStore = Callable[..., TierStore]
+
+
+def _descriptors() -> dict[str, str]:
+    """Open descriptors of this process, by number, without the one that lists them."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[name] = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            pass
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_leaks(tmp_path: Path) -> Iterator[None]:
+    """No thread, descriptor or file of a store outlives its test."""
+    threads, descriptors = set(threading.enumerate()), _descriptors()
+    yield
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread not in threads and thread.name.startswith("tierstore"):
+            thread.join(10)
+            assert not thread.is_alive(), f"{thread.name} still runs"
+    leaked = {fd: target for fd, target in _descriptors().items() if fd not in descriptors and str(tmp_path) in target}
+    assert not leaked, f"descriptors still open: {leaked}"
+
+
+@pytest.fixture
+def store_directory(tmp_path: Path) -> Iterator[Path]:
+    """An empty directory for a store; must be empty again at the end."""
+    directory = tmp_path / "drive"
+    directory.mkdir()
+    yield directory
+    assert list(directory.iterdir()) == [], "files were left behind"
+
+
+@pytest.fixture
+def make_store(store_directory: Path) -> Iterator[MakeStore]:
+    """Opens stores on `store_directory` that send everything to disk unless told otherwise; closes them at the end."""
+    stores: list[TierStore] = []
+
+    def make(**options: object) -> TierStore:
+        settings: dict[str, object] = {"host_bytes": 0, "disk_bytes": "2GiB", "codec": "none"}
+        stores.append(TierStore(store_directory, **(settings | options)))  # type: ignore[arg-type]
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def store(make_store: MakeStore) -> TierStore:
+    """A store that sends everything to disk."""
+    return make_store()
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

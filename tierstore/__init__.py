@@ -1,0 +1,75 @@
+"""tierstore: an asynchronous tiered store for the tensors that PyTorch saves for backward.
+
+::
+
+    from tierstore import TierStore, tiered_offload
+
+    with tiered_offload(store=TierStore("/nvme")):
+        loss = model(batch).loss
+    loss.backward()
+
+Names are resolved when they are first used, so that parts which need no torch never import it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import (
+        ConfigError,
+        CorruptDataError,
+        DaemonUnavailableError,
+        ModifiedInPlaceError,
+        ProtocolError,
+        QuotaExceededError,
+        StorageIOError,
+        StoreClosedError,
+        StoreFullError,
+        TierStoreError,
+    )
+    from .handle import Handle
+    from .hooks import keep_resident, offload_module, tiered_offload
+    from .stats import StoreStats
+    from .store import TierStore
+
+__all__ = [
+    "ConfigError",
+    "CorruptDataError",
+    "DaemonUnavailableError",
+    "Handle",
+    "ModifiedInPlaceError",
+    "ProtocolError",
+    "QuotaExceededError",
+    "StorageIOError",
+    "StoreClosedError",
+    "StoreFullError",
+    "StoreStats",
+    "TierStore",
+    "TierStoreError",
+    "keep_resident",
+    "offload_module",
+    "tiered_offload",
+]
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Handle": ".handle",
+    "StoreStats": ".stats",
+    "TierStore": ".store",
+    "keep_resident": ".hooks",
+    "offload_module": ".hooks",
+    "tiered_offload": ".hooks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, ".errors"), __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,148 @@
+"""Sizes and options: what a caller may write, turned into numbers or a clear `ConfigError`.
+
+Pure apart from the questions put to the machine (free space, available memory) at the end of the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from .errors import ConfigError
+
+__all__ = [
+    "SizeLike",
+    "available_host_bytes",
+    "check_directory",
+    "free_disk_bytes",
+    "local_world_size",
+    "parse_size",
+]
+
+SizeLike = int | str
+"""A number of bytes: an `int`, or a string such as "8GiB", "64 KiB", "1.5GB"."""
+
+_UNITS: Mapping[str, int] = {
+    "": 1, "b": 1,
+    "k": 2**10, "kib": 2**10, "kb": 10**3,
+    "m": 2**20, "mib": 2**20, "mb": 10**6,
+    "g": 2**30, "gib": 2**30, "gb": 10**9,
+    "t": 2**40, "tib": 2**40, "tb": 10**12,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
+_ALLOWED_SIZE = 'give a number of bytes (0 or more) or a string such as "8GiB", "64KiB", "1.5GB"'
+
+
+def parse_size(value: SizeLike, option: str) -> int:
+    """Turn a size into bytes.
+
+    Args:
+        value: bytes as `int`, or a string with a binary ("KiB") or decimal ("kB") unit, any case.
+        option: the argument's name, for the message.
+
+    Raises:
+        ConfigError: not a size; names the option, what was given and what is allowed.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value >= 0:
+            return value
+    elif isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        number, unit = match.groups()
+        if (factor := _UNITS.get(unit.lower())) is not None:
+            return int(float(number) * factor) if "." in number else int(number) * factor
+    raise ConfigError(option, value, _ALLOWED_SIZE)
+
+
+def check_directory(path: object) -> Path:
+    """Return `path` if a store can live there.
+
+    Raises:
+        ConfigError: it is no path, does not exist (it is never created: an unmounted drive must not fill the
+            system disk), is not a directory, or cannot be written to.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigError("path", path, "give the path of an existing directory")
+    directory = Path(path)
+    if not directory.exists():
+        raise ConfigError("path", str(path), "no such directory; it is never created (is the drive mounted?)")
+    if not directory.is_dir():
+        raise ConfigError("path", str(path), "this is not a directory")
+    # access() says yes to root even where nobody can write: the file system's own flag is asked too.
+    read_only = bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
+    if read_only or not os.access(directory, os.W_OK | os.X_OK):
+        raise ConfigError("path", str(path), "this directory cannot be written to")
+    return directory
+
+
+def free_disk_bytes(directory: Path) -> int:
+    """Bytes that an ordinary user may still write under `directory`."""
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
+
+
+def local_world_size(environment: Mapping[str, str] = os.environ) -> int:
+    """How many trainers of this host share its memory and its drive (torchrun's LOCAL_WORLD_SIZE), at least 1.
+
+    Raises:
+        ConfigError: the variable is set to something that is not a positive number.
+    """
+    text = environment.get("LOCAL_WORLD_SIZE", "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError("LOCAL_WORLD_SIZE", text, "the environment variable must be a positive number")
+    return int(text)
+
+
+def available_host_bytes() -> int:
+    """Memory this process may still take: what the kernel calls available, within the memory cgroup's limit.
+
+    Reads MemAvailable of /proc/meminfo (proc(5)) and the limit and use of the process's own cgroup, version 2
+    (memory.max, memory.current) or 1 (memory.limit_in_bytes, memory.usage_in_bytes), up to the root.
+    """
+    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
+    available = int(match[1]) * 1024 if match else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit, used in _cgroup_limits():
+        available = min(available, max(0, limit - used))
+    return available
+
+
+def _cgroup_limits() -> list[tuple[int, int]]:
+    """(limit, use without reclaimable page cache) in bytes of every memory cgroup above this process."""
+    limits = []
+    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            root, limit_name, used_name, cache_key = (
+                "/sys/fs/cgroup",
+                "memory.max",
+                "memory.current",
+                "inactive_file",
+            )
+        elif "memory" in controllers.split(","):
+            root, limit_name, used_name = (
+                "/sys/fs/cgroup/memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+            )
+            cache_key = "total_inactive_file"
+        else:
+            continue
+        folder = Path(root + group)
+        while folder.is_relative_to(root):
+            limits += _limit_of(folder, limit_name, used_name, cache_key)
+            folder = folder.parent
+    return limits
+
+
+def _limit_of(folder: Path, limit_name: str, used_name: str, cache_key: str) -> list[tuple[int, int]]:
+    try:
+        limit, used = (folder / limit_name).read_text().strip(), int((folder / used_name).read_text())
+        statistics = (folder / "memory.stat").read_text()
+    except (OSError, ValueError):
+        return []  # this level has no memory controller, or is not ours to read: it limits nothing we can see
+    if not limit.isdecimal():
+        return []  # "max"
+    cache = re.search(rf"^{cache_key} (\d+)", statistics, re.MULTILINE)
+    return [(int(limit), used - (int(cache[1]) if cache else 0))]

@@ -1,0 +1,238 @@
+"""The engine: one asyncio loop on one background thread, which moves bytes between host memory and the disk tier.
+
+It decides nothing. Records come in through `submit_*` from any thread; each lane takes the next one, asks the books
+(`Transfers`) for the memory it is about, which may say that it is no longer wanted, awaits the disk tier, and
+reports back. One job per record. Restores have lanes of their own, so that a read never waits behind a queue of
+writes, and demanded reads overtake prefetched ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import uvloop
+
+from .errors import StorageIOError
+from .threads import IoThreads, start_thread
+
+if TYPE_CHECKING:
+    from .device import Marker
+    from .disk.tier import DiskTier, Kind, Stored
+    from .handle import Record
+
+__all__ = ["Engine", "Spill", "Transfers"]
+
+NUM_SPILLS = 4
+NUM_RESTORES = 4
+"""Records in flight each way; a 16 MiB record keeps a drive busy alone, four cover the gaps between them."""
+
+DEMAND, PREFETCH = 0, 1
+
+
+class Spill(NamedTuple):
+    """What to write.
+
+    Attributes:
+        source: the bytes, alive and unchanged until `end_spill`.
+        kind: of them, for the codec.
+        ready: they are there from this point of a copy stream on; None: already.
+    """
+
+    source: memoryview
+    kind: Kind
+    ready: Marker | None
+
+
+class Transfers(Protocol):
+    """The books, as the engine sees them. Called on the loop; never waits for anything but a short lock."""
+
+    def begin_spill(self, record: Record) -> Spill | None:
+        """What to write; None: not wanted any more."""
+
+    def end_spill(self, record: Record, outcome: Stored | Exception) -> None:
+        """The write has ended."""
+
+    def begin_restore(self, record: Record) -> memoryview | None:
+        """The memory to fill, alive until `end_restore`; None: not wanted any more."""
+
+    def end_restore(self, record: Record, outcome: int | Exception) -> None:
+        """The read has ended, with the bytes read from disk or with why not."""
+
+    def engine_ended(self, error: BaseException | None) -> None:
+        """The engine takes no more work: end every wait. `error`: why, if nobody asked it to stop."""
+
+
+_Queue = asyncio.PriorityQueue[tuple[int, int, "Record | None"]]
+_LAST = 1 << 30  # the urgency of the item that ends a lane: after all others
+
+
+class Engine:
+    """Owns the loop's thread, the I/O threads and the disk tier.
+
+    The constructor returns when the disk tier is open, or raises what opening it raised. `submit_*` and
+    `request_stop` never block and may be called from any thread; `stop` blocks.
+    """
+
+    def __init__(self, open_disk: Callable[[Executor], DiskTier], transfers: Transfers, name: str) -> None:
+        self._name = name
+        self._transfers = transfers
+        self._inbox: deque[tuple[_Queue, tuple[int, int, Record]]] = deque()
+        self._discards: deque[int] = deque()
+        self._numbers = itertools.count()
+        self._awake = False
+        self._error: BaseException | None = None
+        self._opening: Future[DiskTier] = Future()
+        self._spills: _Queue = asyncio.PriorityQueue()
+        self._restores: _Queue = asyncio.PriorityQueue()
+        self._discard_wanted = asyncio.Event()
+        self._stop_wanted = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._thread = start_thread(lambda: self._run(open_disk), f"{name}-loop")
+        self.disk = self._opening.result()
+
+    # --- any thread -------------------------------------------------------------------------------------------
+
+    def submit_spill(self, record: Record) -> None:
+        """Have the record written."""
+        self._submit(self._spills, record, PREFETCH)
+
+    def submit_restore(self, record: Record, *, demanded: bool) -> None:
+        """Have the record read; again with `demanded` to let it overtake those that nobody waits for yet."""
+        self._submit(self._restores, record, DEMAND if demanded else PREFETCH)
+
+    def submit_discard(self, key: int) -> None:
+        """Have the record's bytes on disk freed."""
+        self._discards.append(key)
+        self._wake()
+
+    def request_stop(self) -> None:
+        """Ask the engine to end: what runs is finished, what is queued is abandoned. Returns at once."""
+        try:
+            self._loop.call_soon_threadsafe(self._stop_wanted.set)
+        except RuntimeError:
+            pass  # the loop is closed: it has stopped already
+
+    def stop(self, deadline_seconds: float) -> None:
+        """End the engine and free what the disk tier holds. Idempotent.
+
+        Raises:
+            StorageIOError: a job did not end in time; its thread is left behind (it ends with the process).
+            Exception: whatever ended the engine before its time.
+        """
+        self.request_stop()
+        self._thread.join(deadline_seconds)
+        if self._thread.is_alive():
+            raise StorageIOError(
+                "close",
+                self._name,
+                f"I/O did not end within {deadline_seconds:g} s",
+                "what was stored is abandoned",
+            )
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread is alive."""
+        return self._thread.is_alive()
+
+    def _submit(self, queue: _Queue, record: Record, urgency: int) -> None:
+        self._inbox.append((queue, (urgency, next(self._numbers), record)))
+        self._wake()
+
+    def _wake(self) -> None:
+        # Append first, look at the flag second; `_deliver` clears it first and empties second: nothing is missed.
+        if not self._awake:
+            self._awake = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                pass  # the loop is closed: `engine_ended` has ended every wait
+
+    # --- the loop's thread ------------------------------------------------------------------------------------
+
+    def _run(self, open_disk: Callable[[Executor], DiskTier]) -> None:
+        error: BaseException | None = None
+        self._io_threads = IoThreads(NUM_SPILLS + NUM_RESTORES, f"{self._name}-io")
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._main(open_disk))
+        except BaseException as failure:  # noqa: BLE001 - delivered: to the constructor, or to every thread that waits
+            error = failure
+        finally:
+            self._io_threads.shutdown()
+            self._error = error
+            if self._opening.done():
+                self._transfers.engine_ended(error)
+            elif error is not None:
+                self._opening.set_exception(error)
+
+    async def _main(self, open_disk: Callable[[Executor], DiskTier]) -> None:
+        self._loop = asyncio.get_running_loop()
+        disk = open_disk(self._io_threads)
+        self._opening.set_result(disk)
+        try:
+            async with asyncio.TaskGroup() as lanes:
+                for _ in range(NUM_SPILLS):
+                    lanes.create_task(self._spill_lane(disk))
+                for _ in range(NUM_RESTORES):
+                    lanes.create_task(self._restore_lane(disk))
+                lanes.create_task(self._discard_lane(disk))
+                await self._stop_wanted.wait()
+                self._end_lanes()
+        finally:
+            await disk.close()
+
+    def _end_lanes(self) -> None:
+        for queue, num_lanes in ((self._spills, NUM_SPILLS), (self._restores, NUM_RESTORES)):
+            while not queue.empty():
+                queue.get_nowait()
+            for _ in range(num_lanes):
+                queue.put_nowait((_LAST, next(self._numbers), None))
+        self._discard_wanted.set()
+
+    def _deliver(self) -> None:
+        self._awake = False
+        while self._inbox:
+            queue, item = self._inbox.popleft()
+            queue.put_nowait(item)
+        if self._discards:
+            self._discard_wanted.set()
+
+    async def _spill_lane(self, disk: DiskTier) -> None:
+        while (record := (await self._spills.get())[2]) is not None:
+            if (spill := self._transfers.begin_spill(record)) is None:
+                continue
+            try:
+                if spill.ready is not None:
+                    await self._loop.run_in_executor(self._io_threads, spill.ready.synchronize)
+                outcome: Stored | Exception = await disk.write(record.key, spill.source, spill.kind)
+            except Exception as error:  # noqa: BLE001 - delivered: the books raise it on the thread that trains
+                outcome = error
+            del spill
+            self._transfers.end_spill(record, outcome)
+            del record, outcome  # an idle lane keeps nobody's memory alive
+
+    async def _restore_lane(self, disk: DiskTier) -> None:
+        while (record := (await self._restores.get())[2]) is not None:
+            if (destination := self._transfers.begin_restore(record)) is None:
+                continue
+            try:
+                outcome: int | Exception = await disk.read(record.key, destination)
+            except Exception as error:  # noqa: BLE001 - delivered: the books raise it on the thread that trains
+                outcome = error
+            del destination
+            self._transfers.end_restore(record, outcome)
+            del record, outcome
+
+    async def _discard_lane(self, disk: DiskTier) -> None:
+        while not self._stop_wanted.is_set():  # what is left then is freed with the disk tier
+            await self._discard_wanted.wait()
+            self._discard_wanted.clear()
+            keys = [self._discards.popleft() for _ in range(len(self._discards))]
+            await disk.discard(keys)

@@ -1,0 +1,229 @@
+"""What can go wrong, as one small tree.
+
+::
+
+    TierStoreError
+    ├── ConfigError (also a ValueError)           an option, a path or a size is not usable
+    ├── StoreClosedError                          the store was closed, or belongs to another process
+    ├── StoreFullError                            host memory and disk budget are both exhausted
+    │   └── QuotaExceededError                    the daemon's quota for this session is
+    ├── CorruptDataError                          bytes on disk are not the bytes that were written
+    ├── StorageIOError                            the device or the file system failed
+    ├── ModifiedInPlaceError (also a RuntimeError)  a saved tensor was changed before backward used it
+    ├── DaemonUnavailableError                    the sidecar did not come back in time
+    └── ProtocolError                             the peer on the socket does not speak our protocol
+
+Every error carries the figures it is about as fields; the message is made from them and says where the
+data is now. Errors of background work are raised on the thread that trains, with their cause chained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "ConfigError",
+    "CorruptDataError",
+    "DaemonUnavailableError",
+    "ModifiedInPlaceError",
+    "ProtocolError",
+    "QuotaExceededError",
+    "StorageIOError",
+    "StoreClosedError",
+    "StoreFullError",
+    "TierStoreError",
+]
+
+
+class TierStoreError(Exception):
+    """Base of every error that tierstore raises on purpose."""
+
+    def __reduce__(self) -> tuple[Callable[..., TierStoreError], tuple[Any, ...]]:
+        # Exceptions are pickled by their positional `args`; ours are dataclasses, so by their fields.
+        names: Iterable[str] = getattr(self, "__dataclass_fields__", ())
+        return (_rebuild, (type(self), {name: getattr(self, name) for name in names}))
+
+
+def _rebuild(kind: type[TierStoreError], values: dict[str, Any]) -> TierStoreError:
+    return kind(**values)
+
+
+@dataclass(eq=False)
+class ConfigError(TierStoreError, ValueError):
+    """An option is not usable. Nothing was opened or changed.
+
+    Attributes:
+        option: the name of the argument, option or file.
+        given: what was passed, as the caller wrote it.
+        allowed: what would have been accepted, in words.
+    """
+
+    option: str
+    given: object
+    allowed: str
+
+    def __str__(self) -> str:
+        return f"{self.option}={self.given!r} cannot be used: {self.allowed}"
+
+
+@dataclass(eq=False)
+class StoreClosedError(TierStoreError):
+    """The store is closed; what it held is gone.
+
+    Attributes:
+        store: which store (its path or address).
+        reason: why it is closed, in words.
+    """
+
+    store: str
+    reason: str = "it was closed"
+
+    def __str__(self) -> str:
+        return f"the store at {self.store} cannot be used: {self.reason}; the tensors it held are freed"
+
+
+@dataclass(eq=False)
+class StoreFullError(TierStoreError):
+    """Neither host memory nor disk can take the bytes. They are still where they were; nothing was lost.
+
+    Attributes:
+        needed_bytes: what was asked for.
+        disk_bytes: held on disk at that moment.
+        disk_budget_bytes: the most the store may hold there.
+        host_bytes: held in host memory at that moment (0 where the error comes from the disk tier alone).
+        host_budget_bytes: the most the store may hold there (likewise).
+        reason: what refused: the budget, or the file system's own words.
+    """
+
+    needed_bytes: int
+    disk_bytes: int
+    disk_budget_bytes: int
+    host_bytes: int = 0
+    host_budget_bytes: int = 0
+    reason: str = "the disk budget is used up"
+
+    def __str__(self) -> str:
+        return (
+            f"no room for {self.needed_bytes} bytes: {self.reason} "
+            f"(disk {self.disk_bytes} of {self.disk_budget_bytes} bytes, "
+            f"host {self.host_bytes} of {self.host_budget_bytes} bytes); "
+            "the data is still in memory. Free a graph, or raise disk_bytes or host_bytes"
+        )
+
+
+@dataclass(eq=False)
+class QuotaExceededError(StoreFullError):
+    """The daemon's quota for this session is used up. The bytes are still in the client's memory.
+
+    Attributes:
+        session: the session's name, as the daemon shows it.
+    """
+
+    session: str = ""
+
+    def __str__(self) -> str:
+        return f"session {self.session!r}: {super().__str__()}"
+
+
+@dataclass(eq=False)
+class CorruptDataError(TierStoreError):
+    """What was read is not what was written. The bytes are lost; no tensor was made from them.
+
+    Attributes:
+        key: the record's key (a handle's number).
+        place: where it lies, in words (segment and offset, or the index).
+        expected: what the index says (checksum or length).
+        found: what was read.
+    """
+
+    key: int
+    place: str
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return (
+            f"handle {self.key}: damaged data in {self.place}: expected {self.expected}, found {self.found}; "
+            "the saved tensor is lost, run the step again"
+        )
+
+
+@dataclass(eq=False)
+class StorageIOError(TierStoreError):
+    """The device or file system failed; the cause is chained.
+
+    Attributes:
+        operation: "write", "read", "open", ...
+        place: the path, or segment and offset.
+        reason: the system's own words.
+        data: where the bytes are now, in words.
+    """
+
+    operation: str
+    place: str
+    reason: str
+    data: str = "the data is still in memory"
+
+    def __str__(self) -> str:
+        return f"{self.operation} failed at {self.place}: {self.reason}; {self.data}"
+
+
+@dataclass(eq=False)
+class ModifiedInPlaceError(TierStoreError, RuntimeError):
+    """A saved tensor was changed between forward and backward; PyTorch without hooks raises here too.
+
+    Attributes:
+        tensor: dtype and shape, in words.
+        saved_version: its version counter when it was saved.
+        current_version: its version counter now.
+    """
+
+    tensor: str
+    saved_version: int
+    current_version: int
+
+    def __str__(self) -> str:
+        return (
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"[{self.tensor}] is at version {self.current_version}; expected version {self.saved_version} instead. "
+            "The gradient was not computed"
+        )
+
+
+@dataclass(eq=False)
+class DaemonUnavailableError(TierStoreError):
+    """The sidecar daemon cannot be reached.
+
+    Attributes:
+        address: the socket's path.
+        waited_seconds: for how long it was tried.
+        reason: the last failure, in words.
+    """
+
+    address: str
+    waited_seconds: float
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"no tierstore daemon at {self.address} (tried for {self.waited_seconds:.1f} s: {self.reason}); "
+            "what it had acknowledged cannot be read until it is back, the rest is still in memory"
+        )
+
+
+@dataclass(eq=False)
+class ProtocolError(TierStoreError):
+    """The peer sent something that our protocol does not allow. The connection was closed.
+
+    Attributes:
+        peer: who, in words.
+        reason: what was wrong.
+    """
+
+    peer: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.peer} broke the protocol: {self.reason}; the connection was closed"

@@ -1,0 +1,206 @@
+"""Handles, the records behind them, and the one table of states and legal moves.
+
+A `Handle` is what the outside holds; when its last reference goes, the record behind it is released. A `Record`
+is the store's own bookkeeping of the same bytes. The two are apart so that the store's queues can hold records
+without keeping anybody's data alive.
+
+State of a record        the bytes are                          who may move it
+---------------------    -----------------------------------    ------------------------------------------
+PENDING                  where autograd left them; somebody     sole owner → HOST or DEVICE
+                         else holds them too, or may still
+                         write to them
+DEVICE                   on the accelerator, ours alone         chosen → OFFLOADING
+OFFLOADING               on the accelerator, being copied       copied → HOST; chosen as victim → QUEUED
+HOST                     in host memory                         chosen as victim → QUEUED; shared again → PENDING
+QUEUED                   in host memory, write not begun        asked for → HOST; write begins → WRITING
+WRITING                  in host memory, being written          written → CLEAN; full or failed → HOST
+CLEAN                    in host memory and on disk             memory needed → DISK
+DISK                     on disk                                asked for or prefetched → READING
+READING                  on disk, being read                    read → CLEAN; retryable → DISK; damaged → FAILED
+FAILED                   nowhere                                every request raises the same cause
+DOOMED                   the running job's; the handle is gone  job ends → FREED
+FREED                    nowhere; the handle is gone            -
+CLOSED                   nowhere; the store is closed           -
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    import torch
+
+    from .device import Marker
+    from .disk.tier import Kind
+    from .host import Window
+    from .layout import Layout
+    from .residency import Residency
+    from .slab import Slot
+
+__all__ = ["MOVES", "Handle", "Record", "State"]
+
+
+class State(enum.Enum):
+    """Where a record's bytes are; the module's docstring has the table."""
+
+    PENDING = "pending"
+    DEVICE = "device"
+    OFFLOADING = "offloading"
+    HOST = "host"
+    QUEUED = "queued"
+    WRITING = "writing"
+    CLEAN = "clean"
+    DISK = "disk"
+    READING = "reading"
+    FAILED = "failed"
+    DOOMED = "doomed"
+    FREED = "freed"
+    CLOSED = "closed"
+
+
+_END = frozenset({State.FREED, State.CLOSED})
+_JOB_END = frozenset({State.DOOMED, State.CLOSED})
+
+MOVES: Mapping[State, frozenset[State]] = {
+    State.PENDING: frozenset({State.HOST, State.DEVICE}) | _END,
+    State.DEVICE: frozenset({State.OFFLOADING, State.PENDING}) | _END,
+    State.OFFLOADING: frozenset({State.HOST, State.QUEUED}) | _END,
+    State.HOST: frozenset({State.QUEUED, State.PENDING}) | _END,
+    State.QUEUED: frozenset({State.HOST, State.WRITING}) | _END,
+    State.WRITING: frozenset({State.CLEAN, State.HOST}) | _JOB_END,
+    State.CLEAN: frozenset({State.DISK}) | _END,
+    State.DISK: frozenset({State.READING}) | _END,
+    State.READING: frozenset({State.CLEAN, State.DISK, State.FAILED}) | _JOB_END,
+    State.FAILED: _END,
+    State.DOOMED: _END,
+    State.FREED: frozenset(),
+    State.CLOSED: frozenset({State.FREED}),
+}
+"""Every legal move. `Record.move` refuses all others."""
+
+
+class Record:
+    """The store's bookkeeping of one storage's bytes. Changed only under the store's lock.
+
+    Attributes:
+        key: unique in this store, growing in the order of packing.
+        state: see the table above; assigned by `move` alone.
+        source: a detached alias of the saved tensor. It shares the saved tensor's version counter for as long as
+            the record lives, and its storage while the bytes are in memory (restored ones too: `source.data` is
+            swapped). None once the handle is gone.
+        version: the version counter when it was saved.
+        root: the tensor that was saved, or its base, for as long as that lives.
+        address: where the source's data lay when it was saved; what has moved since is somebody else's to manage.
+        claims, storage_id: see `ownership`.
+        forced: stored whoever else holds its storage.
+        nbytes: of the storage; once it has been on disk: of what is stored of it.
+        layout: of the tensor that was saved first.
+        layouts: of all views that were saved of this storage, for the span that has to be stored; empty once cut.
+        books: the `Residency` that keeps it.
+        handle: the handle, for as long as it lives.
+        span: (first byte, end) of the storage that is stored; None until the bytes are first read.
+        first_byte: the byte of the storage that was saved at which the source's storage begins.
+        phase: of the stored span's address, modulo 4096.
+        window, charged_bytes: which budget is charged, and with how much.
+        slot: the slab memory that holds the bytes, or will.
+        device: the accelerator that the tensor lives on; None: host memory.
+        stream: the accelerator's stream that packed it.
+        ready: until that point of a copy stream the slot is being copied to or from.
+        held: what a running job works on, kept alive by it; None: no job is running.
+        stored_bytes: taken on disk; 0 where nothing is.
+        kind: for the codec.
+        demanded: how many threads wait for the bytes.
+        urgent: the queued read was told so.
+        fetched: restored, and not asked for since.
+        cause: why the bytes could not be read.
+    """
+
+    __slots__ = (
+        "__weakref__", "address", "books", "cause", "charged_bytes", "claims", "demanded", "device", "fetched",
+        "first_byte", "forced", "handle", "held", "key", "kind", "layout", "layouts", "nbytes", "phase", "ready",
+        "root", "slot", "source", "span", "state", "storage_id", "stored_bytes", "stream", "urgent", "version",
+        "window",
+    )  # fmt: skip
+
+    def __init__(
+        self, key: int, source: torch.Tensor, nbytes: int, address: int, layout: Layout, kind: Kind
+    ) -> None:
+        self.key = key
+        self.state = State.PENDING
+        self.source: torch.Tensor | None = source
+        self.version: int = source._version
+        self.root: weakref.ref[torch.Tensor] | None = None
+        self.address = address
+        self.claims: list[weakref.ref[Record]] | None = None
+        self.storage_id = 0
+        self.forced = False
+        self.nbytes = nbytes
+        self.layout = layout
+        self.layouts = [layout]
+        self.books: object = None
+        self.handle: weakref.ref[Handle] | None = None
+        self.span: tuple[int, int] | None = None
+        self.first_byte = 0
+        self.phase = 0
+        self.window: Window | None = None
+        self.charged_bytes = 0
+        self.slot: Slot | None = None
+        self.device: torch.device | None = None if source.is_cpu else source.device
+        self.stream: Any = None
+        self.ready: Marker | None = None
+        self.held: object = None
+        self.stored_bytes = 0
+        self.kind = kind
+        self.demanded = 0
+        self.urgent = False
+        self.fetched = False
+        self.cause: BaseException | None = None
+
+    def move(self, to: State) -> None:
+        """Change the state; an illegal move is a bug of ours (RuntimeError)."""
+        if to not in MOVES[self.state]:
+            raise RuntimeError(f"handle {self.key}: illegal move {self.state.name} → {to.name}")
+        self.state = to
+
+    def __repr__(self) -> str:
+        return f"<Record {self.key} {self.state.name} {self.nbytes} bytes>"
+
+
+class HandleOwner(Protocol):
+    """What a handle, and who holds one, needs of its store."""
+
+    released: deque[Record]
+    books: Residency
+
+
+class Handle:
+    """A reference to bytes in a store. When the last reference goes, they are freed.
+
+    Handles are made by `TierStore.put`, opaque, hashable by identity, and cannot be pickled. A handle keeps its
+    store open. Dropping one never blocks and may happen on any thread.
+    """
+
+    __slots__ = ("__weakref__", "owner", "record")
+
+    def __init__(self, record: Record, owner: HandleOwner) -> None:
+        self.record = record
+        self.owner = owner
+        record.handle = weakref.ref(self)
+
+    def __del__(self) -> None:
+        # May run anywhere: inside a garbage collection inside our own critical section, or at interpreter exit.
+        # So: no lock, no wait, no call that could need one. The store drains the queue at its next call.
+        record = self.record
+        record.source = None
+        self.owner.released.append(record)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a tierstore handle belongs to its process and cannot be pickled")
+
+    def __repr__(self) -> str:
+        return f"<Handle {self.record.key} {self.record.state.value} {self.record.nbytes} bytes>"

@@ -1,0 +1,118 @@
+"""Geometry of a tensor over its storage, apart from the bytes.
+
+What is stored is a range of a storage; what is asked for are tensors over it. `Layout` is what it takes to make
+the second from the first, exactly: dtype, size, stride, offset, and the lazy conjugate and negative bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["Layout", "alias_of", "layout_of", "memory_at", "rebuild", "span_of"]
+
+_SPAN_ALIGNMENT_BYTES = 64
+"""Spans begin at multiples of this: of every element size, and of the alignment torch's allocator gives."""
+
+
+class Layout(NamedTuple):
+    """The geometry of one tensor over its storage.
+
+    Attributes:
+        dtype: element type.
+        size: elements per dimension.
+        stride: in elements, per dimension.
+        offset: of the first element, in elements from the start of the storage.
+        conj: the lazy conjugate bit.
+        neg: the lazy negative bit.
+    """
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    conj: bool
+    neg: bool
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """The geometry of a strided tensor."""
+    return Layout(
+        tensor.dtype,
+        tensor.size(),
+        tensor.stride(),
+        tensor.storage_offset(),  # type: ignore[arg-type]  # an int for every tensor that is not symbolic
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def alias_of(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """A detached tensor over the same storage and version counter, without lazy bits; no bytes are read.
+
+    It keeps the storage alive but not the autograd graph: holding a saved output itself would be a cycle.
+    """
+    alias = tensor.detach()
+    if layout.conj:
+        alias = alias.conj()
+    if layout.neg:
+        alias = torch._neg_view(alias)
+    return alias
+
+
+def span_of(layouts: Iterable[Layout], storage_bytes: int) -> tuple[int, int]:
+    """The bytes [first, end) of a storage of `storage_bytes` that the layouts can reach, rounded outwards."""
+    first, end = storage_bytes, 0
+    for layout in layouts:
+        if 0 in layout.size:
+            continue
+        reach = sum((n - 1) * stride for n, stride in zip(layout.size, layout.stride, strict=True))
+        first = min(first, layout.offset * layout.dtype.itemsize)
+        end = max(end, (layout.offset + reach + 1) * layout.dtype.itemsize)
+    if end <= first:
+        return 0, 0
+    first -= first % _SPAN_ALIGNMENT_BYTES
+    end += -end % _SPAN_ALIGNMENT_BYTES
+    return first, min(end, storage_bytes)
+
+
+def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.Tensor:
+    """A new tensor of the given geometry over the storage of `source`, sharing its version counter.
+
+    Args:
+        source: any strided tensor without lazy bits; its storage begins at byte `first_byte` of the storage that
+            `layout` speaks of.
+        layout: what to make.
+        first_byte: a multiple of the element size.
+
+    The views are made by `view` and `as_strided`, never by `set_`: only so do all of them, and `source`, share one
+    version counter, by which autograd knows of in-place changes.
+    """
+    itemsize = layout.dtype.itemsize
+    storage_bytes = source.untyped_storage().nbytes()
+    if source.dtype == layout.dtype:
+        tensor = source
+    else:
+        whole = storage_bytes - storage_bytes % max(itemsize, source.dtype.itemsize)
+        tensor = source.as_strided((whole // source.dtype.itemsize,), (1,), 0).view(layout.dtype)
+    tensor = tensor.as_strided(layout.size, layout.stride, layout.offset - first_byte // itemsize)
+    if layout.conj:
+        tensor = tensor.conj()
+    if layout.neg:
+        tensor = torch._neg_view(tensor)
+    return tensor
+
+
+_memory_view_at = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory_view_at.restype = ctypes.py_object
+_memory_view_at.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_READ, _WRITE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE of CPython's C API
+
+
+def memory_at(address: int, nbytes: int, *, writable: bool = False) -> memoryview:
+    """A view of foreign memory, uint8, shape [nbytes]. The caller keeps the memory alive for as long as it is used."""
+    view: memoryview = _memory_view_at(address, nbytes, _WRITE if writable else _READ)
+    return view.cast("B")

@@ -1,0 +1,92 @@
+"""What backward will ask for next. Pure: an order over indices, learned or derived, and a position in it.
+
+Backward visits the nodes of a graph in the reverse of the order in which forward made them; the tensors of one node
+it asks for in the order in which they were saved (autograd numbers its nodes; the number at pack marks the node).
+Where branches meet, that is only nearly true, so the order that was seen is kept: the next time the same sequence
+of saved tensors comes along, it is followed instead. Either way it is a guess that costs time when wrong, nothing
+else.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from .handle import Record
+
+__all__ = ["LearnedOrders", "Lookahead", "reverse_topological"]
+
+Signature = int
+"""Stands for a sequence of packs: which sizes, at which nodes, in which order."""
+
+_MAX_ORDERS = 64
+
+
+def reverse_topological(nodes: Sequence[int]) -> list[int]:
+    """The order of unpacks to expect, as indices of packs, where `nodes[i]` is the node that saved tensor i."""
+    return sorted(range(len(nodes)), key=lambda index: (-nodes[index], index))
+
+
+class LearnedOrders:
+    """The orders of unpacks seen, by signature of the packs; the least recently used is forgotten.
+
+    Single dictionary operations, so any thread may call it, finalizers too.
+    """
+
+    def __init__(self) -> None:
+        self._orders: OrderedDict[Signature, tuple[int, ...]] = OrderedDict()
+
+    def learn(self, signature: Signature, order: Sequence[int]) -> None:
+        """Remember an order."""
+        self._orders[signature] = tuple(order)
+        if len(self._orders) > _MAX_ORDERS:
+            try:
+                self._orders.popitem(last=False)
+            except KeyError:
+                pass  # another thread was quicker
+
+    def recall(self, signature: Signature) -> tuple[int, ...] | None:
+        """The order seen for such packs, None where none was."""
+        return self._orders.get(signature)
+
+
+class Lookahead:
+    """A position in the order of one graph, and what lies ahead of it within a number of bytes.
+
+    Args:
+        limit_bytes: how far to look ahead of what was asked for last; 0: not at all.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._records: list[Record] = []
+        self._order: Sequence[int] = ()
+        self._rank: list[int] = []  # of each index in the order
+        self._next = 0  # rank of the first that was not looked at
+        self._ahead: dict[int, int] = {}  # bytes that were fetched ahead and not asked for yet, by index
+        self._ahead_bytes = 0
+
+    def begin(self, records: list[Record], order: Sequence[int]) -> None:
+        """Backward begins: `records[i]` was packed as number i; those named in `order` will be asked for in turn."""
+        self._records, self._order = records, order
+        self._rank = [-1] * len(records)
+        for rank, index in enumerate(order):
+            self._rank[index] = rank
+
+    def asked_for(self, index: int) -> None:
+        """Saved tensor `index` was asked for: the position moves there."""
+        self._ahead_bytes -= self._ahead.pop(index, 0)
+        self._next = max(self._next, self._rank[index] + 1)
+
+    def peek(self) -> Record | None:
+        """The next record to fetch; None: far enough, or nothing left."""
+        if self._next >= len(self._order) or self._ahead_bytes >= self._limit_bytes:
+            return None
+        return self._records[self._order[self._next]]
+
+    def advance(self, fetched_bytes: int) -> None:
+        """The record that `peek` named was dealt with; so many bytes are being fetched for it."""
+        if fetched_bytes:
+            self._ahead[self._order[self._next]] = fetched_bytes
+            self._ahead_bytes += fetched_bytes
+        self._next += 1

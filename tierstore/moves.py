@@ -1,0 +1,494 @@
+"""Every move of a record between states. The store's lock is held in all of it, and nothing in it waits.
+
+The way down: `examine` finds records that are ours alone, `admit` gives them a place in the host budget or sends them
+out at once, `_spill_next` makes room by sending out what is needed last; `spilled` ends a write. The way up:
+`start_restore`, `restored`. The end: `release`, when a handle is gone, and `end_all`, when the store is.
+
+NOTE [Who owns the bytes]
+A CPU tensor that was saved is not copied: its record keeps a detached alias (`source`). Restored bytes lie in a slot
+of the slab; the alias is pointed at them (`source.data = ...`), so that for the life of a record one tensor carries
+both its bytes, wherever they are, and the version counter that it shares with the tensor that was saved and with
+every tensor handed out. `source._version != version` is autograd's own test for in-place changes.
+When the bytes leave memory, the alias is pointed at an empty storage. A slot may still be in use then by whoever was
+handed a tensor over it: it is *lent* until that storage dies.
+On an accelerator it is the same with device memory; the slot then holds a copy that nobody else ever sees.
+
+NOTE [Finalizers]
+A handle may die on any thread, inside a garbage collection that starts inside one of our critical sections. Its
+finalizer only drops the alias and appends the record to `released`; a storage's death only appends its slot to
+`returned`. `drain` does the rest, at the start of every call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from .device import AcceleratorCopies, Copies, DeviceTier
+from .disk.tier import Stored
+from .errors import CorruptDataError, StoreFullError
+from .eviction import EvictionOrder
+from .handle import Record, State
+from .host import HostBooks, Window
+from .layout import span_of
+from .ownership import claim, data_address, is_sole_owner, unclaim
+from .slab import Slab, Slot
+from .stats import Counters
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .lookahead import Lookahead
+
+__all__ = ["Moves"]
+
+_PAGE_BYTES = 4096
+_IN_HOST_MEMORY = frozenset({State.OFFLOADING, State.HOST, State.WRITING, State.CLEAN})
+
+
+class Moves:
+    """The records of one store, where their bytes are, and what they are charged to.
+
+    Args:
+        host_bytes, staging_bytes: the limits of the two windows of host memory.
+        copies: the copy engine for accelerators.
+    """
+
+    def __init__(self, *, host_bytes: int, staging_bytes: int, copies: Copies | None = None) -> None:
+        self.engine: Engine
+        self.books = HostBooks(host_bytes, staging_bytes)
+        self.slab = Slab(host_bytes + staging_bytes)
+        self.devices = DeviceTier(copies or AcceleratorCopies())
+        self.counters = Counters()
+        self.num_live = 0
+        self.disk_bytes = 0
+        self.disk_bytes_peak = 0
+        self.released: deque[Record] = deque()
+        self.pending: list[Record] = []  # settled; somebody else held their storage when last seen
+        self.blocked: deque[Record] = deque()  # ours, but there is no room; packs wait until it is empty
+        self.num_spills = 0  # queued or running, those whose handle is gone included
+        self.num_restores = 0
+        self.disk_is_full = False
+        self.spill_error: Exception | None = None
+        self.is_closed = False
+        self._records: dict[int, Record] = {}
+        self._next_pending = 0
+        self._eviction = EvictionOrder()
+        self._parked: dict[int, Record] = {}  # in HOST, but charged to staging: they were on their way out
+        self._returned: deque[Slot] = deque()
+        self._handed_out: set[Slot] = set()  # keeps their watches
+        self._empty = torch.empty(0, dtype=torch.uint8)
+
+    # --- the beginning ----------------------------------------------------------------------------------------
+
+    def register(self, record: Record) -> None:
+        """Begin to keep the books of a record, in PENDING."""
+        self._records[record.key] = record
+        self.num_live += 1
+        self.counters.packed_tensors += 1
+        self.counters.packed_bytes += record.nbytes
+        if record.device is not None:
+            self.slab.pin(record.device.type)
+            self.devices.note_stream(record)
+
+    def examine(self, how_many: int) -> None:
+        """Look at some of the records that others held when last seen; admit those that are ours alone now."""
+        pending = self.pending
+        for _ in range(min(how_many, len(pending))):
+            self._next_pending %= len(pending)
+            record = pending[self._next_pending]
+            if record.state is State.PENDING and not is_sole_owner(record):
+                self._next_pending += 1
+                continue
+            last = pending.pop()
+            if last is not record:
+                pending[self._next_pending] = last
+            if record.state is State.PENDING:
+                self.admit(record)
+            if not pending:
+                return
+
+    def admit(self, record: Record) -> None:
+        """The record's bytes are ours: count them, or have them wait for room."""
+        if record.device is not None:
+            self.devices.hold(record)
+            surplus = self.devices.surplus()
+            if surplus is None or surplus in self.blocked:
+                return
+            record = surplus
+        if not self._try_admit(record):
+            self.blocked.append(record)
+
+    def admit_blocked(self) -> None:
+        """There may be room now for those that found none."""
+        while self.blocked:
+            record = self.blocked[0]
+            if record.state in (State.PENDING, State.DEVICE):
+                if not (record.forced or is_sole_owner(record)):
+                    self._hand_back(record)
+                elif not self._try_admit(record):
+                    return
+            self.blocked.popleft()
+
+    def _try_admit(self, record: Record) -> bool:
+        """Find a place in host memory, or begin to move out what is there already; False: not yet."""
+        nbytes, host = record.nbytes, self.books.host
+        window = host if nbytes <= (host.limit_bytes or 0) else self.books.staging
+        while not (self._may_move(nbytes) if window is self.books.staging else host.fits(nbytes)):
+            if not (self._spill_next() or self._drop_next()):
+                return False
+        if record.device is not None:
+            self._offload(record, window)
+        else:
+            if record.state is not State.HOST:
+                record.move(State.HOST)
+            self.books.charge(record, window)
+            self._eviction.add_dirty(record)
+        if window is self.books.staging:
+            self._queue_spill(record)
+        return True
+
+    def _offload(self, record: Record, window: Window) -> None:
+        source = record.source
+        if source is None:
+            raise RuntimeError(f"handle {record.key}: offloaded after its release")
+        first, end = self._cut_span(record, source)
+        record.nbytes = end - first
+        record.first_byte = first
+        record.slot = self.slab.allocate(record.nbytes)
+        self.books.charge(record, window)
+        self.devices.offload(record, source, record.slot, first, end)
+        self.counters.offloaded_bytes += record.nbytes
+        self._eviction.add_dirty(record)
+
+    def _hand_back(self, record: Record) -> None:
+        """Somebody else holds the storage again: taking it away would free nothing."""
+        self._eviction.remove(record)
+        self._parked.pop(record.key, None)
+        self.devices.leave(record)
+        self.books.charge(record, None)
+        if record.state is not State.PENDING:
+            record.move(State.PENDING)
+        self.pending.append(record)
+
+    # --- down: host memory to disk ----------------------------------------------------------------------------
+
+    def _spill_next(self) -> bool:
+        """Begin to move out what is needed last; False: nothing can be moved now."""
+        victim = self._eviction.next_dirty()
+        if victim is None or self.disk_is_full or self.is_closed:
+            return False
+        if not (victim.forced or victim.slot is not None or is_sole_owner(victim)):
+            self._hand_back(victim)
+        elif victim.window is self.books.staging or self._may_move(victim.nbytes):
+            self._queue_spill(victim)
+        elif self._parked and not self.num_spills:
+            self._queue_spill(next(iter(self._parked.values())))  # they hold the staging that the victim needs
+        else:
+            return False
+        return True
+
+    def _may_move(self, nbytes: int) -> bool:
+        return not self.disk_is_full and self.books.admits_move(nbytes)
+
+    def _queue_spill(self, record: Record) -> None:
+        self._parked.pop(record.key, None)
+        self._eviction.remove(record)
+        self.books.charge(record, self.books.staging)
+        self._trim()
+        record.move(State.QUEUED)
+        self.num_spills += 1
+        self.engine.submit_spill(record)
+
+    def cancel_spill(self, record: Record) -> None:
+        """A QUEUED record is asked for: it is not written, and leaves last."""
+        self.num_spills -= 1
+        self._stay(record)
+        self._eviction.add_dirty_again(record)
+
+    def span_to_write(self, record: Record, source: torch.Tensor) -> tuple[int, int]:
+        """The write begins: (address, length) of the bytes in memory. The record holds them for the job."""
+        record.move(State.WRITING)
+        if record.slot is not None:
+            record.held = record.slot
+            return record.slot.address, record.slot.nbytes
+        record.held = source.untyped_storage()  # handle and alias may go while the job runs
+        first, end = self._cut_span(record, source)
+        return _storage_address(source) + first, end - first
+
+    def spilled(self, record: Record, outcome: Stored | Exception) -> None:
+        """A write has ended."""
+        record.held = None
+        self.num_spills -= 1
+        self.drain()
+        if isinstance(outcome, Stored):
+            self._count_written(record, outcome)
+        if record.state is not State.WRITING:
+            self._end_orphaned_job(record)
+        elif isinstance(outcome, Stored):
+            record.move(State.CLEAN)
+            self._drop(record)
+        else:
+            self._stay(record)
+            self._eviction.add_failed(record)
+            self._note_failure(outcome)
+
+    def _note_failure(self, error: Exception) -> None:
+        if isinstance(error, StoreFullError):
+            self.disk_is_full = True
+        elif self.spill_error is None:
+            self.spill_error = error
+
+    def _stay(self, record: Record) -> None:
+        """The record was on its way out and stays: in the host budget if it fits, else in the staging it has."""
+        record.move(State.HOST)
+        if self.books.host.fits(record.nbytes):
+            self.books.charge(record, self.books.host)
+        else:
+            self._parked[record.key] = record
+
+    def _count_written(self, record: Record, stored: Stored) -> None:
+        record.stored_bytes = stored.stored_bytes
+        self.disk_bytes += stored.stored_bytes
+        self.disk_bytes_peak = max(self.disk_bytes_peak, self.disk_bytes)
+        first, end = record.span or (0, 0)
+        self.counters.spilled_bytes += end - first
+        self.counters.written_bytes += stored.stored_bytes
+
+    def _cut_span(self, record: Record, source: torch.Tensor) -> tuple[int, int]:
+        """Decide which bytes of the storage are stored; from here on no other view can join the record."""
+        if record.span is None:
+            record.span = span_of(record.layouts, source.untyped_storage().nbytes())
+            record.layouts = []
+            record.phase = 0 if record.device is not None else (_storage_address(source) + record.span[0]) % _PAGE_BYTES
+        return record.span
+
+    def _drop(self, record: Record) -> None:
+        """The bytes are on disk: forget those in memory."""
+        self._eviction.remove(record)
+        first, end = record.span or (0, 0)
+        record.nbytes = end - first
+        record.first_byte = first
+        record.fetched = False
+        self._let_go(record)
+        self._free_memory(record)
+        record.move(State.DISK)
+        self.drain()
+
+    def _drop_next(self) -> bool:
+        victim = self._eviction.next_clean()
+        if victim is None:
+            return False
+        self._drop(victim)
+        return True
+
+    # --- up: disk to host memory, host memory to the device -----------------------------------------------------
+
+    def start_restore(self, record: Record, *, demanded: bool) -> bool:
+        """Give the record a slot and have it read; False: there is no room for what nobody waits for."""
+        window = self.books.window_for_prefetch(record.nbytes)
+        if window is None:
+            if not demanded:
+                return False
+            while (window := self.books.window_for_prefetch(record.nbytes)) is None and self._drop_next():
+                pass
+            window = window or self.books.staging  # overdrawn, by one tensor for each thread that waits
+        record.slot = self.slab.allocate(record.nbytes, record.phase)
+        self.books.charge(record, window)
+        self._trim()
+        record.move(State.READING)
+        record.urgent = demanded
+        self.num_restores += 1
+        self.engine.submit_restore(record, demanded=demanded)
+        return True
+
+    def restored(self, record: Record, outcome: int | Exception) -> None:
+        """A read has ended."""
+        record.held = None
+        self.num_restores -= 1
+        self.drain()
+        source, slot = record.source, record.slot
+        if record.state is not State.READING:
+            self._end_orphaned_job(record)
+        elif source is None or slot is None:
+            record.move(State.DOOMED)  # its finalizer runs just now, on another thread
+            self._bury(record)
+        elif isinstance(outcome, Exception):
+            self._restore_failed(record, outcome)
+        else:
+            self._begin_to_use(record, source, slot)
+            self.counters.restored_bytes += record.nbytes
+            self.counters.read_bytes += outcome
+
+    def _begin_to_use(self, record: Record, source: torch.Tensor, slot: Slot) -> None:
+        if record.device is None:
+            self._handed_out.add(slot)
+            base = slot.as_tensor(self._returned.append)
+            source.data = base
+            record.address = base.data_ptr()
+            claim(record, base.untyped_storage())
+        record.fetched = not record.demanded
+        record.move(State.CLEAN)
+        if not record.demanded:  # else it may not leave before whoever waits has it
+            self._eviction.add_clean(record)
+
+    def _restore_failed(self, record: Record, error: Exception) -> None:
+        self._free_memory(record)
+        if isinstance(error, CorruptDataError):
+            record.move(State.FAILED)
+            record.cause = error
+        else:
+            record.move(State.DISK)
+            record.cause = error if record.demanded else None
+
+    def prefetch(self, ahead: Lookahead) -> None:
+        """Restore what lies ahead, as far as there is room."""
+        while (record := ahead.peek()) is not None:
+            fetched_bytes = 0
+            if record.state is State.DISK:
+                if not self.start_restore(record, demanded=False):
+                    return
+                fetched_bytes = record.nbytes
+            ahead.advance(fetched_bytes)
+
+    def reload(self, record: Record) -> None:
+        """Have a record's bytes on its device; they are in host memory."""
+        source, slot = record.source, record.slot
+        if record.device is None or source is None or slot is None or self.devices.has_bytes(record):
+            return
+        self.devices.reload(record, source, slot)
+        self.counters.reloaded_bytes += record.nbytes
+
+    def reload_ahead(self, ahead: Lookahead) -> None:
+        """Have what lies ahead on the device too, as far as its bytes are in host memory and there is room."""
+        while (record := ahead.peek()) is not None:
+            fetched_bytes = 0
+            if record.device is not None and not self.devices.has_bytes(record) and record.source is not None:
+                if record.state not in _IN_HOST_MEMORY or not self.devices.has_room_to_reload(record.nbytes):
+                    return
+                self.reload(record)
+                fetched_bytes = record.nbytes
+            ahead.advance(fetched_bytes)
+
+    def used(self, record: Record) -> None:
+        """The record was asked for and handed over."""
+        if record.state is State.CLEAN and not record.demanded:
+            self._eviction.use(record)
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Account for what finalizers left, and for copies that are over."""
+        while self.released:
+            self._release(self.released.popleft())
+        while self._returned:
+            self._take_back(self._returned.popleft())
+        self.devices.poll()
+
+    def _release(self, record: Record) -> None:
+        """The handle is gone."""
+        if self._records.pop(record.key, None) is None:
+            return  # it was never registered: the store refused it
+        self.num_live -= 1
+        state = record.state
+        if state is State.FREED or (state is State.CLOSED and record.held is not None):
+            return  # its job has ended it, or will
+        if record.held is not None:
+            record.move(State.DOOMED)
+            return
+        if state is State.QUEUED:
+            self.counters.cancelled_bytes += record.nbytes
+            self.num_spills -= 1
+        elif state is State.READING:
+            self.num_restores -= 1
+        elif state is State.PENDING:
+            self.counters.kept_bytes["alive elsewhere"] += record.nbytes
+        self._eviction.remove(record)
+        self._bury(record)
+
+    def _bury(self, record: Record) -> None:
+        """Nobody wants the record any more, and no job is about it."""
+        self.devices.release(record)
+        unclaim(record)
+        self._free_memory(record)
+        if record.stored_bytes:
+            self._forget_stored(record)
+            if not self.is_closed:
+                self.engine.submit_discard(record.key)
+        self.disk_is_full = False  # there may be room now, on disk or in memory
+        record.move(State.FREED)
+
+    def _end_orphaned_job(self, record: Record) -> None:
+        """A job has ended whose record was released, or closed, while it ran."""
+        if record.state is State.CLOSED:
+            self._free_memory(record)
+            self._forget_stored(record)
+        else:
+            self._bury(record)
+
+    def _let_go(self, record: Record) -> None:
+        """The record's alias holds no bytes any more."""
+        source = record.source
+        self.devices.unload(record)
+        unclaim(record)
+        if source is not None:
+            source.data = self._empty if record.device is None else torch.empty(0, device=record.device)
+
+    def _free_memory(self, record: Record) -> None:
+        self._parked.pop(record.key, None)
+        self.books.charge(record, None)
+        slot, record.slot = record.slot, None
+        if slot is None:
+            return
+        if record.ready is not None:
+            self.devices.when_copied(record.ready, partial(self._free_slot, slot))
+        elif slot.watch is None or slot.returned:
+            self._free_slot(slot)
+        else:
+            slot.lent = True
+            self.books.lent.charge(slot.nbytes)
+
+    def _take_back(self, slot: Slot) -> None:
+        """The last tensor over the slot is gone."""
+        slot.returned = True
+        if slot.lent:
+            self.books.lent.discharge(slot.nbytes)
+            self._free_slot(slot)
+
+    def _free_slot(self, slot: Slot) -> None:
+        self._handed_out.discard(slot)
+        self.slab.free(slot)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Pages without a slot are kept for reuse within what staging leaves free: nobody's memory."""
+        staging = self.books.staging
+        self.slab.trim(max(0, (staging.limit_bytes or 0) - staging.used_bytes))
+
+    def _forget_stored(self, record: Record) -> None:
+        self.disk_bytes -= record.stored_bytes
+        record.stored_bytes = 0
+
+    def end_all(self) -> None:
+        """The store is closed: give up every record. Jobs that run keep what they hold."""
+        self.is_closed = True
+        self.drain()
+        for record in self._records.values():
+            self._eviction.remove(record)
+            self.devices.release(record)
+            self._let_go(record)
+            if record.held is None:
+                self._free_memory(record)
+            self._forget_stored(record)
+            if record.state is not State.CLOSED:
+                record.move(State.CLOSED)
+        self.pending.clear()
+        self.blocked.clear()
+        self.drain()
+
+
+def _storage_address(tensor: torch.Tensor) -> int:
+    """Of the storage's first byte."""
+    return data_address(tensor) - int(tensor.storage_offset()) * tensor.dtype.itemsize

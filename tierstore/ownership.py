@@ -1,0 +1,78 @@
+"""Who else holds a storage? The question behind "may we take these bytes away".
+
+Taking a storage's bytes to disk frees memory only if nobody but the store holds it, and only then are the bytes
+sure not to change. The count of a storage's owners is compared with the aliases that stores of this process hold.
+
+Those are written down on the storage's own Python object (PyTorch keeps that object, and its attributes, for as
+long as the storage lives), so a list of claims can never be mistaken for that of another storage which got the
+same address, and it needs no table that somebody would have to clean up.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from .handle import Record
+
+__all__ = ["Claims", "claim", "claims_of", "data_address", "is_sole_owner", "unclaim"]
+
+Claims = list["weakref.ref[Record]"]
+"""The records, of any store, that hold or held an alias of one storage."""
+
+_ATTRIBUTE = "_tierstore_claims"
+_use_count = torch._C._storage_Use_Count
+
+
+def data_address(tensor: torch.Tensor) -> int:
+    """Of the tensor's first element; unlike `data_ptr()` it leaves a copy-on-write storage shared."""
+    address: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
+    return address
+
+
+def claims_of(storage: torch.UntypedStorage) -> Claims:
+    """The claims on a storage; empty where there are none. Any thread."""
+    claims: Claims = storage.__dict__.get(_ATTRIBUTE, [])
+    return claims
+
+
+def claim(record: Record, storage: torch.UntypedStorage) -> None:
+    """Note that the record's source is an alias of `storage`."""
+    attributes = storage.__dict__
+    claims: Claims | None = attributes.get(_ATTRIBUTE)
+    if claims is None:
+        claims = attributes[_ATTRIBUTE] = []
+    elif len(claims) > 8:
+        claims[:] = [ref for ref in claims if _holds(ref, claims)]
+    claims.append(weakref.ref(record))
+    record.claims = claims
+    record.storage_id = storage._cdata
+
+
+def unclaim(record: Record) -> None:
+    """The record's source is no alias of that storage any more."""
+    record.claims = None
+
+
+def _holds(ref: weakref.ref[Record], claims: Claims) -> bool:
+    record = ref()
+    return record is not None and record.claims is claims and record.source is not None
+
+
+def is_sole_owner(record: Record) -> bool:
+    """Whether only stores hold the storage of the record's source, and it is the one that was saved.
+
+    One more owner is counted in every storage that has claims: its own Python object, which carries them
+    (StorageImpl keeps it; torch 2.11 and 2.13). A storage that was resized or moved since (FSDP frees parameters
+    by `resize_(0)`, without a version bump) is managed by somebody else.
+
+    Only while the record's source holds the storage. A finalizer may drop a claim at any moment: the owners are
+    counted first, so that a claim which goes between the two counts makes the answer "no", never "yes".
+    """
+    source, claims = record.source, record.claims
+    if source is None or claims is None:
+        return False
+    num_owners = _use_count(record.storage_id) - 1
+    num_claims = 1 if len(claims) == 1 else sum(_holds(ref, claims) for ref in claims)
+    return bool(num_owners == num_claims) and data_address(source) == record.address

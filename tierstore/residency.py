@@ -1,0 +1,352 @@
+"""The books behind one lock: who may call, who waits, and for what.
+
+Training threads come in through `track`, `settle`, `fetch` and `flush`; the engine's loop through the methods of
+`Transfers`. All of them hold the lock for some instructions (`moves.py` does what is done under it); only the first
+kind may wait, and only for progress that the engine makes without them. Whoever waits holds no slot and no staging
+that this progress could need, so every wait ends: with progress, with an error, or with the end of the engine.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from .disk.tier import Stored
+from .engine import Spill
+from .errors import ModifiedInPlaceError, StoreClosedError, StoreFullError, TierStoreError
+from .handle import Record, State
+from .layout import Layout, memory_at, rebuild
+from .moves import Moves
+from .stats import STALL_CAUSES
+
+if TYPE_CHECKING:
+    from .device import Copies
+    from .lookahead import Lookahead
+
+__all__ = ["Residency"]
+
+_PACK_WAITS, _UNPACK_WAITS = STALL_CAUSES
+_NUM_EXAMINED_PER_PACK = 4
+"""Of the records whose storage somebody else still holds, so many are looked at again at each pack: more than one, so
+that the list cannot grow, few, so that a pack stays cheap."""
+_IN_MEMORY = frozenset({State.PENDING, State.DEVICE, State.OFFLOADING, State.HOST, State.WRITING, State.CLEAN})
+
+
+class Residency:
+    """See the module's docstring.
+
+    Args:
+        name: of the store, for messages.
+        host_bytes, staging_bytes: the limits of the two windows of host memory.
+        disk_budget_bytes: for messages; the disk tier enforces it.
+        copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
+    """
+
+    def __init__(
+        self, name: str, *, host_bytes: int, staging_bytes: int, disk_budget_bytes: int, copies: Copies | None = None
+    ) -> None:
+        self._name = name
+        self._disk_budget_bytes = disk_budget_bytes
+        self.moves = Moves(host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
+        self.lock = threading.Lock()
+        self._progress = threading.Condition(self.lock)
+        self._closed: StoreClosedError | None = None
+
+    # --- training threads: may wait -----------------------------------------------------------------------------
+
+    def track(self, record: Record, settled: Iterable[Record] = ()) -> None:
+        """Begin to keep the books of a record. Its bytes are not read before it is settled.
+
+        `settled` are earlier ones of which that is true now. May wait, while the budget is full.
+
+        Raises:
+            StoreFullError: host budget and disk are full; everything is where it was.
+            StorageIOError: an earlier write failed; its bytes, and all others, are in memory.
+            StoreClosedError: the store is closed.
+        """
+        with self.lock:
+            self._check_open()
+            moves = self.moves
+            moves.drain()
+            moves.register(record)
+            moves.pending.extend(settled)
+            moves.examine(_NUM_EXAMINED_PER_PACK)
+            if moves.blocked or moves.spill_error is not None:
+                self._make_room()
+
+    def store(self, record: Record) -> None:
+        """Like `track`, for a record that is stored whoever else holds its storage, beginning now."""
+        with self.lock:
+            self._check_open()
+            self.moves.drain()
+            self.moves.register(record)
+            record.forced = True
+            if record.nbytes:
+                self.moves.admit(record)
+                self._make_room()
+
+    def settle(self, records: Iterable[Record] = (), *, examine: bool = True) -> None:
+        """From now on the records' bytes may be read. Does not wait.
+
+        `examine`: all records that wait for their other owners to let go are looked at again now, not only as later
+        packs come to it.
+        """
+        with self.lock:
+            if self._closed is None:
+                self.moves.drain()
+                self.moves.pending.extend(records)
+                if examine:
+                    self.moves.examine(len(self.moves.pending))
+
+    def join(self, record: Record, layout: Layout, nbytes: int) -> bool:
+        """Let one more view share the record; False if its bytes have been read already. Does not wait."""
+        with self.lock:
+            if record.span is not None or record.source is None or self._closed is not None:
+                return False
+            record.layouts.append(layout)
+            self.moves.counters.packed_tensors += 1
+            self.moves.counters.deduplicated_bytes += nbytes
+            return True
+
+    def fetch(
+        self,
+        record: Record,
+        layout: Layout,
+        ahead: Lookahead | None = None,
+        reload_ahead: Lookahead | None = None,
+        index: int = 0,
+    ) -> torch.Tensor:
+        """A tensor of the given layout over the record's bytes. Waits if they are not in memory.
+
+        What lies ahead of number `index` is restored, and copied back to its device, as far as there is room.
+
+        Raises:
+            ModifiedInPlaceError: the saved tensor, or one that was handed out, was changed in place.
+            CorruptDataError: the bytes on disk are damaged; they are lost.
+            StorageIOError: they could not be read; they are still on disk.
+            StoreClosedError: the store is closed; they are gone.
+        """
+        with self.lock:
+            moves = self.moves
+            moves.drain()
+            self._count_request(record)
+            if record.state is State.DISK:
+                moves.start_restore(record, demanded=True)
+            if ahead is not None:
+                ahead.asked_for(index)
+                moves.prefetch(ahead)
+            if record.state not in _IN_MEMORY:
+                self._await_bytes(record)
+            source = record.source
+            if source is None:
+                raise StoreClosedError(self._name, "the handle was released")
+            if source._version != record.version:
+                raise ModifiedInPlaceError(_describe(layout), record.version, source._version)
+            if record.device is not None:
+                moves.reload(record)
+                if reload_ahead is not None:
+                    reload_ahead.asked_for(index)
+                    moves.reload_ahead(reload_ahead)
+            moves.used(record)
+            return rebuild(source, layout, record.first_byte)
+
+    def prefetch(self, records: Iterable[Record]) -> None:
+        """Fetch the records, in this order, as far as there is room. Does not wait."""
+        with self.lock:
+            if self._closed is None:
+                self.moves.drain()
+                for record in records:
+                    if record.state is State.DISK and not self.moves.start_restore(record, demanded=False):
+                        return
+
+    def flush(self) -> None:
+        """Return when every write that was decided on is done.
+
+        Raises:
+            StoreFullError, StorageIOError: a write failed; the bytes are in memory.
+        """
+        with self.lock:
+            self._check_open()
+            self.moves.drain()
+            self.moves.examine(len(self.moves.pending))
+            self._make_room()
+            while self.moves.num_spills:
+                self._wait(_PACK_WAITS)
+            self._raise_spill_error()
+
+    def count_kept(self, reason: str, nbytes: int) -> None:
+        """Count a saved tensor that stays where it is."""
+        with self.lock:
+            self.moves.counters.kept_bytes[reason] += nbytes
+
+    def close(self, reason: str = "it was closed") -> None:
+        """Give up every record and wake whoever waits. Idempotent."""
+        with self.lock:
+            self._end(StoreClosedError(self._name, reason))
+
+    def abandon(self, reason: str) -> None:
+        """In a forked child: give up every record. The lock's owner may not exist here, so there is a new one."""
+        self.lock = threading.Lock()
+        self._progress = threading.Condition(self.lock)
+        self.close(reason)
+
+    # --- the engine's loop: `Transfers` -------------------------------------------------------------------------
+
+    def begin_spill(self, record: Record) -> Spill | None:
+        """See `Transfers`."""
+        with self.lock:
+            self.moves.drain()
+            source = record.source
+            if record.state is not State.QUEUED or source is None:
+                return None
+            address, nbytes = self.moves.span_to_write(record, source)
+            return Spill(memory_at(address, nbytes), record.kind, record.ready)
+
+    def end_spill(self, record: Record, outcome: Stored | Exception) -> None:
+        """See `Transfers`."""
+        with self.lock:
+            self.moves.spilled(record, outcome)
+            self.moves.admit_blocked()
+            self._progress.notify_all()
+
+    def begin_restore(self, record: Record) -> memoryview | None:
+        """See `Transfers`."""
+        with self.lock:
+            self.moves.drain()
+            if record.state is not State.READING or record.held is not None or record.slot is None:
+                return None  # begun by another submission of the same record, or released
+            record.held = record.slot
+            return record.slot.memory
+
+    def end_restore(self, record: Record, outcome: int | Exception) -> None:
+        """See `Transfers`."""
+        with self.lock:
+            self.moves.restored(record, outcome)
+            self.moves.admit_blocked()
+            self._progress.notify_all()
+
+    def engine_ended(self, error: BaseException | None) -> None:
+        """See `Transfers`."""
+        closed = StoreClosedError(self._name)
+        if error is not None:
+            closed = StoreClosedError(self._name, f"its engine failed ({error!r})")
+            closed.__cause__ = error
+        with self.lock:
+            self._end(closed)
+            self.moves.slab.unpin()
+
+    # --- under the lock -----------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise StoreClosedError(self._closed.store, self._closed.reason) from self._closed.__cause__
+
+    def _end(self, closed: StoreClosedError) -> None:
+        if self._closed is None:
+            self._closed = closed
+            self.moves.end_all()
+        self._progress.notify_all()
+
+    def _wait(self, cause: str) -> None:
+        """Wait for the engine to report progress; only while it has a job in progress, so it will."""
+        began = time.perf_counter()
+        self._progress.wait()
+        self.moves.counters.stall_seconds[cause] += time.perf_counter() - began
+        self._check_open()
+        self.moves.drain()
+
+    def _make_room(self) -> None:
+        """Return when everything that is ours has found its place, or raise why it cannot."""
+        moves = self.moves
+        collected = False
+        while moves.blocked:
+            self._raise_spill_error()
+            if moves.num_spills or moves.num_restores:
+                self._wait(_PACK_WAITS)
+            elif not collected:
+                collected = True
+                self._collect_garbage()
+            else:
+                raise self._full_error(moves.blocked[0].nbytes)
+            moves.admit_blocked()
+        self._raise_spill_error()
+
+    def _collect_garbage(self) -> None:
+        """Graphs in reference cycles may be all that fills the store."""
+        self.lock.release()
+        try:
+            gc.collect()
+        finally:
+            self.lock.acquire()
+        self.moves.drain()
+        self.moves.disk_is_full = False  # try once more
+
+    def _full_error(self, needed_bytes: int) -> StoreFullError:
+        host = self.moves.books.host
+        return StoreFullError(
+            needed_bytes=needed_bytes,
+            disk_bytes=self.moves.disk_bytes,
+            disk_budget_bytes=self._disk_budget_bytes,
+            host_bytes=host.used_bytes,
+            host_budget_bytes=host.limit_bytes or 0,
+        )
+
+    def _raise_spill_error(self) -> None:
+        error, self.moves.spill_error = self.moves.spill_error, None
+        if error is not None:
+            raise error
+
+    def _await_bytes(self, record: Record) -> None:
+        if record.state is State.QUEUED:
+            self.moves.cancel_spill(record)
+        record.demanded += 1
+        try:
+            while record.state not in _IN_MEMORY:
+                self._raise_cause(record)
+                if record.state is State.DISK:
+                    self.moves.start_restore(record, demanded=True)
+                elif record.state is State.READING and not record.urgent:
+                    record.urgent = True
+                    self.moves.engine.submit_restore(record, demanded=True)  # overtakes its own prefetch
+                self._wait(_UNPACK_WAITS)
+        finally:
+            record.demanded -= 1
+
+    def _raise_cause(self, record: Record) -> None:
+        if record.state is State.CLOSED:
+            self._check_open()
+        cause = record.cause
+        if cause is None:
+            return
+        if record.state is not State.FAILED:
+            record.cause = None  # may be tried again
+        if isinstance(cause, TierStoreError):
+            raise _copy_of(cause) from cause
+        raise cause
+
+    def _count_request(self, record: Record) -> None:
+        counters = self.moves.counters
+        if record.state is State.DISK:
+            counters.prefetch_misses += 1
+        elif record.state is State.READING:
+            counters.prefetch_late += not record.demanded
+        elif record.state is State.CLEAN and record.fetched:
+            counters.prefetch_hits += 1
+            record.fetched = False
+        elif record.state in (State.QUEUED, State.WRITING):
+            counters.forwarded_bytes += record.nbytes
+
+
+def _describe(layout: Layout) -> str:
+    return f"{str(layout.dtype).removeprefix('torch.')} tensor of shape {list(layout.size)}"
+
+
+def _copy_of(error: TierStoreError) -> TierStoreError:
+    """A fresh one for each raise: an exception that is raised twice drags its first traceback along."""
+    make, arguments = error.__reduce__()
+    return make(*arguments)

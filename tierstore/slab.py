@@ -1,0 +1,176 @@
+"""One region of host memory, mapped once and cut into slots that are used again and again.
+
+Fresh pages cost three times a memcpy, and pinned pages more. So restored bytes go into slots of one region of exact
+size (not rounded to a power of two, as a pinning allocator would). For an accelerator the whole region is registered
+with the driver and stays. For CPU tensors free slots keep their pages only within the allowance their owner gives;
+the rest goes back to the kernel.
+
+Not thread-safe: the store's lock guards it. What was handed out stays valid after the slab itself is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .disk.allocator import ExtentAllocator, round_up
+from .layout import memory_at
+
+__all__ = ["Slab", "Slot"]
+
+_CHUNK_BYTES = 2 * 2**20
+"""Pages go back to the kernel in pieces of this size: a huge page of x86-64, and of arm64 with 4 KiB pages."""
+
+_MAP_NORESERVE = 0x4000
+"""Linux, <asm-generic/mman-common.h>; the standard library has the name only from Python 3.13 on."""
+
+
+def _map(nbytes: int) -> mmap.mmap:
+    """Anonymous private memory, huge pages asked for; nothing is touched yet (mmap(2), madvise(2))."""
+    region = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    try:
+        region.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        pass  # a kernel without transparent huge pages: slower to touch, nothing else
+    return region
+
+
+def _address_of(region: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(region))
+
+
+def _cuda_runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+class Slot:
+    """A range of the slab, or, where that has no run long enough, a mapping of its own.
+
+    Attributes:
+        nbytes: of the data.
+        address: of its first byte.
+        memory: the data, uint8, shape [nbytes], writable.
+        lent: the store has let go of it, whoever was handed a tensor over it has not.
+        returned: the last tensor over it is gone.
+    """
+
+    __slots__ = ("_offset", "_region", "address", "lent", "memory", "nbytes", "returned", "size_bytes", "start", "watch")
+
+    def __init__(
+        self, region: mmap.mmap, start: int | None, offset: int, nbytes: int, size_bytes: int
+    ) -> None:
+        self._region = region  # keeps the mapping
+        self._offset = offset
+        self.start = start
+        self.size_bytes = size_bytes
+        self.nbytes = nbytes
+        self.address = _address_of(region) + offset
+        self.memory = memory_at(self.address, nbytes, writable=True)
+        self.lent = False
+        self.returned = False
+        self.watch: weakref.ref[torch.UntypedStorage] | None = None
+
+    def as_plain_tensor(self) -> torch.Tensor:
+        """A uint8 tensor, shape [nbytes], over the slot, for copies that end before the slot is freed."""
+        return torch.frombuffer(self._region, dtype=torch.uint8, count=self.nbytes, offset=self._offset)
+
+    def as_tensor(self, on_return: Callable[[Slot], None]) -> torch.Tensor:
+        """A uint8 tensor, shape [nbytes], over the slot.
+
+        `on_return(slot)` is called when its storage dies: with the last tensor over it, whoever holds that, autograd's
+        C++ included. It runs on any thread, in the midst of anything, and must not block.
+        """
+        tensor = self.as_plain_tensor()  # its storage begins at the offset and keeps the region alive
+        self.watch = weakref.ref(tensor.untyped_storage(), lambda _: on_return(self))
+        return tensor
+
+
+class Slab:
+    """Slots in one region.
+
+    Args:
+        size_bytes: of the region; reserved when the first slot is asked for, touched as slots are.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = round_up(max(size_bytes, 1), _CHUNK_BYTES)
+        self._allocator = ExtentAllocator()
+        self._region: mmap.mmap | None = None
+        self._num_slots_in = [0] * (self.size_bytes // _CHUNK_BYTES)
+        self._cached: dict[int, None] = {}  # chunks that have pages but no slot, oldest first
+        self.description = "pageable"
+        self._is_pinned = False
+
+    @property
+    def cached_bytes(self) -> int:
+        """Pages that are held though no slot is in them."""
+        return len(self._cached) * _CHUNK_BYTES
+
+    def allocate(self, nbytes: int, phase: int = 0) -> Slot:
+        """A slot of `nbytes` whose address is `phase` modulo 4096. Never fails while the system has memory."""
+        size = round_up(nbytes + phase)
+        region = self._mapped()
+        start = self._allocator.allocate(size) if size <= self.size_bytes else None
+        if start is None:
+            return Slot(_map(size), None, phase, nbytes, size)
+        for chunk in self._chunks(start, size):
+            self._num_slots_in[chunk] += 1
+            self._cached.pop(chunk, None)
+        return Slot(region, start, start + phase, nbytes, size)
+
+    def free(self, slot: Slot) -> None:
+        """Take a slot back; nobody may use its memory any more."""
+        if slot.start is None:
+            return  # its mapping goes with the last reference
+        self._allocator.free(slot.start, slot.size_bytes)
+        for chunk in self._chunks(slot.start, slot.size_bytes):
+            self._num_slots_in[chunk] -= 1
+            if not self._num_slots_in[chunk]:
+                self._cached[chunk] = None
+
+    def trim(self, allowance_bytes: int) -> None:
+        """Give pages without slots back to the kernel until no more than `allowance_bytes` of them are held."""
+        if self._is_pinned:
+            return
+        while self._cached and self.cached_bytes > allowance_bytes:
+            chunk, _ = self._cached.popitem()
+            self._mapped().madvise(mmap.MADV_DONTNEED, chunk * _CHUNK_BYTES, _CHUNK_BYTES)
+
+    def pin(self, device_type: str) -> None:
+        """Register the region with the accelerator's driver, once; where that cannot be done, `description` says why.
+
+        CUDA and ROCm register memory that exists (cudaHostRegister), so the region keeps its exact size. Copies to
+        and from pageable memory are right too, but do not overlap with compute.
+        """
+        if self.description != "pageable":
+            return
+        if device_type != "cuda":
+            self.description = f"pageable ({device_type} offers no registration of host memory)"
+            return
+        address = _address_of(self._mapped())
+        error = _cuda_runtime().cudaHostRegister(address, self.size_bytes, 0)
+        if int(error) != 0:
+            self.description = f"pageable (cudaHostRegister failed: {error})"
+            return
+        self._is_pinned = True
+        self.description = "pinned"
+
+    def unpin(self) -> None:
+        """Undo `pin`, before the region goes."""
+        if self._is_pinned:
+            _cuda_runtime().cudaHostUnregister(_address_of(self._mapped()))
+            self._is_pinned = False
+
+    def _mapped(self) -> mmap.mmap:
+        if self._region is None:
+            self._region = _map(self.size_bytes)
+            self._allocator.add_range(0, self.size_bytes)
+        return self._region
+
+    def _chunks(self, start: int, size: int) -> range:
+        return range(start // _CHUNK_BYTES, (start + size - 1) // _CHUNK_BYTES + 1)

@@ -1,0 +1,126 @@
+"""What a store tells about itself: counters that only grow, and a snapshot of them with what is held now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["KEPT_REASONS", "STALL_CAUSES", "Counters", "StoreStats"]
+
+KEPT_REASONS = ("parameter", "small", "alive elsewhere", "unsupported", "selected out")
+STALL_CAUSES = ("pack waits for budget", "unpack waits for restore")
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the store was opened. Changed under the store's lock."""
+
+    packed_tensors: int = 0
+    packed_bytes: int = 0
+    deduplicated_bytes: int = 0
+    kept_bytes: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(KEPT_REASONS, 0)))
+    spilled_bytes: int = 0
+    written_bytes: int = 0
+    restored_bytes: int = 0
+    read_bytes: int = 0
+    cancelled_bytes: int = 0
+    forwarded_bytes: int = 0
+    offloaded_bytes: int = 0
+    reloaded_bytes: int = 0
+    prefetch_hits: int = 0
+    prefetch_late: int = 0
+    prefetch_misses: int = 0
+    stall_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STALL_CAUSES, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """A snapshot of a store. Sizes in bytes, times in seconds.
+
+    Held now:
+
+    Attributes:
+        live_handles: handles that somebody still refers to.
+        device_bytes: saved tensors that stay on the accelerator for now, or are just being copied from it.
+        host_bytes: in host memory against `host_bytes`, neither staging nor lent memory.
+        host_bytes_peak: the most of it at once. One tensor that is larger than the budget passes through it whole.
+        staging_bytes: the fixed size of the window for what is being moved to or from disk.
+        staging_used_bytes: what is being moved now.
+        lent_bytes: restored memory that the store has let go of but whoever was given it has not.
+        disk_bytes: taken by records on disk, padding included.
+        disk_bytes_peak: the most of it at once.
+
+    Totals since the store was opened:
+
+        packed_tensors: saved tensors that were handed to the store.
+        packed_bytes: of them, each storage counted once.
+        deduplicated_bytes: of saved tensors that turned out to be views of what is stored already.
+        kept_bytes: left where they are, by reason: "parameter", "small", "alive elsewhere", "unsupported",
+            "selected out".
+        offloaded_bytes: copied from an accelerator to host memory.
+        reloaded_bytes: copied back.
+        spilled_bytes: logical bytes written to disk.
+        written_bytes: bytes on disk for them.
+        restored_bytes: logical bytes read back from disk.
+        read_bytes: bytes on disk for them.
+        cancelled_bytes: freed or asked for before their write began: never written.
+        forwarded_bytes: asked for while still on the way down, and handed over from memory.
+        prefetch_hits: asked for, restored before.
+        prefetch_late: asked for while the prefetch was still running.
+        prefetch_misses: asked for, and on disk.
+        stall_seconds: time that training threads waited, by cause: "pack waits for budget", "unpack waits for
+            restore".
+
+    How it works here:
+
+        io_mode: how extents are read and written: "O_DIRECT", or "buffered" and why.
+        host_memory: what the slab is made of: "pageable", "pinned", or "pageable" and why it is not pinned.
+        codec_choices: how often each codec was used, by kind of tensor.
+    """
+
+    live_handles: int
+    device_bytes: int
+    host_bytes: int
+    host_bytes_peak: int
+    staging_bytes: int
+    staging_used_bytes: int
+    lent_bytes: int
+    disk_bytes: int
+    disk_bytes_peak: int
+    packed_tensors: int
+    packed_bytes: int
+    deduplicated_bytes: int
+    kept_bytes: Mapping[str, int]
+    offloaded_bytes: int
+    reloaded_bytes: int
+    spilled_bytes: int
+    written_bytes: int
+    restored_bytes: int
+    read_bytes: int
+    cancelled_bytes: int
+    forwarded_bytes: int
+    prefetch_hits: int
+    prefetch_late: int
+    prefetch_misses: int
+    stall_seconds: Mapping[str, float]
+    io_mode: str
+    host_memory: str
+    codec_choices: Mapping[str, Mapping[str, int]]
+
+    @classmethod
+    def of(cls, counters: Counters, **now: Any) -> StoreStats:
+        """A snapshot of the counters, with what is held now."""
+        totals = asdict(counters)
+        totals["kept_bytes"] = MappingProxyType(dict(counters.kept_bytes))
+        totals["stall_seconds"] = MappingProxyType(dict(counters.stall_seconds))
+        return cls(**totals, **now)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+        plain["codec_choices"] = {kind: dict(counts) for kind, counts in self.codec_choices.items()}
+        return plain

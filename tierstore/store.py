@@ -1,0 +1,291 @@
+"""`TierStore`: the face of the store, for any thread.
+
+Start here to read how a tensor goes down: `put` (or the hooks, through `track`) makes a record and hands it to the
+books (`residency.py`), which decide what leaves memory; the engine (`engine.py`) moves it; the disk tier
+(`disk/local.py`) keeps it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Never
+
+import torch
+
+from .codec import parse_codec
+from .config import (
+    SizeLike,
+    available_host_bytes,
+    check_directory,
+    free_disk_bytes,
+    local_world_size,
+    parse_size,
+)
+from .disk.local import LocalDisk
+from .disk.tier import DiskTier, Kind
+from .engine import NUM_RESTORES, NUM_SPILLS, Engine
+from .errors import ConfigError, StorageIOError, TierStoreError
+from .handle import Handle, Record
+from .layout import alias_of, layout_of
+from .lifetime import watch_over
+from .lookahead import LearnedOrders
+from .ownership import claim, data_address
+from .residency import Residency
+from .stats import StoreStats
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from .layout import Layout
+
+__all__ = ["TierStore"]
+
+_HOST_SHARE = 4  # a quarter of the memory that is available
+_DISK_SHARE = 0.8  # of what is free
+_CLOSE_DEADLINE_SECONDS = 60.0
+
+
+class TierStore:
+    """Keeps tensors in host memory within a budget, and on disk beyond it.
+
+    Args:
+        path: an existing directory on the drive to use. It is never created. Nothing becomes visible in it, and
+            nothing is left behind, however the process ends.
+        host_bytes: host memory that the store may hold; 0: everything goes to disk. Default: a quarter of what is
+            available within the memory cgroup's limit, divided by LOCAL_WORLD_SIZE.
+        disk_bytes: what may be held on disk, taken as it is needed. Default: 80 % of what is free under `path`,
+            divided likewise. More than is free is legal.
+        codec: "auto", "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". "auto" encodes where that saves time.
+        staging_bytes: a fixed window for what is being moved, beside `host_bytes`.
+        inline_bytes: encoded values up to this size live in LMDB itself, larger ones in extents; None: all in LMDB.
+        checksum: verify what is read against what was written.
+
+    Sizes are bytes as `int`, or strings such as "8GiB".
+
+    Every method may be called from any thread. `put` waits while the budget is full, `get` while the bytes are not
+    in memory, `flush` for writes, `close` for the I/O in progress; nothing else blocks on I/O. The store is a
+    context manager; without `close`, it ends when neither it nor any handle is referenced any more. A forked child
+    cannot use its parent's store.
+
+    Raises:
+        ConfigError: an argument cannot be used; it says which, what was given and what is allowed.
+        StorageIOError: the drive refused; nothing was left behind.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        host_bytes: SizeLike | None = None,
+        disk_bytes: SizeLike | None = None,
+        codec: str = "auto",
+        staging_bytes: SizeLike = "128MiB",
+        inline_bytes: SizeLike | None = "64KiB",
+        checksum: bool = True,
+        **unknown: Never,
+    ) -> None:
+        refuse_unknown(unknown, "host_bytes, disk_bytes, codec, staging_bytes, inline_bytes, checksum")
+        directory = check_directory(path)
+        parse_codec(codec)
+        sharers = local_world_size()
+        if host_bytes is None:
+            host_bytes = available_host_bytes() // _HOST_SHARE // sharers
+        if disk_bytes is None:
+            disk_bytes = int(free_disk_bytes(directory) * _DISK_SHARE) // sharers
+        disk_budget_bytes = parse_size(disk_bytes, "disk_bytes")
+        inline_limit_bytes = None if inline_bytes is None else parse_size(inline_bytes, "inline_bytes")
+        self.staging_bytes = parse_size(staging_bytes, "staging_bytes")
+
+        def open_disk(executor: Executor) -> DiskTier:
+            return LocalDisk(
+                directory,
+                disk_bytes=disk_budget_bytes,
+                inline_bytes=inline_limit_bytes,
+                codec=codec,
+                checksum=checksum,
+                executor=executor,
+                num_io_threads=NUM_SPILLS + NUM_RESTORES,
+            )
+
+        self._core = _Core(
+            name=str(path),
+            host_bytes=parse_size(host_bytes, "host_bytes"),
+            staging_bytes=self.staging_bytes,
+            disk_budget_bytes=disk_budget_bytes,
+            open_disk=open_disk,
+        )
+        self.books = self._core.books
+        self.released: deque[Record] = self.books.moves.released
+        self.learned_orders = LearnedOrders()
+        self._keys = itertools.count(1)
+        self._finalizer = weakref.finalize(self, self._core.engine.request_stop)
+        self._finalizer.atexit = False  # `lifetime` does it, and joins
+
+    # --- by hand ----------------------------------------------------------------------------------------------
+
+    def put(self, tensor: torch.Tensor) -> Handle:
+        """Store a tensor; its bytes leave memory when the budget requires it. Waits only if the budget is full.
+
+        The tensor must not be changed in place while the handle lives: `get` raises then. Its memory is free once
+        the caller lets go of it too.
+
+        Args:
+            tensor: strided, on any device that the store supports. Of any dtype and geometry.
+
+        Raises:
+            ConfigError: not a strided tensor.
+            StoreFullError: no room in memory nor on disk; the caller still has the tensor.
+            StorageIOError: an earlier write failed; all its data is in memory.
+            StoreClosedError: the store is closed.
+        """
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            raise ConfigError("tensor", tensor, "give a strided torch.Tensor")
+        handle = self.new_handle(tensor, layout_of(tensor))
+        self.books.store(handle.record)
+        return handle
+
+    def get(self, handle: Handle) -> torch.Tensor:
+        """The tensor, bit for bit; waits only if its bytes are not in memory. May be called any number of times.
+
+        The result is detached, has the geometry of what was put, and shares memory with other results of the same
+        handle that are still alive; change none of them in place.
+
+        Raises:
+            ModifiedInPlaceError: the tensor that was put, or one that was got, was changed in place.
+            CorruptDataError: the bytes on disk are damaged and lost.
+            StorageIOError: they could not be read; they are still on disk.
+            StoreClosedError: the store is closed; they are gone.
+        """
+        record = self._record_of(handle)
+        return self.books.fetch(record, record.layout)
+
+    def prefetch(self, handles: Iterable[Handle]) -> None:
+        """Have the bytes read, in this order, as far as there is room. A hint: returns at once."""
+        self.books.prefetch([self._record_of(handle) for handle in handles])
+
+    def flush(self) -> None:
+        """Return when every queued spill is done. What the budget lets stay in memory stays.
+
+        Raises:
+            StoreFullError, StorageIOError: a write failed; the bytes are in memory.
+            StoreClosedError: the store is closed.
+        """
+        self.books.flush()
+
+    def stats(self) -> StoreStats:
+        """An immutable snapshot. Does not block."""
+        moves, disk = self.books.moves, self._core.engine.disk
+        with self.books.lock:
+            moves.drain()
+            return StoreStats.of(
+                moves.counters,
+                live_handles=moves.num_live,
+                device_bytes=moves.devices.held_bytes,
+                host_bytes=moves.books.host.used_bytes,
+                host_bytes_peak=moves.books.host.peak_bytes,
+                staging_bytes=self.staging_bytes,
+                staging_used_bytes=moves.books.staging.used_bytes,
+                lent_bytes=moves.books.lent.used_bytes,
+                disk_bytes=moves.disk_bytes,
+                disk_bytes_peak=moves.disk_bytes_peak,
+                io_mode=disk.usage().io_mode,
+                host_memory=moves.slab.description,
+                codec_choices=disk.codec_choices(),
+            )
+
+    def close(self) -> None:
+        """Free everything, in memory and on disk. Idempotent; waits for the I/O in progress, abandons the rest.
+
+        A graph that still holds saved tensors raises `StoreClosedError` when it asks for one.
+
+        Raises:
+            StorageIOError: I/O did not end within a minute.
+        """
+        self._finalizer.detach()
+        self._core.close(_CLOSE_DEADLINE_SECONDS)
+
+    def __enter__(self) -> TierStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<TierStore {self._core.name}>"
+
+    # --- for the hooks ----------------------------------------------------------------------------------------
+
+    def new_handle(self, tensor: torch.Tensor, layout: Layout, kind: Kind | None = None) -> Handle:
+        """A handle for a strided tensor, not yet known to the books: give its record to `track` or `store`."""
+        storage = tensor.untyped_storage()
+        source = alias_of(tensor, layout)
+        if kind is None:
+            kind = Kind(str(layout.dtype)[6:], layout.dtype.itemsize)
+        record = Record(
+            next(self._keys), source, storage.nbytes(), data_address(source), layout, kind
+        )
+        record.books = self.books
+        claim(record, storage)
+        return Handle(record, self)
+
+    def _record_of(self, handle: Handle) -> Record:
+        if not isinstance(handle, Handle):
+            raise ConfigError("handle", handle, "give what put() returned")
+        if handle.owner is not self:
+            raise ConfigError("handle", handle, f"it belongs to another store than {self!r}")
+        return handle.record
+
+
+class _Core:
+    """Books and engine of one store: all that goes on living when the store itself is not referenced any more."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        host_bytes: int,
+        staging_bytes: int,
+        disk_budget_bytes: int,
+        open_disk: Callable[[Executor], DiskTier],
+    ) -> None:
+        self.name = name
+        self.books = Residency(
+            name, host_bytes=host_bytes, staging_bytes=staging_bytes, disk_budget_bytes=disk_budget_bytes
+        )
+        try:
+            self.engine = Engine(open_disk, self.books, "tierstore")
+        except OSError as error:
+            raise StorageIOError("open", name, str(error), "nothing was stored") from error
+        self.books.moves.engine = self.engine
+        watch_over(self)
+
+    def close(self, deadline_seconds: float) -> None:
+        """See `TierStore.close`."""
+        self.books.close()
+        self.engine.stop(deadline_seconds)
+
+    def end_at_exit(self, deadline_seconds: float) -> None:
+        """See `Mortal`."""
+        self.books.close("the interpreter exits")
+        try:
+            self.engine.stop(deadline_seconds)
+        except TierStoreError:
+            pass  # a job that hangs at exit: its daemon thread ends with the process
+
+    def end_in_child(self) -> None:
+        """See `Mortal`."""
+        self.books.abandon("it belongs to the process that this one was forked from")
+        self.engine.disk.abandon_after_fork()
+
+
+def refuse_unknown(unknown: Mapping[str, object], allowed: str) -> None:
+    """Say which option does not exist, and which do."""
+    for option, value in unknown.items():
+        raise ConfigError(option, value, f"there is no such option; there are {allowed}")

@@ -1,0 +1,63 @@
+"""Every thread of a store is started here: the engine's loop and the I/O threads that run its jobs.
+
+They are daemon threads, ended by their owner (`TierStore.close`, the last reference to a store, or interpreter
+exit). `concurrent.futures.ThreadPoolExecutor` would refuse work once the interpreter begins to exit, while a
+backward may still be running; hence an executor of our own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+__all__ = ["IoThreads", "start_thread"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """Start a daemon thread."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+class IoThreads(Executor):
+    """A fixed number of threads that run blocking jobs, first come first served."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._threads = [start_thread(self._run, f"{name}-{i}") for i in range(num_threads)]
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Queue a job. Any thread; does not block."""
+        future: Future[T] = Future()
+        self._jobs.put((future, fn, args, kwargs))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads once the jobs queued so far are done (`cancel_futures` has no effect: they are few)."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, fn, args, kwargs = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - delivered to whoever awaits the job
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            del job, future, fn, args, kwargs  # an idle thread keeps nobody's memory alive
