@@ -24,13 +24,13 @@ import torch
 from tierstore.config import SizeLike, parse_size
 from tierstore.errors import ConfigError
 from tierstore.handle import Handle, Record
-from tierstore.layout import Layout, layout_of
+from tierstore.layout import Layout, is_storable, layout_of
 from tierstore.lookahead import LearnedOrders
 from tierstore.store import TierStore, refuse_unknown
 
 from .aliases import join_record
 from .order import PackLog
-from .select import Kept, is_storable, stays_alive
+from .select import Kept, stays_alive
 
 __all__ = ["keep_resident", "tiered_offload"]
 

@@ -12,27 +12,7 @@ from torch.nn import Parameter
 
 from tierstore.errors import ModifiedInPlaceError
 
-__all__ = ["Kept", "is_storable", "stays_alive"]
-
-_has_storage = torch._C._has_storage
-_ACCELERATORS = frozenset({"cuda", "xpu"})
-"""Those whose streams and events torch drives without a device-specific module, and whose host copies overlap."""
-
-
-def is_storable(tensor: torch.Tensor) -> bool:
-    """Whether a store can keep the tensor: plain, strided, with bytes of its own, on the CPU or an accelerator.
-
-    Subclasses (DTensor, quantized, fake), sparse, nested and meta tensors, and the wrappers of `torch.func` are not.
-    """
-    kind = type(tensor)
-    return (
-        (kind is torch.Tensor or kind is Parameter)
-        and (tensor.is_cpu or tensor.device.type in _ACCELERATORS)
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        and _has_storage(tensor)
-    )
-
+__all__ = ["Kept", "stays_alive"]
 
 def stays_alive(tensor: torch.Tensor, root: torch.Tensor) -> bool:
     """Whether the graph or a module holds the tensor's storage anyway; `root` is its base, or itself."""

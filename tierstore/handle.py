@@ -75,7 +75,7 @@ MOVES: Mapping[State, frozenset[State]] = {
     State.WRITING: frozenset({State.CLEAN, State.HOST}) | _JOB_END,
     State.CLEAN: frozenset({State.DISK}) | _END,
     State.DISK: frozenset({State.READING}) | _END,
-    State.READING: frozenset({State.CLEAN, State.DISK, State.FAILED}) | _JOB_END,
+    State.READING: frozenset({State.CLEAN, State.DISK, State.FAILED, State.FREED}) | _JOB_END,
     State.FAILED: _END,
     State.DOOMED: _END,
     State.FREED: frozenset(),
@@ -95,7 +95,7 @@ class Record:
             swapped). None once the handle is gone.
         version: the version counter when it was saved.
         root: the tensor that was saved, or its base, for as long as that lives.
-        address: where the source's data lay when it was saved; what has moved since is somebody else's to manage.
+        address: where the source's storage lay when it was saved; what has moved since is somebody else's to manage.
         claims, storage_id: see `ownership`.
         forced: stored whoever else holds its storage.
         nbytes: of the storage; once it has been on disk: of what is stored of it.

@@ -12,10 +12,31 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Layout", "alias_of", "layout_of", "memory_at", "rebuild", "span_of"]
+__all__ = ["Layout", "alias_of", "is_storable", "layout_of", "memory_at", "rebuild", "span_of"]
 
 _SPAN_ALIGNMENT_BYTES = 64
 """Spans begin at multiples of this: of every element size, and of the alignment torch's allocator gives."""
+
+
+_has_storage = torch._C._has_storage
+_ACCELERATORS = frozenset({"cuda", "xpu"})
+"""Those whose streams and events torch drives without a device-specific module, and whose host copies overlap."""
+
+
+def is_storable(tensor: torch.Tensor) -> bool:
+    """Whether a store can keep the tensor: plain, strided, with bytes of its own, on the CPU or an accelerator.
+
+    Subclasses (DTensor, fake), quantized, sparse, nested and meta tensors, and the wrappers of `torch.func` are not.
+    """
+    kind = type(tensor)
+    return (
+        (kind is torch.Tensor or kind is torch.nn.Parameter)
+        and (tensor.is_cpu or tensor.device.type in _ACCELERATORS)
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and _has_storage(tensor)
+    )
 
 
 class Layout(NamedTuple):

@@ -34,7 +34,7 @@ from .eviction import EvictionOrder
 from .handle import Record, State
 from .host import HostBooks, Window
 from .layout import span_of
-from .ownership import claim, data_address, is_sole_owner, unclaim
+from .ownership import claim, is_sole_owner, storage_address, unclaim
 from .slab import Slab, Slot
 from .stats import Counters
 
@@ -216,13 +216,13 @@ class Moves:
             return record.slot.address, record.slot.nbytes
         record.held = source.untyped_storage()  # handle and alias may go while the job runs
         first, end = self._cut_span(record, source)
-        return _storage_address(source) + first, end - first
+        return storage_address(source) + first, end - first
 
     def spilled(self, record: Record, outcome: Stored | Exception) -> None:
         """A write has ended."""
+        self.drain()  # while the record still holds what the job worked on: a release finds that out
         record.held = None
         self.num_spills -= 1
-        self.drain()
         if isinstance(outcome, Stored):
             self._count_written(record, outcome)
         if record.state is not State.WRITING:
@@ -262,7 +262,7 @@ class Moves:
         if record.span is None:
             record.span = span_of(record.layouts, source.untyped_storage().nbytes())
             record.layouts = []
-            record.phase = 0 if record.device is not None else (_storage_address(source) + record.span[0]) % _PAGE_BYTES
+            record.phase = 0 if record.device is not None else (storage_address(source) + record.span[0]) % _PAGE_BYTES
         return record.span
 
     def _drop(self, record: Record) -> None:
@@ -306,9 +306,9 @@ class Moves:
 
     def restored(self, record: Record, outcome: int | Exception) -> None:
         """A read has ended."""
+        self.drain()  # see `spilled`
         record.held = None
         self.num_restores -= 1
-        self.drain()
         source, slot = record.source, record.slot
         if record.state is not State.READING:
             self._end_orphaned_job(record)
@@ -487,8 +487,3 @@ class Moves:
         self.pending.clear()
         self.blocked.clear()
         self.drain()
-
-
-def _storage_address(tensor: torch.Tensor) -> int:
-    """Of the storage's first byte."""
-    return data_address(tensor) - int(tensor.storage_offset()) * tensor.dtype.itemsize

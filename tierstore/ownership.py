@@ -16,7 +16,7 @@ import torch
 
 from .handle import Record
 
-__all__ = ["Claims", "claim", "claims_of", "data_address", "is_sole_owner", "unclaim"]
+__all__ = ["Claims", "claim", "claims_of", "is_sole_owner", "storage_address", "unclaim"]
 
 Claims = list["weakref.ref[Record]"]
 """The records, of any store, that hold or held an alias of one storage."""
@@ -25,8 +25,11 @@ _ATTRIBUTE = "_tierstore_claims"
 _use_count = torch._C._storage_Use_Count
 
 
-def data_address(tensor: torch.Tensor) -> int:
-    """Of the tensor's first element; unlike `data_ptr()` it leaves a copy-on-write storage shared."""
+def storage_address(tensor: torch.Tensor) -> int:
+    """Where the tensor's storage begins (despite the name of what torch offers, the offset is not in it).
+
+    Unlike `data_ptr()` it leaves a copy-on-write storage shared.
+    """
     address: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
     return address
 
@@ -75,4 +78,4 @@ def is_sole_owner(record: Record) -> bool:
         return False
     num_owners = _use_count(record.storage_id) - 1
     num_claims = 1 if len(claims) == 1 else sum(_holds(ref, claims) for ref in claims)
-    return bool(num_owners == num_claims) and data_address(source) == record.address
+    return bool(num_owners == num_claims) and storage_address(source) == record.address

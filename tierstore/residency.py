@@ -247,10 +247,12 @@ class Residency:
             raise StoreClosedError(self._closed.store, self._closed.reason) from self._closed.__cause__
 
     def _end(self, closed: StoreClosedError) -> None:
-        if self._closed is None:
-            self._closed = closed
-            self.moves.end_all()
-        self._progress.notify_all()
+        try:
+            if self._closed is None:
+                self._closed = closed
+                self.moves.end_all()
+        finally:
+            self._progress.notify_all()
 
     def _wait(self, cause: str) -> None:
         """Wait for the engine to report progress; only while it has a job in progress, so it will."""

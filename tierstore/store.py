@@ -34,7 +34,7 @@ from .handle import Handle, Record
 from .layout import alias_of, layout_of
 from .lifetime import watch_over
 from .lookahead import LearnedOrders
-from .ownership import claim, data_address
+from .ownership import claim, storage_address
 from .residency import Residency
 from .stats import StoreStats
 
@@ -229,7 +229,7 @@ class TierStore:
         if kind is None:
             kind = Kind(str(layout.dtype)[6:], layout.dtype.itemsize)
         record = Record(
-            next(self._keys), source, storage.nbytes(), data_address(source), layout, kind
+            next(self._keys), source, storage.nbytes(), storage_address(source), layout, kind
         )
         record.books = self.books
         claim(record, storage)
