@@ -107,6 +107,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
 
     def __enter__(self) -> tiered_offload:
         scope = _Scope(self._store, self._min_bytes, self._select, self._lookahead_bytes, self._orders)
+        self._store.books.keep_on_device(self._device_bytes)
         _push_hooks(scope.pack, _unpack)
         scopes = self._entered.__dict__.setdefault("scopes", [])
         scopes.append(scope)

@@ -14,6 +14,7 @@ from tierstore.errors import ModifiedInPlaceError
 
 __all__ = ["Kept", "stays_alive"]
 
+
 def stays_alive(tensor: torch.Tensor, root: torch.Tensor) -> bool:
     """Whether the graph or a module holds the tensor's storage anyway; `root` is its base, or itself."""
     return (root.requires_grad and root.is_leaf) or isinstance(root, Parameter)

@@ -146,6 +146,11 @@ class DeviceTier:
         """Device memory held by records that are ours alone."""
         return self.resident.used_bytes + self._in_flight.used_bytes
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether `poll` may find something."""
+        return bool(self._flights or self._busy)
+
     def note_stream(self, record: Record) -> None:
         """Remember the stream that packs the record."""
         record.stream = self._copies.current_stream(_device_of(record))

@@ -75,10 +75,13 @@ class Engine:
     """Owns the loop's thread, the I/O threads and the disk tier.
 
     The constructor returns when the disk tier is open, or raises what opening it raised. `submit_*` and
-    `request_stop` never block and may be called from any thread; `stop` blocks.
+    `request_stop` never block and may be called from any thread; `stop` blocks. The thread keeps `owner` alive until
+    it has ended.
     """
 
-    def __init__(self, open_disk: Callable[[Executor], DiskTier], transfers: Transfers, name: str) -> None:
+    def __init__(
+        self, open_disk: Callable[[Executor], DiskTier], transfers: Transfers, name: str, *, owner: object = None
+    ) -> None:
         self._name = name
         self._transfers = transfers
         self._inbox: deque[tuple[_Queue, tuple[int, int, Record]]] = deque()
@@ -92,7 +95,7 @@ class Engine:
         self._discard_wanted = asyncio.Event()
         self._stop_wanted = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
-        self._thread = start_thread(lambda: self._run(open_disk), f"{name}-loop")
+        self._thread = start_thread(lambda: self._run(open_disk, owner), f"{name}-loop")
         self.disk = self._opening.result()
 
     # --- any thread -------------------------------------------------------------------------------------------
@@ -156,7 +159,7 @@ class Engine:
 
     # --- the loop's thread ------------------------------------------------------------------------------------
 
-    def _run(self, open_disk: Callable[[Executor], DiskTier]) -> None:
+    def _run(self, open_disk: Callable[[Executor], DiskTier], owner: object) -> None:
         error: BaseException | None = None
         self._io_threads = IoThreads(NUM_SPILLS + NUM_RESTORES, f"{self._name}-io")
         try:
@@ -171,6 +174,7 @@ class Engine:
                 self._transfers.engine_ended(error)
             elif error is not None:
                 self._opening.set_exception(error)
+            del owner
 
     async def _main(self, open_disk: Callable[[Executor], DiskTier]) -> None:
         self._loop = asyncio.get_running_loop()

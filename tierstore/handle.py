@@ -127,9 +127,7 @@ class Record:
         "window",
     )  # fmt: skip
 
-    def __init__(
-        self, key: int, source: torch.Tensor, nbytes: int, address: int, layout: Layout, kind: Kind
-    ) -> None:
+    def __init__(self, key: int, source: torch.Tensor, nbytes: int, address: int, layout: Layout, kind: Kind) -> None:
         self.key = key
         self.state = State.PENDING
         self.source: torch.Tensor | None = source

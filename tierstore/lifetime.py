@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
+from contextlib import ExitStack
 from typing import Protocol
 
 __all__ = ["Mortal", "watch_over"]
@@ -40,8 +41,9 @@ def _at_exit() -> None:
 
 
 def _in_child() -> None:
-    for mortal in list(_open):
-        mortal.end_in_child()
+    with ExitStack() as every_one:  # whatever one of them raises
+        for mortal in list(_open):
+            every_one.callback(mortal.end_in_child)
 
 
 atexit.register(_at_exit)

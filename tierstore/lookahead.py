@@ -39,6 +39,7 @@ class LearnedOrders:
     def learn(self, signature: Signature, order: Sequence[int]) -> None:
         """Remember an order."""
         self._orders[signature] = tuple(order)
+        self._orders.move_to_end(signature)
         if len(self._orders) > _MAX_ORDERS:
             try:
                 self._orders.popitem(last=False)
@@ -47,7 +48,11 @@ class LearnedOrders:
 
     def recall(self, signature: Signature) -> tuple[int, ...] | None:
         """The order seen for such packs, None where none was."""
-        return self._orders.get(signature)
+        try:
+            self._orders.move_to_end(signature)
+            return self._orders[signature]
+        except KeyError:
+            return None  # never learned, or just forgotten on another thread
 
 
 class Lookahead:

@@ -71,8 +71,10 @@ class Moves:
         self.num_spills = 0  # queued or running, those whose handle is gone included
         self.num_restores = 0
         self.disk_is_full = False
+        self.full_reason = "the disk budget is used up"
         self.spill_error: Exception | None = None
         self.is_closed = False
+        self.is_abandoned = False
         self._records: dict[int, Record] = {}
         self._next_pending = 0
         self._eviction = EvictionOrder()
@@ -238,8 +240,14 @@ class Moves:
     def _note_failure(self, error: Exception) -> None:
         if isinstance(error, StoreFullError):
             self.disk_is_full = True
+            self.full_reason = error.reason
         elif self.spill_error is None:
             self.spill_error = error
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """Of records that should be on disk and could not be written."""
+        return sum(record.nbytes for record in self._parked.values())
 
     def _stay(self, record: Record) -> None:
         """The record was on its way out and stays: in the host budget if it fits, else in the staging it has."""
@@ -275,7 +283,6 @@ class Moves:
         self._let_go(record)
         self._free_memory(record)
         record.move(State.DISK)
-        self.drain()
 
     def _drop_next(self) -> bool:
         victim = self._eviction.next_clean()
@@ -379,13 +386,16 @@ class Moves:
 
     # --- the end ------------------------------------------------------------------------------------------------
 
-    def drain(self) -> None:
-        """Account for what finalizers left, and for copies that are over."""
+    def drain(self) -> bool:
+        """Account for what finalizers left, and for copies that are over; whether there was anything."""
+        if self.is_abandoned or not (self.released or self._returned or self.devices.is_busy):
+            return False
         while self.released:
             self._release(self.released.popleft())
         while self._returned:
             self._take_back(self._returned.popleft())
         self.devices.poll()
+        return True
 
     def _release(self, record: Record) -> None:
         """The handle is gone."""
@@ -487,3 +497,9 @@ class Moves:
         self.pending.clear()
         self.blocked.clear()
         self.drain()
+
+    def abandon(self) -> None:
+        """In a forked child: no record can be used, none is taken apart."""
+        self.is_closed = self.is_abandoned = True
+        for record in list(self._records.values()):
+            record.move(State.CLOSED)

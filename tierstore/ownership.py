@@ -11,6 +11,7 @@ same address, and it needs no table that somebody would have to clean up.
 from __future__ import annotations
 
 import weakref
+from sys import getrefcount
 
 import torch
 
@@ -22,6 +23,9 @@ Claims = list["weakref.ref[Record]"]
 """The records, of any store, that hold or held an alias of one storage."""
 
 _ATTRIBUTE = "_tierstore_claims"
+_unshared = torch.empty(0)
+_NUM_REFERENCES_UNSHARED = getrefcount(_unshared.untyped_storage())
+"""To a living storage's Python object, as `is_sole_owner` counts them, when nobody else refers to it."""
 _use_count = torch._C._storage_Use_Count
 
 
@@ -76,6 +80,10 @@ def is_sole_owner(record: Record) -> bool:
     source, claims = record.source, record.claims
     if source is None or claims is None:
         return False
-    num_owners = _use_count(record.storage_id) - 1
+    num_owners: int = _use_count(record.storage_id) - 1
     num_claims = 1 if len(claims) == 1 else sum(_holds(ref, claims) for ref in claims)
-    return bool(num_owners == num_claims) and storage_address(source) == record.address
+    return (
+        num_owners == num_claims
+        and storage_address(source) == record.address
+        and getrefcount(source.untyped_storage()) == _NUM_REFERENCES_UNSHARED
+    )

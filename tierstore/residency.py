@@ -55,6 +55,7 @@ class Residency:
         self.moves = Moves(host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
         self.lock = threading.Lock()
         self._progress = threading.Condition(self.lock)
+        self._num_getting = 0  # threads that wait for bytes, or have been given them and not yet woken
         self._closed: StoreClosedError | None = None
 
     # --- training threads: may wait -----------------------------------------------------------------------------
@@ -72,7 +73,7 @@ class Residency:
         with self.lock:
             self._check_open()
             moves = self.moves
-            moves.drain()
+            self._drain()
             moves.register(record)
             moves.pending.extend(settled)
             moves.examine(_NUM_EXAMINED_PER_PACK)
@@ -83,7 +84,7 @@ class Residency:
         """Like `track`, for a record that is stored whoever else holds its storage, beginning now."""
         with self.lock:
             self._check_open()
-            self.moves.drain()
+            self._drain()
             self.moves.register(record)
             record.forced = True
             if record.nbytes:
@@ -98,7 +99,7 @@ class Residency:
         """
         with self.lock:
             if self._closed is None:
-                self.moves.drain()
+                self._drain()
                 self.moves.pending.extend(records)
                 if examine:
                     self.moves.examine(len(self.moves.pending))
@@ -133,33 +134,33 @@ class Residency:
         """
         with self.lock:
             moves = self.moves
-            moves.drain()
+            self._drain()
+            self._check_unchanged(record, layout)
             self._count_request(record)
             if record.state is State.DISK:
                 moves.start_restore(record, demanded=True)
             if ahead is not None:
                 ahead.asked_for(index)
                 moves.prefetch(ahead)
-            if record.state not in _IN_MEMORY:
+            if record.state in _IN_MEMORY:
+                return self._hand_over(record, layout, reload_ahead, index)
+            record.demanded += 1  # it may not leave memory again before it is handed over
+            self._num_getting += 1
+            try:
                 self._await_bytes(record)
-            source = record.source
-            if source is None:
-                raise StoreClosedError(self._name, "the handle was released")
-            if source._version != record.version:
-                raise ModifiedInPlaceError(_describe(layout), record.version, source._version)
-            if record.device is not None:
-                moves.reload(record)
-                if reload_ahead is not None:
-                    reload_ahead.asked_for(index)
-                    moves.reload_ahead(reload_ahead)
-            moves.used(record)
-            return rebuild(source, layout, record.first_byte)
+                return self._hand_over(record, layout, reload_ahead, index)
+            finally:
+                record.demanded -= 1
+                self._num_getting -= 1
+                self.moves.used(record)
+                if self.moves.blocked:
+                    self._advance()
 
     def prefetch(self, records: Iterable[Record]) -> None:
         """Fetch the records, in this order, as far as there is room. Does not wait."""
         with self.lock:
             if self._closed is None:
-                self.moves.drain()
+                self._drain()
                 for record in records:
                     if record.state is State.DISK and not self.moves.start_restore(record, demanded=False):
                         return
@@ -172,12 +173,14 @@ class Residency:
         """
         with self.lock:
             self._check_open()
-            self.moves.drain()
+            self._drain()
             self.moves.examine(len(self.moves.pending))
             self._make_room()
             while self.moves.num_spills:
                 self._wait(_PACK_WAITS)
             self._raise_spill_error()
+            if self.moves.disk_is_full and self.moves.unwritten_bytes:
+                raise self._full_error(self.moves.unwritten_bytes)
 
     def count_kept(self, reason: str, nbytes: int) -> None:
         """Count a saved tensor that stays where it is."""
@@ -190,17 +193,30 @@ class Residency:
             self._end(StoreClosedError(self._name, reason))
 
     def abandon(self, reason: str) -> None:
-        """In a forked child: give up every record. The lock's owner may not exist here, so there is a new one."""
+        """In a forked child: give up every record, tidy nothing.
+
+        The lock's owner may not exist here, and what it was changing stays half changed.
+        """
         self.lock = threading.Lock()
         self._progress = threading.Condition(self.lock)
-        self.close(reason)
+        self._closed = StoreClosedError(self._name, reason)
+        self.moves.abandon()
+
+    def drain(self) -> None:
+        """Account for what finalizers left. The caller holds the lock."""
+        self._drain()
+
+    def keep_on_device(self, device_bytes: int) -> None:
+        """From now on so much of what was saved last stays on the accelerator."""
+        with self.lock:
+            self.moves.devices.resident.limit_bytes = device_bytes
 
     # --- the engine's loop: `Transfers` -------------------------------------------------------------------------
 
     def begin_spill(self, record: Record) -> Spill | None:
         """See `Transfers`."""
         with self.lock:
-            self.moves.drain()
+            self._drain()
             source = record.source
             if record.state is not State.QUEUED or source is None:
                 return None
@@ -211,13 +227,12 @@ class Residency:
         """See `Transfers`."""
         with self.lock:
             self.moves.spilled(record, outcome)
-            self.moves.admit_blocked()
-            self._progress.notify_all()
+            self._advance()
 
     def begin_restore(self, record: Record) -> memoryview | None:
         """See `Transfers`."""
         with self.lock:
-            self.moves.drain()
+            self._drain()
             if record.state is not State.READING or record.held is not None or record.slot is None:
                 return None  # begun by another submission of the same record, or released
             record.held = record.slot
@@ -227,8 +242,7 @@ class Residency:
         """See `Transfers`."""
         with self.lock:
             self.moves.restored(record, outcome)
-            self.moves.admit_blocked()
-            self._progress.notify_all()
+            self._advance()
 
     def engine_ended(self, error: BaseException | None) -> None:
         """See `Transfers`."""
@@ -254,13 +268,31 @@ class Residency:
         finally:
             self._progress.notify_all()
 
+    def _drain(self) -> None:
+        """Account for what finalizers left; if that was something, others may be able to go on."""
+        if self.moves.drain():
+            self._advance()
+
+    def _advance(self) -> None:
+        """Something was freed, or a job is over."""
+        self.moves.admit_blocked()
+        self._progress.notify_all()
+
+    def _check_unchanged(self, record: Record, layout: Layout) -> torch.Tensor:
+        source = record.source
+        if source is None:
+            raise StoreClosedError(self._name, "the handle was released")
+        if source._version != record.version:
+            raise ModifiedInPlaceError(_describe(layout), record.version, source._version)
+        return source
+
     def _wait(self, cause: str) -> None:
-        """Wait for the engine to report progress; only while it has a job in progress, so it will."""
+        """Wait for progress; only while the engine has a job, or another thread is about to let go of its bytes."""
         began = time.perf_counter()
         self._progress.wait()
         self.moves.counters.stall_seconds[cause] += time.perf_counter() - began
         self._check_open()
-        self.moves.drain()
+        self._drain()
 
     def _make_room(self) -> None:
         """Return when everything that is ours has found its place, or raise why it cannot."""
@@ -268,7 +300,7 @@ class Residency:
         collected = False
         while moves.blocked:
             self._raise_spill_error()
-            if moves.num_spills or moves.num_restores:
+            if moves.num_spills or moves.num_restores or self._num_getting:
                 self._wait(_PACK_WAITS)
             elif not collected:
                 collected = True
@@ -285,7 +317,7 @@ class Residency:
             gc.collect()
         finally:
             self.lock.acquire()
-        self.moves.drain()
+        self._drain()
         self.moves.disk_is_full = False  # try once more
 
     def _full_error(self, needed_bytes: int) -> StoreFullError:
@@ -296,6 +328,7 @@ class Residency:
             disk_budget_bytes=self._disk_budget_bytes,
             host_bytes=host.used_bytes,
             host_budget_bytes=host.limit_bytes or 0,
+            reason=self.moves.full_reason,
         )
 
     def _raise_spill_error(self) -> None:
@@ -306,18 +339,25 @@ class Residency:
     def _await_bytes(self, record: Record) -> None:
         if record.state is State.QUEUED:
             self.moves.cancel_spill(record)
-        record.demanded += 1
-        try:
-            while record.state not in _IN_MEMORY:
-                self._raise_cause(record)
-                if record.state is State.DISK:
-                    self.moves.start_restore(record, demanded=True)
-                elif record.state is State.READING and not record.urgent:
-                    record.urgent = True
-                    self.moves.engine.submit_restore(record, demanded=True)  # overtakes its own prefetch
-                self._wait(_UNPACK_WAITS)
-        finally:
-            record.demanded -= 1
+            self._advance()
+        while record.state not in _IN_MEMORY:
+            self._raise_cause(record)
+            if record.state is State.DISK:
+                self.moves.start_restore(record, demanded=True)
+            elif record.state is State.READING and not record.urgent:
+                record.urgent = True
+                self.moves.engine.submit_restore(record, demanded=True)  # overtakes its own prefetch
+            self._wait(_UNPACK_WAITS)
+
+    def _hand_over(self, record: Record, layout: Layout, reload_ahead: Lookahead | None, index: int) -> torch.Tensor:
+        source = self._check_unchanged(record, layout)
+        if record.device is not None:
+            self.moves.reload(record)
+            if reload_ahead is not None:
+                reload_ahead.asked_for(index)
+                self.moves.reload_ahead(reload_ahead)
+        self.moves.used(record)
+        return rebuild(source, layout, record.first_byte)
 
     def _raise_cause(self, record: Record) -> None:
         if record.state is State.CLOSED:

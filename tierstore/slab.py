@@ -59,11 +59,20 @@ class Slot:
         returned: the last tensor over it is gone.
     """
 
-    __slots__ = ("_offset", "_region", "address", "lent", "memory", "nbytes", "returned", "size_bytes", "start", "watch")
+    __slots__ = (
+        "_offset",
+        "_region",
+        "address",
+        "lent",
+        "memory",
+        "nbytes",
+        "returned",
+        "size_bytes",
+        "start",
+        "watch",
+    )
 
-    def __init__(
-        self, region: mmap.mmap, start: int | None, offset: int, nbytes: int, size_bytes: int
-    ) -> None:
+    def __init__(self, region: mmap.mmap, start: int | None, offset: int, nbytes: int, size_bytes: int) -> None:
         self._region = region  # keeps the mapping
         self._offset = offset
         self.start = start

@@ -66,7 +66,7 @@ class StoreStats:
         written_bytes: bytes on disk for them.
         restored_bytes: logical bytes read back from disk.
         read_bytes: bytes on disk for them.
-        cancelled_bytes: freed or asked for before their write began: never written.
+        cancelled_bytes: freed before their write began: never written.
         forwarded_bytes: asked for while still on the way down, and handed over from memory.
         prefetch_hits: asked for, restored before.
         prefetch_late: asked for while the prefetch was still running.

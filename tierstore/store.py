@@ -31,7 +31,7 @@ from .disk.tier import DiskTier, Kind
 from .engine import NUM_RESTORES, NUM_SPILLS, Engine
 from .errors import ConfigError, StorageIOError, TierStoreError
 from .handle import Handle, Record
-from .layout import alias_of, layout_of
+from .layout import alias_of, is_storable, layout_of
 from .lifetime import watch_over
 from .lookahead import LearnedOrders
 from .ownership import claim, storage_address
@@ -143,8 +143,9 @@ class TierStore:
             StorageIOError: an earlier write failed; all its data is in memory.
             StoreClosedError: the store is closed.
         """
-        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-            raise ConfigError("tensor", tensor, "give a strided torch.Tensor")
+        if not isinstance(tensor, torch.Tensor) or not is_storable(tensor):
+            what = "give a plain strided torch.Tensor (no subclass, quantized, nested or meta tensor)"
+            raise ConfigError("tensor", type(tensor).__name__, what)
         handle = self.new_handle(tensor, layout_of(tensor))
         self.books.store(handle.record)
         return handle
@@ -181,7 +182,7 @@ class TierStore:
         """An immutable snapshot. Does not block."""
         moves, disk = self.books.moves, self._core.engine.disk
         with self.books.lock:
-            moves.drain()
+            self.books.drain()
             return StoreStats.of(
                 moves.counters,
                 live_handles=moves.num_live,
@@ -228,9 +229,8 @@ class TierStore:
         source = alias_of(tensor, layout)
         if kind is None:
             kind = Kind(str(layout.dtype)[6:], layout.dtype.itemsize)
-        record = Record(
-            next(self._keys), source, storage.nbytes(), storage_address(source), layout, kind
-        )
+        nbytes = storage.nbytes() if tensor.numel() else 0
+        record = Record(next(self._keys), source, nbytes, storage_address(source), layout, kind)
         record.books = self.books
         claim(record, storage)
         return Handle(record, self)
@@ -260,7 +260,7 @@ class _Core:
             name, host_bytes=host_bytes, staging_bytes=staging_bytes, disk_budget_bytes=disk_budget_bytes
         )
         try:
-            self.engine = Engine(open_disk, self.books, "tierstore")
+            self.engine = Engine(open_disk, self.books, "tierstore", owner=self)
         except OSError as error:
             raise StorageIOError("open", name, str(error), "nothing was stored") from error
         self.books.moves.engine = self.engine
@@ -281,8 +281,8 @@ class _Core:
 
     def end_in_child(self) -> None:
         """See `Mortal`."""
+        self.engine.disk.abandon_after_fork()  # first: what else there is may be in the middle of a change
         self.books.abandon("it belongs to the process that this one was forked from")
-        self.engine.disk.abandon_after_fork()
 
 
 def refuse_unknown(unknown: Mapping[str, object], allowed: str) -> None:

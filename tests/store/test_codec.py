@@ -1,0 +1,159 @@
+"""Codecs: every option, every length, every kind of damage."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tierstore.byte_planes import join_planes, split_planes
+from tierstore.codec import (
+    BLOCK_BYTES,
+    ENCODED_BLOCK_BYTES,
+    NO_CODEC,
+    BlockDecoder,
+    Codec,
+    DamagedBytesError,
+    Workspace,
+    blocks_of,
+    encode_block,
+    is_shrinking,
+    parse_codec,
+)
+from tierstore.errors import ConfigError
+
+CODECS = [Codec("zstd", 1), Codec("zstd", -5), Codec("zstd", 19), Codec("shuffle-zstd", 1), Codec("shuffle-zstd", 3)]
+
+
+def workspace() -> Workspace:
+    return Workspace(memoryview(bytearray(BLOCK_BYTES)))
+
+
+def encode(content: bytes, codec: Codec, itemsize: int) -> bytes:
+    out, encoded, space = memoryview(bytearray(ENCODED_BLOCK_BYTES)), bytearray(), workspace()
+    for block in blocks_of(memoryview(content)):
+        encoded += out[: encode_block(block, out, codec, itemsize, space)]
+    return bytes(encoded)
+
+
+def decode(encoded: bytes, num_bytes: int, codec: Codec, itemsize: int, step: int) -> bytes:
+    destination = bytearray(num_bytes)
+    decoder = BlockDecoder(memoryview(destination), codec, itemsize, workspace())
+    pending = b""
+    for start in range(0, len(encoded), step):
+        pending += encoded[start : start + step]
+        pending = pending[decoder.feed(memoryview(pending)) :]
+    if pending or not decoder.is_complete:
+        raise DamagedBytesError("all", "a part")
+    return bytes(destination)
+
+
+def mixed_bytes(num_bytes: int) -> bytes:
+    half = num_bytes // 2
+    return random.Random(num_bytes).randbytes(half) + bytes(num_bytes - half)
+
+
+@pytest.mark.parametrize(
+    ("text", "codec"),
+    [
+        ("auto", None),
+        ("none", NO_CODEC),
+        ("zstd", Codec("zstd", 1)),
+        ("zstd:22", Codec("zstd", 22)),
+        ("zstd:-7", Codec("zstd", -7)),
+        ("shuffle-zstd", Codec("shuffle-zstd", 1)),
+        ("shuffle-zstd:3", Codec("shuffle-zstd", 3)),
+    ],
+)
+def test_parse_codec_reads_every_form(text: str, codec: Codec | None) -> None:
+    assert parse_codec(text) == codec
+    if codec is not None:
+        assert parse_codec(str(codec)) == codec
+
+
+@pytest.mark.parametrize(
+    "text", ["", "lz4", "zstd:", "zstd:23", "zstd:0", "zstd:1.5", "none:1", "ZSTD", "zstd:-999999", None, 3]
+)
+def test_parse_codec_refuses_and_names_it(text: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_codec(text)  # type: ignore[arg-type]
+    assert repr(text) in str(caught.value)
+    assert '"shuffle-zstd:LEVEL"' in str(caught.value)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+@pytest.mark.parametrize("num_bytes", [1, 3, 4097, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 5])
+def test_encode_then_decode_is_the_same(codec: Codec, num_bytes: int) -> None:
+    content = mixed_bytes(num_bytes)
+    encoded = encode(content, codec, 4)
+    for step in (len(encoded), 100_003):
+        assert decode(encoded, num_bytes, codec, 4, step) == content
+
+
+@given(content=st.binary(min_size=1, max_size=300), itemsize=st.integers(1, 20))
+@settings(max_examples=100, deadline=None)
+def test_planes_join_to_what_was_split(content: bytes, itemsize: int) -> None:
+    planes, joined = bytearray(len(content)), bytearray(len(content))
+    split_planes(memoryview(content), memoryview(planes), itemsize)
+    join_planes(memoryview(planes), memoryview(joined), itemsize)
+    assert joined == content
+    count = len(content) // itemsize
+    assert planes[:count] == content[: count * itemsize : itemsize]
+
+
+def test_incompressible_block_grows_by_its_header_only() -> None:
+    content = random.Random(1).randbytes(BLOCK_BYTES)
+    assert len(encode(content, Codec("zstd", 1), 1)) == ENCODED_BLOCK_BYTES
+
+
+def test_planes_help_floats() -> None:
+    content = b"".join(bytes([random.Random(i).randrange(256), i % 7, 0x80, 0x3F]) for i in range(50_000))
+    assert len(encode(content, Codec("shuffle-zstd", 1), 4)) < 0.8 * len(encode(content, Codec("zstd", 1), 4))
+
+
+@pytest.mark.parametrize(
+    ("encoded", "raw", "shrinks"), [(14, 16, True), (15, 16, False), (16, 16, False), (0, 1, True)]
+)
+def test_is_shrinking_asks_for_a_sixteenth(encoded: int, raw: int, shrinks: bool) -> None:
+    assert is_shrinking(encoded, raw) is shrinks
+
+
+@pytest.mark.parametrize("codec", [Codec("zstd", 1), Codec("shuffle-zstd", 1)], ids=str)
+def test_damage_never_decodes_to_more_or_less(codec: Codec) -> None:
+    """Whatever byte is changed: the right length of something, or DamagedBytesError. Nothing else."""
+    content = bytes(range(256)) * 40
+    encoded = encode(content, codec, 4)
+    refused = 0
+    for place in range(len(encoded)):
+        damaged = bytearray(encoded)
+        damaged[place] ^= 0xFF
+        try:
+            assert len(decode(bytes(damaged), len(content), codec, 4, len(damaged))) == len(content)
+        except DamagedBytesError:
+            refused += 1
+    assert refused > 10
+    for cut in (0, 3, 4, len(encoded) // 2):
+        with pytest.raises(DamagedBytesError):
+            decode(encoded[:cut], len(content), codec, 4, max(1, cut))
+    with pytest.raises(DamagedBytesError):
+        decode(encoded + encoded, len(content), codec, 4, 2 * len(encoded))
+
+
+@pytest.mark.parametrize("num_bytes", [999, 1001])
+def test_a_frame_of_another_length_is_refused(num_bytes: int) -> None:
+    encoded = encode(bytes(1000), Codec("zstd", 1), 1)
+    with pytest.raises(DamagedBytesError, match="bytes in a zstd frame"):
+        decode(encoded, num_bytes, Codec("zstd", 1), 1, 10_000)
+
+
+def test_a_frame_that_asks_for_gigabytes_is_refused() -> None:
+    import zstandard
+
+    compressor = zstandard.ZstdCompressor(
+        compression_params=zstandard.ZstdCompressionParameters(window_log=27)
+    ).compressobj()
+    frame = compressor.compress(bytes(1000)) + compressor.flush()
+    with pytest.raises(DamagedBytesError, match="zstd frame"):
+        decode(len(frame).to_bytes(4, "little") + frame, 1000, Codec("zstd", 1), 1, 10_000)

@@ -1,0 +1,246 @@
+"""Extents: the pure allocator under arbitrary use, and segments within their budget."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tierstore.disk import extents as extents_module
+from tierstore.disk.allocator import ALIGNMENT_BYTES, ExtentAllocator, round_up
+from tierstore.disk.budget import DiskBudget
+from tierstore.disk.extents import ExtentSpace
+from tierstore.disk.io_mode import detect_io_mode
+from tierstore.disk.segments import open_segment
+from tierstore.errors import StoreFullError
+
+BLOCK = ALIGNMENT_BYTES
+STEPS = st.lists(st.tuples(st.sampled_from(["take", "take", "free", "trim"]), st.integers(1, 40)), max_size=200)
+
+
+@given(steps=STEPS, ranges=st.lists(st.integers(1, 64), min_size=1, max_size=4))
+@settings(max_examples=150, deadline=None)
+def test_allocator_never_overlaps_and_counts_exactly(steps: list[tuple[str, int]], ranges: list[int]) -> None:
+    allocator = ExtentAllocator()
+    for number, blocks in enumerate(ranges):
+        allocator.add_range(number << 20, blocks * BLOCK)
+    owned: dict[int, int] = {}
+    for action, number in steps:
+        if action == "take":
+            if (start := allocator.allocate(number * BLOCK)) is not None:
+                owned[start] = number * BLOCK
+            else:
+                assert allocator.largest_free_bytes < number * BLOCK
+        elif owned:
+            start = sorted(owned)[number % len(owned)]
+            kept = owned[start] // BLOCK // 2 * BLOCK if action == "trim" else 0
+            allocator.free(start + kept, owned[start] - kept)
+            if kept:
+                owned[start] = kept
+            else:
+                del owned[start]
+        check_allocator(allocator, owned, ranges)
+    for start, length in owned.items():
+        allocator.free(start, length)
+    assert allocator.free_runs() == [(number << 20, blocks * BLOCK) for number, blocks in enumerate(ranges)]
+
+
+def check_allocator(allocator: ExtentAllocator, owned: dict[int, int], ranges: list[int]) -> None:
+    """Owned extents and free runs tile the ranges exactly, and no two free runs of a range touch."""
+    free = allocator.free_runs()
+    tiles = sorted([*owned.items(), *free])
+    expected = [(number << 20, blocks * BLOCK) for number, blocks in enumerate(ranges)]
+    for start, length in expected:
+        inside = [tile for tile in tiles if start <= tile[0] < start + length]
+        assert inside[0][0] == start
+        for (first, size), (second, _) in pairwise(inside):
+            assert first + size == second
+        assert sum(inside[-1]) == start + length
+    assert all(first + size != second for (first, size), (second, _) in pairwise(free))
+    assert allocator.free_bytes == sum(length for _, length in free)
+    assert allocator.total_bytes == allocator.free_bytes + sum(owned.values())
+
+
+def test_allocator_takes_the_best_fit() -> None:
+    allocator = ExtentAllocator()
+    allocator.add_range(0, 16 * BLOCK)
+    starts = [allocator.allocate(size * BLOCK) for size in (4, 1, 2, 1, 8)]
+    assert starts == [0, 4 * BLOCK, 5 * BLOCK, 7 * BLOCK, 8 * BLOCK]
+    allocator.free(0, 4 * BLOCK)
+    allocator.free(5 * BLOCK, 2 * BLOCK)
+    assert allocator.allocate(2 * BLOCK) == 5 * BLOCK
+    assert allocator.allocate(3 * BLOCK) == 0
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 1), (2, 2), (3, 1), (15, 2), (16, 1), (40, 1)])
+def test_allocator_refuses_to_free_what_is_not_handed_out(start: int, length: int) -> None:
+    allocator = ExtentAllocator()
+    allocator.add_range(0, 16 * BLOCK)
+    assert allocator.allocate(4 * BLOCK) == 0
+    allocator.free(0, BLOCK)
+    allocator.free(3 * BLOCK, BLOCK)
+    with pytest.raises(ValueError, match="not handed out"):
+        allocator.free(start * BLOCK, length * BLOCK)
+    assert allocator.free_bytes == 14 * BLOCK
+
+
+def test_allocator_removes_only_unused_ranges() -> None:
+    allocator = ExtentAllocator()
+    allocator.add_range(0, 4 * BLOCK)
+    allocator.add_range(1 << 20, 4 * BLOCK)
+    assert allocator.allocate(BLOCK) == 0
+    with pytest.raises(ValueError, match="not an unused range"):
+        allocator.remove_range(0, 4 * BLOCK)
+    with pytest.raises(ValueError, match="touches"):
+        allocator.add_range(4 * BLOCK, BLOCK)
+    with pytest.raises(ValueError, match="multiple"):
+        allocator.allocate(BLOCK + 1)
+    allocator.remove_range(1 << 20, 4 * BLOCK)
+    assert allocator.total_bytes == 4 * BLOCK
+    assert allocator.allocate(4 * BLOCK) is None
+
+
+def test_budget_counts_values_at_their_peak() -> None:
+    budget = DiskBudget(100)
+    assert budget.add_value(60)
+    budget.remove_value(60)
+    assert (budget.value_bytes, budget.room_bytes) == (0, 40)
+    budget.segment_bytes = 40
+    assert budget.add_value(60)
+    assert not budget.add_value(1)
+    assert budget.value_bytes == 60
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def open_space(directory: Path, disk_bytes: int, executor: ThreadPoolExecutor) -> ExtentSpace:
+    return ExtentSpace(directory, DiskBudget(round_up(disk_bytes)), detect_io_mode(directory), executor)
+
+
+def test_segments_stay_within_the_budget(
+    tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
+
+    async def test() -> None:
+        budget = DiskBudget(round_up(5 * 2**20 + 1))
+        space = ExtentSpace(tmp_path, budget, detect_io_mode(tmp_path), executor)
+        taken = []
+
+        async def fill() -> None:
+            while True:
+                taken.append(await space.take(100_000))
+                assert budget.segment_bytes <= budget.limit_bytes
+
+        with pytest.raises(StoreFullError, match="longest free extent") as caught:
+            await fill()
+        assert caught.value.disk_bytes == space.used_bytes == len(taken) * round_up(100_000)
+        assert len(space.files()) > 2
+        assert sum(os.fstat(file.fileno()).st_size for file in space.files()) == budget.segment_bytes
+        for extent in taken:
+            space.give_back(extent)
+        await space.take(5 * 2**20)  # only possible once the small segments are closed
+        assert len(space.files()) == 1
+        await space.close()
+        assert budget.segment_bytes == 0
+
+    uvloop.run(test())
+
+
+def test_next_segment_is_made_ahead_of_need(
+    tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
+    made = []
+
+    def counting(*arguments: object) -> object:
+        made.append(arguments)
+        return open_segment(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(extents_module, "open_segment", counting)
+
+    async def test() -> None:
+        space = open_space(tmp_path, 64 * 2**20, executor)
+        for _ in range(8):
+            await space.take(100 * 1024)  # within the first segment
+        await space.close()
+        assert len(made) == 2
+
+    uvloop.run(test())
+
+
+def test_empty_segments_are_closed_but_one(
+    tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
+
+    async def test() -> None:
+        space = open_space(tmp_path, 64 * 2**20, executor)
+        taken = [await space.take(100_000) for _ in range(50)]
+        assert len(space.files()) > 4
+        for extent in taken:
+            space.give_back(extent)
+        while space.is_closing:
+            await asyncio.sleep(0)
+        assert len(space.files()) == 1
+        await space.close()
+
+    uvloop.run(test())
+
+
+def test_take_waits_for_what_is_promised(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    async def test() -> None:
+        space = open_space(tmp_path, 2**20, executor)
+        whole = await space.take(2**20)
+        space.promise()
+        waiting = asyncio.ensure_future(space.take(2**19))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        space.trim(whole, 2**18)
+        space.settle_promise()
+        assert (await waiting).num_bytes == 2**19
+        space.promise()
+        failing = asyncio.ensure_future(space.take(2**19))
+        await asyncio.sleep(0)
+        space.settle_promise()
+        with pytest.raises(StoreFullError, match=r"longest free extent|used up"):
+            await failing
+        await space.close()
+
+    uvloop.run(test())
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, StoreFullError), (errno.EIO, OSError)])
+def test_take_reports_what_the_file_system_says(
+    tmp_path: Path,
+    executor: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    error: type[Exception],
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    async def test() -> None:
+        space = open_space(tmp_path, 2**20, executor)
+        with monkeypatch.context() as patch:
+            patch.setattr("tierstore.disk.segments.reserve", refuse)
+            with pytest.raises(error, match=os.strerror(number)):
+                await space.take(4096)
+        assert (await space.take(4096)).num_bytes == 4096  # asked again, not remembered for ever
+        await space.close()
+
+    uvloop.run(test())

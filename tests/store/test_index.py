@@ -1,0 +1,150 @@
+"""The index: batches, values, a full map, and nothing visible on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import lmdb
+import msgspec
+import pytest
+import uvloop
+
+from tierstore.codec import DamagedBytesError
+from tierstore.disk.commits import Commits
+from tierstore.disk.index import Delete, Fetch, Index, Operation, Outcome, Put, map_bytes_for, value_charge_bytes
+from tierstore.disk.location import Location, record_seed
+
+
+def location(num_bytes: int) -> Location:
+    return Location(
+        segment=None,
+        offset=None,
+        taken_bytes=value_charge_bytes(num_bytes),
+        encoded_bytes=num_bytes,
+        logical_bytes=num_bytes,
+        codec="none",
+        level=0,
+        itemsize_bytes=1,
+        head_bytes=0,
+        checksum=2**64 - 1,
+    )
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    made = Index.without_name(tmp_path, map_bytes_for(8 * 2**20))
+    yield made
+    made.close()
+
+
+def fetch(index: Index, key: int) -> bytes:
+    found: list[bytes] = []
+    (outcome,) = index.apply([Fetch(key, lambda value: found.append(bytes(value)))])
+    if outcome.error is not None:
+        raise outcome.error
+    return found[0]
+
+
+def test_put_fetch_delete(index: Index) -> None:
+    values = {key: os.urandom(size) for key, size in enumerate((1, 100, 2000, 5000, 70_000))}
+    outcomes = index.apply([Put(key, location(len(value)), value) for key, value in values.items()])
+    assert all(outcome.error is None for outcome in outcomes)
+    assert {key: fetch(index, key) for key in values} == values
+    index.apply([Delete(key) for key in values])
+    with pytest.raises(DamagedBytesError):
+        fetch(index, 1)
+
+
+def test_location_survives_its_encoding() -> None:
+    original = location(123)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(original), type=Location) == original
+
+
+def test_large_value_lies_where_the_outcome_says(index: Index) -> None:
+    value = os.urandom(3 * 2**20 + 1)
+    (outcome,) = index.apply([Put(1, location(len(value)), value)])
+    assert outcome.value_offset is not None
+    index.apply([Put(key, location(9000), bytes(9000)) for key in range(2, 200)])
+    index.apply([Delete(key) for key in range(2, 200)])
+    assert os.pread(index.file.fileno(), len(value), outcome.value_offset) == value
+
+
+def test_directory_stays_empty_and_descriptors_are_found(tmp_path: Path, index: Index) -> None:
+    index.apply([Put(1, location(9), bytes(9))])
+    assert os.listdir(tmp_path) == []
+    assert len(index.descriptors()) >= 2
+    assert all(os.get_inheritable(descriptor) is False for descriptor in index.descriptors())
+    assert os.fstat(index.file.fileno()).st_mode & 0o777 == 0o600
+    assert index.allocated_bytes > 0
+
+
+def test_one_value_too_many_does_not_take_the_batch_with_it(tmp_path: Path) -> None:
+    index = Index.without_name(tmp_path, 2**20)
+    try:
+        small = [Put(key, location(100), bytes([key]) * 100) for key in range(20)]
+        batch: list[Operation] = [*small[:10], Put(99, location(2**20), bytes(2**20)), *small[10:]]
+        outcomes = index.apply(batch)
+        assert isinstance(outcomes[10].error, lmdb.MapFullError)
+        assert sum(outcome.error is not None for outcome in outcomes) == 1
+        assert [fetch(index, key) for key in range(20)] == [bytes([key]) * 100 for key in range(20)]
+    finally:
+        index.close()
+
+
+@pytest.mark.parametrize("size", [1, 300, 1100, 2500, 4096, 30_000])
+def test_map_is_never_filled_by_what_the_budget_allows(tmp_path: Path, size: int) -> None:
+    """Charged against the budget, values fill it, are deleted and fill it again: the map has room throughout."""
+    disk_bytes = 4 * 2**20
+    map_bytes = map_bytes_for(disk_bytes) - 60 * 2**20  # most of the spare is for larger budgets
+    index, count = Index.without_name(tmp_path, map_bytes), disk_bytes // value_charge_bytes(size)
+    try:
+        for start in (0, count, 2 * count):
+            puts = [Put(key, location(size), bytes(size)) for key in range(start, start + count)]
+            assert all(outcome.error is None for outcome in index.apply(puts))
+            assert index.allocated_bytes <= 2 * disk_bytes
+            assert all(outcome.error is None for outcome in index.apply([Delete(put.key) for put in puts]))
+    finally:
+        index.close()
+
+
+def test_commits_gather_what_comes_while_one_is_in_flight(index: Index) -> None:
+    batches: list[int] = []
+
+    class Counting(Index):
+        def __init__(self) -> None:
+            self.allocated_bytes = 0
+
+        def apply(self, operations: object) -> list[Outcome]:
+            batches.append(len(operations))  # type: ignore[arg-type]
+            return index.apply(operations)  # type: ignore[arg-type]
+
+    async def test() -> None:
+        with ThreadPoolExecutor(2) as executor:
+            commits = Commits(Counting(), executor)
+            puts = [commits.submit(Put(key, location(3), b"abc")) for key in range(500)]
+            outcomes = await asyncio.gather(*puts)
+            assert all(outcome.error is None for outcome in outcomes)
+            await commits.settle()
+
+    uvloop.run(test())
+    assert sum(batches) == 500
+    assert len(batches) <= 3
+
+
+def test_commits_report_a_pool_that_is_gone(index: Index) -> None:
+    async def test() -> None:
+        executor = ThreadPoolExecutor(1)
+        executor.shutdown()
+        outcome = await Commits(index, executor).submit(Delete(1))
+        assert isinstance(outcome.error, RuntimeError)
+
+    uvloop.run(test())
+
+
+def test_seed_depends_on_session_and_key() -> None:
+    seeds = {record_seed(session, key) for session in range(20) for key in range(20)}
+    assert len(seeds) == 400

@@ -1,0 +1,568 @@
+"""`LocalDisk`: the conformance tests in every layout, and what only a real directory can show."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.store.disk_conformance import (
+    PLAIN,
+    DiskConformance,
+    OpenTier,
+    at_phase,
+    gather,
+    on_loop,
+    random_bytes,
+    read_back,
+)
+from tierstore.disk.codec_policy import CodecPolicy
+from tierstore.disk.local import LocalDisk
+from tierstore.disk.raw_records import lay_out, split_at
+from tierstore.disk.tier import Kind
+from tierstore.errors import ConfigError, CorruptDataError, StorageIOError, StoreFullError
+
+OpenDisk = Callable[..., AbstractAsyncContextManager[LocalDisk]]
+MASK = Kind("uint8", 1, "DropoutBackward0")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """Where tiers live; nothing may ever be visible in it at a test's end."""
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    yield drive
+    assert os.listdir(drive) == []
+
+
+@pytest.fixture
+def open_disk(directory: Path) -> OpenDisk:
+    @asynccontextmanager
+    async def opened(**options: object) -> AsyncIterator[LocalDisk]:
+        settings: dict[str, object] = {
+            "directory": directory,
+            "disk_bytes": 64 * 2**20,
+            "inline_bytes": 64 * 2**10,
+            "codec": "none",
+            "checksum": True,
+        }
+        with ThreadPoolExecutor(4) as executor:
+            disk = LocalDisk(**(settings | {"executor": executor} | options))  # type: ignore[arg-type]
+            try:
+                yield disk
+            finally:
+                await disk.close()
+
+    return opened
+
+
+class TestConformance(DiskConformance):
+    @pytest.fixture(
+        params=[
+            ("none", 64 * 2**10),
+            ("none", 0),
+            ("none", None),
+            ("zstd", 64 * 2**10),
+            ("shuffle-zstd:3", 4096),
+            ("shuffle-zstd", None),
+            ("auto", 64 * 2**10),
+        ],
+        ids=lambda layout: f"{layout[0]}-{layout[1]}",
+    )
+    def open_tier(self, request: pytest.FixtureRequest, open_disk: OpenDisk) -> OpenTier:
+        codec, inline_bytes = request.param
+        return lambda: open_disk(codec=codec, inline_bytes=inline_bytes)
+
+
+# --- layout ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alignment", [1, 512, 4096])
+def test_layout_cuts_every_address_and_length(alignment: int) -> None:
+    for address in (0, 1, 64, 511, 512, 4095):
+        for num_bytes in (0, 1, 511, 512, 513, 1023, 4096, 8191, 100_001):
+            layout = lay_out(address, num_bytes, alignment)
+            assert sum(layout) == num_bytes
+            assert layout.interior_bytes % alignment == 0
+            assert not layout.interior_bytes or (address + layout.head_bytes) % alignment == 0
+            assert layout.head_bytes + layout.tail_bytes <= 2 * (alignment - 1)
+            if layout.interior_bytes:
+                assert split_at(layout.head_bytes, num_bytes, alignment) == layout
+            else:
+                assert layout.head_bytes == 0  # then the bytes lie in order, however they are cut on reading
+
+
+def test_inline_limit_decides_where_a_record_lives(open_disk: OpenDisk) -> None:
+    async def test() -> None:
+        async with open_disk(inline_bytes=5000) as disk:
+            await disk.write(1, memoryview(random_bytes(5000)), PLAIN)
+            assert disk.usage().allocated_bytes < 2**20
+            await disk.write(2, memoryview(random_bytes(5001)), PLAIN)
+            assert disk.usage().allocated_bytes > 2**20
+
+    on_loop(test)
+
+
+def test_long_record_that_shrinks_below_the_limit_leaves_its_extent(open_disk: OpenDisk) -> None:
+    async def test() -> None:
+        async with open_disk(codec="zstd") as disk:
+            receipt = await disk.write(1, memoryview(bytes(2**20)), PLAIN)
+            assert receipt.codec == "zstd:1"
+            assert receipt.stored_bytes == disk.usage().disk_bytes < 4096
+            assert await read_back(disk, 1, 2**20) == bytes(2**20)
+
+    on_loop(test)
+
+
+def test_encoded_record_gives_its_tail_back(open_disk: OpenDisk) -> None:
+    async def test() -> None:
+        async with open_disk(codec="zstd", inline_bytes=0) as disk:
+            content = b"".join(random_bytes(256, seed) * 2 for seed in range(8192))
+            receipt = await disk.write(1, memoryview(content), PLAIN)
+            assert receipt.stored_bytes == disk.usage().disk_bytes < 0.6 * len(content)
+            assert await read_back(disk, 1, len(content), 77) == content
+
+    on_loop(test)
+
+
+def test_incompressible_record_is_stored_as_it_is(open_disk: OpenDisk) -> None:
+    async def test() -> None:
+        async with open_disk(codec="zstd") as disk:
+            receipt = await disk.write(1, memoryview(random_bytes(2**20)), PLAIN)
+            assert receipt == (2**20, "none")
+            assert disk.codec_choices() == {"float32 MulBackward0": {"none": 1}}
+
+    on_loop(test)
+
+
+def test_record_of_several_calls_is_whole(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of 128 KiB, and calls that move less than they were asked to."""
+    real_write, real_read = os.pwritev, os.preadv
+
+    def shorter(buffers: list[memoryview]) -> list[memoryview]:
+        first = buffers[0]
+        return [first[: len(first) // 2 // 4096 * 4096]] if len(first) >= 8192 else buffers
+
+    async def test() -> None:
+        monkeypatch.setattr("tierstore.disk.transfer._CALL_BYTES", 128 * 2**10)
+        monkeypatch.setattr(os, "pwritev", lambda fd, buffers, at: real_write(fd, shorter(buffers), at))
+        monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: real_read(fd, shorter(buffers), at))
+        async with open_disk() as disk:
+            content = random_bytes(3 * 2**20 + 4001)
+            await disk.write(1, at_phase(content, 64), PLAIN)
+            for phase in (64, 65):
+                assert await read_back(disk, 1, len(content), phase) == content
+
+    on_loop(test)
+
+
+def test_auto_learns_to_encode_what_pays(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk that seems slow, masks are encoded after the first one, random bytes never are."""
+    real = CodecPolicy.learn_written
+
+    def slowed(self: CodecPolicy, key: int, kind: Kind, num_bytes: int, order: Any, written: Any) -> None:
+        real(self, key, kind, num_bytes, order, written._replace(write_seconds=num_bytes / 1e6))
+
+    monkeypatch.setattr(CodecPolicy, "learn_written", slowed)
+
+    async def test() -> None:
+        async with open_disk(codec="auto") as disk:
+            mask, noise = bytes(2**20), random_bytes(2**20)
+            for key in range(6):
+                await disk.write(2 * key, memoryview(mask), MASK)
+                await disk.write(2 * key + 1, memoryview(noise), PLAIN)
+            assert disk.codec_choices() == {
+                "uint8 DropoutBackward0": {"none": 1, "zstd:1": 5},
+                "float32 MulBackward0": {"none": 6},
+            }
+            assert await read_back(disk, 10, len(mask)) == mask
+
+    on_loop(test)
+
+
+def test_auto_encodes_when_space_runs_short(open_disk: OpenDisk) -> None:
+    async def test() -> None:
+        async with open_disk(codec="auto", disk_bytes=8 * 2**20, inline_bytes=0) as disk:
+            content = b"".join(random_bytes(128, seed) * 4 for seed in range(2048))
+            for key in range(9):  # one more than fits as it is
+                await disk.write(key, memoryview(content), PLAIN)
+            assert disk.codec_choices()["float32 MulBackward0"].keys() > {"none"}
+            for key in range(9):
+                assert await read_back(disk, key, len(content)) == content
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_failed_write_takes_nothing_and_the_next_one_works(
+    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "the device failed")
+
+    async def test() -> None:
+        async with open_disk(codec=codec, inline_bytes=0) as disk:
+            content = random_bytes(2**20) * 2 if codec == "none" else bytes(2**20)
+            with monkeypatch.context() as patch:
+                for module in ("raw_records", "encoded_records"):
+                    patch.setattr(f"tierstore.disk.{module}.write_all", fail)
+                with pytest.raises(StorageIOError, match="still in memory"):
+                    await disk.write(1, memoryview(content), PLAIN)
+            assert (disk.usage().disk_bytes, disk.usage().num_records) == (0, 0)
+            await disk.write(2, memoryview(content), PLAIN)
+            assert await read_back(disk, 2, len(content)) == content
+
+    on_loop(test)
+
+
+# --- damage ---------------------------------------------------------------------------------------------------
+
+
+def flip_byte(disk: LocalDisk, content: bytes) -> None:
+    """Flip one byte of what is stored, behind the tier's back."""
+    for descriptor in disk.descriptors():
+        path = f"/proc/self/fd/{descriptor}"
+        with open(path, "r+b") as file:
+            place = file.read().find(content)
+            if place >= 0:
+                file.seek(place)
+                file.write(bytes([content[0] ^ 1]))
+                return
+    raise LookupError("not on disk")
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 64 * 2**10, None])
+def test_flipped_byte_is_found(open_disk: OpenDisk, inline_bytes: int | None) -> None:
+    async def test() -> None:
+        async with open_disk(inline_bytes=inline_bytes, disk_bytes=4 * 2**20) as disk:
+            for key, size in enumerate((20_000, 300_000)):
+                content = random_bytes(size)
+                await disk.write(key, memoryview(content), PLAIN)
+                flip_byte(disk, content[9000:9016])
+                with pytest.raises(CorruptDataError) as caught:
+                    await read_back(disk, key, size)
+                assert caught.value.key == key
+                assert "checksum" in caught.value.expected
+
+    on_loop(test)
+
+
+def test_damaged_encoding_is_found_without_checksums(open_disk: OpenDisk) -> None:
+    async def test() -> None:
+        async with open_disk(codec="zstd", checksum=False, inline_bytes=0, disk_bytes=4 * 2**20) as disk:
+            await disk.write(1, memoryview(bytes(300_000)), PLAIN)
+            flip_byte(disk, b"\x28\xb5\x2f\xfd")  # a zstd frame's first bytes
+            with pytest.raises(CorruptDataError):
+                await read_back(disk, 1, 300_000)
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 64 * 2**10, None])
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_sound_record_under_the_wrong_key_is_refused(open_disk: OpenDisk, inline_bytes: int | None, codec: str) -> None:
+    async def test() -> None:
+        async with open_disk(inline_bytes=inline_bytes, codec=codec) as disk:
+            size = 200_000
+            for key in (1, 2):
+                await disk.write(key, memoryview(bytes([key]) * 100_000 + random_bytes(100_000)), PLAIN)
+            locations = disk._shelf.locations
+            locations[1], locations[2] = locations[2], locations[1]
+            for key in (1, 2):
+                with pytest.raises(CorruptDataError, match="checksum"):
+                    await read_back(disk, key, size)
+
+    on_loop(test)
+
+
+def test_record_of_another_session_is_refused(open_disk: OpenDisk) -> None:
+    async def test() -> None:
+        async with open_disk(session=1) as disk:
+            for size in (100, 100_000):
+                await disk.write(size, memoryview(random_bytes(size)), PLAIN)
+                disk._shelf._session = 2
+                with pytest.raises(CorruptDataError, match="checksum"):
+                    await read_back(disk, size, size)
+                disk._shelf._session = 1
+                assert await read_back(disk, size, size) == random_bytes(size)
+
+    on_loop(test)
+
+
+def test_place_beyond_the_file_is_an_error_not_a_short_read(open_disk: OpenDisk) -> None:
+    async def test() -> None:
+        async with open_disk(inline_bytes=0) as disk:
+            await disk.write(1, memoryview(random_bytes(100_000)), PLAIN)
+            location = disk._shelf.locations[1]
+            disk._shelf.locations[1] = msgspec.structs.replace(location, offset=2**40)
+            with pytest.raises(StorageIOError, match="still on disk"):
+                await read_back(disk, 1, 100_000)
+            disk._shelf.locations[1] = location
+            assert await read_back(disk, 1, 100_000) == random_bytes(100_000)
+
+    on_loop(test)
+
+
+# --- room -----------------------------------------------------------------------------------------------------
+
+
+def test_encoding_fits_where_the_record_does_not(open_disk: OpenDisk) -> None:
+    async def test() -> None:
+        async with open_disk(codec="zstd", inline_bytes=0, disk_bytes=3 * 2**20) as disk:
+            await disk.write(1, memoryview(random_bytes(2 * 2**20)), PLAIN)
+            content = b"".join(random_bytes(128, seed) * 4 for seed in range(4096))
+            assert len(content) == 2 * 2**20
+            assert (await disk.write(2, memoryview(content), PLAIN)).stored_bytes < 2**20
+            assert await read_back(disk, 2, len(content)) == content
+            with pytest.raises(StoreFullError):
+                await disk.write(3, memoryview(random_bytes(2 * 2**20)), PLAIN)
+
+    on_loop(test)
+
+
+def test_zero_budget_refuses_everything(open_disk: OpenDisk) -> None:
+    async def test() -> None:
+        async with open_disk(disk_bytes=0) as disk:
+            for size in (0, 1, 100_000):
+                with pytest.raises(StoreFullError):
+                    await disk.write(size, memoryview(bytes(size)), PLAIN)
+
+    on_loop(test)
+
+
+def test_values_go_to_extents_when_segments_took_the_budget(open_disk: OpenDisk) -> None:
+    async def test() -> None:
+        async with open_disk(disk_bytes=2**20) as disk:
+            await disk.write(1, memoryview(random_bytes(900_000)), PLAIN)
+            await disk.write(2, memoryview(random_bytes(100)), PLAIN)
+            assert await read_back(disk, 2, 100) == random_bytes(100)
+
+    on_loop(test)
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def small_drive(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 16 MiB."""
+    drive, image = tmp_path / "small", tmp_path / "image"
+    drive.mkdir()
+    if request.param == "tmpfs":
+        mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(drive)]
+    else:
+        with open(image, "wb") as file:
+            file.truncate(16 * 2**20)
+        mount = ["mount", "-o", "loop", str(image), str(drive)]
+    try:
+        if request.param == "ext4":
+            subprocess.run(["mkfs.ext4", "-q", "-O", "^has_journal", str(image)], check=True, capture_output=True)
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no {request.param} can be mounted here: {error}")
+    try:
+        yield drive
+    finally:
+        subprocess.run(["umount", str(drive)], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 64 * 2**10, None])
+def test_full_file_system_is_store_full_and_goes_on(
+    open_disk: OpenDisk, small_drive: Path, inline_bytes: int | None
+) -> None:
+    async def test() -> None:
+        async with open_disk(directory=small_drive, disk_bytes=2**30, inline_bytes=inline_bytes) as disk:
+            assert disk.usage().io_mode in ("buffered (tmpfs)", "O_DIRECT")
+            contents: dict[int, bytes] = {}
+
+            async def fill(start: int) -> None:
+                for key in range(start, start + 1000):
+                    content = random_bytes(200_000, seed=key)
+                    await disk.write(key, memoryview(content), PLAIN)
+                    contents[key] = content
+
+            def bytes_used() -> int:
+                status = os.statvfs(small_drive)
+                return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+            for start in (0, 1000):
+                with pytest.raises(StoreFullError) as caught:
+                    await fill(start)
+                assert "No space left" in str(caught.value)
+                assert "still in memory" in str(caught.value)
+                assert bytes_used() > 8 * 2**20
+                for key, content in contents.items():
+                    assert await read_back(disk, key, len(content)) == content
+                await disk.discard(list(contents))
+                contents.clear()
+                assert disk.usage().num_records == 0
+
+    on_loop(test)
+
+
+# --- opening, closing, dying ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{"codec": "lz4"}, {"disk_bytes": -1}, {"inline_bytes": -1}, {"directory": Path("/nonexistent")}]
+)
+def test_unusable_options_are_refused(open_disk: OpenDisk, options: dict[str, object]) -> None:
+    async def test() -> None:
+        async with open_disk(**options):
+            pass
+
+    with pytest.raises(ConfigError, match=next(iter(options)).replace("directory", "path")):
+        on_loop(test)
+
+
+def test_failed_open_leaves_nothing(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "the device is gone")
+
+    async def test() -> None:
+        async with open_disk():
+            pass
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr("tierstore.disk.index.Index._keep_from_children", fail)
+    with pytest.raises(StorageIOError, match="the device is gone"):
+        on_loop(test)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_close_lets_go_of_every_descriptor_and_byte(open_disk: OpenDisk, directory: Path) -> None:
+    async def test() -> None:
+        before = _open_descriptors()
+        async with open_disk() as disk:
+            await gather(*(disk.write(key, memoryview(bytes(10**key)), PLAIN) for key in range(8)))
+            assert os.listdir(directory) == []
+            assert set(disk.descriptors()) <= _open_descriptors() - before
+            assert len(disk.descriptors()) >= 3
+        assert _open_descriptors() <= before
+        assert str(directory) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    async def warm_up() -> None:
+        async with open_disk():
+            pass
+
+    on_loop(warm_up)
+    on_loop(test)
+
+
+_VICTIM = """
+import asyncio, os, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tierstore.disk.local import LocalDisk
+from tierstore.disk.tier import Kind
+
+async def main():
+    disk = LocalDisk(Path(sys.argv[1]), disk_bytes=2**26, inline_bytes=65536, codec="none", checksum=True,
+                     executor=ThreadPoolExecutor(4))
+    for key, size in enumerate((10, 10_000, 10_000_000)):
+        await disk.write(key, memoryview(bytes(size)), Kind())
+    print("written", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_killed_process_leaves_nothing(directory: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", _VICTIM, str(directory)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    with child, child.stdout:
+        assert child.stdout.readline() == "written\n"
+        assert os.listdir(directory) == []
+        child.send_signal(signal.SIGKILL)
+    assert child.returncode == -signal.SIGKILL
+    assert os.listdir(directory) == []
+
+
+def test_forked_child_lets_go_of_the_files(open_disk: OpenDisk, directory: Path) -> None:
+    async def test() -> None:
+        async with open_disk() as disk:
+            content = random_bytes(200_000)
+            await disk.write(1, memoryview(content), PLAIN)
+            await disk.write(2, memoryview(content[:500]), PLAIN)
+            child = os.fork()
+            if child == 0:  # nothing but system calls and what is under test: threads were not inherited
+                disk.abandon_after_fork()
+                os._exit(_count_files_under(directory))
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+            assert _count_files_under(directory) > 0
+            assert await read_back(disk, 1, len(content)) == content
+            assert await read_back(disk, 2, 500) == content[:500]
+
+    on_loop(test)
+
+
+def _count_files_under(directory: Path) -> int:
+    """Descriptors and mappings of this process that keep a file under the directory alive."""
+    open_files = [_target_of(name) for name in os.listdir("/proc/self/fd")]
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return sum(str(directory) in line for line in open_files + maps)
+
+
+def _open_descriptors() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/fd") if _target_of(name)}
+
+
+def _target_of(name: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{name}")
+    except FileNotFoundError:
+        return ""
+
+
+def test_working_memory_is_bounded_by_the_pool(open_disk: OpenDisk) -> None:
+    async def test() -> None:
+        async with open_disk(num_io_threads=4, codec="zstd") as disk:
+            content = memoryview(random_bytes(100_000))
+            await gather(*(disk.write(key, content, PLAIN) for key in range(64)))
+            assert disk.scratch_bytes == 4 * 2 * 2**20
+            assert 1 <= len(disk._shelf._scratch._idle) <= 4
+
+    on_loop(test)
+
+
+def test_loop_goes_on_while_a_long_job_runs(open_disk: OpenDisk) -> None:
+    """A job that waits for the loop ends, so the loop cannot be waiting for the job."""
+
+    async def test() -> None:
+        async with open_disk(inline_bytes=0) as disk:
+            writing = asyncio.ensure_future(disk.write(1, memoryview(random_bytes(8 * 2**20)), PLAIN))
+            turns = 0
+            while not writing.done():
+                turns += 1
+                await asyncio.sleep(0)
+            assert turns > 10
+
+    on_loop(test)
+
+
+def test_random_walk_on_two_loops_of_layouts_matches(open_disk: OpenDisk) -> None:
+    """The same walk, raw and encoded, gives the same bytes."""
+
+    async def walk(codec: str) -> list[bytes]:
+        steps, found = random.Random(3), []
+        async with open_disk(codec=codec) as disk:
+            for key in range(40):
+                size = int(2 ** steps.uniform(0, 20))
+                await disk.write(key, memoryview(bytes([key]) * (size // 2) + random_bytes(size)), PLAIN)
+            for key in range(40):
+                size = disk._shelf.locations[key].logical_bytes
+                found.append(await read_back(disk, key, size))
+        return found
+
+    assert on_loop(lambda: walk("none")) == on_loop(lambda: walk("shuffle-zstd"))

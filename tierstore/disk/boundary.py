@@ -1,0 +1,46 @@
+"""Where the errors of files and of LMDB become this package's own: once, with the cause chained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import lmdb
+
+from ..codec import DamagedBytesError
+from ..errors import CorruptDataError, StorageIOError, StoreFullError
+from .segments import is_out_of_space
+
+__all__ = ["Usage", "translated"]
+
+Usage = tuple[int, int]
+"""Bytes taken on disk now, and the most that may be: what a full store says of itself."""
+
+
+@contextmanager
+def translated(
+    operation: str, place: str, data: str, *, key: int = 0, num_bytes: int = 0, usage: Usage = (0, 0)
+) -> Iterator[None]:
+    """Raise this package's errors for those of the block.
+
+    Args:
+        operation: "write", "read", "open", ...
+        place: where, in words.
+        data: where the record's bytes are if it fails, in words.
+        key: the record's.
+        num_bytes: the record's length.
+        usage: for `StoreFullError`.
+
+    Raises:
+        CorruptDataError: the bytes are not those that were written.
+        StoreFullError: the file system or LMDB's map is full.
+        StorageIOError: anything else that the device, the file system or LMDB said.
+    """
+    try:
+        yield
+    except DamagedBytesError as error:
+        raise CorruptDataError(key, place, error.expected, error.found) from error
+    except (OSError, lmdb.Error) as error:
+        if is_out_of_space(error) or isinstance(error, (lmdb.MapFullError, lmdb.DiskError)):
+            raise StoreFullError(num_bytes, *usage, reason=f"{place}: {error}") from error
+        raise StorageIOError(operation, place, str(error), data) from error

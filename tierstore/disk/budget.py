@@ -1,0 +1,44 @@
+"""What a tier may take of the disk, and what it does take: pure bookkeeping for both of its homes.
+
+Segments are counted whole, values at their peak: LMDB keeps the space of what it deleted for what it stores
+next. So the sum is what the file system gave, not only what live records hold.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DiskBudget"]
+
+
+class DiskBudget:
+    """Counts bytes against one limit. Never blocks; not thread-safe (its owner is one loop).
+
+    Attributes:
+        limit_bytes: the most that segments and values may take together.
+        segment_bytes: taken by segment files.
+        value_bytes: taken by live values in the index.
+        value_peak_bytes: the most that values ever took.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.segment_bytes = 0
+        self.value_bytes = 0
+        self.value_peak_bytes = 0
+
+    @property
+    def room_bytes(self) -> int:
+        """What a new segment may take."""
+        return max(0, self.limit_bytes - self.segment_bytes - self.value_peak_bytes)
+
+    def add_value(self, num_bytes: int) -> bool:
+        """Count a value; False, and nothing is counted, if the limit does not allow it."""
+        growth = max(0, self.value_bytes + num_bytes - self.value_peak_bytes)
+        if growth > self.room_bytes:
+            return False
+        self.value_bytes += num_bytes
+        self.value_peak_bytes += growth
+        return True
+
+    def remove_value(self, num_bytes: int) -> None:
+        """Uncount a value that is gone; its space stays the values'."""
+        self.value_bytes -= num_bytes

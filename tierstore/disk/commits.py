@@ -1,0 +1,74 @@
+"""Index operations in batches: one job in flight; what comes meanwhile goes in the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Executor
+
+from .index import Index, Operation, Outcome, Put
+from .jobs import run_job
+
+__all__ = ["Commits"]
+
+_BATCH_BYTES = 64 * 2**20  # LMDB keeps a transaction's new values in memory until it commits
+_BATCH_OPERATIONS = 4096
+
+
+class Commits:
+    """The only way to an index that is in use. Lives on one loop; never blocks it."""
+
+    def __init__(self, index: Index, executor: Executor) -> None:
+        self._index = index
+        self._executor = executor
+        self._queue: deque[tuple[Operation, asyncio.Future[Outcome]]] = deque()
+        self._flight: asyncio.Task[None] | None = None
+
+    async def submit(self, operation: Operation) -> Outcome:
+        """Have it done with the next batch, and return what became of it.
+
+        Raises:
+            RuntimeError: the executor takes no more jobs; nothing was done.
+        """
+        return (await self.submit_all((operation,)))[0]
+
+    async def submit_all(self, operations: Iterable[Operation]) -> list[Outcome]:
+        """Likewise for several; an operation that failed carries its error in its outcome."""
+        loop = asyncio.get_running_loop()
+        operations = list(operations)
+        futures = [loop.create_future() for _ in operations]
+        self._queue.extend(zip(operations, futures, strict=True))
+        if self._flight is None:
+            self._flight = loop.create_task(self._fly())
+        return await asyncio.gather(*futures) if len(futures) > 1 else [await future for future in futures]
+
+    async def settle(self) -> None:
+        """Return when nothing is queued or in flight."""
+        while self._flight is not None:
+            await asyncio.wait((self._flight,))
+
+    async def _fly(self) -> None:
+        try:
+            while batch := self._next_batch():
+                await self._apply(batch)
+        finally:
+            self._flight = None
+
+    async def _apply(self, batch: list[tuple[Operation, asyncio.Future[Outcome]]]) -> None:
+        try:
+            outcomes = await run_job(self._executor, self._index.apply, [operation for operation, _ in batch])
+        except Exception as error:  # noqa: BLE001  (handed to everybody who waits for this batch)
+            outcomes = [Outcome(error)] * len(batch)
+        for (_, future), outcome in zip(batch, outcomes, strict=True):
+            future.set_result(outcome)
+
+    def _next_batch(self) -> list[tuple[Operation, asyncio.Future[Outcome]]]:
+        batch: list[tuple[Operation, asyncio.Future[Outcome]]] = []
+        room = _BATCH_BYTES
+        while self._queue and room > 0 and len(batch) < _BATCH_OPERATIONS:
+            operation, _ = entry = self._queue.popleft()
+            batch.append(entry)
+            if isinstance(operation, Put) and operation.value is not None:
+                room -= len(operation.value)
+        return batch

@@ -1,0 +1,179 @@
+"""Encoded records: filled, checksummed and written chunk by chunk, in constant memory. Blocking jobs."""
+
+from __future__ import annotations
+
+import time
+
+import xxhash
+
+from ..codec import (
+    ENCODED_BLOCK_BYTES,
+    BlockDecoder,
+    Codec,
+    DamagedBytesError,
+    blocks_of,
+    encode_block,
+    is_shrinking,
+)
+from .allocator import ALIGNMENT_BYTES, round_up
+from .linux import copy_memory
+from .scratch import Scratch
+from .transfer import read_all, write_all
+
+__all__ = ["ChunkWriter", "decode_value", "encode_record", "encode_value", "read_encoded"]
+
+_CARRY_BYTES = round_up(ENCODED_BLOCK_BYTES)  # room before a read for the block that the last one cut
+
+
+class ChunkWriter:
+    """Collects encoded blocks in the scratch's chunk and writes them to an extent as it fills.
+
+    Attributes:
+        encoded_bytes: collected so far.
+        write_seconds: spent in the device so far.
+    """
+
+    def __init__(self, descriptor: int, offset: int, scratch: Scratch, hasher: xxhash.xxh3_64 | None) -> None:
+        self._descriptor = descriptor
+        self._offset = offset
+        self._chunk = scratch.chunk
+        self._hasher = hasher
+        self._filled_bytes = 0
+        self._flushed_bytes = 0
+        self.write_seconds = 0.0
+
+    @property
+    def encoded_bytes(self) -> int:
+        """Collected so far, written or not."""
+        return self._flushed_bytes + self._filled_bytes
+
+    def room(self) -> memoryview:
+        """Writable memory for one more block.
+
+        Raises:
+            OSError: what was collected could not be written.
+        """
+        if len(self._chunk) - self._filled_bytes < ENCODED_BLOCK_BYTES:
+            whole = self._filled_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+            self._flush(whole)
+            rest = self._filled_bytes - whole
+            self._chunk[:rest] = self._chunk[whole : self._filled_bytes]
+            self._filled_bytes = rest
+        return self._chunk[self._filled_bytes :]
+
+    def take(self, num_bytes: int) -> None:
+        """Count what was put at the front of `room()`."""
+        block = self._chunk[self._filled_bytes : self._filled_bytes + num_bytes]
+        if self._hasher is not None:
+            self._hasher.update(block)
+        self._filled_bytes += num_bytes
+
+    def collected(self) -> bytes | None:
+        """All bytes, if none had to be written yet."""
+        return None if self._flushed_bytes else bytes(self._chunk[: self._filled_bytes])
+
+    def finish(self) -> None:
+        """Write the rest, padded to a block.
+
+        Raises:
+            OSError: likewise.
+        """
+        self._flush(round_up(self._filled_bytes))
+
+    def _flush(self, num_bytes: int) -> None:
+        start = time.perf_counter()
+        write_all(self._descriptor, [self._chunk[:num_bytes]], self._offset + self._flushed_bytes)
+        self.write_seconds += time.perf_counter() - start
+        self._flushed_bytes += num_bytes
+
+
+def encode_record(
+    source: memoryview,
+    codec: Codec,
+    itemsize_bytes: int,
+    writer: ChunkWriter,
+    limit_bytes: int,
+    scratch: Scratch,
+) -> bool:
+    """Encode into `writer`; False, as soon as it shows, if that does not shrink it or breaks the limit.
+
+    Raises:
+        OSError: the device failed; the caller still owns the bytes.
+    """
+    done = 0
+    for block in blocks_of(source):
+        writer.take(encode_block(block, writer.room(), codec, itemsize_bytes, scratch.workspace))
+        done += len(block)
+        if not is_shrinking(writer.encoded_bytes, done) or writer.encoded_bytes > limit_bytes:
+            return False
+    return True
+
+
+def encode_value(source: memoryview, codec: Codec, itemsize_bytes: int, scratch: Scratch) -> bytes | None:
+    """The encoded record in one piece; None if encoding does not shrink it."""
+    value = bytearray()
+    done = 0
+    for block in blocks_of(source):
+        length = encode_block(block, scratch.chunk, codec, itemsize_bytes, scratch.workspace)
+        value += scratch.chunk[:length]
+        done += len(block)
+        if not is_shrinking(len(value), done):
+            return None
+    return bytes(value)
+
+
+def decode_value(
+    value: memoryview, destination: memoryview, codec: Codec, itemsize_bytes: int, scratch: Scratch
+) -> None:
+    """Decode what `encode_value` made.
+
+    Raises:
+        DamagedBytesError: these are not its bytes; `destination` holds garbage.
+    """
+    decoder = BlockDecoder(destination, codec, itemsize_bytes, scratch.workspace)
+    used = decoder.feed(value)
+    if not decoder.is_complete or used != len(value):
+        raise DamagedBytesError(f"{len(destination)} decoded bytes", f"{used} of {len(value)} bytes made sense")
+
+
+def read_encoded(
+    descriptor: int,
+    offset: int,
+    encoded_bytes: int,
+    alignment_bytes: int,
+    decoder: BlockDecoder,
+    hasher: xxhash.xxh3_64 | None,
+    scratch: Scratch,
+) -> float:
+    """Read, checksum and decode a record chunk by chunk; returns the seconds spent in the device.
+
+    Args:
+        descriptor: what holds it; O_DIRECT unless `alignment_bytes` is 1.
+        offset: of its first byte there; a multiple of `alignment_bytes`.
+        encoded_bytes: how many were written for it.
+        alignment_bytes: lengths of reads are rounded up to it.
+        decoder: where the bytes go.
+        hasher: takes every encoded byte in order; None where nobody will ask.
+        scratch: for what was read and not yet decoded.
+
+    Raises:
+        DamagedBytesError: the bytes do not decode; the destination holds garbage.
+        OSError: the record is still there; likewise.
+    """
+    chunk, carried_bytes, done, seconds = scratch.chunk, 0, 0, 0.0
+    while done < encoded_bytes:
+        wanted = min(encoded_bytes - done, len(chunk) - _CARRY_BYTES)
+        start = time.perf_counter()
+        read_bytes = min(round_up(wanted, alignment_bytes), len(chunk) - _CARRY_BYTES)
+        read_all(descriptor, [chunk[_CARRY_BYTES : _CARRY_BYTES + read_bytes]], offset + done)
+        seconds += time.perf_counter() - start
+        if hasher is not None:
+            hasher.update(chunk[_CARRY_BYTES : _CARRY_BYTES + wanted])
+        pending = chunk[_CARRY_BYTES - carried_bytes : _CARRY_BYTES + wanted]
+        rest = pending[decoder.feed(pending) :]
+        carried_bytes = len(rest)
+        copy_memory(chunk[_CARRY_BYTES - carried_bytes : _CARRY_BYTES], rest)
+        done += wanted
+    if not decoder.is_complete or carried_bytes:
+        raise DamagedBytesError("a whole record", f"a record cut short, {carried_bytes} bytes left over")
+    return seconds

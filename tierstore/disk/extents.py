@@ -1,0 +1,251 @@
+"""Extents: ranges of unnamed segment files, allocated as they are needed and never beyond the budget.
+
+Segments are about 1 GiB (growing one file under direct writes stalls; preallocating all of a drive is not
+ours to do). The next one is allocated off the loop before the current ones are full. Empty ones are closed
+one after the other, all but one, so that a store that breathes does not make and drop segments all the time:
+freeing 1 GiB takes the file system 0.1 s, and what still waits to be closed may be used again. Nothing is
+punched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import StoreFullError
+from .allocator import ALIGNMENT_BYTES, ExtentAllocator, round_up
+from .budget import DiskBudget
+from .io_mode import IoMode
+from .jobs import run_job
+from .segments import Segment, is_out_of_space, open_segment
+
+__all__ = ["SEGMENT_BYTES", "Extent", "ExtentSpace"]
+
+SEGMENT_BYTES = 2**30
+_RECORDS_PER_SEGMENT = 8  # large records get larger segments: at most an eighth is lost to what does not fit
+_SEGMENT_STRIDE = 1 << 48  # each segment's part of the allocator's line: they never touch
+
+
+class Extent(NamedTuple):
+    """A range of a segment; offset and length are multiples of 4096."""
+
+    segment: int
+    offset: int
+    num_bytes: int
+
+    @property
+    def start(self) -> int:
+        """Where it lies on the allocator's line."""
+        return self.segment * _SEGMENT_STRIDE + self.offset
+
+
+class _Refusal(NamedTuple):
+    """What the file system said to a segment of at least this size."""
+
+    least_bytes: int
+    error: Exception
+
+
+class ExtentSpace:
+    """The segments of one tier. Lives on one loop; only `take` and `close` wait."""
+
+    def __init__(self, directory: Path, budget: DiskBudget, mode: IoMode, executor: Executor) -> None:
+        self._directory = directory
+        self._budget = budget
+        self._mode = mode
+        self._executor = executor
+        self._allocator = ExtentAllocator()
+        self._segments: dict[int, Segment] = {}
+        self._num_opened = 0
+        self._growth: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._num_promises = 0
+        self._news = asyncio.Event()
+        self._refusal: _Refusal | None = None
+        self._grows_ahead = True
+
+    @property
+    def used_bytes(self) -> int:
+        """Taken by extents now."""
+        return self._allocator.total_bytes - self._allocator.free_bytes
+
+    @property
+    def largest_free_bytes(self) -> int:
+        """The longest extent that is free in the segments there are."""
+        return self._allocator.largest_free_bytes
+
+    @property
+    def alignment_bytes(self) -> int:
+        """What the segments' descriptors ask of memory."""
+        return self._mode.memory_alignment_bytes
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether empty segments are being closed."""
+        return self._closing is not None
+
+    def descriptor(self, segment: int) -> int:
+        """The segment's open file."""
+        return self._segments[segment].file.fileno()
+
+    def files(self) -> list[io.FileIO]:
+        """Every segment's open file."""
+        return [segment.file for segment in self._segments.values()]
+
+    async def take(self, num_bytes: int) -> Extent:
+        """Take an extent of `num_bytes`, rounded up to 4096.
+
+        Raises:
+            StoreFullError: neither the budget nor the file system has room, also after everything that was
+                promised back has come; nothing was taken.
+            OSError: the device failed; likewise.
+        """
+        num_bytes = max(round_up(num_bytes), ALIGNMENT_BYTES)
+        while (start := self._allocator.allocate(num_bytes)) is None:
+            if self._may_grow_for(num_bytes):
+                self._start_growth(self._segment_bytes_for(num_bytes), num_bytes)
+            elif not self._free_budget_for(num_bytes) and not self._is_news_coming():
+                raise self._refuse(num_bytes)
+            await self.wait_for_news()
+        self._grow_ahead()
+        return Extent(*divmod(start, _SEGMENT_STRIDE), num_bytes)
+
+    def give_back(self, extent: Extent) -> None:
+        """Free an extent. Only when nothing can still read or write it."""
+        self._allocator.free(extent.start, extent.num_bytes)
+        if self._is_empty(extent.segment) and len(self._empty_segments()) > 1:
+            self._start_closing(keep=1)
+        self._announce()
+
+    def trim(self, extent: Extent, num_bytes: int) -> Extent:
+        """Give back all but the first `num_bytes`, rounded up to 4096; returns what is kept."""
+        kept = extent._replace(num_bytes=max(round_up(num_bytes), ALIGNMENT_BYTES))
+        if kept.num_bytes < extent.num_bytes:
+            self._allocator.free(kept.start + kept.num_bytes, extent.num_bytes - kept.num_bytes)
+            self._announce()
+        return kept
+
+    def promise(self) -> None:
+        """Announce that space may soon come back: `take` then waits for it. One `settle_promise` follows."""
+        self._num_promises += 1
+
+    def settle_promise(self) -> None:
+        """The space of one promise has come back, or never will."""
+        self._num_promises -= 1
+        self._announce()
+
+    async def wait_for_news(self) -> bool:
+        """Wait until something was given back or made; False at once if nothing is on its way."""
+        if not self._is_news_coming():
+            return False
+        await self._news.wait()
+        return True
+
+    async def close(self) -> None:
+        """Close every segment. No extent may be in use by a job; all are gone. Idempotent."""
+        while pending := [task for task in (self._growth, self._closing) if task is not None]:
+            await asyncio.wait(pending)
+        files = self.files()
+        self._segments.clear()
+        self._allocator = ExtentAllocator()
+        self._budget.segment_bytes = 0
+        if files:
+            await run_job(self._executor, _close_all, files)
+
+    def _may_grow_for(self, num_bytes: int) -> bool:
+        refused = self._refusal is not None and num_bytes >= self._refusal.least_bytes
+        return self._growth is None and not refused and self._budget.room_bytes >= num_bytes
+
+    def _segment_bytes_for(self, num_bytes: int) -> int:
+        usual = min(SEGMENT_BYTES, round_up(self._budget.limit_bytes // 4))
+        room = self._budget.room_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        return min(max(usual, _RECORDS_PER_SEGMENT * num_bytes), room)
+
+    def _grow_ahead(self) -> None:
+        usual = self._segment_bytes_for(0)
+        is_low = self._allocator.free_bytes < usual // 4
+        if is_low and self._grows_ahead and self._growth is None:
+            self._start_growth(usual, usual)
+
+    def _start_growth(self, num_bytes: int, least_bytes: int) -> None:
+        self._budget.segment_bytes += num_bytes
+        self._growth = asyncio.get_running_loop().create_task(self._grow(num_bytes, least_bytes))
+
+    async def _grow(self, num_bytes: int, least_bytes: int) -> None:
+        taken_bytes = 0
+        try:
+            segment = await run_job(self._executor, open_segment, self._directory, num_bytes, least_bytes, self._mode)
+            taken_bytes = segment.num_bytes
+            self._segments[self._num_opened] = segment
+            self._allocator.add_range(self._num_opened * _SEGMENT_STRIDE, taken_bytes)
+            self._num_opened += 1
+        except (OSError, RuntimeError) as error:  # RuntimeError: the executor takes no more jobs
+            # Nobody asked for a segment ahead of its need: that refusal only ends the asking.
+            self._grows_ahead = False
+            self._refusal = _Refusal(least_bytes, error)
+        finally:
+            self._budget.segment_bytes += taken_bytes - num_bytes
+            self._growth = None
+            self._announce()
+
+    def _refuse(self, num_bytes: int) -> Exception:
+        refusal, self._refusal = self._refusal, None  # the next one may ask the file system again
+        if refusal is not None and not is_out_of_space(refusal.error):
+            return refusal.error
+        reason = f"the longest free extent has {self.largest_free_bytes} bytes"
+        if refusal is not None:
+            reason = f"the file system says: {refusal.error}"
+        elif self._allocator.free_bytes < num_bytes:
+            reason = "the disk budget is used up"
+        used_bytes = self.used_bytes + self._budget.value_bytes
+        full = StoreFullError(num_bytes, used_bytes, self._budget.limit_bytes, reason=reason)
+        full.__cause__ = None if refusal is None else refusal.error
+        return full
+
+    def _free_budget_for(self, num_bytes: int) -> bool:
+        """Start closing empty segments if that makes room for a longer one."""
+        empty_bytes = sum(self._segments[number].num_bytes for number in self._empty_segments())
+        if not empty_bytes or self._budget.room_bytes + empty_bytes < num_bytes:
+            return False
+        self._start_closing(keep=0)
+        return True
+
+    def _empty_segments(self) -> list[int]:
+        return [number for number in self._segments if self._is_empty(number)]
+
+    def _is_empty(self, number: int) -> bool:
+        return self._allocator.is_unused(number * _SEGMENT_STRIDE, self._segments[number].num_bytes)
+
+    def _start_closing(self, *, keep: int) -> None:
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close_empty(keep))
+
+    async def _close_empty(self, keep: int) -> None:
+        try:
+            while len(empty := self._empty_segments()) > keep:
+                number = min(empty, key=lambda number: self._segments[number].num_bytes)
+                segment = self._segments.pop(number)
+                self._allocator.remove_range(number * _SEGMENT_STRIDE, segment.num_bytes)
+                await run_job(self._executor, _close_all, [segment.file])
+                self._budget.segment_bytes -= segment.num_bytes
+                self._refusal = None
+                self._grows_ahead = True
+                self._announce()
+        finally:
+            self._closing = None
+            self._announce()
+
+    def _is_news_coming(self) -> bool:
+        return self._num_promises > 0 or self._growth is not None or self.is_closing
+
+    def _announce(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def _close_all(files: list[io.FileIO]) -> None:
+    for file in files:
+        file.close()

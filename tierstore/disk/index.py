@@ -1,0 +1,263 @@
+"""The index: where every record lies, and the small records themselves, in LMDB. Blocking calls.
+
+Two tables: `locations` (key → `Location`, msgpack) and `values` (key → encoded bytes, for records without an
+extent). `lock=False` means that LMDB lets a write transaction reuse pages under a reader's feet (lmdb.h,
+MDB_NOLOCK), so calls must not overlap; whoever owns an index runs one at a time.
+
+Never `writemap`: on a full disk it ends the process with SIGBUS. `sync=False`: nothing here outlives a power
+loss.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import lmdb
+import msgspec
+
+from ..codec import DamagedBytesError
+from .allocator import round_up
+from .linux import address_of, dont_fork, mapping_around, open_unnamed
+from .location import Location
+
+__all__ = ["Delete", "Fetch", "Index", "Operation", "Outcome", "Put", "map_bytes_for", "value_charge_bytes"]
+
+_FORMAT = b"tierstore 1"
+_ENTRY_BYTES = 256  # two tables' keys and nodes, a location of at most 90 bytes, pages half full
+_IN_LEAF_BYTES = 1024  # a longer value may go to overflow pages of its own (LMDB: about half a page)
+_PAGE_HEADER_BYTES = 16
+_LARGE_VALUE_BYTES = 64 * 2**10
+_SPARE_BYTES = 64 * 2**20  # tables, free lists, and the copies that one transaction makes of what it changes
+_ROOM_FOR_A_COMMIT_BYTES = 2**20
+_MOST_MAP_BYTES = 2**44  # an eighth of what x86-64 lets a process map; 16 TiB are never filled by small values
+
+
+def value_charge_bytes(num_bytes: int) -> int:
+    """What a value takes of the disk budget, its index entry included."""
+    if num_bytes <= _IN_LEAF_BYTES:
+        return 2 * _ENTRY_BYTES + 2 * num_bytes
+    return 2 * _ENTRY_BYTES + round_up(num_bytes + _PAGE_HEADER_BYTES)
+
+
+def map_bytes_for(disk_bytes: int) -> int:
+    """A map that records charged against `disk_bytes` cannot fill: even deletes fail on a full one.
+
+    Address space, not memory or disk. Values may take the whole budget, and twice that because LMDB looks for
+    contiguous pages; so may the entries of 4 KiB extents.
+    """
+    return min(round_up(2 * disk_bytes + disk_bytes // 4096 * 2 * _ENTRY_BYTES + _SPARE_BYTES), _MOST_MAP_BYTES)
+
+
+class Put(NamedTuple):
+    """Enter a record; with its bytes if they live here."""
+
+    key: int
+    location: Location
+    value: bytes | memoryview | None
+
+
+class Delete(NamedTuple):
+    """Remove a record, and its bytes if they live here."""
+
+    key: int
+
+
+class Fetch(NamedTuple):
+    """Hand the record's bytes to `receive`, which must be done with them when it returns."""
+
+    key: int
+    receive: Callable[[memoryview], None]
+
+
+Operation = Put | Delete | Fetch
+
+
+class Outcome(NamedTuple):
+    """What became of an operation.
+
+    Attributes:
+        error: None if it succeeded; otherwise nothing of it was done.
+        value_offset: of a large value that was put: where it lies in the index's file, for good (LMDB does
+            not move overflow pages). Reading it there goes at the disk's speed; through cold pages of the map
+            it was 0.04-0.5 GB/s.
+    """
+
+    error: Exception | None = None
+    value_offset: int | None = None
+
+
+class Index:
+    """One LMDB environment in a file of its own. Every method blocks; no two calls may overlap.
+
+    Attributes:
+        file: the environment's file, opened for reading values where they lie.
+        allocated_bytes: what the file takes on disk, as of the last `apply`.
+    """
+
+    def __init__(self, file: io.FileIO, map_bytes: int) -> None:
+        """Open the environment that lives in `file` (also one without a name: through /proc/self/fd).
+
+        Raises:
+            lmdb.Error: it is damaged, or the map cannot be made.
+            OSError: likewise. In both cases `file` is closed.
+        """
+        self.file = file
+        self.allocated_bytes = 0
+        try:
+            self._environment = lmdb.open(
+                f"/proc/self/fd/{file.fileno()}",
+                map_size=map_bytes,
+                subdir=False,
+                lock=False,
+                sync=False,
+                readahead=True,
+                mode=0o600,
+                max_dbs=2,
+            )
+        except BaseException:
+            file.close()
+            raise
+        try:
+            self._locations = self._environment.open_db(b"locations")
+            self._values = self._environment.open_db(b"values")
+            self._map_start = self._keep_from_children()
+            for descriptor in self.descriptors():
+                os.set_inheritable(descriptor, False)  # LMDB leaves its first one open across exec
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def without_name(cls, directory: Path, map_bytes: int) -> Index:
+        """A new, empty index under `directory` that nobody can see and that no kill leaves behind.
+
+        Raises:
+            lmdb.Error, OSError: nothing is left open.
+        """
+        return cls(io.FileIO(open_unnamed(directory), "r+"), map_bytes)
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Do all of it: fetches first, then every change in one transaction; returns an outcome for each.
+
+        A transaction that fails is tried again operation by operation, so that one record too many does not
+        take the others with it.
+        """
+        outcomes = [Outcome()] * len(operations)
+        changes = []
+        for place, operation in enumerate(operations):
+            if isinstance(operation, Fetch):
+                outcomes[place] = self._outcome_of_fetch(operation)
+            else:
+                changes.append(place)
+        if changes:
+            for place, error in self._change([(place, operations[place]) for place in changes]):
+                outcomes[place] = Outcome(error)
+        self._find_large_values(operations, outcomes)
+        self.allocated_bytes = os.fstat(self.file.fileno()).st_blocks * 512
+        return outcomes
+
+    def descriptors(self) -> list[int]:
+        """Every descriptor of this process that refers to the index's file, LMDB's own included."""
+        own = os.fstat(self.file.fileno())
+        found = []
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                status = os.fstat(int(name))
+            except OSError:
+                continue  # the one that listed the directory
+            if (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino):
+                found.append(int(name))
+        return found
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: let go of the file without touching LMDB's structures; its map is not inherited.
+
+        LMDB's own descriptors are turned to /dev/null rather than closed: it will close those numbers itself
+        one day, and they must not be somebody else's by then.
+        """
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for descriptor in self.descriptors():
+            os.dup2(null, descriptor, inheritable=False)
+        os.close(null)
+        self.file.close()
+
+    def close(self) -> None:
+        """Close the environment and the file; idempotent. Without a name, the file is gone."""
+        self._environment.close()
+        self.file.close()
+
+    def _keep_from_children(self) -> int | None:
+        """Leave the map out of forked children; returns where it starts, None if that cannot be found out."""
+        with self._environment.begin(write=True) as transaction:
+            transaction.put(b"format", _FORMAT)
+        with self._environment.begin(buffers=True) as transaction:
+            found = mapping_around(address_of(memoryview(transaction.get(b"format", b""))))
+        if found is None:
+            return None
+        dont_fork(*found)
+        return found[0]
+
+    def _outcome_of_fetch(self, fetch: Fetch) -> Outcome:
+        try:
+            with self._environment.begin(db=self._values, buffers=True) as transaction:
+                value = transaction.get(_key(fetch.key))
+                if value is None:
+                    raise DamagedBytesError("a value in the index", "none")
+                fetch.receive(value)
+        except Exception as error:  # noqa: BLE001  (it is the outcome: raised again where the operation came from)
+            return Outcome(error)
+        return Outcome()
+
+    def _change(self, changes: Sequence[tuple[int, Operation]]) -> list[tuple[int, Exception | None]]:
+        try:
+            with self._environment.begin(write=True) as transaction:
+                for _, operation in changes:
+                    self._do(transaction, operation)
+        except (lmdb.Error, OSError) as error:
+            if len(changes) == 1:
+                return [(changes[0][0], self._reason_of(error, changes[0][1]))]
+            return [outcome for change in changes for outcome in self._change([change])]
+        return [(place, None) for place, _ in changes]
+
+    def _reason_of(self, error: Exception, operation: Operation) -> Exception:
+        """LMDB says EIO for a short write, which is how a file system that fills up shows itself first."""
+        if getattr(error, "code", None) != errno.EIO:
+            return error
+        value = operation.value if isinstance(operation, Put) else None
+        status = os.fstatvfs(self.file.fileno())
+        if status.f_bavail * status.f_frsize > len(value or b"") + _ROOM_FOR_A_COMMIT_BYTES:
+            return error
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        full.__cause__ = error
+        return full
+
+    def _do(self, transaction: lmdb.Transaction, operation: Operation) -> None:
+        key = _key(operation.key)
+        if isinstance(operation, Put):
+            transaction.put(key, msgspec.msgpack.encode(operation.location), db=self._locations)
+            if operation.value is not None:
+                transaction.put(key, operation.value, db=self._values)
+        else:
+            transaction.delete(key, db=self._locations)
+            transaction.delete(key, db=self._values)
+
+    def _find_large_values(self, operations: Sequence[Operation], outcomes: list[Outcome]) -> None:
+        if self._map_start is None:
+            return
+        for place, operation in enumerate(operations):
+            if not isinstance(operation, Put) or outcomes[place].error is not None:
+                continue
+            if operation.value is not None and len(operation.value) >= _LARGE_VALUE_BYTES:
+                with self._environment.begin(db=self._values, buffers=True) as transaction:
+                    address = address_of(memoryview(transaction.get(_key(operation.key), b"")))
+                outcomes[place] = Outcome(value_offset=address - self._map_start)
+
+
+def _key(number: int) -> bytes:
+    return struct.pack(">Q", number)  # big-endian: the order of keys is the order of their making

@@ -1,0 +1,51 @@
+"""From the loop to the I/O pool and back, one hop per job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any, ParamSpec, TypeVar, cast
+
+import aiofiles.os
+
+__all__ = ["run_job", "to_the_end"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _call(job: Callable[..., Any], *arguments: object) -> Any:
+    return job(*arguments)
+
+
+_run = aiofiles.os.wrap(_call)
+
+
+async def run_job(executor: Executor, job: Callable[_P, _T], *arguments: _P.args, **_: _P.kwargs) -> _T:
+    """Run a blocking job on the pool and return what it returns."""
+    return cast(_T, await _run(job, *arguments, executor=executor))
+
+
+async def to_the_end(work: Coroutine[Any, Any, _T], undo: Callable[[], Awaitable[object]] | None = None) -> _T:
+    """Await `work` to its end even if the caller is cancelled: its buffers are in use until then.
+
+    Args:
+        work: runs as a task of its own, which nobody cancels.
+        undo: called if `work` succeeded for a caller that was cancelled and will never know.
+
+    Raises:
+        asyncio.CancelledError: the caller was cancelled; `work` has ended, and is undone.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    if task.exception() is None and undo is not None:
+        await undo()
+    raise cancelled

@@ -1,0 +1,148 @@
+"""What Linux offers and Python's standard library does not wrap. Blocking, like the calls themselves."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+__all__ = [
+    "address_of",
+    "copy_memory",
+    "dont_fork",
+    "file_system_of",
+    "mapping_around",
+    "open_unnamed",
+    "reserve",
+]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_MADV_DONTFORK = 10  # asm-generic/mman-common.h
+
+_STATFS_BYTES = 256  # struct statfs has 120 on 64-bit Linux; f_type comes first (statfs(2))
+_FILE_SYSTEMS = {
+    0x01021994: "tmpfs",
+    0x858458F6: "ramfs",
+    0x6969: "nfs",
+    0x65735546: "fuse",
+    0x2FC12FC1: "zfs",
+}  # linux/magic.h, and zfs's own
+
+
+class _PyBuffer(ctypes.Structure):
+    """Py_buffer of Python's stable ABI (3.11 and later)."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = (ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int)
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = (ctypes.POINTER(_PyBuffer),)
+_release_buffer.restype = None
+_PYBUF_SIMPLE = 0
+
+
+def address_of(view: memoryview) -> int:
+    """Where a contiguous buffer lies in memory; read-only ones too, which `ctypes.from_buffer` refuses."""
+    buffer = _PyBuffer()
+    _get_buffer(view, ctypes.byref(buffer), _PYBUF_SIMPLE)
+    try:
+        return buffer.buf or 0
+    finally:
+        _release_buffer(ctypes.byref(buffer))
+
+
+def copy_memory(destination: memoryview, source: memoryview) -> None:
+    """Copy all of `source` to the front of `destination`; they may overlap. Releases the interpreter's lock.
+
+    Raises:
+        ValueError: `destination` is shorter or read-only; nothing was copied.
+    """
+    if len(destination) < len(source) or destination.readonly:
+        raise ValueError(f"{len(source)} bytes do not fit into {len(destination)} writable ones")
+    ctypes.memmove(address_of(destination), address_of(source), len(source))
+
+
+def reserve(descriptor: int, num_bytes: int) -> None:
+    """Give an empty file `num_bytes` of blocks and that length; only the length where fallocate is unknown.
+
+    `os.posix_fallocate` is not used: where the file system cannot, the C library writes every block instead.
+
+    Raises:
+        OSError: no space (ENOSPC, EDQUOT), or the device failed.
+    """
+    while _libc.fallocate(descriptor, 0, 0, num_bytes) != 0:
+        number = ctypes.get_errno()
+        if number in (errno.EOPNOTSUPP, errno.ENOSYS):
+            os.ftruncate(descriptor, num_bytes)
+            return
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+
+
+def file_system_of(directory: Path) -> str:
+    """The kind of file system where it is one that O_DIRECT does not serve; "" for all others.
+
+    Raises:
+        OSError: the directory cannot be looked at.
+    """
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc.statfs(os.fsencode(directory), buffer) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(directory))
+    return _FILE_SYSTEMS.get(ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF, "")
+
+
+def open_unnamed(directory: Path) -> int:
+    """Open a new file for reading and writing that has no name: it is gone with its last descriptor.
+
+    Raises:
+        OSError: the directory cannot be written to, or no descriptor is left.
+    """
+    try:
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        # open(2): a file system without O_TMPFILE says EOPNOTSUPP; an old kernel sees O_DIRECTORY: EISDIR.
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    descriptor, name = tempfile.mkstemp(prefix="tierstore-", dir=directory)  # 0600, close-on-exec
+    os.unlink(name)
+    return descriptor
+
+
+def mapping_around(address: int) -> tuple[int, int] | None:
+    """(start, length) of the mapping that holds `address`, by /proc/self/maps; None if there is none."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            start, end = (int(part, 16) for part in line.split(" ", 1)[0].split("-"))
+            if start <= address < end:
+                return start, end - start
+    return None
+
+
+def dont_fork(start: int, num_bytes: int) -> None:
+    """Keep a mapping out of forked children, where it would keep the parent's unnamed file alive.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    if _libc.madvise(start, num_bytes, _MADV_DONTFORK) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

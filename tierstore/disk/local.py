@@ -1,0 +1,170 @@
+"""The disk tier on a directory of this machine: extents for what is large, LMDB for what is small.
+
+Start here::
+
+    write ─► codec ─► extent ─► one job: encode + checksum + write ─► index commit ─► Stored
+                 └──► small: one value ─────────────────────────────────┘
+    read  ─► location in memory ─► one job: read + checksum + decode
+
+All bookkeeping is the loop's; the pool's jobs only move bytes. The files have no names: a process that is
+killed leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+
+from ..codec import parse_codec
+from ..config import check_directory
+from ..errors import ConfigError, StoreClosedError
+from .allocator import round_up
+from .boundary import translated
+from .budget import DiskBudget
+from .codec_policy import CodecPolicy
+from .extents import ExtentSpace
+from .index import Index, map_bytes_for
+from .io_mode import detect_io_mode
+from .jobs import run_job, to_the_end
+from .scratch import SCRATCH_BYTES
+from .shelf import RecordShelf
+from .tier import DiskUsage, Kind, Stored
+
+__all__ = ["LocalDisk"]
+
+
+class LocalDisk:
+    """Keeps records under a directory. A `DiskTier`.
+
+    All coroutines belong to one loop and do not block it; the constructor blocks for some milliseconds. A
+    coroutine that is cancelled ends when its job has ended, and a write then leaves no record. A record of
+    zero bytes is a record like any other.
+
+    Attributes:
+        scratch_bytes: the most working memory that the jobs hold, all together.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        disk_bytes: int,
+        inline_bytes: int | None,
+        codec: str,
+        checksum: bool,
+        executor: Executor,
+        num_io_threads: int = 8,
+        session: int = 0,
+    ) -> None:
+        """Open an empty tier.
+
+        Args:
+            directory: an existing one, on the drive that is meant.
+            disk_bytes: the most that records may take; taken as it is needed.
+            inline_bytes: encoded records up to this length live in LMDB, longer ones in extents; None: all of
+                them up to 1 GiB live in LMDB.
+            codec: as `parse_codec`.
+            checksum: verify on reading what was written.
+            executor: runs the jobs; not shut down before `close` has returned.
+            num_io_threads: how many of them it runs at once.
+            session: part of every checksum: a record of another session is refused.
+
+        Raises:
+            ConfigError: an option is not usable.
+            StorageIOError, StoreFullError: nothing can be opened there. Nothing is left behind in any case.
+        """
+        fixed = parse_codec(codec)
+        self._directory = check_directory(directory)
+        if disk_bytes < 0:
+            raise ConfigError("disk_bytes", disk_bytes, "give 0 or more bytes")
+        if inline_bytes is not None and inline_bytes < 0:
+            raise ConfigError("inline_bytes", inline_bytes, "give 0 or more bytes, or None")
+        self.scratch_bytes = num_io_threads * SCRATCH_BYTES
+        self._executor = executor
+        self._closed_because: str | None = None
+        self._budget = DiskBudget(round_up(disk_bytes))
+        self._policy = CodecPolicy(fixed, num_io_threads)
+        with translated("open", str(directory), "nothing was stored"):
+            self._mode = detect_io_mode(self._directory)
+            self._index = Index.without_name(self._directory, map_bytes_for(disk_bytes))
+        self._space = ExtentSpace(self._directory, self._budget, self._mode, executor)
+        self._shelf = RecordShelf(
+            self._index,
+            self._space,
+            self._budget,
+            self._policy,
+            executor,
+            inline_bytes=inline_bytes,
+            session=session,
+            has_checksums=checksum,
+        )
+
+    async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        """See `DiskTier.write`; also StoreClosedError and, for a key in use, ValueError."""
+        self._check_open()
+        if key in self._shelf.locations:
+            raise ValueError(f"key {key} is in use")
+        return await to_the_end(self._shelf.write(key, source, kind), undo=partial(self.discard, (key,)))
+
+    async def read(self, key: int, destination: memoryview) -> int:
+        """See `DiskTier.read`; also StoreClosedError, KeyError, and ValueError for a wrong length."""
+        self._check_open()
+        location = self._shelf.locations[key]
+        if len(destination) != location.logical_bytes:
+            raise ValueError(f"record {key} has {location.logical_bytes} bytes, not {len(destination)}")
+        return await to_the_end(self._shelf.read(key, destination))
+
+    async def discard(self, keys: Sequence[int]) -> None:
+        """See `DiskTier.discard`; no read of these keys may be in progress. Also StoreClosedError."""
+        self._check_open()
+        locations = {key: self._shelf.locations[key] for key in keys}
+        for key in locations:
+            del self._shelf.locations[key]
+            self._policy.forget(key)
+        await to_the_end(self._shelf.delete(locations))
+
+    def usage(self) -> DiskUsage:
+        """What is held now. Any thread; does not block."""
+        disk_bytes, budget_bytes = self._shelf.usage()
+        return DiskUsage(
+            disk_bytes=disk_bytes,
+            allocated_bytes=self._budget.segment_bytes + self._index.allocated_bytes,
+            budget_bytes=budget_bytes,
+            num_records=len(self._shelf.locations),
+            io_mode=self._mode.description,
+        )
+
+    async def close(self) -> None:
+        """Free everything; idempotent. No other call may be in progress."""
+        if self._closed_because is None:
+            self._closed_because = "it was closed"
+            await to_the_end(self._close())
+
+    def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
+        """How many records were stored with each codec, by kind ("dtype origin"). Any thread."""
+        return self._policy.choices()
+
+    def descriptors(self) -> list[int]:
+        """Every descriptor that keeps space on disk: the segments' and the index's, LMDB's own included."""
+        return [file.fileno() for file in self._space.files()] + self._index.descriptors()
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: be closed, and let go of the parent's files, so that they die with the parent.
+
+        Waits for nothing and takes no lock; the parent does not notice.
+        """
+        self._closed_because = "it belongs to the process that this one was forked from"
+        self._index.abandon_after_fork()
+        for file in self._space.files():
+            file.close()
+
+    def _check_open(self) -> None:
+        if self._closed_because is not None:
+            raise StoreClosedError(str(self._directory), self._closed_because)
+
+    async def _close(self) -> None:
+        await self._shelf.settle()
+        await self._space.close()
+        await run_job(self._executor, self._index.close)

@@ -1,0 +1,50 @@
+"""Where a record lies and how to make sure that it is the one."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import xxhash
+
+__all__ = ["Location", "record_hasher", "record_seed"]
+
+
+class Location(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Everything that reading a record takes. Kept in memory for every live record, and in the index.
+
+    Attributes:
+        segment: the segment file's number; None: the bytes are a value in the index.
+        offset: of the record's first byte in the segment, or in the index's own file; None: the value is
+            small and read through the index.
+        taken_bytes: taken on disk, padding included.
+        encoded_bytes: of these, what was written for the record.
+        logical_bytes: the record's length.
+        codec: "none", "zstd" or "shuffle-zstd".
+        level: the codec's level; 0 for "none".
+        itemsize_bytes: the byte planes' stride.
+        head_bytes: of an unencoded record in a segment, how many bytes precede the aligned interior (they and
+            the unaligned tail lie behind it).
+        checksum: xxh3-64 over the encoded bytes, seeded with session and key; None: none was asked for.
+    """
+
+    segment: int | None
+    offset: int | None
+    taken_bytes: int
+    encoded_bytes: int
+    logical_bytes: int
+    codec: str
+    level: int
+    itemsize_bytes: int
+    head_bytes: int
+    checksum: int | None
+
+
+def record_seed(session: int, key: int) -> int:
+    """The seed of a record's checksum: a sound record under the wrong key or session is refused too."""
+    return xxhash.xxh3_64_intdigest(struct.pack("<QQ", session, key))
+
+
+def record_hasher(seed: int) -> xxhash.xxh3_64:
+    """An empty checksum for the record of this seed."""
+    return xxhash.xxh3_64(seed=seed)

@@ -1,0 +1,112 @@
+"""Unencoded records: straight between the caller's memory and the disk, whatever the address. Blocking jobs.
+
+O_DIRECT wants memory aligned to 512 or 4096 bytes; torch's is aligned to 64. So the aligned interior of the
+caller's memory is written as it lies, and the unaligned head and tail follow it in a side block::
+
+    memory   ──┤head├───────────── interior ─────────────┤tail├──
+    extent     ├───────────── interior ─────────────┤head tail 0…├     rounded up to 4096
+
+which takes no more room than the record rounded up, and one system call. A destination whose address leaves
+the same head is read into the same way; any other gets its interior through a bounce buffer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .allocator import round_up
+from .linux import address_of, copy_memory
+from .scratch import Scratch
+from .transfer import read_all, write_all
+
+__all__ = ["RawLayout", "lay_out", "read_raw", "split_at", "write_raw"]
+
+
+class RawLayout(NamedTuple):
+    """How a record is cut; the three sum up to its length."""
+
+    head_bytes: int
+    interior_bytes: int
+    tail_bytes: int
+
+
+def lay_out(address: int, num_bytes: int, alignment_bytes: int) -> RawLayout:
+    """Cut memory at `address` so that its interior is aligned."""
+    return split_at(-address % alignment_bytes, num_bytes, alignment_bytes)
+
+
+def split_at(head_bytes: int, num_bytes: int, alignment_bytes: int) -> RawLayout:
+    """Cut a record whose head is given. Without an aligned interior everything is tail, and the head is 0."""
+    interior = (num_bytes - head_bytes) // alignment_bytes * alignment_bytes
+    if interior <= 0:
+        return RawLayout(0, 0, num_bytes)
+    return RawLayout(head_bytes, interior, num_bytes - head_bytes - interior)
+
+
+def write_raw(descriptor: int, offset: int, source: memoryview, alignment_bytes: int, scratch: Scratch) -> int:
+    """Write a record into its extent; returns its head's length.
+
+    Args:
+        descriptor: the segment; O_DIRECT unless `alignment_bytes` is 1.
+        offset: the extent's, a multiple of 4096.
+        source: uint8, shape [n], any address, may be read-only; the extent holds n rounded up to 4096.
+        alignment_bytes: what the descriptor asks of memory: 4096, 512, or 1 (buffered).
+        scratch: for the side block.
+
+    Raises:
+        OSError: nothing that counts was written; the caller still owns the bytes.
+    """
+    layout = lay_out(address_of(source), len(source), alignment_bytes)
+    tail = source[len(source) - layout.tail_bytes :]
+    side = _side_block(layout, alignment_bytes, scratch)
+    side[: layout.head_bytes] = source[: layout.head_bytes]
+    side[layout.head_bytes : layout.head_bytes + layout.tail_bytes] = tail
+    write_all(descriptor, [_interior(source, layout), side], offset)
+    return layout.head_bytes
+
+
+def read_raw(
+    descriptor: int,
+    offset: int,
+    destination: memoryview,
+    head_bytes: int,
+    alignment_bytes: int,
+    scratch: Scratch,
+) -> None:
+    """Read a record that `write_raw` wrote with this head and alignment.
+
+    Raises:
+        OSError: the record is still there; `destination` holds garbage.
+    """
+    layout = split_at(head_bytes, len(destination), alignment_bytes)
+    interior = _interior(destination, layout)
+    side = _side_block(layout, alignment_bytes, scratch)
+    if not interior or address_of(interior) % alignment_bytes == 0:
+        read_all(descriptor, [interior, side], offset)
+    else:
+        _read_through(descriptor, offset, interior, scratch)
+        read_all(descriptor, [side], offset + layout.interior_bytes)
+    destination[: layout.head_bytes] = side[: layout.head_bytes]
+    tail = side[layout.head_bytes : layout.head_bytes + layout.tail_bytes]
+    destination[len(destination) - layout.tail_bytes :] = tail
+
+
+def _interior(memory: memoryview, layout: RawLayout) -> memoryview:
+    return memory[layout.head_bytes : layout.head_bytes + layout.interior_bytes]
+
+
+def _side_block(layout: RawLayout, alignment_bytes: int, scratch: Scratch) -> memoryview:
+    """Head and tail, and as much more as makes the write end on a block: ext4 is slow otherwise."""
+    num_bytes = sum(layout)
+    if alignment_bytes == 1:
+        return scratch.side[:0]
+    return scratch.side[: round_up(num_bytes) - layout.interior_bytes]
+
+
+def _read_through(descriptor: int, offset: int, interior: memoryview, scratch: Scratch) -> None:
+    done = 0
+    while done < len(interior):
+        piece = scratch.chunk[: len(interior) - done]
+        read_all(descriptor, [piece], offset + done)
+        copy_memory(interior[done : done + len(piece)], piece)
+        done += len(piece)

@@ -1,0 +1,225 @@
+"""The jobs of the I/O pool: one writes a record or reads one, from encoding to checksum. They block."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from ..codec import NO_CODEC, BlockDecoder, Codec, DamagedBytesError
+from ..codec_choice import Sample
+from .allocator import round_up
+from .encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
+from .linux import copy_memory
+from .location import Location, record_hasher
+from .probing import probe
+from .raw_records import read_raw, write_raw
+from .scratch import Scratch, ScratchPool
+
+__all__ = [
+    "DoesNotFitError",
+    "Place",
+    "ReadReport",
+    "WriteOrder",
+    "Written",
+    "decode_small_value",
+    "make_value",
+    "read_record",
+    "write_record",
+]
+
+
+class DoesNotFitError(Exception):
+    """The record, encoded, is longer than the extent that was found for it. Stays inside the package."""
+
+
+class Place(NamedTuple):
+    """A range of an open file.
+
+    Attributes:
+        descriptor: of the file; O_DIRECT unless `alignment_bytes` is 1.
+        offset: where it starts, a multiple of 4096 if the descriptor is O_DIRECT.
+        num_bytes: its length.
+        alignment_bytes: what the descriptor asks of memory.
+    """
+
+    descriptor: int
+    offset: int
+    num_bytes: int
+    alignment_bytes: int
+
+
+class WriteOrder(NamedTuple):
+    """What to make of a record.
+
+    Attributes:
+        codec: how to encode it, as long as that shrinks it.
+        itemsize_bytes: the byte planes' stride.
+        seed: of the checksum; None: make none.
+        probe: also try the candidates of "auto" on a sample.
+    """
+
+    codec: Codec
+    itemsize_bytes: int
+    seed: int | None
+    probe: bool
+
+
+class Written(NamedTuple):
+    """What became of a record.
+
+    Attributes:
+        codec: what it was really encoded with.
+        encoded_bytes: its length now.
+        head_bytes: the unaligned head's length, of an unencoded record in an extent.
+        checksum: None if none was asked for.
+        value: the encoded bytes, where they were small enough for the index (nothing was written then).
+        encode_seconds: spent encoding, also in vain.
+        write_seconds: spent in the device.
+        samples: what the probe found.
+    """
+
+    codec: Codec
+    encoded_bytes: int
+    head_bytes: int
+    checksum: int | None
+    value: bytes | memoryview | None
+    encode_seconds: float
+    write_seconds: float
+    samples: tuple[Sample, ...]
+
+
+class ReadReport(NamedTuple):
+    """What reading a record took."""
+
+    read_seconds: float
+    decode_seconds: float
+
+
+def write_record(
+    place: Place, source: memoryview, order: WriteOrder, value_limit_bytes: int, pool: ScratchPool
+) -> Written:
+    """Encode, checksum and write one record, or hand it back if it became small enough for the index.
+
+    Raises:
+        DoesNotFitError: the place is shorter than the record and encoding does not make up for it.
+        OSError: the device failed. In both cases nothing that counts was written.
+    """
+    with pool.lend() as scratch:
+        samples = probe(source, order.itemsize_bytes, scratch) if order.probe else ()
+        started = time.perf_counter()
+        if order.codec != NO_CODEC:
+            written = _write_encoded(place, source, order, value_limit_bytes, scratch)
+            if written is not None:
+                return written._replace(samples=samples)
+        encode_seconds = time.perf_counter() - started
+        if round_up(len(source)) > place.num_bytes:
+            raise DoesNotFitError
+        checksum = _checksum(source, order.seed)
+        started = time.perf_counter()
+        head_bytes = write_raw(place.descriptor, place.offset, source, place.alignment_bytes, scratch)
+        write_seconds = time.perf_counter() - started
+    return Written(NO_CODEC, len(source), head_bytes, checksum, None, encode_seconds, write_seconds, samples)
+
+
+def _write_encoded(
+    place: Place, source: memoryview, order: WriteOrder, value_limit_bytes: int, scratch: Scratch
+) -> Written | None:
+    hasher = None if order.seed is None else record_hasher(order.seed)
+    writer = ChunkWriter(place.descriptor, place.offset, scratch, hasher)
+    started = time.perf_counter()
+    if not encode_record(source, order.codec, order.itemsize_bytes, writer, place.num_bytes, scratch):
+        return None
+    encode_seconds = time.perf_counter() - started - writer.write_seconds
+    encoded_bytes = writer.encoded_bytes
+    value = writer.collected() if encoded_bytes <= value_limit_bytes else None
+    if value is None:
+        writer.finish()
+    checksum = None if hasher is None else hasher.intdigest()
+    return Written(order.codec, encoded_bytes, 0, checksum, value, encode_seconds, writer.write_seconds, ())
+
+
+def make_value(source: memoryview, order: WriteOrder, pool: ScratchPool) -> Written:
+    """Encode and checksum a record that goes into the index. Touches no file."""
+    value: bytes | None = None
+    samples: tuple[Sample, ...] = ()
+    encode_seconds = 0.0
+    if order.codec != NO_CODEC or order.probe:
+        with pool.lend() as scratch:
+            samples = probe(source, order.itemsize_bytes, scratch) if order.probe else ()
+            started = time.perf_counter()
+            if order.codec != NO_CODEC:
+                value = encode_value(source, order.codec, order.itemsize_bytes, scratch)
+            encode_seconds = time.perf_counter() - started
+    codec, kept = (NO_CODEC, source) if value is None else (order.codec, memoryview(value))
+    return Written(codec, len(kept), 0, _checksum(kept, order.seed), kept, encode_seconds, 0.0, samples)
+
+
+def read_record(place: Place, location: Location, seed: int, destination: memoryview, pool: ScratchPool) -> ReadReport:
+    """Read, verify and decode one record.
+
+    Raises:
+        DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
+        OSError: the device failed; the record is still there, likewise.
+    """
+    with pool.lend() as scratch:
+        started = time.perf_counter()
+        if location.codec == NO_CODEC.family:
+            read_raw(
+                place.descriptor,
+                place.offset,
+                destination,
+                location.head_bytes,
+                place.alignment_bytes,
+                scratch,
+            )
+            read_seconds = time.perf_counter() - started
+            _verify(location, _checksum(destination, None if location.checksum is None else seed))
+            return ReadReport(read_seconds, 0.0)
+        hasher = None if location.checksum is None else record_hasher(seed)
+        decoder = BlockDecoder(destination, _codec_of(location), location.itemsize_bytes, scratch.workspace)
+        read_seconds = read_encoded(
+            place.descriptor,
+            place.offset,
+            location.encoded_bytes,
+            place.alignment_bytes,
+            decoder,
+            hasher,
+            scratch,
+        )
+        _verify(location, None if hasher is None else hasher.intdigest())
+        return ReadReport(read_seconds, time.perf_counter() - started - read_seconds)
+
+
+def decode_small_value(
+    value: memoryview, location: Location, seed: int, destination: memoryview, pool: ScratchPool
+) -> None:
+    """Verify and decode a value of the index.
+
+    Raises:
+        DamagedBytesError: as `read_record`.
+    """
+    if len(value) != location.encoded_bytes:
+        raise DamagedBytesError(f"{location.encoded_bytes} bytes", f"{len(value)} bytes")
+    _verify(location, _checksum(value, None if location.checksum is None else seed))
+    if location.codec == NO_CODEC.family:
+        copy_memory(destination, value)
+        return
+    with pool.lend() as scratch:
+        decode_value(value, destination, _codec_of(location), location.itemsize_bytes, scratch)
+
+
+def _codec_of(location: Location) -> Codec:
+    return Codec(location.codec, location.level)
+
+
+def _checksum(view: memoryview, seed: int | None) -> int | None:
+    if seed is None:
+        return None
+    hasher = record_hasher(seed)
+    hasher.update(view)
+    return hasher.intdigest()
+
+
+def _verify(location: Location, found: int | None) -> None:
+    if found != location.checksum:
+        raise DamagedBytesError(f"checksum {location.checksum:016x}", f"{found or 0:016x}")

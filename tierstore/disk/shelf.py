@@ -1,0 +1,293 @@
+"""The way of one record down and up: codec, room, job, index. What `LocalDisk` shows, done here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import msgspec
+
+from ..codec import NO_CODEC
+from ..errors import StoreFullError
+from .boundary import Usage, translated
+from .budget import DiskBudget
+from .codec_policy import CodecPolicy
+from .commits import Commits
+from .extents import Extent, ExtentSpace
+from .index import Delete, Fetch, Index, Put, value_charge_bytes
+from .jobs import run_job
+from .location import Location, record_seed
+from .records import (
+    DoesNotFitError,
+    Place,
+    WriteOrder,
+    Written,
+    decode_small_value,
+    make_value,
+    read_record,
+    write_record,
+)
+from .scratch import ScratchPool
+from .tier import Kind, Stored
+
+__all__ = ["RecordShelf"]
+
+_LONGEST_VALUE_BYTES = 2**30  # LMDB takes values below 4 GiB, and holds one in memory until it is committed
+_QUICK_BYTES = 64 * 2**10  # checksummed on the loop in microseconds: a hop to the pool would cost more
+_BEST_HOPE = 8  # encoding into an extent shorter than the record by more than this is not tried
+_STILL_IN_MEMORY = "the data is still in memory"
+_STILL_ON_DISK = "the record is still on disk and may be asked for again"
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class _Record(NamedTuple):
+    """A record on its way down."""
+
+    key: int
+    source: memoryview
+    kind: Kind
+    order: WriteOrder
+
+
+class RecordShelf:
+    """Puts records into extents and the index and gets them out. Lives on one loop; does not block it.
+
+    Its coroutines must not be cancelled: they own extents and buffers until their jobs have ended.
+
+    Attributes:
+        locations: where each live record lies.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        space: ExtentSpace,
+        budget: DiskBudget,
+        policy: CodecPolicy,
+        executor: Executor,
+        *,
+        inline_bytes: int | None,
+        session: int,
+        has_checksums: bool,
+    ) -> None:
+        self.locations: dict[int, Location] = {}
+        self._undeleted: dict[int, Location] = {}  # discarded, but the index refused: tried again with the next
+        self._index = index
+        self._commits = Commits(index, executor)
+        self._space = space
+        self._budget = budget
+        self._policy = policy
+        self._executor = executor
+        self._scratch = ScratchPool()
+        self._inline_bytes = inline_bytes
+        self._session = session
+        self._has_checksums = has_checksums
+
+    def usage(self) -> Usage:
+        """Bytes that records take, and the most that they may."""
+        return self._space.used_bytes + self._budget.value_bytes, self._budget.limit_bytes
+
+    async def settle(self) -> None:
+        """Return when the index has nothing more to do; every record is forgotten."""
+        await self._commits.settle()
+        self.locations.clear()
+
+    async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        """As `DiskTier.write`."""
+        if self._undeleted:
+            await self.delete({})
+        num_bytes = len(source)
+        seed = record_seed(self._session, key) if self._has_checksums else None
+        is_space_short = self.usage()[0] + num_bytes > self._budget.limit_bytes // 8 * 7
+        order = self._policy.order(kind, num_bytes, seed, is_space_short=is_space_short)
+        record = _Record(key, source, kind, order)
+        if self._is_value(num_bytes):
+            has_other_home = self._inline_bytes is not None and num_bytes > 0
+            if await self._charge_value(num_bytes, may_wait=not has_other_home):
+                return await self._write_value(record)
+            if not has_other_home:
+                raise StoreFullError(num_bytes, *self.usage())
+        return await self._write_extent(record)
+
+    async def _charge_value(self, num_bytes: int, *, may_wait: bool) -> bool:
+        """Count a value against the budget; False if it has no room, nor will what is on its way back make it."""
+        while not self._budget.add_value(value_charge_bytes(num_bytes)):
+            if not may_wait or not await self._space.wait_for_news():
+                return False
+        return True
+
+    def _is_value(self, num_bytes: int) -> bool:
+        limit = _LONGEST_VALUE_BYTES if self._inline_bytes is None else self._inline_bytes
+        return num_bytes <= limit
+
+    async def _write_value(self, record: _Record) -> Stored:
+        """Its charge has been counted: that of the record as it is, not encoded."""
+        charge_bytes = value_charge_bytes(len(record.source))
+        try:
+            if record.order.codec == NO_CODEC and len(record.source) <= _QUICK_BYTES:
+                written = make_value(record.source, record.order, self._scratch)
+            else:
+                written = await self._run(make_value, record.source, record.order, self._scratch)
+        except BaseException:
+            self._budget.remove_value(charge_bytes)
+            raise
+        self._budget.remove_value(charge_bytes - value_charge_bytes(written.encoded_bytes))
+        return await self._enter_value(record, written)
+
+    async def _write_extent(self, record: _Record) -> Stored:
+        extent = await self._take(record)
+        self._space.promise()  # encoding gives a tail back
+        try:
+            written = await self._fill_or_free(record, extent)
+        finally:
+            self._space.settle_promise()
+        if written.value is not None:
+            return await self._enter_value(record, written)
+        extent = self._space.trim(extent, written.encoded_bytes)
+        try:
+            return await self._enter(record, written, extent)
+        except BaseException:
+            self._space.give_back(extent)
+            raise
+
+    async def _fill_or_free(self, record: _Record, extent: Extent) -> Written:
+        """Fill the extent; it is free again if that fails, or if the record became a value (charged then)."""
+        try:
+            written = await self._fill(record, extent, self._inline_bytes or 0)
+            charge_bytes = value_charge_bytes(written.encoded_bytes)
+            if written.value is not None and not self._budget.add_value(charge_bytes):
+                written = await self._fill(record, extent, 0)
+        except BaseException:
+            self._space.give_back(extent)
+            raise
+        if written.value is not None:
+            self._space.give_back(extent)
+        return written
+
+    async def _enter_value(self, record: _Record, written: Written) -> Stored:
+        try:
+            return await self._enter(record, written, None)
+        except BaseException:
+            self._budget.remove_value(value_charge_bytes(written.encoded_bytes))
+            raise
+
+    async def _take(self, record: _Record) -> Extent:
+        num_bytes = len(record.source)
+        with self._write_errors(record, "a new segment"):
+            try:
+                return await self._space.take(num_bytes)
+            except StoreFullError:
+                longest_bytes = self._space.largest_free_bytes
+                if record.order.codec == NO_CODEC or longest_bytes * _BEST_HOPE < num_bytes:
+                    raise
+                return await self._space.take(longest_bytes)
+
+    async def _fill(self, record: _Record, extent: Extent, value_limit_bytes: int) -> Written:
+        place = Place(
+            self._space.descriptor(extent.segment),
+            extent.offset,
+            extent.num_bytes,
+            self._space.alignment_bytes,
+        )
+        try:
+            with self._write_errors(record, f"segment {extent.segment} at offset {extent.offset}"):
+                return await self._run(
+                    write_record, place, record.source, record.order, value_limit_bytes, self._scratch
+                )
+        except DoesNotFitError:
+            reason = f"encoded, it does not fit into the longest free extent of {extent.num_bytes} bytes"
+            raise StoreFullError(len(record.source), *self.usage(), reason=reason) from None
+
+    async def _enter(self, record: _Record, written: Written, extent: Extent | None) -> Stored:
+        """Commit a record to the index; from here on it exists."""
+        value = written.value if extent is None else None
+        location = Location(
+            segment=None if extent is None else extent.segment,
+            offset=None if extent is None else extent.offset,
+            taken_bytes=value_charge_bytes(written.encoded_bytes) if extent is None else extent.num_bytes,
+            encoded_bytes=written.encoded_bytes,
+            logical_bytes=len(record.source),
+            codec=written.codec.family,
+            level=written.codec.level,
+            itemsize_bytes=record.order.itemsize_bytes,
+            head_bytes=written.head_bytes,
+            checksum=written.checksum,
+        )
+        outcome = await self._commits.submit(Put(record.key, location, value))
+        with self._write_errors(record, "the index"):
+            if outcome.error is not None:
+                raise outcome.error
+        if extent is None:
+            location = msgspec.structs.replace(location, offset=outcome.value_offset)
+        self.locations[record.key] = location
+        self._policy.learn_written(record.key, record.kind, len(record.source), record.order, written)
+        return Stored(location.taken_bytes, str(written.codec))
+
+    async def read(self, key: int, destination: memoryview) -> int:
+        """As `DiskTier.read`."""
+        location = self.locations[key]
+        seed = record_seed(self._session, key)
+        place = self._place_of(location)
+        if place is None:
+            receive = partial(
+                decode_small_value, location=location, seed=seed, destination=destination, pool=self._scratch
+            )
+            outcome = await self._commits.submit(Fetch(key, receive))
+            with translated("read", "the index", _STILL_ON_DISK, key=key):
+                if outcome.error is not None:
+                    raise outcome.error
+            return location.encoded_bytes
+        where = "the index's file" if location.segment is None else f"segment {location.segment}"
+        with translated("read", f"{where} at offset {place.offset}", _STILL_ON_DISK, key=key):
+            report = await self._run(read_record, place, location, seed, destination, self._scratch)
+        self._policy.learn_read(key, location, report)
+        return location.encoded_bytes if location.segment is None else location.taken_bytes
+
+    def _place_of(self, location: Location) -> Place | None:
+        """Where to read it in a file; None: through the index."""
+        if location.offset is None:
+            return None
+        if location.segment is None:
+            return Place(self._index.file.fileno(), location.offset, location.encoded_bytes, 1)
+        descriptor = self._space.descriptor(location.segment)
+        return Place(descriptor, location.offset, location.taken_bytes, self._space.alignment_bytes)
+
+    async def delete(self, locations: dict[int, Location]) -> None:
+        """Remove records from the index and free what they took, once that is committed.
+
+        What the index refuses to delete (a full file system) keeps its space until a later call succeeds.
+        """
+        locations = self._undeleted | locations
+        self._undeleted = {}
+        self._space.promise()
+        try:
+            outcomes = await self._commits.submit_all(Delete(key) for key in locations)
+            for (key, location), outcome in zip(locations.items(), outcomes, strict=True):
+                if outcome.error is None:
+                    self._free(location)
+                else:
+                    self._undeleted[key] = location
+        finally:
+            self._space.settle_promise()
+
+    def _free(self, location: Location) -> None:
+        if location.segment is None or location.offset is None:
+            self._budget.remove_value(location.taken_bytes)
+        else:
+            self._space.give_back(Extent(location.segment, location.offset, location.taken_bytes))
+
+    async def _run(self, job: Callable[_P, _T], *arguments: _P.args, **keywords: _P.kwargs) -> _T:
+        self._policy.num_jobs += 1
+        try:
+            return await run_job(self._executor, job, *arguments, **keywords)
+        finally:
+            self._policy.num_jobs -= 1
+
+    def _write_errors(self, record: _Record, place: str) -> AbstractContextManager[None]:
+        num_bytes = len(record.source)
+        return translated("write", place, _STILL_IN_MEMORY, key=record.key, num_bytes=num_bytes, usage=self.usage())

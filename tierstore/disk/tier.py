@@ -1,0 +1,110 @@
+"""The seam between the engine and whatever keeps bytes on disk.
+
+One contract, two homes: `LocalDisk` (LMDB and extents under a directory) and the client of the sidecar daemon.
+Everything here is bytes; nothing knows of tensors or autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+__all__ = ["DiskTier", "DiskUsage", "Kind", "Stored"]
+
+
+class Kind(NamedTuple):
+    """What is known of a record's content before it is read; records of one kind compress alike.
+
+    Attributes:
+        dtype: the element type's name, such as "bfloat16"; "" where unknown.
+        itemsize_bytes: bytes per element; the byte shuffle's stride.
+        origin: what made the tensor (an autograd node's name), "" where unknown.
+    """
+
+    dtype: str = ""
+    itemsize_bytes: int = 1
+    origin: str = ""
+
+
+class Stored(NamedTuple):
+    """The receipt of a write.
+
+    Attributes:
+        stored_bytes: bytes taken on disk, padding included.
+        codec: what the bytes were encoded with: "none", "zstd:1", "shuffle-zstd:1", ...
+    """
+
+    stored_bytes: int
+    codec: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUsage:
+    """A snapshot of what a disk tier holds.
+
+    Attributes:
+        disk_bytes: taken by live records now, padding included.
+        allocated_bytes: taken from the file system now (segments are taken whole).
+        budget_bytes: the most that records may take.
+        num_records: live records.
+        io_mode: how extents are read and written, in words: "O_DIRECT", or "buffered (reason)".
+    """
+
+    disk_bytes: int
+    allocated_bytes: int
+    budget_bytes: int
+    num_records: int
+    io_mode: str
+
+
+class DiskTier(Protocol):
+    """Keeps records: bytes under a key. All coroutines run on the engine's loop and do not block it."""
+
+    async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        """Store `source` as the record `key`.
+
+        Args:
+            key: unique for the life of the tier; never used twice.
+            source: contiguous uint8, shape [n]; any address. Must not change before this returns.
+            kind: what is known of the content.
+
+        Raises:
+            StoreFullError: budget or file system is full; nothing is stored, the caller still owns the bytes.
+            StorageIOError: the device failed; likewise.
+        """
+        ...
+
+    async def read(self, key: int, destination: memoryview) -> int:
+        """Fill `destination` with the record; returns the bytes read from disk for it.
+
+        Args:
+            key: a record that `write` has returned for.
+            destination: writable uint8, shape [n], n exactly as written. Where its address is congruent to
+                the source's modulo 4096, an unencoded record is read straight into it.
+
+        Raises:
+            CorruptDataError: the bytes are not those that were written; `destination` holds garbage.
+            StorageIOError: the device failed; the record is still there and may be asked for again.
+        """
+        ...
+
+    async def discard(self, keys: Sequence[int]) -> None:
+        """Free the records. Unknown keys are an error of the caller's (KeyError); nothing else can fail."""
+        ...
+
+    def usage(self) -> DiskUsage:
+        """What is held now. Any thread; does not block."""
+        ...
+
+    def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
+        """How often each codec was used, by kind of record. Any thread; does not block."""
+        ...
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: close its copies of the descriptors; the parent's are untouched. Nothing else works after."""
+        ...
+
+    async def close(self) -> None:
+        """Free everything; idempotent. No other call may be in progress."""
+        ...
