@@ -26,6 +26,7 @@ from tierstore.errors import ConfigError
 from tierstore.handle import Handle, Record
 from tierstore.layout import Layout, is_storable, layout_of
 from tierstore.lookahead import LearnedOrders
+from tierstore.ownership import is_foreign
 from tierstore.store import TierStore, refuse_unknown
 
 from .aliases import join_record
@@ -119,6 +120,10 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         _pop_hooks()
         self._entered.scopes.pop().settle()
 
+    def __deepcopy__(self, memo: dict[int, object]) -> tiered_offload:
+        """Copies of a module that offloads (an average of models, clones of a layer) share the scope and its store."""
+        return self
+
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Use as a decorator: every call of `function` is a scope."""
 
@@ -181,13 +186,15 @@ class _Scope:
         """Called by autograd for each tensor that it saves."""
         if not is_storable(tensor):
             return self.keep(tensor, "unsupported")
-        storage_bytes = tensor.untyped_storage().nbytes()
-        if storage_bytes < self._min_bytes or not tensor.numel():
+        storage = tensor.untyped_storage()
+        if storage.nbytes() < self._min_bytes or not tensor.numel():
             return self.keep(tensor, "small")
         base = tensor._base
         root = tensor if base is None else base
         if stays_alive(tensor, root):
             return self.keep(tensor, "parameter")
+        if is_foreign(storage):
+            return self.keep(tensor, "alive elsewhere")
         if self._select is not None and not self._select(tensor):
             return self.keep(tensor, "selected out")
         return self._store_tensor(tensor, root)

@@ -96,6 +96,7 @@ class Record:
         version: the version counter when it was saved.
         root: the tensor that was saved, or its base, for as long as that lives.
         address: where the source's storage lay when it was saved; what has moved since is somebody else's to manage.
+        views: tensors that were handed out, by layout, while the bytes are in memory: see NOTE [Stolen gradients].
         claims, storage_id: see `ownership`.
         forced: stored whoever else holds its storage.
         nbytes: of the storage; once it has been on disk: of what is stored of it.
@@ -124,7 +125,7 @@ class Record:
         "__weakref__", "address", "books", "cause", "charged_bytes", "claims", "demanded", "device", "fetched",
         "first_byte", "forced", "handle", "held", "key", "kind", "layout", "layouts", "nbytes", "phase", "ready",
         "root", "slot", "source", "span", "state", "storage_id", "stored_bytes", "stream", "urgent", "version",
-        "window",
+        "views", "window",
     )  # fmt: skip
 
     def __init__(self, key: int, source: torch.Tensor, nbytes: int, address: int, layout: Layout, kind: Kind) -> None:
@@ -134,6 +135,7 @@ class Record:
         self.version: int = source._version
         self.root: weakref.ref[torch.Tensor] | None = None
         self.address = address
+        self.views: dict[Layout, torch.Tensor] = {}
         self.claims: list[weakref.ref[Record]] | None = None
         self.storage_id = 0
         self.forced = False
@@ -195,6 +197,7 @@ class Handle:
         # So: no lock, no wait, no call that could need one. The store drains the queue at its next call.
         record = self.record
         record.source = None
+        record.views = {}
         self.owner.released.append(record)
 
     def __reduce__(self) -> tuple[object, ...]:

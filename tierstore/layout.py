@@ -26,7 +26,8 @@ _ACCELERATORS = frozenset({"cuda", "xpu"})
 def is_storable(tensor: torch.Tensor) -> bool:
     """Whether a store can keep the tensor: plain, strided, with bytes of its own, on the CPU or an accelerator.
 
-    Subclasses (DTensor, fake), quantized, sparse, nested and meta tensors, and the wrappers of `torch.func` are not.
+    Subclasses (DTensor, fake), quantized, sparse, nested and meta tensors, the zeros without memory of forward-mode
+    differentiation, and the wrappers of `torch.func` are not.
     """
     kind = type(tensor)
     return (
@@ -35,6 +36,7 @@ def is_storable(tensor: torch.Tensor) -> bool:
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and not tensor.is_quantized
+        and not tensor._is_zerotensor()
         and _has_storage(tensor)
     )
 

@@ -76,6 +76,7 @@ class Moves:
         self.is_closed = False
         self.is_abandoned = False
         self._records: dict[int, Record] = {}
+        self._jobs: set[Record] = set()  # those that a job of the engine is about
         self._next_pending = 0
         self._eviction = EvictionOrder()
         self._parked: dict[int, Record] = {}  # in HOST, but charged to staging: they were on their way out
@@ -180,7 +181,7 @@ class Moves:
     def _spill_next(self) -> bool:
         """Begin to move out what is needed last; False: nothing can be moved now."""
         victim = self._eviction.next_dirty()
-        if victim is None or self.disk_is_full or self.is_closed:
+        if victim is None or victim.demanded or self.disk_is_full or self.is_closed:
             return False
         if not (victim.forced or victim.slot is not None or is_sole_owner(victim)):
             self._hand_back(victim)
@@ -213,6 +214,7 @@ class Moves:
     def span_to_write(self, record: Record, source: torch.Tensor) -> tuple[int, int]:
         """The write begins: (address, length) of the bytes in memory. The record holds them for the job."""
         record.move(State.WRITING)
+        self._jobs.add(record)
         if record.slot is not None:
             record.held = record.slot
             return record.slot.address, record.slot.nbytes
@@ -223,7 +225,7 @@ class Moves:
     def spilled(self, record: Record, outcome: Stored | Exception) -> None:
         """A write has ended."""
         self.drain()  # while the record still holds what the job worked on: a release finds that out
-        record.held = None
+        self._end_job(record)
         self.num_spills -= 1
         if isinstance(outcome, Stored):
             self._count_written(record, outcome)
@@ -314,7 +316,7 @@ class Moves:
     def restored(self, record: Record, outcome: int | Exception) -> None:
         """A read has ended."""
         self.drain()  # see `spilled`
-        record.held = None
+        self._end_job(record)
         self.num_restores -= 1
         source, slot = record.source, record.slot
         if record.state is not State.READING:
@@ -430,6 +432,25 @@ class Moves:
         self.disk_is_full = False  # there may be room now, on disk or in memory
         record.move(State.FREED)
 
+    def slot_to_fill(self, record: Record) -> Slot | None:
+        """The read begins: where to. None: it is not wanted, or was begun by another submission of the record."""
+        if record.state is not State.READING or record.held is not None:
+            return None
+        self._jobs.add(record)
+        record.held = record.slot
+        return record.slot
+
+    def _end_job(self, record: Record) -> None:
+        self._jobs.discard(record)
+        record.held = None
+
+    def end_jobs(self) -> None:
+        """The engine has ended: no job runs any more, and none reports back."""
+        for record in list(self._jobs):
+            self._end_job(record)
+            self._free_memory(record)
+        self.drain()
+
     def _end_orphaned_job(self, record: Record) -> None:
         """A job has ended whose record was released, or closed, while it ran."""
         if record.state is State.CLOSED:
@@ -441,6 +462,7 @@ class Moves:
     def _let_go(self, record: Record) -> None:
         """The record's alias holds no bytes any more."""
         source = record.source
+        record.views = {}
         self.devices.unload(record)
         unclaim(record)
         if source is not None:

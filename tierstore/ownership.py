@@ -17,12 +17,13 @@ import torch
 
 from .handle import Record
 
-__all__ = ["Claims", "claim", "claims_of", "is_sole_owner", "storage_address", "unclaim"]
+__all__ = ["Claims", "claim", "claims_of", "is_foreign", "is_sole_owner", "mark_as_ours", "storage_address", "unclaim"]
 
 Claims = list["weakref.ref[Record]"]
 """The records, of any store, that hold or held an alias of one storage."""
 
 _ATTRIBUTE = "_tierstore_claims"
+_OURS = "_tierstore_slot"
 _unshared = torch.empty(0)
 _NUM_REFERENCES_UNSHARED = getrefcount(_unshared.untyped_storage())
 """To a living storage's Python object, as `is_sole_owner` counts them, when nobody else refers to it."""
@@ -44,6 +45,19 @@ def claims_of(storage: torch.UntypedStorage) -> Claims:
     return claims
 
 
+def is_foreign(storage: torch.UntypedStorage) -> bool:
+    """Whether the memory has owners that torch does not count: numpy, another process, a mapped file.
+
+    Such a storage cannot be resized (it was made from a pointer) or is shared; those over our own slots are marked.
+    """
+    return (not storage.resizable() or storage.is_shared()) and _OURS not in storage.__dict__
+
+
+def mark_as_ours(storage: torch.UntypedStorage) -> None:
+    """The storage lies over a slot of ours."""
+    storage.__dict__[_OURS] = True
+
+
 def claim(record: Record, storage: torch.UntypedStorage) -> None:
     """Note that the record's source is an alias of `storage`."""
     attributes = storage.__dict__
@@ -51,7 +65,7 @@ def claim(record: Record, storage: torch.UntypedStorage) -> None:
     if claims is None:
         claims = attributes[_ATTRIBUTE] = []
     elif len(claims) > 8:
-        claims[:] = [ref for ref in claims if _holds(ref, claims)]
+        claims[:] = [ref for ref in claims if _num_aliases(ref, claims)]
     claims.append(weakref.ref(record))
     record.claims = claims
     record.storage_id = storage._cdata
@@ -62,9 +76,12 @@ def unclaim(record: Record) -> None:
     record.claims = None
 
 
-def _holds(ref: weakref.ref[Record], claims: Claims) -> bool:
+def _num_aliases(ref: weakref.ref[Record], claims: Claims) -> int:
+    """How many tensors over the storage the record keeps: its source, and what it has handed out."""
     record = ref()
-    return record is not None and record.claims is claims and record.source is not None
+    if record is None or record.claims is not claims or record.source is None:
+        return 0
+    return 1 + len(record.views)
 
 
 def is_sole_owner(record: Record) -> bool:
@@ -81,7 +98,7 @@ def is_sole_owner(record: Record) -> bool:
     if source is None or claims is None:
         return False
     num_owners: int = _use_count(record.storage_id) - 1
-    num_claims = 1 if len(claims) == 1 else sum(_holds(ref, claims) for ref in claims)
+    num_claims = sum(_num_aliases(ref, claims) for ref in claims)
     return (
         num_owners == num_claims
         and storage_address(source) == record.address

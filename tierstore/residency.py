@@ -4,6 +4,12 @@ Training threads come in through `track`, `settle`, `fetch` and `flush`; the eng
 `Transfers`. All of them hold the lock for some instructions (`moves.py` does what is done under it); only the first
 kind may wait, and only for progress that the engine makes without them. Whoever waits holds no slot and no staging
 that this progress could need, so every wait ends: with progress, with an error, or with the end of the engine.
+
+NOTE [Stolen gradients]
+A function may return its saved tensor as a gradient. Autograd then either copies it into `.grad` or, where nobody
+else refers to the tensor, takes it as it is, and adds to it in place later. Without hooks the graph, and the user,
+refer to the very tensor that was saved, so it is copied as long as they do. Hence the same tensor is handed out each
+time while the bytes stay in memory: the one that was saved, where it lives on, or one that the record keeps.
 """
 
 from __future__ import annotations
@@ -153,8 +159,7 @@ class Residency:
                 record.demanded -= 1
                 self._num_getting -= 1
                 self.moves.used(record)
-                if self.moves.blocked:
-                    self._advance()
+                self._advance()
 
     def prefetch(self, records: Iterable[Record]) -> None:
         """Fetch the records, in this order, as far as there is room. Does not wait."""
@@ -233,10 +238,8 @@ class Residency:
         """See `Transfers`."""
         with self.lock:
             self._drain()
-            if record.state is not State.READING or record.held is not None or record.slot is None:
-                return None  # begun by another submission of the same record, or released
-            record.held = record.slot
-            return record.slot.memory
+            slot = self.moves.slot_to_fill(record)
+            return None if slot is None else slot.memory
 
     def end_restore(self, record: Record, outcome: int | Exception) -> None:
         """See `Transfers`."""
@@ -252,6 +255,7 @@ class Residency:
             closed.__cause__ = error
         with self.lock:
             self._end(closed)
+            self.moves.end_jobs()
             self.moves.slab.unpin()
 
     # --- under the lock -----------------------------------------------------------------------------------------
@@ -339,7 +343,6 @@ class Residency:
     def _await_bytes(self, record: Record) -> None:
         if record.state is State.QUEUED:
             self.moves.cancel_spill(record)
-            self._advance()
         while record.state not in _IN_MEMORY:
             self._raise_cause(record)
             if record.state is State.DISK:
@@ -357,7 +360,17 @@ class Residency:
                 reload_ahead.asked_for(index)
                 self.moves.reload_ahead(reload_ahead)
         self.moves.used(record)
-        return rebuild(source, layout, record.first_byte)
+        return self._view_of(record, source, layout)
+
+    def _view_of(self, record: Record, source: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """See NOTE [Stolen gradients]."""
+        root = record.root() if record.root is not None and record.slot is None else None
+        if root is not None and layout == record.layout and root.untyped_storage()._cdata == record.storage_id:
+            return root
+        view = record.views.get(layout)
+        if view is None:
+            view = record.views[layout] = rebuild(source, layout, record.first_byte)
+        return view
 
     def _raise_cause(self, record: Record) -> None:
         if record.state is State.CLOSED:

@@ -20,6 +20,7 @@ import torch
 
 from .disk.allocator import ExtentAllocator, round_up
 from .layout import memory_at
+from .ownership import mark_as_ours
 
 __all__ = ["Slab", "Slot"]
 
@@ -95,7 +96,9 @@ class Slot:
         C++ included. It runs on any thread, in the midst of anything, and must not block.
         """
         tensor = self.as_plain_tensor()  # its storage begins at the offset and keeps the region alive
-        self.watch = weakref.ref(tensor.untyped_storage(), lambda _: on_return(self))
+        storage = tensor.untyped_storage()
+        mark_as_ours(storage)
+        self.watch = weakref.ref(storage, lambda _: on_return(self))
         return tensor
 
 

@@ -1,0 +1,62 @@
+"""How much memory a stretch of a program adds, at its peak.
+
+NOTE [What is counted]
+    Anonymous and shared memory that is resident: RssAnon + RssShmem of /proc/self/status (proc(5)). This is
+    what tensors, the allocator's free lists and the store's slab live in. File pages, such as the code of
+    torch itself, are left out: the kernel may drop them at any time.
+
+    The kernel keeps an exact peak (VmHWM), but only of the sum with file pages. So a thread samples every two
+    milliseconds. Tensors that matter here live for tens of milliseconds, and on CPU runs of the demo the
+    sampled peak and VmHWM less the file pages differ by less than one MiB.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from types import TracebackType
+
+__all__ = ["PeakHostMemory", "resident_bytes"]
+
+_SAMPLE_SECONDS = 0.002
+_RESIDENT = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)
+
+
+def resident_bytes() -> int:
+    """Anonymous and shared memory of this process that is resident now, see NOTE [What is counted]."""
+    status = Path("/proc/self/status").read_bytes()
+    return 1024 * sum(int(kilobytes) for kilobytes in _RESIDENT.findall(status))
+
+
+class PeakHostMemory:
+    """Context manager: the highest level of `resident_bytes()` inside, above the level at its start.
+
+    Leaving it joins the sampling thread, which takes a few milliseconds at most; nothing else blocks.
+    """
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="peak-memory", daemon=True)
+        self._level_bytes = 0
+        self._highest_bytes = 0
+
+    @property
+    def added_bytes(self) -> int:
+        """The peak so far, above the level at the start."""
+        return self._highest_bytes - self._level_bytes
+
+    def __enter__(self) -> PeakHostMemory:
+        self._level_bytes = self._highest_bytes = resident_bytes()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stopped.wait(_SAMPLE_SECONDS):
+            self._highest_bytes = max(self._highest_bytes, resident_bytes())

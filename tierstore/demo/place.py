@@ -1,0 +1,65 @@
+"""Where the demo's store lives when nobody says: a temporary directory on a real disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..config import check_directory
+from ..errors import ConfigError
+
+__all__ = ["file_system_of", "is_in_memory", "store_directory"]
+
+_IN_MEMORY = ("tmpfs", "ramfs")
+
+
+@contextmanager
+def store_directory(path: str | None) -> Iterator[Path]:
+    """The directory to use: `path` itself, or a temporary one that is removed at the end.
+
+    Raises:
+        ConfigError: `path` cannot be used, or none of the usual places is on a disk.
+    """
+    if path is not None:
+        yield check_directory(path)
+        return
+    with tempfile.TemporaryDirectory(prefix="tierstore-demo-", dir=_first_on_disk()) as directory:
+        yield Path(directory)
+
+
+def _first_on_disk() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for place in (Path.cwd(), cache, Path(tempfile.gettempdir()), Path("/var/tmp")):
+        try:
+            if not is_in_memory(check_directory(place)):
+                return place
+        except ConfigError:
+            continue
+    raise ConfigError("--path", None, "no usual place is writable and on a disk; name a directory on one")
+
+
+def is_in_memory(directory: Path) -> bool:
+    """Whether what is written there takes memory instead of disk."""
+    return file_system_of(directory) in _IN_MEMORY
+
+
+def file_system_of(directory: Path) -> str:
+    """The type of the file system, such as "ext4", from /proc/self/mountinfo (proc(5))."""
+    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    place, found = directory.resolve(), (Path("/"), "unknown")
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        mount_point = Path(_unescape(before.split(" ")[4]))
+        # A later line hides an earlier one at the same place; a deeper one hides a shallower one.
+        if place.is_relative_to(mount_point) and len(mount_point.parts) >= len(found[0].parts):
+            found = (mount_point, after.split(" ")[0])
+    return found[1]
+
+
+def _unescape(field: str) -> str:
+    """Mount points write a space as \\040, and so on."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
