@@ -1,0 +1,1 @@
+"""Benchmarks, one file per question. `python -m bench` runs them all, or those named."""

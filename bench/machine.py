@@ -1,0 +1,60 @@
+"""The machine and the software in plain words: no names of hosts, no paths."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tierstore.demo.place import file_system_of
+
+__all__ = ["describe_machine", "describe_versions"]
+
+
+def describe_machine(scratch: Path) -> dict[str, str | int]:
+    """CPU, cores this process may use, memory, and the disk under `scratch`."""
+    return {
+        "cpu": _first_match(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "disk": _disk_under(scratch),
+        "file_system": file_system_of(scratch),
+    }
+
+
+def describe_versions() -> dict[str, str]:
+    """Kernel, Python, and the packages that the figures depend on."""
+    kernel = re.match(r"\d+\.\d+", platform.release())
+    packages = {name: _version_of(name) for name in ("tierstore", "torch", "numpy", "lmdb", "zstandard")}
+    return {"linux": kernel[0] if kernel else "unknown", "python": platform.python_version()} | packages
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _first_match(file: Path, pattern: str) -> str | None:
+    match = re.search(pattern, file.read_text(), re.MULTILINE)
+    return match[1] if match else None
+
+
+def _disk_under(directory: Path) -> str:
+    """The block device's model, or its driver where it has none, as sysfs(5) shows them."""
+    number = directory.stat().st_dev
+    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if not device.exists():
+        return "no block device of its own"
+    device = device.resolve()
+    if (device / "partition").exists():
+        device = device.parent
+    rotational = (device / "queue/rotational").read_text().strip() == "1"
+    model = device / "device/model"
+    driver = device / "device/driver"
+    if model.exists():
+        return f"{model.read_text().strip()} ({'rotating, says the kernel' if rotational else 'solid state'})"
+    return f"virtual disk ({driver.resolve().name})" if driver.exists() else device.name

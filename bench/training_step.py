@@ -1,0 +1,120 @@
+"""What does a training step cost, in time and in memory, with saved tensors kept, moved away or recomputed?
+
+A byte-level transformer, forward, backward and optimizer, on the CPU. The store may hold a fraction of what the
+plain step saves. Memory is anonymous and shared memory added at its peak, see `tierstore.demo.memory`.
+
+glibc keeps much of what is freed for later, which is faster and larger than what the step needs. Two variants run
+a second time with a fixed threshold (mallopt(3), M_MMAP_THRESHOLD), so that what is freed goes back to the system.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+
+from tierstore.demo.memory import PeakHostMemory
+from tierstore.demo.model import ByteTransformer, ModelShape, random_batch
+from tierstore.demo.text import load_text
+
+from .harness import Benchmark, main_of_one_variant
+from .peers import checkpoint_blocks, file_per_tensor, save_on_cpu
+
+SHAPE = ModelShape(layers=4, width=256, heads=4, context=512)
+BATCH = 12
+STEPS = 3
+HOST_BYTES = 64 * 2**20
+RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+
+BENCHMARK = Benchmark(
+    name="training_step",
+    question="One training step of a transformer on the CPU: time and peak memory (and beside plain)",
+    variants=(
+        "plain",
+        "plain, freed memory returned",
+        "tierstore",
+        "tierstore, freed memory returned",
+        "file per tensor",
+        "save_on_cpu",
+        "checkpoint",
+    ),
+    environment={
+        "plain, freed memory returned": RETURN_FREED_MEMORY,
+        "tierstore, freed memory returned": RETURN_FREED_MEMORY,
+    },
+    settings={"model": vars(SHAPE), "batch": BATCH, "steps": STEPS, "tierstore_host_bytes": HOST_BYTES},
+)
+
+Forward = Callable[[], AbstractContextManager[object]]
+Opened = AbstractContextManager[Forward]
+
+
+def plain(model: ByteTransformer, scratch: Path) -> Opened:
+    return nullcontext(nullcontext)
+
+
+def with_tierstore(model: ByteTransformer, scratch: Path) -> Opened:
+    from tierstore import TierStore, tiered_offload
+
+    @contextmanager
+    def opened() -> Iterator[Forward]:
+        with TierStore(scratch, host_bytes=HOST_BYTES) as store:
+            yield lambda: tiered_offload(store)
+
+    return opened()
+
+
+def with_files(model: ByteTransformer, scratch: Path) -> Opened:
+    return nullcontext(lambda: file_per_tensor(scratch))
+
+
+def with_save_on_cpu(model: ByteTransformer, scratch: Path) -> Opened:
+    return nullcontext(save_on_cpu)
+
+
+def with_checkpoint(model: ByteTransformer, scratch: Path) -> Opened:
+    checkpoint_blocks(model.blocks)
+    return nullcontext(nullcontext)
+
+
+VARIANTS = dict(
+    zip(
+        BENCHMARK.variants,
+        (plain, plain, with_tierstore, with_tierstore, with_files, with_save_on_cpu, with_checkpoint),
+        strict=True,
+    )
+)
+
+
+def measure(variant: str, scratch: Path) -> dict[str, float]:
+    """The median step after the first, the peak over all of them, and the last loss, which all must share."""
+    torch.manual_seed(0)
+    model = ByteTransformer(SHAPE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    corpus = torch.frombuffer(bytearray(load_text(None, SHAPE.context + 1)), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(0)
+    batches = [random_batch(corpus, BATCH, SHAPE.context, generator) for _ in range(STEPS)]
+    prepared = VARIANTS[variant](model, scratch)
+    seconds = []
+    with PeakHostMemory() as host, prepared as forward:
+        for batch in batches:
+            started = time.perf_counter()
+            with forward():
+                loss = model(*batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seconds.append(time.perf_counter() - started)
+    return {
+        "step_seconds": statistics.median(seconds[1:]),
+        "peak_memory_bytes": host.added_bytes,
+        "last_loss": loss.item(),
+    }
+
+
+if __name__ == "__main__":
+    main_of_one_variant(measure)
