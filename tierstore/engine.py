@@ -63,6 +63,9 @@ class Transfers(Protocol):
     def end_restore(self, record: Record, outcome: int | Exception) -> None:
         """The read has ended, with the bytes read from disk or with why not."""
 
+    def end_discard(self, num_records: int) -> None:
+        """The bytes on disk of so many records have been freed."""
+
     def engine_ended(self, error: BaseException | None) -> None:
         """The engine takes no more work: end every wait. `error`: why, if nobody asked it to stop."""
 
@@ -124,8 +127,8 @@ class Engine:
         """End the engine and free what the disk tier holds. Idempotent.
 
         Raises:
-            StorageIOError: a job did not end in time; its thread is left behind (it ends with the process).
-            Exception: whatever ended the engine before its time.
+            StorageIOError: a job did not end in time, and its thread is left behind (it ends with the process); or
+                the engine had failed, the cause chained (told once).
         """
         self.request_stop()
         self._thread.join(deadline_seconds)
@@ -136,8 +139,9 @@ class Engine:
                 f"I/O did not end within {deadline_seconds:g} s",
                 "what was stored is abandoned",
             )
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            raise StorageIOError("close", self._name, repr(error), "what was stored is lost") from error
 
     @property
     def is_running(self) -> bool:
@@ -240,3 +244,4 @@ class Engine:
             self._discard_wanted.clear()
             keys = [self._discards.popleft() for _ in range(len(self._discards))]
             await disk.discard(keys)
+            self._transfers.end_discard(len(keys))

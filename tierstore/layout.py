@@ -27,7 +27,7 @@ def is_storable(tensor: torch.Tensor) -> bool:
     """Whether a store can keep the tensor: plain, strided, with bytes of its own, on the CPU or an accelerator.
 
     Subclasses (DTensor, fake), quantized, sparse, nested and meta tensors, the zeros without memory of forward-mode
-    differentiation, and the wrappers of `torch.func` are not.
+    differentiation, inference tensors (they have no version counter) and the wrappers of `torch.func` are not.
     """
     kind = type(tensor)
     return (
@@ -37,6 +37,7 @@ def is_storable(tensor: torch.Tensor) -> bool:
         and not tensor.is_nested
         and not tensor.is_quantized
         and not tensor._is_zerotensor()
+        and not tensor.is_inference()
         and _has_storage(tensor)
     )
 

@@ -70,6 +70,7 @@ class Moves:
         self.blocked: deque[Record] = deque()  # ours, but there is no room; packs wait until it is empty
         self.num_spills = 0  # queued or running, those whose handle is gone included
         self.num_restores = 0
+        self.num_discards = 0
         self.disk_is_full = False
         self.full_reason = "the disk budget is used up"
         self.spill_error: Exception | None = None
@@ -247,9 +248,19 @@ class Moves:
             self.spill_error = error
 
     @property
+    def num_jobs(self) -> int:
+        """What the engine was asked to do and has not reported back."""
+        return self.num_spills + self.num_restores + self.num_discards
+
+    @property
     def unwritten_bytes(self) -> int:
-        """Of records that should be on disk and could not be written."""
+        """Of records that stayed in staging, because they could not be written or were asked for in time."""
         return sum(record.nbytes for record in self._parked.values())
+
+    def retry_unwritten(self) -> None:
+        """Queue those records again."""
+        for record in list(self._parked.values()):
+            self._queue_spill(record)
 
     def _stay(self, record: Record) -> None:
         """The record was on its way out and stays: in the host budget if it fits, else in the staging it has."""
@@ -415,7 +426,7 @@ class Moves:
             self.num_spills -= 1
         elif state is State.READING:
             self.num_restores -= 1
-        elif state is State.PENDING:
+        elif state is State.PENDING and not record.forced:
             self.counters.kept_bytes["alive elsewhere"] += record.nbytes
         self._eviction.remove(record)
         self._bury(record)
@@ -428,9 +439,20 @@ class Moves:
         if record.stored_bytes:
             self._forget_stored(record)
             if not self.is_closed:
+                self.num_discards += 1
                 self.engine.submit_discard(record.key)
-        self.disk_is_full = False  # there may be room now, on disk or in memory
         record.move(State.FREED)
+
+    def discarded(self, num_records: int) -> None:
+        """Space on disk has been freed."""
+        self.num_discards -= num_records
+        self.disk_is_full = False
+
+    def withdraw(self, record: Record) -> None:
+        """Forget a record that was refused, whether its handle lives on or not."""
+        if record in self.blocked:
+            self.blocked.remove(record)
+        self._release(record)
 
     def slot_to_fill(self, record: Record) -> Slot | None:
         """The read begins: where to. None: it is not wanted, or was begun by another submission of the record."""

@@ -26,7 +26,7 @@ from .disk.tier import Stored
 from .engine import Spill
 from .errors import ModifiedInPlaceError, StoreClosedError, StoreFullError, TierStoreError
 from .handle import Record, State
-from .layout import Layout, memory_at, rebuild
+from .layout import Layout, layout_of, memory_at, rebuild
 from .moves import Moves
 from .stats import STALL_CAUSES
 
@@ -84,7 +84,7 @@ class Residency:
             moves.pending.extend(settled)
             moves.examine(_NUM_EXAMINED_PER_PACK)
             if moves.blocked or moves.spill_error is not None:
-                self._make_room()
+                self._make_room_for(record)
 
     def store(self, record: Record) -> None:
         """Like `track`, for a record that is stored whoever else holds its storage, beginning now."""
@@ -95,7 +95,7 @@ class Residency:
             record.forced = True
             if record.nbytes:
                 self.moves.admit(record)
-                self._make_room()
+                self._make_room_for(record)
 
     def settle(self, records: Iterable[Record] = (), *, examine: bool = True) -> None:
         """From now on the records' bytes may be read. Does not wait.
@@ -181,11 +181,15 @@ class Residency:
             self._drain()
             self.moves.examine(len(self.moves.pending))
             self._make_room()
-            while self.moves.num_spills:
-                self._wait(_PACK_WAITS)
-            self._raise_spill_error()
-            if self.moves.disk_is_full and self.moves.unwritten_bytes:
-                raise self._full_error(self.moves.unwritten_bytes)
+            while True:
+                while self.moves.num_spills or self.moves.num_discards:
+                    self._wait(_PACK_WAITS)
+                self._raise_spill_error()
+                if not self.moves.unwritten_bytes:
+                    return
+                if self.moves.disk_is_full:
+                    raise self._full_error(self.moves.unwritten_bytes)
+                self.moves.retry_unwritten()
 
     def count_kept(self, reason: str, nbytes: int) -> None:
         """Count a saved tensor that stays where it is."""
@@ -247,6 +251,12 @@ class Residency:
             self.moves.restored(record, outcome)
             self._advance()
 
+    def end_discard(self, num_records: int) -> None:
+        """See `Transfers`."""
+        with self.lock:
+            self.moves.discarded(num_records)
+            self._advance()
+
     def engine_ended(self, error: BaseException | None) -> None:
         """See `Transfers`."""
         closed = StoreClosedError(self._name)
@@ -298,13 +308,21 @@ class Residency:
         self._check_open()
         self._drain()
 
+    def _make_room_for(self, record: Record) -> None:
+        try:
+            self._make_room()
+        except BaseException:
+            self.moves.withdraw(record)  # whoever is refused still has the tensor; the store has not
+            self._advance()
+            raise
+
     def _make_room(self) -> None:
         """Return when everything that is ours has found its place, or raise why it cannot."""
         moves = self.moves
         collected = False
         while moves.blocked:
             self._raise_spill_error()
-            if moves.num_spills or moves.num_restores or self._num_getting:
+            if moves.num_jobs or self._num_getting:
                 self._wait(_PACK_WAITS)
             elif not collected:
                 collected = True
@@ -365,7 +383,7 @@ class Residency:
     def _view_of(self, record: Record, source: torch.Tensor, layout: Layout) -> torch.Tensor:
         """See NOTE [Stolen gradients]."""
         root = record.root() if record.root is not None and record.slot is None else None
-        if root is not None and layout == record.layout and root.untyped_storage()._cdata == record.storage_id:
+        if root is not None and layout_of(root) == layout and root.untyped_storage()._cdata == record.storage_id:
             return root
         view = record.views.get(layout)
         if view is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -113,7 +114,7 @@ class Slab:
         self.size_bytes = round_up(max(size_bytes, 1), _CHUNK_BYTES)
         self._allocator = ExtentAllocator()
         self._region: mmap.mmap | None = None
-        self._num_slots_in = [0] * (self.size_bytes // _CHUNK_BYTES)
+        self._num_slots_in: Counter[int] = Counter()  # by chunk
         self._cached: dict[int, None] = {}  # chunks that have pages but no slot, oldest first
         self.description = "pageable"
         self._is_pinned = False
@@ -143,6 +144,7 @@ class Slab:
         for chunk in self._chunks(slot.start, slot.size_bytes):
             self._num_slots_in[chunk] -= 1
             if not self._num_slots_in[chunk]:
+                del self._num_slots_in[chunk]
                 self._cached[chunk] = None
 
     def trim(self, allowance_bytes: int) -> None:

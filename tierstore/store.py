@@ -135,7 +135,8 @@ class TierStore:
         the caller lets go of it too.
 
         Args:
-            tensor: strided, on any device that the store supports. Of any dtype and geometry.
+            tensor: strided, on the CPU or an accelerator, of any dtype and geometry. One made in inference mode has no
+                version counter to guard it; it is copied.
 
         Raises:
             ConfigError: not a strided tensor.
@@ -143,8 +144,11 @@ class TierStore:
             StorageIOError: an earlier write failed; all its data is in memory.
             StoreClosedError: the store is closed.
         """
+        if isinstance(tensor, torch.Tensor) and tensor.is_inference():
+            with torch.inference_mode(False):
+                tensor = tensor.clone()
         if not isinstance(tensor, torch.Tensor) or not is_storable(tensor):
-            what = "give a plain strided torch.Tensor (no subclass, quantized, nested or meta tensor)"
+            what = "give a plain strided torch.Tensor (no subclass, nor a quantized, nested or meta tensor)"
             raise ConfigError("tensor", type(tensor).__name__, what)
         handle = self.new_handle(tensor, layout_of(tensor))
         self.books.store(handle.record)
