@@ -102,7 +102,7 @@ class DiskTier(Protocol):
         ...
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: close its copies of the descriptors; the parent's are untouched. Nothing else works after."""
+        """In a forked child: close its copies of the descriptors; the parent's are untouched. The last call there."""
         ...
 
     async def close(self) -> None:

@@ -1,0 +1,173 @@
+"""Programs that are run twice, plainly and under a store, and the bits of what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
+
+from tierstore import TierStore, tiered_offload
+
+Bits = tuple[torch.dtype, tuple[int, ...], bytes] | None
+Around = Callable[[], AbstractContextManager[object]]
+Program = Callable[[Around, Callable[[], None]], Iterable[torch.Tensor | None]]
+"""Called with what makes the scope around forward, and what to call between forward and backward."""
+
+SIDE = 64
+"""Of the square matrices: one of float32 takes 16 KiB."""
+
+
+def bits(tensor: torch.Tensor | None) -> Bits:
+    """Dtype, shape and bytes: equal only if every bit is, NaNs included."""
+    if tensor is None:
+        return None
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    copy = plain.reshape(-1).view(torch.uint8).clone()  # `numpy()` marks a storage for good: not that of the caller
+    return tensor.dtype, tuple(tensor.shape), copy.numpy().tobytes()
+
+
+def all_bits(tensors: Iterable[torch.Tensor | None]) -> list[Bits]:
+    return [bits(tensor) for tensor in tensors]
+
+
+def run_plain(program: Program) -> list[Bits]:
+    torch.manual_seed(0)
+    return all_bits(program(nullcontext, lambda: None))
+
+
+def run_offloaded(program: Program, store: TierStore, **options: object) -> list[Bits]:
+    """Under `tiered_offload`, with everything that has to go to disk there before backward begins."""
+    torch.manual_seed(0)
+    settings: dict[str, object] = {"min_bytes": 0} | options
+    return all_bits(program(lambda: tiered_offload(store, **settings), store.flush))  # type: ignore[arg-type]
+
+
+def assert_same_bits(found: Sequence[Bits], expected: Sequence[Bits]) -> None:
+    assert len(found) == len(expected)
+    wrong = [number for number, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other]
+    assert not wrong, f"results {wrong} of {len(expected)} differ"
+
+
+def assert_same_gradients(program: Program, store: TierStore, **options: object) -> None:
+    """Plain and offloaded bits are the same, and the store was not idle."""
+    before = store.stats().packed_tensors
+    assert_same_bits(run_offloaded(program, store, **options), run_plain(program))
+    assert store.stats().packed_tensors > before
+
+
+def grads(module: nn.Module) -> list[torch.Tensor | None]:
+    return [parameter.grad for parameter in module.parameters()]
+
+
+def forget_after_error() -> None:
+    """After an error in backward, autograd's queue on this thread keeps what it had not come to, until the next one."""
+    torch.zeros((), requires_grad=True).backward()
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int = SIDE) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(0.1), nn.Linear(2 * width, width), nn.Tanh()
+        )
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.layers(batch).square().mean()
+
+
+class ConvNet(nn.Module):
+    """Batch norm, its running statistics, dropout, and the indices of max-pooling (int64)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(8)
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), self.norm, nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Dropout(0.2),
+            nn.Conv2d(8, 8, 3, padding=1), self.norm, nn.LeakyReLU(), nn.AdaptiveMaxPool2d(4), nn.Flatten(),
+            nn.Linear(128, 10),
+        )  # fmt: skip
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        labels = torch.arange(len(batch)) % 10
+        return F.cross_entropy(self.layers(batch), labels)
+
+
+class Transformer(nn.Module):
+    """One block whose softmax attention is written out, with q, k and v as parts of one product."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        rows, length, width = batch.shape
+        shape = (rows, length, self.heads, width // self.heads)
+        query, key, value = (part.view(shape).transpose(1, 2) for part in self.qkv(self.norms[0](batch)).chunk(3, -1))
+        scores = F.dropout((query @ key.transpose(-1, -2)).softmax(-1), 0.1)
+        batch = batch + self.out((scores @ value).transpose(1, 2).reshape(rows, length, width))
+        return (batch + self.mlp(self.norms[1](batch))).square().mean()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(16, 16, num_layers=2, batch_first=True, dropout=0.1)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        output, (hidden, cell) = self.lstm(batch)
+        return output.square().mean() + (hidden * cell).sum()
+
+
+class Branches(nn.Module):
+    """Branches of different depth that meet again; backward interleaves them."""
+
+    def __init__(self, width: int = SIDE) -> None:
+        super().__init__()
+        self.stem, self.left, self.right = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        stem = self.stem(batch).sigmoid()
+        left = self.left(stem).relu() * stem
+        right = stem
+        for _ in range(3):
+            right = self.right(right).exp().log1p()
+        mixed = torch.cat([left, right, stem.sin()], 1)
+        return (mixed[:, ::2].softmax(1) * mixed[:, 1::2]).sum() + left.logsumexp(1).mean()
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (Mlp, (SIDE, SIDE)),
+    "convnet": (ConvNet, (6, 3, 16, 16)),
+    "transformer": (Transformer, (3, 16, 32)),
+    "lstm": (Recurrent, (4, 12, 16)),
+    "branches": (Branches, (SIDE, SIDE)),
+}
+
+
+def training(name: str, num_steps: int = 3, optimizer: str = "SGD") -> Program:
+    """Some steps of training the model of that name; all gradients of all steps, and the final state."""
+
+    def program(around: Around, settle: Callable[[], None]) -> list[torch.Tensor | None]:
+        make, shape = MODELS[name]
+        model = make()
+        steps = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05)
+        results: list[torch.Tensor | None] = []
+        for _ in range(num_steps):
+            batch = torch.randn(shape)
+            with around():
+                loss = model(batch)
+            settle()
+            loss.backward()
+            results += [loss.detach(), *(grad if grad is None else grad.clone() for grad in grads(model))]
+            steps.step()
+            steps.zero_grad()
+        return results + list(model.state_dict().values())
+
+    return program

@@ -1,0 +1,254 @@
+"""Functions written by users: those that keep, return or overwrite what they saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import Function
+
+from tests.conftest import MakeStore
+from tests.hooks.programs import SIDE, Around, assert_same_gradients, bits, run_offloaded, run_plain
+from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
+
+Settle = Callable[[], None]
+Results = list[torch.Tensor | None]
+
+
+class Product(Function):
+    @staticmethod
+    def forward(ctx: Any, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(left, right, None, left)
+        return left * right
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        left, right, nothing, again = ctx.saved_tensors
+        assert nothing is None
+        assert torch.equal(left, again)
+        return gradient * right, gradient * left
+
+
+class FusedLoss(Function):
+    """Computes its gradient in forward, saves it, and returns it in backward as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(batch * 2)
+        return (weight * batch).sum() * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
+class ReturnSaved(Function):
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(saved)
+        return weight.sum() * 0 + saved.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
+class Overwriting(Function):
+    """Uses the memory of what it saved for its result."""
+
+    @staticmethod
+    def forward(ctx: Any, batch: torch.Tensor) -> torch.Tensor:
+        saved = batch.cos()
+        ctx.save_for_backward(saved)
+        return batch.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (saved,) = ctx.saved_tensors
+        return saved.mul_(gradient)
+
+
+class OverwritingOneOfTwo(Function):
+    """Two saved parts of one storage and one counter; backward overwrites the first."""
+
+    @staticmethod
+    def forward(ctx: Any, batch: torch.Tensor) -> torch.Tensor:
+        left, right = (batch * 2).chunk(2)
+        ctx.save_for_backward(left, right)
+        return batch.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        left, right = ctx.saved_tensors
+        left.mul_(3)
+        return torch.cat([left, right]) * gradient
+
+
+@pytest.mark.parametrize("host_bytes", [0, "1GiB"])
+def test_function_with_saved_inputs_same_bits(make_store: MakeStore, host_bytes: object) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        with around():
+            hidden = weight.exp()
+            loss = Product.apply(hidden, Product.apply(weight, hidden * 2)).sum()
+        del hidden
+        settle()
+        loss.backward()
+        return [weight.grad]
+
+    assert_same_gradients(program, make_store(host_bytes=host_bytes))
+
+
+@pytest.mark.parametrize("host_bytes", [0, "1GiB"])
+def test_gradient_is_restored_memory_later_steps_leave_it_alone(make_store: MakeStore, host_bytes: object) -> None:
+    """`weight.grad` aliases what was handed out: that memory is not used again while it lives."""
+    store = make_store(host_bytes=host_bytes, staging_bytes="128KiB")
+    batches = [torch.randn(SIDE, SIDE) for _ in range(12)]
+    kept: list[torch.Tensor] = []
+    for batch in batches:
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        with tiered_offload(store, min_bytes=0):
+            loss = FusedLoss.apply(weight, batch)
+        store.flush()
+        loss.backward()
+        del loss
+        assert weight.grad is not None
+        kept.append(weight.grad)
+    if host_bytes == 0:
+        assert store.stats().lent_bytes == len(batches) * SIDE * SIDE * 4
+    for gradient, batch in zip(kept, batches, strict=True):
+        assert bits(gradient) == bits(batch * 2)
+    del kept, weight, gradient
+    assert store.stats().lent_bytes == 0
+
+
+def test_accumulating_into_restored_memory_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        for _ in range(4):
+            with around():
+                loss = FusedLoss.apply(weight, torch.randn(SIDE, SIDE))
+            settle()
+            loss.backward()
+        return [weight.grad]
+
+    assert_same_gradients(program, store)
+
+
+def test_saved_input_returned_as_gradient_live_input_not_changed(store: TierStore) -> None:
+    """Accumulating into the gradient must not write to the batch that was saved."""
+
+    def program(around: Around, settle: Settle) -> Results:
+        weight, batch = torch.zeros(SIDE, requires_grad=True), torch.ones(SIDE)
+        for _ in range(3):
+            with around():
+                loss = ReturnSaved.apply(weight, batch)
+            settle()
+            loss.backward()
+        return [weight.grad, batch]
+
+    assert_same_gradients(program, store)
+
+
+def test_saved_tensor_returned_by_two_nodes_gradients_independent(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        first, second = torch.zeros(SIDE, requires_grad=True), torch.zeros(SIDE, requires_grad=True)
+        with around():
+            hidden = torch.ones(SIDE) * 2
+            loss = ReturnSaved.apply(first, hidden) + ReturnSaved.apply(second, hidden)
+        del hidden
+        settle()
+        loss.backward()
+        assert first.grad is not None
+        first.grad.mul_(5)
+        return [first.grad, second.grad]
+
+    assert_same_gradients(program, store)
+
+
+def test_saved_tensor_returned_retain_graph_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        weight = torch.randn(SIDE, requires_grad=True)
+        with around():
+            loss = FusedLoss.apply(weight, torch.randn(SIDE))
+        results: Results = []
+        for _ in range(4):
+            settle()
+            loss.backward(retain_graph=True)
+            assert weight.grad is not None
+            results.append(weight.grad.clone())
+        return results
+
+    assert_same_gradients(program, store)
+
+
+def test_overwriting_what_was_saved_once_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        with around():
+            loss = Overwriting.apply(Overwriting.apply(weight * 2)).sum()
+        settle()
+        loss.backward()
+        return [weight.grad]
+
+    assert_same_gradients(program, store)
+
+
+@pytest.mark.parametrize("kind", [Overwriting, OverwritingOneOfTwo])
+@pytest.mark.parametrize("host_bytes", [0, "1GiB"])
+def test_overwriting_what_was_saved_second_backward_raises_as_plain(
+    make_store: MakeStore, kind: type[Function], host_bytes: object
+) -> None:
+    store = make_store(host_bytes=host_bytes)
+
+    def program(around: Around, settle: Settle) -> Results:
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        with around():
+            loss = kind.apply(weight * 2).sum()
+        settle()
+        results = [torch.autograd.grad(loss, weight, retain_graph=True)[0].clone()]
+        settle()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        return results
+
+    assert run_offloaded(program, store) == run_plain(program)
+
+
+def test_dirty_input_saved_same_bits(store: TierStore) -> None:
+    class AddOne(Function):
+        @staticmethod
+        def forward(ctx: Any, batch: torch.Tensor) -> torch.Tensor:
+            batch.add_(1)
+            ctx.mark_dirty(batch)
+            ctx.save_for_backward(batch)
+            return batch
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * ctx.saved_tensors[0]
+
+    def program(around: Around, settle: Settle) -> Results:
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        with around():
+            loss = AddOne.apply(weight * 2).sum()
+        settle()
+        loss.backward()
+        return [weight.grad]
+
+    assert_same_gradients(program, store)
+
+
+def test_modified_error_names_the_tensor_and_both_versions(store: TierStore) -> None:
+    weight = torch.randn(SIDE, 3, requires_grad=True)
+    hidden = weight * 2
+    with tiered_offload(store, min_bytes=0):
+        loss = hidden.sin().sum()
+    with torch.no_grad():
+        hidden.add_(1)
+    with pytest.raises(ModifiedInPlaceError) as caught:
+        loss.backward()
+    assert (caught.value.saved_version, caught.value.current_version) == (0, 1)
+    assert "float32 tensor of shape [64, 3]" in str(caught.value)

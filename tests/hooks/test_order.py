@@ -1,0 +1,131 @@
+"""What is fetched ahead, in which order, and what may not be read too early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
+
+from tests.conftest import MakeStore
+from tests.hooks.programs import SIDE, Around, assert_same_gradients, training
+from tierstore import TierStore, tiered_offload
+
+Settle = Callable[[], None]
+
+
+@pytest.mark.parametrize("host_bytes", [0, 1, "1GiB"])
+def test_noise_filled_after_it_is_saved_same_bits(make_store: MakeStore, host_bytes: object) -> None:
+    """`rrelu` saves the tensor for its noise, then fills it."""
+
+    def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
+        weight = torch.randn(256, 256, requires_grad=True)
+        with around():
+            hidden = weight * 1
+            for _ in range(4):
+                hidden = F.rrelu(hidden, training=True)
+            loss = hidden.sum()
+        del hidden
+        settle()
+        loss.backward()
+        return [weight.grad]
+
+    assert_same_gradients(program, make_store(host_bytes=host_bytes))
+
+
+def test_running_statistics_written_after_they_are_saved_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
+        norm, weight = nn.BatchNorm2d(4), torch.randn(3, 4, 8, 8, requires_grad=True)
+        with around():
+            loss = norm(norm(weight * 2).exp()).square().sum()
+        settle()
+        loss.backward()
+        return [weight.grad, norm.running_mean, norm.running_var]
+
+    assert_same_gradients(program, store)
+
+
+def _many_layers(store: TierStore, **options: object) -> Callable[[], None]:
+    weights = [torch.randn(256, 256, requires_grad=True) for _ in range(6)]
+    batch = torch.randn(256, 256)
+
+    def step() -> None:
+        with tiered_offload(store, min_bytes=0, **options):  # type: ignore[arg-type]
+            hidden = batch
+            for weight in weights:
+                hidden = (hidden @ weight).tanh()
+            loss = hidden.sum()
+        del hidden
+        store.flush()
+        loss.backward()
+
+    return step
+
+
+@pytest.mark.parametrize("prefetch", ["learned", "reverse"])
+def test_chain_prefetched_few_misses(store: TierStore, prefetch: str) -> None:
+    step = _many_layers(store, prefetch=prefetch)
+    for _ in range(4):
+        step()
+    stats = store.stats()
+    assert stats.prefetch_hits + stats.prefetch_late >= 12
+    assert stats.prefetch_misses <= 8  # the first of each backward, and what it brings along
+
+
+def test_no_prefetch_every_request_a_miss(store: TierStore) -> None:
+    step = _many_layers(store, prefetch="none")
+    for _ in range(2):
+        step()
+    stats = store.stats()
+    assert (stats.prefetch_hits, stats.prefetch_late) == (0, 0)
+    assert stats.prefetch_misses == 12
+
+
+def test_odd_order_learned_from_the_first_step(make_store: MakeStore) -> None:
+    """Roots of one graph used first to last: the reverse guess is wrong each time, what was learned is right."""
+
+    def misses(prefetch: str) -> list[int]:
+        store = make_store(staging_bytes="600KiB")
+        weights = [torch.randn(256, 256, requires_grad=True) for _ in range(6)]
+        counts = []
+        for _ in range(4):
+            with tiered_offload(store, min_bytes=0, prefetch=prefetch):
+                losses = [(weight * 2).exp().sum() for weight in weights]
+            store.flush()
+            before = store.stats().prefetch_misses
+            for loss in losses:
+                loss.backward()
+            counts.append(store.stats().prefetch_misses - before)
+            del losses, loss
+        return counts
+
+    learned, reverse = misses("learned"), misses("reverse")
+    assert sum(learned[1:]) < sum(reverse[1:])
+    assert max(learned[1:]) <= 2
+
+
+@pytest.mark.parametrize("prefetch", ["learned", "reverse", "none"])
+def test_order_learned_for_another_graph_of_the_same_packs_same_bits(store: TierStore, prefetch: str) -> None:
+    """The order is a hint: a graph that looks the same and is used otherwise comes out right."""
+
+    def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
+        weights = [torch.randn(SIDE, SIDE, requires_grad=True) for _ in range(4)]
+        for order in ((0, 1, 2, 3), (3, 0, 2, 1), (1,), (2, 3)):
+            with around():
+                losses = [(weight * 2).exp().sum() for weight in weights]
+            settle()
+            for number in order:
+                losses[number].backward()
+        return [weight.grad for weight in weights]
+
+    assert_same_gradients(program, store, prefetch=prefetch)
+
+
+def test_kept_in_memory_when_there_is_room_nothing_written(make_store: MakeStore) -> None:
+    store = make_store(host_bytes="1GiB")
+    assert_same_gradients(training("transformer"), store)
+    assert store.stats().spilled_bytes == 0
+    assert store.stats().host_bytes_peak > 0
+    assert store.stats().host_bytes == 0

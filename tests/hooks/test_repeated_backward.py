@@ -1,0 +1,172 @@
+"""One graph used more than once, several graphs at once, backward in odd places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.conftest import MakeStore
+from tests.hooks.programs import MODELS, SIDE, Around, Branches, Mlp, assert_same_gradients, grads
+from tierstore import TierStore
+
+Settle = Callable[[], None]
+Results = list[torch.Tensor | None]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_retain_graph_three_backwards_same_bits(store: TierStore, model: str) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        make, shape = MODELS[model]
+        module = make()
+        with around():
+            loss = module(torch.randn(shape))
+        results: Results = []
+        for last in (False, False, True):
+            settle()
+            loss.backward(retain_graph=not last)
+            results += [grad if grad is None else grad.clone() for grad in grads(module)]
+        return results
+
+    assert_same_gradients(program, store)
+
+
+@pytest.mark.parametrize("create_inside", [True, False])
+@pytest.mark.parametrize("host_bytes", [0, "20KiB", "1GiB"])
+def test_double_backward_same_bits(make_store: MakeStore, create_inside: bool, host_bytes: object) -> None:
+    """The gradient of a penalty on gradients; the first backward saves what it unpacks once more."""
+
+    def program(around: Around, settle: Settle) -> Results:
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        batch = torch.randn(SIDE, SIDE, requires_grad=True)
+        with around():
+            loss = (batch @ weight).tanh().exp().pow(3).mean()
+            if create_inside:
+                inner = torch.autograd.grad(loss, [weight, batch], create_graph=True)
+        settle()
+        if not create_inside:
+            inner = torch.autograd.grad(loss, [weight, batch], create_graph=True)
+        settle()
+        penalty = sum((part.square().sum() for part in inner), loss)
+        with around():
+            third = torch.autograd.grad(penalty, [weight, batch], create_graph=True)
+        settle()
+        (third[0].sin().sum() + penalty).backward()
+        return [*inner, *third, weight.grad, batch.grad]
+
+    assert_same_gradients(program, make_store(host_bytes=host_bytes))
+
+
+def test_gradient_accumulation_several_microbatches_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        model = Mlp()
+        for _ in range(4):
+            with around():
+                loss = model(torch.randn(SIDE, SIDE)) / 4
+            settle()
+            loss.backward()
+        return grads(model)
+
+    assert_same_gradients(program, store)
+
+
+def test_two_graphs_alive_backward_in_either_order_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        model, other = Mlp(), Branches()
+        with around():
+            first = model(torch.randn(SIDE, SIDE))
+            second = other(torch.randn(SIDE, SIDE))
+        with around():
+            third = model(torch.randn(SIDE, SIDE))
+        settle()
+        for loss in (first, third, second):
+            loss.backward()
+        return grads(model) + grads(other)
+
+    assert_same_gradients(program, store)
+
+
+def test_two_roots_of_one_graph_one_after_the_other_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        with around():
+            stem = (weight * 2).tanh()
+            left, right = stem.exp().sum(), stem.sigmoid().square().sum()
+        settle()
+        right.backward(retain_graph=True)
+        settle()
+        left.backward()
+        return [weight.grad]
+
+    assert_same_gradients(program, store)
+
+
+def test_backward_inside_the_scope_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        model = Mlp()
+        with around():
+            for _ in range(3):
+                loss = model(torch.randn(SIDE, SIDE))
+                settle()
+                loss.backward()
+        return grads(model)
+
+    assert_same_gradients(program, store)
+
+
+def test_backward_of_some_inputs_only_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        model = Branches()
+        with around():
+            loss = model(torch.randn(SIDE, SIDE))
+        settle()
+        some = torch.autograd.grad(loss, [model.right.bias], retain_graph=True)
+        settle()
+        loss.backward(inputs=[model.stem.weight])
+        return [*some, *grads(model)]
+
+    assert_same_gradients(program, store)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_forward_mode_over_backward_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        with torch.autograd.forward_ad.dual_level():
+            point = torch.randn(SIDE, SIDE, requires_grad=True)
+            dual = torch.autograd.forward_ad.make_dual(point, torch.randn(SIDE, SIDE))
+            with around():
+                loss = (dual.sin().exp() * dual).sum()
+            settle()
+            (gradient,) = torch.autograd.grad(loss, dual)
+            return list(torch.autograd.forward_ad.unpack_dual(gradient))
+
+    assert_same_gradients(program, store)
+
+
+def test_vmap_inside_the_scope_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        weight, batch = torch.randn(SIDE, SIDE, requires_grad=True), torch.randn(SIDE, SIDE)
+        with around():
+            loss = torch.vmap(lambda row: (row @ weight).tanh().exp())(batch).sum()
+        settle()
+        loss.backward()
+        return [weight.grad]
+
+    assert_same_gradients(program, store)
+
+
+def test_hooks_on_tensors_and_nodes_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        weight, seen = torch.randn(SIDE, SIDE, requires_grad=True), []
+        with around():
+            hidden = (weight * 3).exp()
+            hidden.register_hook(lambda gradient: gradient * 2)
+            hidden.retain_grad()
+            loss = hidden.tanh().sum()
+            loss.grad_fn.register_prehook(lambda gradients: seen.append(gradients[0].clone()))  # type: ignore[union-attr]
+        settle()
+        loss.backward()
+        return [weight.grad, hidden.grad, *seen]
+
+    assert_same_gradients(program, store)

@@ -1,0 +1,371 @@
+"""Scopes of every kind: entered twice, nested in each other and in those of PyTorch, on several threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from tests.conftest import MakeStore
+from tests.hooks.programs import (
+    SIDE,
+    Around,
+    Mlp,
+    all_bits,
+    assert_same_bits,
+    assert_same_gradients,
+    bits,
+    grads,
+    run_plain,
+    training,
+)
+from tierstore import TierStore, keep_resident, tiered_offload
+
+Settle = Callable[[], None]
+Results = list[torch.Tensor | None]
+
+
+def in_threads(*functions: Callable[[], object]) -> None:
+    """Run each on a thread of its own, and raise here what was raised there first."""
+    errors: list[BaseException] = []
+
+    def guarded(function: Callable[[], object]) -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_decorator_each_call_is_a_scope(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        model = Mlp()
+        scope = around()
+        forward = scope(model.forward) if isinstance(scope, tiered_offload) else model.forward
+        for _ in range(2):
+            loss = forward(torch.randn(SIDE, SIDE))
+            settle()
+            loss.backward()
+        return grads(model)
+
+    assert_same_gradients(program, store)
+
+
+def test_decorator_keeps_name_arguments_and_result(store: TierStore) -> None:
+    @tiered_offload(store)
+    def named(first: int, *, second: int) -> int:
+        """Doc."""
+        return first + second
+
+    assert (named.__name__, named.__doc__, named(1, second=2)) == ("named", "Doc.", 3)
+
+
+def test_one_scope_entered_twice_at_once_same_bits(store: TierStore) -> None:
+    scope = tiered_offload(store, min_bytes=0)
+
+    def program(around: Around, settle: Settle) -> Results:
+        enter = scope if around is not nullcontext else nullcontext()
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        with enter:
+            first = weight.exp()
+            with enter:
+                second = first.tanh()
+            third = second.sigmoid().sum()
+        outside = weight.cos().sum()
+        settle()
+        (third + outside).backward()
+        return [weight.grad]
+
+    assert_same_gradients(program, store)
+
+
+def test_nested_scopes_innermost_store_saves(make_store: MakeStore) -> None:
+    outer, inner = make_store(), make_store()
+    weight = torch.randn(SIDE, SIDE, requires_grad=True)
+    with tiered_offload(outer, min_bytes=0):
+        first = (weight * 2).exp()
+        with tiered_offload(inner, min_bytes=0):
+            second = first.tanh()
+        loss = second.sigmoid().sum()
+    del first, second
+    assert (outer.stats().packed_tensors, inner.stats().packed_tensors) == (2, 1)
+    for store in (outer, inner):
+        store.flush()
+    loss.backward()
+    plain = weight.detach().clone().requires_grad_()
+    (plain * 2).exp().tanh().sigmoid().sum().backward()
+    assert bits(weight.grad) == bits(plain.grad)
+
+
+def test_same_tensor_in_two_stores_stored_by_both(make_store: MakeStore) -> None:
+    one, two = make_store(), make_store()
+
+    def program(around: Around, settle: Settle) -> Results:
+        scopes = (
+            [nullcontext(), nullcontext()]
+            if around is nullcontext
+            else [tiered_offload(store, min_bytes=0) for store in (one, two)]
+        )
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        hidden = weight * 2
+        with scopes[0]:
+            left = hidden.sin()
+        with scopes[1]:
+            right = hidden.cos()
+        loss = (left + right).sum()
+        del hidden, left, right
+        settle()
+        two.flush()
+        loss.backward()
+        return [weight.grad]
+
+    assert_same_gradients(program, one)
+    for store in (one, two):
+        assert store.stats().restored_bytes == SIDE * SIDE * 4
+        assert store.stats().live_handles == 0
+
+
+@pytest.mark.parametrize("inner", ["save_on_cpu", "identity hooks", "keep_resident"])
+def test_other_hooks_inside_the_scope_same_bits(store: TierStore, inner: str) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        within = {
+            "save_on_cpu": save_on_cpu,
+            "identity hooks": lambda: saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor),
+            "keep_resident": keep_resident,
+        }[inner]
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        with around():
+            first = weight.exp()
+            with within():
+                second = first.tanh().sin()
+            loss = second.exp().sum()
+        settle()
+        loss.backward()
+        return [weight.grad]
+
+    assert_same_gradients(program, store)
+
+
+def test_scope_inside_save_on_cpu_stores(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        with save_on_cpu():
+            first = weight.exp()
+            with around():
+                second = first.tanh().sin()
+            loss = second.exp().sum()
+        settle()
+        loss.backward()
+        return [weight.grad]
+
+    assert_same_gradients(program, store)
+    assert store.stats().restored_bytes > 0
+
+
+def test_keep_resident_inside_scope_nothing_stored_and_counted(store: TierStore) -> None:
+    weight = torch.randn(SIDE, SIDE, requires_grad=True)
+    with tiered_offload(store, min_bytes=0), keep_resident():
+        loss = (weight * 2).exp().sum()
+    stats = store.stats()
+    assert stats.packed_tensors == 0
+    assert stats.kept_bytes["selected out"] == SIDE * SIDE * 4
+    loss.backward()
+
+
+def test_keep_resident_without_scope_gradients_right() -> None:
+    weight = torch.randn(SIDE, SIDE, requires_grad=True)
+    with keep_resident():
+        loss = weight.exp().sum()
+    loss.backward()
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, weight.detach().exp())
+
+
+def test_scope_left_by_exception_hooks_removed(store: TierStore) -> None:
+    scope = tiered_offload(store, min_bytes=0)
+    weight = torch.randn(SIDE, SIDE, requires_grad=True)
+    with suppress(ZeroDivisionError), scope, scope:
+        weight.exp().sum()
+        raise ZeroDivisionError
+    packed = store.stats().packed_tensors
+    weight.exp().sum().backward()
+    assert store.stats().packed_tensors == packed
+
+
+def test_hooks_disabled_entering_refused_as_by_torch_and_usable_after(store: TierStore) -> None:
+    scope = tiered_offload(store, min_bytes=0)
+    weight = torch.randn(SIDE, SIDE, requires_grad=True)
+    with torch.autograd.graph.disable_saved_tensors_hooks("not here"), pytest.raises(RuntimeError, match="not here"):
+        scope.__enter__()
+    with scope:
+        weight.exp().sum().backward()
+    assert store.stats().packed_tensors > 0
+
+
+def test_hooks_of_another_thread_not_in_force(store: TierStore) -> None:
+    with tiered_offload(store, min_bytes=0):
+        in_threads(lambda: torch.randn(SIDE, requires_grad=True).exp().sum().backward())
+    assert store.stats().packed_tensors == 0
+
+
+@pytest.mark.parametrize("host_bytes", [0, "256KiB"])
+def test_scopes_on_several_threads_over_one_store_same_bits(make_store: MakeStore, host_bytes: object) -> None:
+    store = make_store(host_bytes=host_bytes, staging_bytes="64KiB")
+    scope = tiered_offload(store, min_bytes=0)
+    start = threading.Barrier(4)
+    found: dict[int, Results] = {}
+
+    def model_of(number: int) -> tuple[Mlp, list[torch.Tensor]]:
+        generator = torch.Generator().manual_seed(number)
+        model = Mlp().eval()  # no dropout: the global generator is shared by the threads
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / 8)
+        return model, [torch.randn(SIDE, SIDE, generator=generator) for _ in range(10)]
+
+    def train(number: int) -> None:
+        model, batches = model_of(number)
+        start.wait()
+        for batch in batches:
+            with scope:
+                loss = model(batch)
+            loss.backward()
+        found[number] = grads(model)
+
+    in_threads(*(partial(train, number) for number in range(4)))
+    for number in range(4):
+        model, batches = model_of(number)
+        for batch in batches:
+            model(batch).backward()
+        assert_same_bits(all_bits(found[number]), all_bits(grads(model)))
+    assert store.stats().live_handles == 0
+
+
+def test_backward_on_another_thread_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        model = Mlp()
+        with around():
+            loss = model(torch.randn(SIDE, SIDE))
+        settle()
+        in_threads(loss.backward)
+        return grads(model)
+
+    assert_same_gradients(program, store)
+
+
+def test_one_graph_backward_on_several_threads_at_once_same_bits(make_store: MakeStore) -> None:
+    store = make_store(staging_bytes=0)
+    weight = torch.randn(SIDE, SIDE, requires_grad=True)
+
+    def run(loss: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(loss, weight, retain_graph=True)[0]
+
+    expected = run(((weight * 2).exp().tanh() * 3).sin().sum())
+    with tiered_offload(store, min_bytes=0):
+        loss = ((weight * 2).exp().tanh() * 3).sin().sum()
+    store.flush()
+    start = threading.Barrier(4)
+    found: list[torch.Tensor] = []
+
+    def work() -> None:
+        start.wait()
+        for _ in range(5):
+            found.append(run(loss))  # noqa: PERF401 - others see them as they come
+
+    in_threads(work, work, work, work)
+    assert len(found) == 20
+    assert {bits(gradient) for gradient in found} == {bits(expected)}
+
+
+def test_store_named_only_in_the_scope_lives_as_long_as_the_graph(store_directory: Path) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        model = Mlp()
+        with around():
+            loss = model(torch.randn(SIDE, SIDE))
+        loss.backward()
+        return grads(model)
+
+    torch.manual_seed(0)
+    found = all_bits(
+        program(lambda: tiered_offload(TierStore(store_directory, host_bytes=0, disk_bytes="1GiB"), min_bytes=0), bool)
+    )
+    assert_same_bits(found, run_plain(program))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("backward_inside", [True, False])
+def test_checkpoint_inside_the_scope_same_bits(store: TierStore, use_reentrant: bool, backward_inside: bool) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        blocks = torch.nn.ModuleList(Mlp().layers for _ in range(3))
+        batch = torch.randn(SIDE, SIDE, requires_grad=True)
+        with around():
+            hidden = batch
+            for block in blocks:
+                hidden = checkpoint(block, hidden * 2, use_reentrant=use_reentrant)
+            loss = hidden.square().mean()
+            settle()
+            if backward_inside:
+                loss.backward()
+        del hidden
+        settle()
+        if not backward_inside:
+            loss.backward()
+        return [batch.grad, *grads(blocks)]
+
+    assert_same_gradients(program, store)
+
+
+def test_scope_inside_checkpoint_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        model = Mlp()
+
+        def forward(batch: torch.Tensor) -> torch.Tensor:
+            with around():
+                return model(batch)
+
+        batch = torch.randn(SIDE, SIDE, requires_grad=True)
+        loss = checkpoint(forward, batch, use_reentrant=False)
+        settle()
+        loss.backward()
+        return [batch.grad, *grads(model)]
+
+    assert_same_gradients(program, store)
+
+
+@pytest.mark.parametrize("cache_enabled", [True, False])
+@pytest.mark.parametrize("autocast_outside", [True, False])
+def test_autocast_to_bfloat16_same_bits(store: TierStore, autocast_outside: bool, cache_enabled: bool) -> None:
+    def program(around: Around, settle: Settle) -> Results:
+        model = Mlp()
+        for _ in range(2):
+            cast = torch.autocast("cpu", torch.bfloat16, cache_enabled=cache_enabled)
+            outer, inner = (cast, around()) if autocast_outside else (around(), cast)
+            with outer, inner:
+                loss = model(torch.randn(SIDE, SIDE))
+                loss = loss + model.layers(torch.randn(SIDE, SIDE)).float().exp().sum()
+            settle()
+            loss.backward()
+        return grads(model)
+
+    assert_same_gradients(program, store)
+    assert store.stats().restored_bytes > 0
+
+
+def test_training_models_one_after_the_other_in_one_store_same_bits(store: TierStore) -> None:
+    for model in ("mlp", "lstm", "mlp"):
+        assert_same_gradients(training(model, num_steps=1), store)
+    assert store.stats().disk_bytes == 0

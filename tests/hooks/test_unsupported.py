@@ -1,0 +1,185 @@
+"""What a store cannot keep stays in memory: never an error, never a wrong value."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import Function
+
+from tests.hooks.programs import SIDE, Around, assert_same_bits, bits, run_offloaded, run_plain
+from tierstore import ConfigError, TierStore, tiered_offload
+
+Settle = Callable[[], None]
+
+
+class Scale(Function):
+    """Multiplies its gradient with a number made of a saved tensor of any kind."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(saved)
+        return weight * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (saved,) = ctx.saved_tensors
+        if saved.is_quantized:
+            saved = saved.dequantize()
+        elif saved.layout is not torch.strided:
+            saved = saved.to_dense()
+        return gradient * saved.detach().as_subclass(torch.Tensor).sum(), None
+
+
+class Labelled(torch.Tensor):
+    """A subclass that adds nothing."""
+
+
+def quantized() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.arange(100.0), 0.5, 3, torch.qint8)
+
+
+KINDS: dict[str, Callable[[], torch.Tensor]] = {
+    "sparse coo": lambda: torch.eye(SIDE).to_sparse(),
+    "mkldnn": lambda: torch.ones(SIDE).to_mkldnn(),
+    "subclass": lambda: torch.ones(SIDE).as_subclass(Labelled),
+    "quantized": quantized,
+    "zero tensor": lambda: torch._efficientzerotensor((SIDE,)),
+}
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
+def test_unsupported_kind_saved_right_value_and_counted(store: TierStore, make: Callable[[], torch.Tensor]) -> None:
+    def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
+        weight = torch.ones(SIDE, requires_grad=True)
+        with around():
+            loss = Scale.apply(weight, make()).sum()
+        settle()
+        loss.backward()
+        return [weight.grad]
+
+    assert_same_bits(run_offloaded(program, store), run_plain(program))
+    assert store.stats().packed_tensors == 0
+    assert store.stats().kept_bytes["unsupported"] > 0
+
+
+def test_sparse_matrix_product_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        with around():
+            loss = torch.sparse.mm(torch.eye(SIDE).to_sparse(), weight * 2).exp().sum()
+        settle()
+        loss.backward()
+        return [weight.grad]
+
+    assert_same_bits(run_offloaded(program, store), run_plain(program))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_same_bits(store: TierStore, layout: torch.layout) -> None:
+    def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
+        parts = [torch.randn(length, 8) for length in (3, 5)]
+        nested = torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+        weight = torch.randn(8, 8, requires_grad=True)
+        with around():
+            output = torch.nn.functional.linear(nested, weight).relu()
+            loss = torch.nested.to_padded_tensor(output, 0.0).exp().sum()
+        settle()
+        loss.backward()
+        return [weight.grad, *nested.grad.unbind()]  # type: ignore[union-attr]
+
+    assert_same_bits(run_offloaded(program, store), run_plain(program))
+
+
+def test_meta_tensors_pass_and_nothing_is_stored(store: TierStore) -> None:
+    with tiered_offload(store, min_bytes=0):
+        weight = torch.randn(SIDE, SIDE, device="meta", requires_grad=True)
+        loss = (weight * 2).exp().sum()
+    store.flush()
+    loss.backward()
+    assert weight.grad is not None
+    assert (weight.grad.device.type, weight.grad.shape) == ("meta", (SIDE, SIDE))
+    assert store.stats().packed_tensors == 0
+    assert store.stats().kept_bytes["unsupported"] > 0
+
+
+def test_fake_tensors_pass_and_nothing_is_stored(store: TierStore) -> None:
+    with FakeTensorMode(), tiered_offload(store, min_bytes=0):
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        loss = (weight * 2).exp().sum()
+        loss.backward()
+    assert store.stats().packed_tensors == 0
+    assert store.stats().kept_bytes["unsupported"] > 0
+
+
+def test_subclass_through_operations_same_bits(store: TierStore) -> None:
+    def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
+        weight = torch.randn(SIDE, SIDE).as_subclass(Labelled).requires_grad_()
+        with around():
+            loss = ((weight * 2).exp() * weight).sin().sum()
+        settle()
+        loss.backward()
+        assert type(weight.grad) is Labelled or type(weight.grad) is torch.Tensor
+        return [weight.grad.as_subclass(torch.Tensor)]  # type: ignore[union-attr]
+
+    assert_same_bits(run_offloaded(program, store), run_plain(program))
+
+
+def test_unsupported_kept_tensor_edited_refused_as_plain(store: TierStore) -> None:
+    sparse = torch.eye(SIDE).to_sparse().coalesce()
+    weight = torch.randn(SIDE, SIDE, requires_grad=True)
+    with tiered_offload(store, min_bytes=0):
+        loss = Scale.apply(weight, sparse).sum()
+    sparse.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_functional_gradient_refused_by_torch_and_works_after_the_scope(store: TierStore) -> None:
+    point = torch.randn(SIDE)
+
+    def function(value: torch.Tensor) -> torch.Tensor:
+        return value.sin().exp().sum()
+
+    with tiered_offload(store, min_bytes=0), pytest.raises(RuntimeError, match="saved tensor hooks"):
+        torch.func.grad(function)(point)
+    leaf = point.clone().requires_grad_()
+    function(leaf).backward()
+    assert bits(torch.func.grad(function)(point)) == bits(leaf.grad)
+    with tiered_offload(store, min_bytes=0):  # and the scope works as before
+        leaf.grad = None
+        function(leaf).backward()
+    assert bits(torch.func.grad(function)(point)) == bits(leaf.grad)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.empty(100, device="meta"),
+        quantized,
+        lambda: torch._efficientzerotensor((SIDE,)),
+        lambda: [1.0],
+        lambda: None,
+    ],
+    ids=["sparse", "meta", "quantized", "zero tensor", "list", "None"],
+)
+def test_put_of_what_cannot_be_stored_one_config_error(store: TierStore, make: Callable[[], Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        store.put(make())
+    assert caught.value.option == "tensor"
+    assert store.stats().live_handles == 0
+
+
+def test_put_of_a_fake_tensor_one_config_error(store: TierStore) -> None:
+    with FakeTensorMode():
+        fake = torch.ones(SIDE)
+    with pytest.raises(ConfigError):
+        store.put(fake)

@@ -1,0 +1,211 @@
+"""What a caller may write for sizes and places, and what the machine says of itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierstore import ConfigError, TierStore, config
+from tierstore.config import available_host_bytes, check_directory, free_disk_bytes, local_world_size, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        (0, 0), (12, 12), (2**70, 2**70), ("0", 0), ("17", 17), ("1B", 1), ("64KiB", 65_536), ("64 kib", 65_536),
+        ("8GiB", 8 * 2**30), ("1.5GB", 1_500_000_000), ("1.5 MiB", 1_572_864), ("2k", 2048), ("3TB", 3 * 10**12),
+        (" 4 MB ", 4_000_000), ("1024TiB", 2**50), ("0.5KiB", 512), ("9007199254740993", 9_007_199_254_740_993),
+    ],
+)  # fmt: skip
+def test_size_is_understood(text: int | str, nbytes: int) -> None:
+    assert parse_size(text, "x") == nbytes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        -1, "-1", "", " ", "GiB", "8 GiB free", "1e9", "0x10", "1,5GB", "8GiBs", "8 G i B",
+        "\N{ARABIC-INDIC DIGIT THREE}", 1.5,
+        None, True, False, b"8GiB", [8], "1.", ".5GB", "infinity", "nan", "8\nGiB\n8",
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_size_is_refused_with_what_was_given_and_what_is_allowed(text: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_size(text, "host_bytes")
+    assert (caught.value.option, caught.value.given) == ("host_bytes", text)
+    assert "GiB" in caught.value.allowed
+    assert "host_bytes" in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+@given(st.one_of(st.text(max_size=12), st.integers(), st.floats(), st.none(), st.binary(max_size=4)))
+def test_size_of_anything_is_a_number_or_refused(value: object) -> None:
+    try:
+        nbytes = parse_size(value, "x")
+    except ConfigError:
+        return
+    assert isinstance(nbytes, int)
+    assert nbytes >= 0
+
+
+@given(st.integers(0, 2**60), st.sampled_from(["", "B", "KiB", "MiB", "GiB", "TiB"]))
+def test_size_in_whole_units_is_exact(number: int, unit: str) -> None:
+    factor = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
+    assert parse_size(f"{number}{unit}", "x") == number * factor
+
+
+# --- directories --------------------------------------------------------------------------------------------------
+
+
+def test_directory_as_text_or_path_is_taken(tmp_path: Path) -> None:
+    assert check_directory(tmp_path) == check_directory(str(tmp_path)) == tmp_path
+
+
+def test_directory_by_a_link_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert check_directory(tmp_path / "link")
+
+
+def test_directory_that_is_missing_is_refused_and_never_created(tmp_path: Path) -> None:
+    missing = tmp_path / "nvme" / "scratch"
+    with pytest.raises(ConfigError, match="never created") as caught:
+        TierStore(missing)
+    assert (caught.value.option, caught.value.given) == ("path", str(missing))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directory_by_a_dangling_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError):
+        TierStore(tmp_path / "link")
+
+
+def test_directory_that_is_a_file_is_refused_and_untouched(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("content")
+    with pytest.raises(ConfigError, match="not a directory"):
+        TierStore(file)
+    with pytest.raises(ConfigError):
+        TierStore(file / "below")
+    assert file.read_text() == "content"
+
+
+@pytest.mark.parametrize("path", [None, 5, b"/tmp", ["/tmp"]])
+def test_directory_that_is_no_path_is_refused(path: object) -> None:
+    with pytest.raises(ConfigError):
+        TierStore(path)
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a/" * 3000, "/tmp/\0"], ids=["long name", "long path", "zero"])
+def test_directory_that_no_system_call_takes_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError):
+        TierStore(path)
+
+
+@pytest.fixture
+def read_only_directory(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "mount"
+    directory.mkdir()
+    if os.geteuid() != 0:
+        directory.chmod(0o500)
+        yield directory
+        directory.chmod(0o700)
+        return
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", directory], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"root cannot mount a tmpfs here: {mounted.stderr.strip()}")
+    yield directory
+    subprocess.run(["umount", directory], check=True)
+
+
+def test_directory_that_is_read_only_is_refused(read_only_directory: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        TierStore(read_only_directory)
+
+
+def test_directory_on_tmpfs_works_and_says_so() -> None:
+    import tempfile
+
+    import torch
+
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no writable /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        with TierStore(folder, host_bytes=0, disk_bytes="8MiB", codec="none") as store:
+            handle = store.put(torch.arange(3000))
+            store.flush()
+            assert torch.equal(store.get(handle), torch.arange(3000))
+            assert store.stats().io_mode != "O_DIRECT"
+        assert os.listdir(folder) == []
+
+
+# --- the machine --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "num"), [(None, 1), ("1", 1), ("8", 8)])
+def test_local_world_size_is_read(text: str | None, num: int) -> None:
+    assert local_world_size({} if text is None else {"LOCAL_WORLD_SIZE": text}) == num
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "", "1.5"])
+def test_local_world_size_that_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="LOCAL_WORLD_SIZE"):
+        local_world_size({"LOCAL_WORLD_SIZE": text})
+
+
+def test_defaults_are_shared_between_local_trainers(store_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+    for num_trainers in ("1", "4"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", num_trainers)
+        with TierStore(store_directory) as store:
+            host = store.books.moves.books.host.limit_bytes
+            limits.append((host, store._core.engine.disk.usage().budget_bytes))
+    assert limits[0][0] <= available_host_bytes() * 0.3
+    assert limits[0][1] <= free_disk_bytes(store_directory) * 0.85
+    for whole, part in zip(*limits, strict=True):
+        assert part == pytest.approx(whole / 4, rel=0.2)
+
+
+def test_available_memory_is_no_more_than_the_machine_has() -> None:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < available_host_bytes() <= total
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "stat", "expected"),
+    [
+        ("1000000", "300000", "anon 5\ninactive_file 100000\n", [(1_000_000, 200_000)]),
+        ("max", "300000", "inactive_file 0\n", []),
+        ("1000000", "300000", "", [(1_000_000, 300_000)]),
+        ("nonsense", "300000", "", []),
+        ("1000000", "nonsense", "", []),
+    ],
+)
+def test_cgroup_limit_is_read_without_reclaimable_cache(
+    tmp_path: Path, limit: str, used: str, stat: str, expected: list[tuple[int, int]]
+) -> None:
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text(f"{used}\n")
+    (tmp_path / "memory.stat").write_text(stat)
+    assert config._limit_of(tmp_path, "memory.max", "memory.current", "inactive_file") == expected
+
+
+def test_cgroup_without_files_limits_nothing(tmp_path: Path) -> None:
+    assert config._limit_of(tmp_path, "memory.max", "memory.current", "inactive_file") == []
+
+
+def test_cgroup_limit_lowers_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_cgroup_limits", lambda: [(2**40, 0), (5_000_000, 1_000_000)])
+    assert available_host_bytes() == 4_000_000
+    monkeypatch.setattr(config, "_cgroup_limits", lambda: [(5_000_000, 9_000_000)])
+    assert available_host_bytes() == 0

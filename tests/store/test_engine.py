@@ -1,0 +1,267 @@
+"""The engine by itself, over a real disk tier: what is submitted is moved, in the right order, until it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tierstore.disk.local import LocalDisk
+from tierstore.disk.tier import Kind, Stored
+from tierstore.engine import NUM_RESTORES, Engine, Spill
+from tierstore.threads import IoThreads, start_thread
+
+NBYTES = 50_000
+
+
+class Ledger:
+    """Books that want everything, and write down what they are told. The `Transfers` of an engine."""
+
+    def __init__(self) -> None:
+        self.contents: dict[int, bytes] = {}
+        self.restored: dict[int, bytearray] = {}
+        self.unwanted: set[int] = set()
+        self.order: list[tuple[str, int]] = []
+        self.outcomes: dict[tuple[str, int], object] = {}
+        self.told = threading.Condition()
+        self.endings: list[BaseException | None] = []
+        self.on_begin: Callable[[], None] = lambda: None
+
+    def begin_spill(self, record: Any) -> Spill | None:
+        if record.key in self.unwanted:
+            return None
+        self.on_begin()
+        return Spill(memoryview(self.contents[record.key]), Kind("uint8", 1), record.ready)
+
+    def end_spill(self, record: Any, outcome: Stored | Exception) -> None:
+        self._note("spill", record.key, outcome)
+
+    def begin_restore(self, record: Any) -> memoryview | None:
+        if record.key in self.unwanted or ("restore", record.key) in self.order:
+            return None
+        self.on_begin()
+        self.order.append(("restore", record.key))
+        return memoryview(self.restored.setdefault(record.key, bytearray(NBYTES)))
+
+    def end_restore(self, record: Any, outcome: int | Exception) -> None:
+        self._note("restore", record.key, outcome)
+
+    def engine_ended(self, error: BaseException | None) -> None:
+        with self.told:
+            self.endings.append(error)
+            self.told.notify_all()
+
+    def _note(self, what: str, key: int, outcome: object) -> None:
+        with self.told:
+            self.outcomes[what, key] = outcome
+            self.told.notify_all()
+
+    def wait_for(self, what: str, *keys: int) -> None:
+        with self.told:
+            assert self.told.wait_for(lambda: all((what, key) in self.outcomes for key in keys), 20), self.outcomes
+
+
+def _record(key: int, ready: object = None) -> Any:
+    return SimpleNamespace(key=key, ready=ready)
+
+
+@pytest.fixture
+def open_engine(store_directory: Path) -> Iterator[Callable[[], tuple[Engine, Ledger]]]:
+    engines: list[Engine] = []
+
+    def open_disk(executor: Executor) -> LocalDisk:
+        return LocalDisk(
+            store_directory, disk_bytes=2**28, inline_bytes=1024, codec="none", checksum=True, executor=executor
+        )
+
+    def make() -> tuple[Engine, Ledger]:
+        ledger = Ledger()
+        engines.append(Engine(open_disk, ledger, "tierstore-test"))
+        return engines[-1], ledger
+
+    yield make
+    for engine in engines:
+        try:
+            engine.stop(20)
+        except RuntimeError:
+            pass  # the test broke it
+
+
+def _fill(ledger: Ledger, keys: range) -> None:
+    for key in keys:
+        ledger.contents[key] = bytes([key % 251]) * NBYTES
+
+
+def test_spill_and_restore_bring_back_the_bytes(open_engine: Callable[[], tuple[Engine, Ledger]]) -> None:
+    engine, ledger = open_engine()
+    _fill(ledger, range(20))
+    for key in range(20):
+        engine.submit_spill(_record(key))
+    ledger.wait_for("spill", *range(20))
+    for key in range(20):
+        engine.submit_restore(_record(key), demanded=key % 2 == 0)
+    ledger.wait_for("restore", *range(20))
+    for key in range(20):
+        assert ledger.restored[key] == ledger.contents[key]
+        stored = ledger.outcomes["spill", key]
+        assert isinstance(stored, Stored)
+        assert stored.stored_bytes >= NBYTES
+
+
+def test_restores_wanted_now_overtake_those_read_ahead(open_engine: Callable[[], tuple[Engine, Ledger]]) -> None:
+    engine, ledger = open_engine()
+    _fill(ledger, range(20))
+    for key in range(20):
+        engine.submit_spill(_record(key))
+    ledger.wait_for("spill", *range(20))
+    go_on = threading.Event()
+    engine._loop.call_soon_threadsafe(go_on.wait, 20)
+    for key in range(18):
+        engine.submit_restore(_record(key), demanded=False)
+    for key in (19, 18):
+        engine.submit_restore(_record(key), demanded=True)
+    engine.submit_restore(_record(17), demanded=True)  # told again
+    go_on.set()
+    ledger.wait_for("restore", *range(20))
+    order = [key for what, key in ledger.order if what == "restore"]
+    assert order == [19, 18, 17, *range(17)]
+    assert NUM_RESTORES < 17
+
+
+def test_submitted_but_not_wanted_any_more_is_passed_over(open_engine: Callable[[], tuple[Engine, Ledger]]) -> None:
+    engine, ledger = open_engine()
+    _fill(ledger, range(4))
+    ledger.unwanted = {0, 2}
+    for key in range(4):
+        engine.submit_spill(_record(key))
+    ledger.wait_for("spill", 1, 3)
+    assert set(ledger.outcomes) == {("spill", 1), ("spill", 3)}
+    assert engine.disk.usage().num_records == 2
+
+
+def test_spill_waits_for_the_copy_that_fills_its_slot(open_engine: Callable[[], tuple[Engine, Ledger]]) -> None:
+    engine, ledger = open_engine()
+    memory = bytearray(NBYTES)
+    ledger.contents[1] = memory  # type: ignore[assignment]
+    _fill(ledger, range(2, 3))
+    copied = threading.Event()
+    engine.submit_spill(_record(1, SimpleNamespace(synchronize=copied.wait)))
+    engine.submit_spill(_record(2))
+    ledger.wait_for("spill", 2)
+    assert ("spill", 1) not in ledger.outcomes
+    memory[:] = b"c" * NBYTES
+    copied.set()
+    ledger.wait_for("spill", 1)
+    engine.submit_restore(_record(1), demanded=True)
+    ledger.wait_for("restore", 1)
+    assert ledger.restored[1] == b"c" * NBYTES
+
+
+def test_outcome_of_a_failed_job_is_its_error(open_engine: Callable[[], tuple[Engine, Ledger]]) -> None:
+    engine, ledger = open_engine()
+    engine.submit_restore(_record(77), demanded=True)  # never written
+    ledger.wait_for("restore", 77)
+    assert isinstance(ledger.outcomes["restore", 77], KeyError)
+    assert engine.is_running
+    _fill(ledger, range(1))
+    engine.submit_spill(_record(0))
+    ledger.wait_for("spill", 0)
+
+
+def test_stop_is_idempotent_and_tells_the_books_once(open_engine: Callable[[], tuple[Engine, Ledger]]) -> None:
+    engine, ledger = open_engine()
+    engine.request_stop()
+    engine.stop(20)
+    engine.stop(20)
+    engine.request_stop()
+    assert not engine.is_running
+    assert ledger.endings == [None]
+    engine.submit_spill(_record(1))  # nobody listens; nothing is raised
+    engine.submit_restore(_record(1), demanded=True)
+    engine.submit_discard(1)
+
+
+def test_stop_finishes_what_runs_and_abandons_what_is_queued(open_engine: Callable[[], tuple[Engine, Ledger]]) -> None:
+    engine, ledger = open_engine()
+    _fill(ledger, range(50))
+    go_on, begun = threading.Event(), threading.Event()
+    engine._loop.call_soon_threadsafe(lambda: (begun.set(), go_on.wait(20)))
+    assert begun.wait(20)
+    for key in range(50):
+        engine.submit_spill(_record(key))
+    engine.request_stop()
+    go_on.set()
+    engine.stop(20)
+    assert all(isinstance(outcome, Stored) for outcome in ledger.outcomes.values())
+    assert len(ledger.outcomes) <= 8
+
+
+def test_books_that_fail_end_the_engine_with_their_error(open_engine: Callable[[], tuple[Engine, Ledger]]) -> None:
+    engine, ledger = open_engine()
+    _fill(ledger, range(1))
+    error = RuntimeError("a bug in the books")
+
+    def fail() -> None:
+        raise error
+
+    ledger.on_begin = fail
+    engine.submit_spill(_record(0))
+    with ledger.told:
+        assert ledger.told.wait_for(lambda: ledger.endings, 20)
+    (ending,) = ledger.endings
+    assert error in (ending, *getattr(ending, "exceptions", ()))
+    engine._thread.join(20)
+    assert not engine.is_running
+
+
+def test_open_that_fails_raises_in_the_constructor_and_ends_the_threads() -> None:
+    def fail(_: Executor) -> LocalDisk:
+        raise ValueError("cannot open")
+
+    before = threading.active_count()
+    ledger = Ledger()
+    with pytest.raises(ValueError, match="cannot open"):
+        Engine(fail, ledger, "tierstore-test")
+    assert threading.active_count() == before
+    assert ledger.endings == []
+
+
+# --- threads ------------------------------------------------------------------------------------------------------
+
+
+def test_io_threads_run_jobs_and_deliver_what_they_raise() -> None:
+    threads = IoThreads(2, "tierstore-test")
+    assert threads.submit(divmod, 7, 2).result(20) == (3, 1)
+    assert threads.submit(lambda *, a: a, a=5).result(20) == 5
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(divmod, 7, 0).result(20)
+    with pytest.raises(SystemExit):
+        threads.submit(exit).result(20)
+    assert threads.submit(int).result(20) == 0
+    threads.shutdown()
+
+
+def test_io_threads_shut_down_finish_what_is_queued() -> None:
+    threads = IoThreads(1, "tierstore-test")
+    door = threading.Event()
+    first, second = threads.submit(door.wait, 20), threads.submit(int)
+    start_thread(door.set, "tierstore-opener")
+    threads.shutdown()
+    assert (first.result(0), second.result(0)) == (True, 0)
+
+
+def test_io_threads_skip_a_job_cancelled_before_it_begins() -> None:
+    threads = IoThreads(1, "tierstore-test")
+    door = threading.Event()
+    ran: list[int] = []
+    threads.submit(door.wait, 20)
+    cancelled = threads.submit(ran.append, 1)
+    assert cancelled.cancel()
+    door.set()
+    threads.shutdown()
+    assert not ran

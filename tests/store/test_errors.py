@@ -1,0 +1,105 @@
+"""The tree of errors: what each is, carries and says."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+
+import pytest
+
+import tierstore.errors
+from tierstore import errors as tree
+from tierstore.errors import (
+    ConfigError,
+    CorruptDataError,
+    DaemonUnavailableError,
+    ModifiedInPlaceError,
+    ProtocolError,
+    QuotaExceededError,
+    StorageIOError,
+    StoreClosedError,
+    StoreFullError,
+    TierStoreError,
+)
+
+EXAMPLES: list[tuple[TierStoreError, dict[str, object], str]] = [
+    (ConfigError("size", -1, "more"), {"option": "size", "given": -1, "allowed": "more"}, "size=-1 .*more"),
+    (StoreClosedError("/nvme"), {"store": "/nvme", "reason": "it was closed"}, "/nvme.*closed.*freed"),
+    (StoreClosedError("/nvme", "fork"), {"reason": "fork"}, "/nvme.*fork"),
+    (
+        StoreFullError(5, 10, 11, 20, 21, reason="no space"),
+        {"needed_bytes": 5, "disk_bytes": 10, "disk_budget_bytes": 11, "host_bytes": 20, "host_budget_bytes": 21},
+        "5 bytes.*no space.*10 of 11.*20 of 21.*still in memory",
+    ),
+    (StoreFullError(5, 10, 11), {"host_bytes": 0, "host_budget_bytes": 0}, "budget is used up"),
+    (QuotaExceededError(5, 10, 11, session="rank 3"), {"session": "rank 3"}, "rank 3.*no room.*5"),
+    (
+        CorruptDataError(9, "segment 2", "abc", "abd"),
+        {"key": 9, "place": "segment 2", "expected": "abc", "found": "abd"},
+        "9.*segment 2.*abc.*abd.*lost",
+    ),
+    (
+        StorageIOError("read", "segment 2", "EIO", "they are still on disk"),
+        {"operation": "read", "place": "segment 2", "reason": "EIO", "data": "they are still on disk"},
+        "read.*segment 2.*EIO.*still on disk",
+    ),
+    (StorageIOError("write", "x", "EIO"), {"data": "the data is still in memory"}, "still in memory"),
+    (
+        ModifiedInPlaceError("float32 tensor of shape [3]", 1, 2),
+        {"saved_version": 1, "current_version": 2},
+        "modified by an inplace operation.*float32.*version 2.*expected version 1",
+    ),
+    (
+        DaemonUnavailableError("/run/x.sock", 2.5, "refused"),
+        {"address": "/run/x.sock", "waited_seconds": 2.5},
+        "/run/x.sock.*2.5 s.*refused",
+    ),
+    (ProtocolError("client 3", "too long"), {"peer": "client 3", "reason": "too long"}, "client 3.*too long"),
+]
+
+
+def test_every_error_is_exported_and_documented_in_the_tree() -> None:
+    kinds = {name for name, thing in vars(tree).items() if isinstance(thing, type) and issubclass(thing, Exception)}
+    assert set(tree.__all__) == kinds
+    drawing = (tierstore.errors.__doc__ or "").split("::")[1].split("Every error")[0]
+    drawn = set(re.findall(r"\b[A-Z]\w*Error\b", drawing)) - {"ValueError", "RuntimeError"}
+    assert drawn == kinds
+
+
+def test_tree_is_as_drawn() -> None:
+    parents = {
+        ConfigError: (TierStoreError, ValueError),
+        StoreClosedError: (TierStoreError,),
+        StoreFullError: (TierStoreError,),
+        QuotaExceededError: (StoreFullError,),
+        CorruptDataError: (TierStoreError,),
+        StorageIOError: (TierStoreError,),
+        ModifiedInPlaceError: (TierStoreError, RuntimeError),
+        DaemonUnavailableError: (TierStoreError,),
+        ProtocolError: (TierStoreError,),
+        TierStoreError: (Exception,),
+    }
+    assert {kind: kind.__bases__ for kind in parents} == parents
+    assert not issubclass(StorageIOError, OSError)
+
+
+@pytest.mark.parametrize(("error", "fields", "message"), EXAMPLES, ids=lambda part: type(part).__name__)
+def test_error_has_its_fields_and_says_them(error: TierStoreError, fields: dict[str, object], message: str) -> None:
+    for name, value in fields.items():
+        assert getattr(error, name) == value
+    assert re.search(message, str(error), re.DOTALL), str(error)
+
+
+@pytest.mark.parametrize("error", [error for error, _, _ in EXAMPLES], ids=lambda error: type(error).__name__)
+def test_error_survives_pickling_and_copying(error: TierStoreError) -> None:
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(twin) is type(error)
+        assert str(twin) == str(error)
+        assert vars(twin) == vars(error)
+        assert twin != error  # errors are compared by identity
+        assert hash(error) == hash(error)
+
+
+def test_base_error_survives_pickling() -> None:
+    assert type(pickle.loads(pickle.dumps(TierStoreError()))) is TierStoreError

@@ -1,0 +1,118 @@
+"""Which record leaves first: by the books, and against a slow model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierstore.eviction import EvictionOrder
+
+
+def _record(key: int) -> Any:
+    return SimpleNamespace(key=key)
+
+
+def test_dirty_saved_first_leaves_first() -> None:
+    order, records = EvictionOrder(), [_record(key) for key in range(4)]
+    for record in records:
+        order.add_dirty(record)
+    left = []
+    while (record := order.next_dirty()) is not None:
+        order.remove(record)
+        left.append(record)
+    assert left == records
+    assert len(order) == 0
+
+
+def test_dirty_asked_for_leaves_last() -> None:
+    order, records = EvictionOrder(), [_record(key) for key in range(3)]
+    for record in records:
+        order.add_dirty(record)
+    order.remove(records[0])
+    order.add_dirty_again(records[0])
+    assert order.next_dirty() is records[1]
+    assert list(order) == [records[1], records[2], records[0]]
+
+
+def test_dirty_that_could_not_be_written_leaves_first() -> None:
+    order, records = EvictionOrder(), [_record(key) for key in range(3)]
+    for record in records:
+        order.add_dirty(record)
+    order.remove(records[1])
+    order.add_failed(records[1])
+    assert order.next_dirty() is records[1]
+
+
+def test_clean_restored_last_is_needed_last_and_dropped_first() -> None:
+    order, records = EvictionOrder(), [_record(key) for key in range(3)]
+    for record in records:
+        order.add_clean(record)
+    assert order.next_clean() is records[2]
+    assert order.next_dirty() is None
+
+
+def test_clean_used_goes_before_what_is_still_to_be_asked_for() -> None:
+    order, records = EvictionOrder(), [_record(key) for key in range(3)]
+    for record in records:
+        order.add_clean(record)
+    order.use(records[0])
+    assert order.next_clean() is records[0]
+    order.remove(records[0])
+    assert order.next_clean() is records[2]
+
+
+def test_empty_has_nothing_to_give() -> None:
+    order = EvictionOrder()
+    order.remove(_record(5))
+    assert (order.next_clean(), order.next_dirty(), len(order), list(order)) == (None, None, 0, [])
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["dirty", "again", "failed", "clean", "use", "remove"]), st.integers(0, 6)),
+        max_size=40,
+    )
+)
+def test_any_sequence_matches_the_model(actions: list[tuple[str, int]]) -> None:
+    order, records = EvictionOrder(), [_record(key) for key in range(7)]
+    dirty: list[int] = []
+    clean: list[int] = []
+    used: list[int] = []
+
+    def forget(key: int) -> None:
+        for queue in (dirty, clean, used):
+            if key in queue:
+                queue.remove(key)
+
+    for action, key in actions:
+        if action == "remove" or key in dirty + clean + used:
+            if action == "use" and key in clean:
+                order.use(records[key])
+                clean.remove(key)
+                used.append(key)
+            else:
+                order.remove(records[key])
+                forget(key)
+        elif action == "dirty":
+            order.add_dirty(records[key])
+            dirty.append(key)
+        elif action == "again":
+            order.add_dirty_again(records[key])
+            dirty.append(key)
+        elif action == "failed":
+            order.add_failed(records[key])
+            dirty.insert(0, key)
+        elif action == "clean":
+            order.add_clean(records[key])
+            clean.insert(0, key)
+        else:
+            order.use(records[key])
+            used.append(key)
+        assert [record.key for record in order] == used + clean + dirty
+        assert len(order) == len(used + clean + dirty)
+        next_clean, next_dirty = order.next_clean(), order.next_dirty()
+        assert (next_clean and next_clean.key) == ((used + clean) or [None])[0]
+        assert (next_dirty and next_dirty.key) == (dirty or [None])[0]

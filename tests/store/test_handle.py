@@ -1,0 +1,135 @@
+"""The table of states and legal moves, and what a handle and its record do by themselves."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import re
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import tierstore.handle
+from tierstore.disk.tier import Kind
+from tierstore.handle import MOVES, Handle, Record, State
+from tierstore.layout import layout_of
+
+
+def _record(key: int = 1, nbytes: int = 40) -> Record:
+    source = torch.empty(nbytes // 4)
+    return Record(key, source, nbytes, source.data_ptr(), layout_of(source), Kind("float32", 4))
+
+
+def _record_in(state: State) -> Record:
+    """By the shortest legal way from the beginning."""
+    ways: dict[State, list[State]] = {State.PENDING: []}
+    queue = deque([State.PENDING])
+    while queue:
+        here = queue.popleft()
+        for there in sorted(MOVES[here], key=lambda state: state.value):
+            if there not in ways:
+                ways[there] = [*ways[here], there]
+                queue.append(there)
+    record = _record()
+    for step in ways[state]:
+        record.move(step)
+    return record
+
+
+def test_table_names_every_state_once() -> None:
+    assert set(MOVES) == set(State)
+    assert len({state.value for state in State}) == len(State)
+
+
+@pytest.mark.parametrize("state", State, ids=lambda state: state.value)
+def test_state_is_reachable_from_the_beginning(state: State) -> None:
+    assert _record_in(state).state is state
+
+
+@pytest.mark.parametrize("state", State, ids=lambda state: state.value)
+def test_move_in_the_table_is_made_any_other_refused(state: State) -> None:
+    for to in State:
+        record = _record_in(state)
+        if to in MOVES[state]:
+            record.move(to)
+            assert record.state is to
+        else:
+            with pytest.raises(RuntimeError, match=f"{state.name} → {to.name}"):
+                record.move(to)
+            assert record.state is state
+
+
+def test_every_state_leads_to_an_end() -> None:
+    for state in set(State) - {State.FREED}:
+        assert MOVES[state] & {State.FREED, State.CLOSED, State.DOOMED}
+        assert State.CLOSED in MOVES[state] or state is State.CLOSED
+
+
+def test_freed_is_the_end() -> None:
+    assert not MOVES[State.FREED]
+
+
+@pytest.mark.parametrize("state", [State.DISK, State.FAILED, State.CLOSED, State.FREED], ids=lambda state: state.value)
+def test_bytes_that_are_gone_never_come_back_without_a_read(state: State) -> None:
+    assert not MOVES[state] & {State.PENDING, State.DEVICE, State.HOST, State.QUEUED, State.WRITING, State.CLEAN}
+
+
+def test_table_in_the_docstring_names_every_state() -> None:
+    documented = re.findall(r"^([A-Z]+)  ", tierstore.handle.__doc__ or "", re.MULTILINE)
+    assert documented == [state.name for state in State]
+
+
+def test_record_keeps_what_was_saved() -> None:
+    source = torch.arange(6.0).reshape(2, 3).t()
+    source.add_(1)
+    record = Record(7, source, 24, source.data_ptr(), layout_of(source), Kind("float32", 4))
+    assert (record.key, record.state, record.version, record.nbytes) == (7, State.PENDING, 1, 24)
+    assert record.layouts == [record.layout]
+    assert record.device is None
+    assert "PENDING" in repr(record)
+    assert not hasattr(record, "__dict__")
+
+
+def _owner() -> Any:
+    return SimpleNamespace(released=deque())
+
+
+def test_handle_dropped_only_queues_its_record() -> None:
+    owner, record = _owner(), _record()
+    handle = Handle(record, owner)
+    assert record.handle is not None
+    assert record.handle() is handle
+    assert "pending" in repr(handle)
+    del handle
+    assert list(owner.released) == [record]
+    assert record.source is None
+    assert record.state is State.PENDING
+    assert record.handle() is None
+
+
+def test_handle_in_a_cycle_is_queued_by_the_collector() -> None:
+    owner, record = _owner(), _record()
+    cycle: list[object] = [Handle(record, owner)]
+    cycle.append(cycle)
+    del cycle
+    assert not owner.released
+    gc.collect()
+    assert list(owner.released) == [record]
+
+
+def test_handle_is_hashable_by_identity() -> None:
+    owner, record = _owner(), _record()
+    handle, other = Handle(record, owner), Handle(_record(), owner)
+    assert handle != other
+    assert len({handle, other, handle}) == 2
+
+
+@pytest.mark.parametrize("copier", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_handle_copied_is_refused(copier: Any) -> None:
+    handle = Handle(_record(), _owner())
+    with pytest.raises(TypeError, match="pickled"):
+        copier(handle)

@@ -1,0 +1,427 @@
+"""How a process ends, forks and is killed while stores are open: each in a process of its own, with a time limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+PREAMBLE = """
+import gc, os, signal, sys, threading, time
+import torch
+from tierstore import *
+directory = sys.argv[1]
+options = dict(host_bytes=0, disk_bytes="1GiB", codec="none")
+def tensor(i=0):
+    return torch.arange(50_000, dtype=torch.float32) + i
+def descriptors_of(process):
+    found = []
+    for name in os.listdir(f"/proc/{process}/fd"):
+        try:
+            found.append(os.readlink(f"/proc/{process}/fd/{name}"))
+        except FileNotFoundError:
+            pass
+    return [target for target in found if directory in target]
+def in_child(action):
+    "Forks; the child's exit code."
+    process = os.fork()
+    if process == 0:
+        try:
+            action()
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+def raises(error, call, *arguments):
+    try:
+        call(*arguments)
+    except error as raised:
+        return raised
+    raise AssertionError(f"{error} was not raised")
+store = TierStore(directory, **options)
+"""
+
+
+def _start(directory: Path, program: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", PREAMBLE + textwrap.dedent(program), directory],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _run(directory: Path, program: str, returncode: int = 0) -> tuple[str, str]:
+    process = _start(directory, program)
+    try:
+        out, err = process.communicate(timeout=45)
+    finally:
+        process.kill()
+    assert process.returncode == returncode, f"exit code {process.returncode}\n{out}\n{err}"
+    return out, err
+
+
+ENDINGS = {
+    "nothing in it": "",
+    "writes in flight": "handles = [store.put(tensor(i)) for i in range(40)]",
+    "reads in flight": """
+        handles = [store.put(tensor(i)) for i in range(40)]
+        store.flush()
+        store.prefetch(handles)
+        """,
+    "results alive": """
+        handles = [store.put(tensor(i)) for i in range(4)]
+        store.flush()
+        results = [store.get(handle) for handle in handles]
+        """,
+    "a live graph": """
+        x = torch.randn(2000, 100, requires_grad=True)
+        with tiered_offload(store, min_bytes=0):
+            y = (x.exp() * x.sin()).sum()
+        """,
+    "handles in cycles": """
+        for i in range(20):
+            cycle = [store.put(tensor(i))]
+            cycle.append(cycle)
+        del cycle
+        """,
+    "no reference to it": """
+        for i in range(20):
+            store.put(tensor(i))
+        del store
+        """,
+    "only handles left": """
+        handles = [store.put(tensor(i)) for i in range(20)]
+        del store
+        """,
+    "two of them": """
+        other = TierStore(directory, **options)
+        handles = [s.put(tensor(i)) for i in range(20) for s in (store, other)]
+        """,
+    "a daemon thread that waits in it": """
+        store = TierStore(directory, **options, staging_bytes=0)
+        def work():
+            try:
+                kept = [store.put(tensor(i)) for i in range(100_000)]
+            except (StoreClosedError, StoreFullError):
+                pass
+        for _ in range(3):
+            threading.Thread(target=work, daemon=True).start()
+        store.put(tensor())
+        """,
+    "a thread that goes on": """
+        def work():
+            for i in range(50):
+                assert torch.equal(store.get(store.put(tensor(i))), tensor(i))
+        threading.Thread(target=work).start()
+        """,
+    "sys.exit in a thread": """
+        def work():
+            handle = store.put(tensor())
+            sys.exit(3)
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        """,
+    "use at exit": """
+        import atexit
+        handle = store.put(tensor())
+        def late():
+            try:
+                assert torch.equal(store.get(handle), tensor())
+            except StoreClosedError:
+                pass
+        atexit.register(late)
+        """,
+    "use after the hooks": """
+        class Late:
+            def __del__(self):
+                try:
+                    self.store.put(self.tensor)
+                except self.errors:
+                    pass
+        late = Late()
+        late.store, late.tensor, late.errors = store, tensor(), (StoreClosedError,)
+        late.me = late
+        """,
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_exit_with_a_store_open_is_clean(store_directory: Path, ending: str) -> None:
+    out, err = _run(store_directory, ENDINGS[ending])
+    assert err == ""
+    assert out == ""
+
+
+def test_exit_by_an_exception_shows_that_alone(store_directory: Path) -> None:
+    _, err = _run(store_directory, "handles = [store.put(tensor(i)) for i in range(30)]\nraise KeyError('mine')", 1)
+    assert err.strip().endswith("KeyError: 'mine'")
+    assert err.count("Traceback") == 1
+
+
+def test_exit_by_sys_exit_keeps_its_code(store_directory: Path) -> None:
+    _, err = _run(store_directory, "handles = [store.put(tensor(i)) for i in range(30)]\nsys.exit(7)", 7)
+    assert err == ""
+
+
+def test_kill_leaves_nothing(store_directory: Path) -> None:
+    process = _start(
+        store_directory,
+        """
+        handles = [store.put(tensor(i)) for i in range(40)]
+        store.flush()
+        handles += [store.put(tensor(i)) for i in range(40)]
+        print("ready", flush=True)
+        time.sleep(60)
+        """,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+    assert list(store_directory.iterdir()) == []
+
+
+# --- fork ---------------------------------------------------------------------------------------------------------
+
+
+def test_fork_child_cannot_use_what_it_inherited(store_directory: Path) -> None:
+    _run(
+        store_directory,
+        """
+        on_disk = store.put(tensor())
+        store.flush()
+        in_memory = store.put(torch.empty(0))
+        def child():
+            for handle in (on_disk, in_memory):
+                error = raises(StoreClosedError, store.get, handle)
+                assert "forked" in str(error), error
+            raises(StoreClosedError, store.put, tensor())
+            raises(StoreClosedError, store.flush)
+            store.prefetch([on_disk])
+            store.stats()
+            store.close()
+            with store:
+                pass
+        assert in_child(child) == 0
+        assert torch.equal(store.get(on_disk), tensor())
+        """,
+    )
+
+
+def test_fork_child_has_none_of_the_files(store_directory: Path) -> None:
+    _run(
+        store_directory,
+        """
+        handles = [store.put(tensor(i)) for i in range(30)]
+        store.flush()
+        assert descriptors_of("self")
+        def child():
+            assert descriptors_of("self") == []
+            del handles[:]
+            gc.collect()
+        assert in_child(child) == 0
+        assert descriptors_of("self")
+        for i, handle in enumerate(handles):
+            assert torch.equal(store.get(handle), tensor(i))
+        """,
+    )
+
+
+def test_fork_child_opens_a_store_of_its_own(store_directory: Path) -> None:
+    _run(
+        store_directory,
+        """
+        handle = store.put(tensor())
+        def child():
+            with TierStore(directory, **options) as own:
+                mine = own.put(tensor(5))
+                own.flush()
+                assert torch.equal(own.get(mine), tensor(5))
+        assert in_child(child) == 0
+        assert torch.equal(store.get(handle), tensor())
+        """,
+    )
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(0)", "os._exit(0)", "raise SystemExit", "store.close(); sys.exit(0)"])
+def test_fork_child_exits_and_the_parent_goes_on(store_directory: Path, ending: str) -> None:
+    _, err = _run(
+        store_directory,
+        f"""
+        handles = [store.put(tensor(i)) for i in range(20)]
+        process = os.fork()
+        if process == 0:
+            {ending}
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+        for i, handle in enumerate(handles):
+            assert torch.equal(store.get(handle), tensor(i))
+        """,
+    )
+    assert err == ""
+
+
+def test_fork_while_others_put_harms_neither_side(store_directory: Path) -> None:
+    _, err = _run(
+        store_directory,
+        """
+        sys.setswitchinterval(1e-6)
+        store = TierStore(directory, **options, staging_bytes="1MiB")
+        over = threading.Event()
+        failures = []
+        def work(seed):
+            kept = []
+            i = seed
+            try:
+                while not over.is_set():
+                    i += 1
+                    kept.append((i, store.put(tensor(i))))
+                    number, handle = kept[i * 7 % len(kept)]
+                    assert torch.equal(store.get(handle), tensor(number))
+                    del kept[:-10], handle
+            except BaseException as error:
+                failures.append(error)
+        threads = [threading.Thread(target=work, args=(1000 * i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        def child():
+            assert descriptors_of("self") == []
+            raises(StoreClosedError, store.put, tensor())
+            store.close()
+        for _ in range(40):
+            assert in_child(child) == 0
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert not failures, failures
+        """,
+    )
+    assert "Exception ignored" not in err
+    assert "Traceback" not in err, err
+
+
+def test_fork_while_an_unreferenced_store_still_writes_gives_the_child_no_file(store_directory: Path) -> None:
+    _run(
+        store_directory,
+        """
+        go_on, stalled = threading.Event(), threading.Event()
+        loop = store._core.engine._loop
+        loop.call_soon_threadsafe(lambda: (stalled.set(), go_on.wait(30)))
+        stalled.wait()
+        del store, loop
+        gc.collect()
+        def child():
+            assert descriptors_of("self") == []
+        code = in_child(child)
+        go_on.set()
+        assert code == 0
+        """,
+    )
+
+
+def test_fork_child_that_outlives_a_killed_parent_keeps_no_disk_space(store_directory: Path) -> None:
+    process = _start(
+        store_directory,
+        """
+        handles = [store.put(torch.randn(1 << 20)) for _ in range(8)]
+        store.flush()
+        child = os.fork()
+        if child == 0:
+            sys.stdin.read()
+            os._exit(0)
+        print(child, flush=True)
+        time.sleep(60)
+        """,
+    )
+    with process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.kill()
+        process.wait(20)
+        try:
+            held = [os.readlink(f"/proc/{child}/fd/{name}") for name in os.listdir(f"/proc/{child}/fd")]
+            assert not [target for target in held if str(store_directory) in target]
+            mapped = Path(f"/proc/{child}/maps").read_text()
+            assert str(store_directory) not in mapped, "a mapping keeps the space too"
+        finally:
+            os.kill(child, signal.SIGKILL)
+    assert list(store_directory.iterdir()) == []
+
+
+def test_fork_for_data_loaders_works_in_the_middle_of_training(store_directory: Path) -> None:
+    _, err = _run(
+        store_directory,
+        """
+        import warnings
+        from torch.utils.data import DataLoader, TensorDataset
+        data = TensorDataset(torch.arange(64.0).reshape(16, 4))
+        weight = torch.randn(4, 5000, requires_grad=True)
+        for _ in range(2):
+            total = 0
+            for (batch,) in DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context="fork"):
+                with tiered_offload(store, min_bytes=0):
+                    loss = (batch @ weight).exp().log1p().sum()
+                loss.backward()
+                total += batch.sum()
+            assert total == 2016
+        """,
+    )
+    assert "Traceback" not in err, err
+
+
+# --- Ctrl-C -------------------------------------------------------------------------------------------------------
+
+STALL = """
+        def stall():
+            go_on, stalled = threading.Event(), threading.Event()
+            store._core.engine._loop.call_soon_threadsafe(lambda: (stalled.set(), go_on.wait(30)))
+            stalled.wait()
+            return go_on
+        def interrupt_when_waiting():
+            while not store.books._progress._waiters:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize("what", ["put", "get", "flush"])
+def test_interrupt_ends_a_wait_and_the_store_stays_usable(store_directory: Path, what: str) -> None:
+    calls = {
+        "put": "go_on = stall(); kept = store.put(tensor(1)); call = lambda: store.put(tensor(2))",
+        "get": "go_on = stall(); call = lambda: store.get(handle)",
+        "flush": "go_on = stall(); kept = store.put(tensor(1)); call = store.flush",
+    }
+    _run(
+        store_directory,
+        STALL
+        + f"""
+        store = TierStore(directory, **options, staging_bytes=200_000)
+        handle = store.put(tensor())
+        store.flush()
+        {calls[what]}
+        threading.Thread(target=interrupt_when_waiting).start()
+        raises(KeyboardInterrupt, call)
+        go_on.set()
+        for i in range(10):
+            other = store.put(tensor(i))
+            store.flush()
+            assert torch.equal(store.get(other), tensor(i))
+        assert torch.equal(store.get(handle), tensor())
+        del other, handle
+        kept = None
+        store.flush()
+        end = time.monotonic() + 20
+        while store.stats().disk_bytes or store.stats().staging_used_bytes or store.stats().live_handles:
+            assert time.monotonic() < end, store.stats()
+        store.close()
+        """,
+    )

@@ -1,0 +1,75 @@
+"""The names that other programs rely on, and what importing them costs."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import tierstore
+
+NAMES = [
+    "ConfigError",
+    "CorruptDataError",
+    "DaemonUnavailableError",
+    "Handle",
+    "ModifiedInPlaceError",
+    "ProtocolError",
+    "QuotaExceededError",
+    "StorageIOError",
+    "StoreClosedError",
+    "StoreFullError",
+    "StoreStats",
+    "TierStore",
+    "TierStoreError",
+    "keep_resident",
+    "offload_module",
+    "tiered_offload",
+]
+
+
+def test_names_are_exactly_these() -> None:
+    assert tierstore.__all__ == NAMES
+    assert dir(tierstore) == NAMES
+    for name in NAMES:
+        assert getattr(tierstore, name).__name__ == name
+        assert getattr(tierstore, name).__doc__
+
+
+def test_name_that_is_not_there_raises_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'tensor_store'"):
+        _ = tierstore.tensor_store
+    assert not hasattr(tierstore, "__path_that_is_not__")
+
+
+def test_star_import_gives_them_all() -> None:
+    namespace: dict[str, object] = {}
+    exec("from tierstore import *", namespace)
+    assert set(NAMES) <= set(namespace)
+
+
+def test_store_has_the_methods_of_the_contract() -> None:
+    public = {name for name in vars(tierstore.TierStore) if not name.startswith("_")}
+    assert {"put", "get", "prefetch", "flush", "stats", "close"} <= public
+    options = set(inspect.signature(tierstore.TierStore).parameters)
+    assert {"path", "host_bytes", "disk_bytes", "codec", "staging_bytes", "inline_bytes", "checksum"} <= options
+    by_keyword = inspect.signature(tierstore.TierStore).parameters.values()
+    assert [p.name for p in by_keyword if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD] == ["path"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import tierstore",
+        "from tierstore import StoreFullError, StoreStats, TierStoreError",
+        "import tierstore.config, tierstore.errors, tierstore.stats",
+        "import tierstore.cli",
+        "import tierstore.disk.local",
+    ],
+)
+def test_import_without_torch(statement: str) -> None:
+    program = f"{statement}\nimport sys\nassert 'torch' not in sys.modules, 'torch was imported'"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

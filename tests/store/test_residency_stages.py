@@ -1,0 +1,510 @@
+"""Every stage of a record's way, held still: what asks, drops, changes and closes do just then."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import MakeStore
+from tierstore import Handle, ModifiedInPlaceError, StoreClosedError, TierStore
+from tierstore.disk.local import LocalDisk
+from tierstore.disk.tier import Kind, Stored
+from tierstore.handle import State
+
+NBYTES = 40_000
+
+
+def _tensor(number: int = 0) -> torch.Tensor:
+    return torch.arange(NBYTES // 4, dtype=torch.float32) + number
+
+
+class HeldDisk(LocalDisk):
+    """The disk tier, whose writes and reads can be held before they begin."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._loop = asyncio.get_running_loop()
+        self._doors = {"write": asyncio.Event(), "read": asyncio.Event()}
+        for door in self._doors.values():
+            door.set()
+        self.began: SimpleQueue[tuple[str, int]] = SimpleQueue()
+        self.written: set[int] = set()
+
+    async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        self.began.put(("write", key))
+        await self._doors["write"].wait()
+        stored = await super().write(key, source, kind)
+        self.written.add(key)
+        return stored
+
+    async def read(self, key: int, destination: memoryview) -> int:
+        self.began.put(("read", key))
+        await self._doors["read"].wait()
+        return await super().read(key, destination)
+
+    def hold(self, what: str) -> None:
+        """From now on. Returns when it is so."""
+        held = threading.Event()
+        self._loop.call_soon_threadsafe(lambda: (self._doors[what].clear(), held.set()))
+        assert held.wait(20)
+
+    def let_go(self) -> None:
+        for door in self._doors.values():
+            self._loop.call_soon_threadsafe(door.set)
+
+    def await_begin(self, what: str, handle: Handle) -> None:
+        """Until the job of the handle has begun."""
+        while self.began.get(timeout=20) != (what, handle.record.key):
+            pass
+
+
+class Bench:
+    """A store whose disk can be held, and threads to wait in it."""
+
+    def __init__(self, make_store: MakeStore) -> None:
+        self._make_store = make_store
+        self._threads = ThreadPoolExecutor(8)
+        self._stalls: list[threading.Event] = []
+        self.disks: list[HeldDisk] = []
+
+    def open(self, **options: object) -> tuple[TierStore, HeldDisk]:
+        store = self._make_store(**options)
+        disk = store._core.engine.disk
+        assert isinstance(disk, HeldDisk)
+        self.disks.append(disk)
+        return store, disk
+
+    def stall_loop(self, disk: HeldDisk) -> threading.Event:
+        """The engine's loop stands still until the event is set: whatever is queued is not begun."""
+        stalled, go_on = threading.Event(), threading.Event()
+        self._stalls.append(go_on)
+        disk._loop.call_soon_threadsafe(lambda: (stalled.set(), go_on.wait(30)))
+        assert stalled.wait(20)
+        return go_on
+
+    def on_thread(self, store: TierStore, call: Callable[..., Any], *arguments: object) -> Future[Any]:
+        """Begins a call that is going to wait; returns when it does."""
+        num_waiting = _num_waiting(store)
+        future = self._threads.submit(call, *arguments)
+        until(lambda: _num_waiting(store) > num_waiting or future.done())
+        assert not future.done(), f"it did not wait: {future}"
+        return future
+
+    def end(self) -> None:
+        for go_on in self._stalls:
+            go_on.set()
+        for disk in self.disks:
+            try:
+                disk.let_go()
+            except RuntimeError:
+                pass  # its loop is closed
+        self._threads.shutdown(wait=False)
+
+
+def _num_waiting(store: TierStore) -> int:
+    return len(store.books._progress._waiters)  # nothing public tells that a thread waits
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.001)
+
+
+def until_empty(store: TierStore) -> None:
+    def is_empty() -> bool:
+        now = store.stats()
+        return not any((now.host_bytes, now.staging_used_bytes, now.lent_bytes, now.disk_bytes, now.live_handles))
+
+    until(is_empty)
+
+
+@pytest.fixture
+def bench(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr("tierstore.store.LocalDisk", HeldDisk)
+    bench = Bench(make_store)
+    yield bench
+    bench.end()
+
+
+def _at(bench: Bench, stage: str, **options: object) -> tuple[TierStore, HeldDisk, Handle, threading.Event | None]:
+    """A store with one handle, standing still at a stage."""
+    store, disk = bench.open(**options)
+    go_on = None
+    if stage == "queued":
+        go_on = bench.stall_loop(disk)
+    elif stage == "writing":
+        disk.hold("write")
+    handle = store.put(_tensor())
+    if stage == "writing":
+        disk.await_begin("write", handle)
+    elif stage != "queued":
+        store.flush()
+    if stage == "read queued":
+        go_on = bench.stall_loop(disk)
+        store.prefetch([handle])
+    elif stage == "reading":
+        disk.hold("read")
+        store.prefetch([handle])
+        disk.await_begin("read", handle)
+    elif stage == "clean":
+        store.prefetch([handle])
+        until(lambda: handle.record.state is State.CLEAN)
+    states = {"queued": State.QUEUED, "writing": State.WRITING, "disk": State.DISK, "clean": State.CLEAN}
+    assert handle.record.state is states.get(stage, State.READING)
+    return store, disk, handle, go_on
+
+
+STAGES = ("queued", "writing", "disk", "read queued", "reading", "clean")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_drop_at_every_stage_frees_everything(bench: Bench, stage: str) -> None:
+    store, disk, handle, go_on = _at(bench, stage)
+    key = handle.record.key
+    del handle
+    assert store.stats().live_handles == 0
+    if go_on is not None:
+        go_on.set()
+    disk.let_go()
+    until_empty(store)
+    assert (key in disk.written) == (stage != "queued")
+    assert store.stats().cancelled_bytes == (NBYTES if stage == "queued" else 0)
+    until(lambda: disk.usage().num_records == 0)
+    after = store.put(_tensor(1))
+    store.flush()
+    assert torch.equal(store.get(after), _tensor(1))
+
+
+@pytest.mark.parametrize("stage", ["writing", "reading"])
+def test_drop_while_the_job_runs_noticed_only_at_its_end(bench: Bench, stage: str) -> None:
+    store, disk, handle, _ = _at(bench, stage)
+    del handle  # and nobody calls the store before the job has ended
+    disk.let_go()
+    until(lambda: disk.usage().num_records == 0 and not store.released)
+    until_empty(store)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_close_at_every_stage_frees_everything(bench: Bench, stage: str) -> None:
+    store, disk, handle, go_on = _at(bench, stage)
+    if go_on is not None:
+        go_on.set()
+    disk.let_go()
+    store.close()
+    now = store.stats()
+    assert (now.host_bytes, now.staging_used_bytes, now.lent_bytes, now.disk_bytes) == (0, 0, 0, 0)
+    with pytest.raises(StoreClosedError):
+        store.get(handle)
+    del handle
+    assert store.stats().live_handles == 0
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_get_at_every_stage_returns_the_bytes(bench: Bench, stage: str) -> None:
+    store, disk, handle, go_on = _at(bench, stage)
+    if stage in ("read queued", "reading"):
+        future = bench.on_thread(store, store.get, handle)
+        if go_on is not None:
+            go_on.set()
+        disk.let_go()
+        result = future.result(20)
+    else:
+        result = store.get(handle)
+    assert torch.equal(result, _tensor())
+    if go_on is not None:
+        go_on.set()
+    disk.let_go()
+    store.flush()
+    assert torch.equal(store.get(handle), _tensor())
+
+
+def test_get_of_a_queued_write_cancels_it(bench: Bench) -> None:
+    store, disk = bench.open()
+    disk.hold("write")
+    running = [store.put(_tensor(i)) for i in range(4)]  # one for each lane
+    for handle in running:
+        disk.await_begin("write", handle)
+    queued = store.put(_tensor(9))
+    assert queued.record.state is State.QUEUED
+    assert torch.equal(store.get(queued), _tensor(9))
+    assert store.stats().forwarded_bytes == NBYTES
+    disk.let_go()
+    store.flush()
+    assert queued.record.key not in disk.written
+    assert store.stats().read_bytes == 0
+    del queued
+    until(lambda: store.stats().live_handles == 4)
+    store.flush()
+    assert sorted(disk.written) == [handle.record.key for handle in running]
+
+
+def test_get_of_a_running_write_is_forwarded_from_memory(bench: Bench) -> None:
+    store, disk, handle, _ = _at(bench, "writing")
+    result = store.get(handle)
+    assert torch.equal(result, _tensor())
+    assert store.stats().forwarded_bytes == NBYTES
+    disk.let_go()
+    store.flush()
+    assert torch.equal(result, _tensor())
+    assert store.stats().read_bytes == 0
+    assert torch.equal(store.get(handle), _tensor())
+
+
+def test_get_overtakes_every_queued_prefetch(bench: Bench) -> None:
+    store, disk = bench.open()
+    handles = [store.put(_tensor(i)) for i in range(20)]
+    store.flush()
+    disk.hold("read")
+    store.prefetch(handles[:15])
+    for handle in handles[:4]:
+        disk.await_begin("read", handle)
+    wanted = [bench.on_thread(store, store.get, handles[i]) for i in (14, 19)]
+    disk.let_go()
+    assert torch.equal(wanted[0].result(20), _tensor(14))
+    assert torch.equal(wanted[1].result(20), _tensor(19))
+    order = [disk.began.get(timeout=20) for _ in range(2)]
+    assert order == [("read", handles[14].record.key), ("read", handles[19].record.key)]
+    stats = store.stats()
+    assert (stats.prefetch_late, stats.prefetch_misses) == (1, 1)
+
+
+def test_get_overtakes_the_queue_of_writes(bench: Bench) -> None:
+    store, disk = bench.open()
+    handle = store.put(_tensor())
+    store.flush()
+    disk.hold("write")
+    others = [store.put(_tensor(i)) for i in range(30)]
+    assert torch.equal(store.get(handle), _tensor())
+    disk.let_go()
+    del others
+
+
+def test_change_during_the_write_is_found_by_get(bench: Bench) -> None:
+    store, disk = bench.open()
+    disk.hold("write")
+    tensor = _tensor()
+    handle = store.put(tensor)
+    disk.await_begin("write", handle)
+    tensor.add_(1)
+    with pytest.raises(ModifiedInPlaceError):
+        store.get(handle)
+    disk.let_go()
+    store.flush()
+    with pytest.raises(ModifiedInPlaceError):
+        store.get(handle)
+
+
+def test_dropped_results_of_a_running_read_are_still_whole(bench: Bench) -> None:
+    store, disk, handle, _ = _at(bench, "reading")
+    futures = [bench.on_thread(store, store.get, handle) for _ in range(3)]
+    disk.let_go()
+    results = [future.result(20) for future in futures]
+    del handle, futures
+    gc.collect()
+    for result in results:
+        assert torch.equal(result, _tensor())
+    assert store.stats().lent_bytes >= NBYTES
+    del result, results
+    gc.collect()
+    until_empty(store)
+
+
+# --- waiting, and what ends it ------------------------------------------------------------------------------------
+
+
+def _waiting_in_put(bench: Bench) -> tuple[TierStore, HeldDisk, list[Handle], Future[Any]]:
+    store, disk = bench.open(staging_bytes=2 * NBYTES)
+    disk.hold("write")
+    handles = [store.put(_tensor(0)), store.put(_tensor(1))]
+    for handle in handles:
+        disk.await_begin("write", handle)
+    return store, disk, handles, bench.on_thread(store, store.put, _tensor(2))
+
+
+def test_put_beyond_the_budget_waits_for_a_write(bench: Bench) -> None:
+    store, disk, handles, future = _waiting_in_put(bench)
+    disk.let_go()
+    handles.append(future.result(20))
+    for i, handle in enumerate(handles):
+        assert torch.equal(store.get(handle), _tensor(i))
+    assert store.stats().stall_seconds["pack waits for budget"] > 0
+
+
+@pytest.mark.parametrize("what", ["put", "flush", "get"])
+def test_close_wakes_whoever_waits(bench: Bench, what: str) -> None:
+    if what == "get":
+        store, disk, handle, _ = _at(bench, "reading")
+        futures = [bench.on_thread(store, store.get, handle) for _ in range(3)]
+    else:
+        store, disk, handles, future = _waiting_in_put(bench)
+        futures = [future] if what == "put" else [future, bench.on_thread(store, store.flush)]
+    closing = ThreadPoolExecutor(1).submit(store.close)
+    for future in futures:
+        with pytest.raises(StoreClosedError):
+            future.result(20)
+    assert not closing.done(), "close waits for the I/O in progress"
+    disk.let_go()
+    closing.result(20)
+
+
+def test_close_with_long_queues_abandons_them(bench: Bench) -> None:
+    store, disk = bench.open()
+    on_disk = [store.put(_tensor(i)) for i in range(30)]
+    store.flush()
+    disk.hold("write")
+    disk.hold("read")
+    queued = [store.put(_tensor(i)) for i in range(30)]
+    store.prefetch(on_disk)
+    num_written = len(disk.written)
+    threading.Timer(0.05, disk.let_go).start()
+    store.close()
+    assert len(disk.written) - num_written <= 4
+    del on_disk, queued
+
+
+def test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_get(bench: Bench) -> None:
+    store, _, handle, go_on = _at(bench, "queued")
+    flush = bench.on_thread(store, store.flush)
+    assert torch.equal(store.get(handle), _tensor())
+    assert go_on is not None
+    go_on.set()
+    flush.result(20)
+
+
+def test_flush_ends_when_the_last_queued_handle_is_dropped(bench: Bench) -> None:
+    store, _, handle, go_on = _at(bench, "queued")
+    flush = bench.on_thread(store, store.flush)
+    del handle
+    assert go_on is not None
+    go_on.set()
+    flush.result(20)
+    until_empty(store)
+
+
+def test_put_goes_on_when_the_queued_handles_are_dropped(bench: Bench) -> None:
+    store, _, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
+    put = bench.on_thread(store, store.put, _tensor(5))
+    del handle
+    assert go_on is not None
+    go_on.set()
+    assert torch.equal(store.get(put.result(20)), _tensor(5))
+
+
+def test_put_goes_on_when_the_queued_write_is_cancelled_by_a_get(bench: Bench) -> None:
+    store, _, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
+    put = bench.on_thread(store, store.put, _tensor(5))
+    assert torch.equal(store.get(handle), _tensor())
+    assert go_on is not None
+    go_on.set()
+    assert torch.equal(store.get(put.result(20)), _tensor(5))
+    assert torch.equal(store.get(handle), _tensor())
+
+
+def test_put_goes_on_when_the_queued_read_is_dropped(bench: Bench) -> None:
+    store, _, handle, go_on = _at(bench, "read queued", staging_bytes=NBYTES)
+    put = bench.on_thread(store, store.put, _tensor(5))
+    del handle
+    assert go_on is not None
+    go_on.set()
+    assert torch.equal(store.get(put.result(20)), _tensor(5))
+
+
+def test_put_goes_on_when_a_result_of_a_get_is_in_the_way(bench: Bench) -> None:
+    store, disk, handle, _ = _at(bench, "reading", staging_bytes=NBYTES)
+    get = bench.on_thread(store, store.get, handle)
+    put = bench.on_thread(store, store.put, _tensor(5))
+    disk.let_go()
+    assert torch.equal(get.result(20), _tensor())
+    assert torch.equal(store.get(put.result(20)), _tensor(5))
+
+
+def test_put_that_failed_and_is_still_looked_at_does_not_block_others(bench: Bench) -> None:
+    store, disk = bench.open(staging_bytes=NBYTES)
+    disk.hold("write")
+    first = store.put(_tensor(0))
+    disk.await_begin("write", first)
+    put = bench.on_thread(store, store.put, _tensor(1))
+    closing = ThreadPoolExecutor(1).submit(store.close)
+    with pytest.raises(StoreClosedError) as caught:
+        put.result(20)
+    disk.let_go()
+    closing.result(20)
+    assert caught.value.__traceback__ is not None
+    assert store.stats().staging_used_bytes == 0
+
+
+def test_close_while_threads_put_and_get_ends_each_with_the_error(bench: Bench) -> None:
+    store, disk = bench.open(host_bytes=2 * NBYTES, staging_bytes=2 * NBYTES)
+    handles = [store.put(_tensor(i)) for i in range(10)]
+    barrier = threading.Barrier(7)
+
+    def use(number: int) -> None:
+        barrier.wait(20)
+        while True:
+            if number % 2:
+                store.put(_tensor(number))
+            else:
+                assert torch.equal(store.get(handles[number]), _tensor(number))
+
+    futures = [bench._threads.submit(use, number) for number in range(6)]
+    barrier.wait(20)
+    store.close()
+    for future in futures:
+        with pytest.raises(StoreClosedError):
+            future.result(20)
+
+
+def test_loop_holds_no_record_when_idle(bench: Bench) -> None:
+    store, disk, handle, _ = _at(bench, "disk")
+    record = handle.record
+    del handle
+    until_empty(store)
+    gc.collect()
+    holders = [type(holder).__name__ for holder in gc.get_referrers(record)]
+    assert not [name for name in holders if name in ("coroutine", "deque", "OrderedDict", "dict")]
+
+
+def test_memory_is_not_kept_by_idle_lanes(bench: Bench) -> None:
+    store, _ = bench.open()
+    storages = []
+    for i in range(8):
+        tensor = _tensor(i)
+        storages.append(weakref.ref(tensor.untyped_storage()))
+        handle = store.put(tensor)
+        del tensor
+        store.flush()
+        storages.append(weakref.ref(store.get(handle).untyped_storage()))
+    del handle
+    until_empty(store)
+    until(lambda: not any(storage() for storage in storages))
+
+
+def test_size_of_store_is_free_of_time(bench: Bench) -> None:
+    """Records, queues and claims do not pile up over many rounds."""
+    store, disk = bench.open(host_bytes=NBYTES, staging_bytes=2 * NBYTES)
+    tensor = _tensor()
+    for _ in range(60):
+        handle = store.put(tensor)
+        store.get(handle)
+        del handle
+    store.stats()
+    until_empty(store)
+    moves = store.books.moves
+    assert len(moves._records) == 0
+    assert len(moves._handed_out) == 0
+    assert len(moves._eviction) == 0
+    assert not moves._parked
+    assert not moves.blocked
+    assert len(tensor.untyped_storage()._tierstore_claims) <= 10

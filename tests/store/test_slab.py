@@ -1,0 +1,180 @@
+"""Slots of the slab: aligned, apart from one another, used again only when nobody looks at them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tierstore.slab import Slab, Slot
+
+CHUNK = 2 * 2**20
+
+
+def _range(slot: Slot) -> tuple[int, int]:
+    return slot.address, slot.address + slot.nbytes
+
+
+@pytest.mark.parametrize("phase", [0, 1, 64, 512, 4032, 4095])
+@pytest.mark.parametrize("nbytes", [1, 63, 4096, 100_000, 5 * CHUNK])
+def test_allocate_gives_the_phase_and_the_length(nbytes: int, phase: int) -> None:
+    slab = Slab(4 * CHUNK)
+    slots = [slab.allocate(nbytes, phase) for _ in range(3)]
+    for slot in slots:
+        assert slot.address % 4096 == phase
+        assert (slot.nbytes, len(slot.memory), slot.memory.format) == (nbytes, nbytes, "B")
+        slot.memory[0] = slot.memory[-1] = 7
+        assert slot.as_plain_tensor().data_ptr() == slot.address
+        assert slot.as_plain_tensor().shape == (nbytes,)
+
+
+def test_allocate_from_a_slab_of_nothing_still_gives() -> None:
+    slab = Slab(0)
+    slots = [slab.allocate(CHUNK) for _ in range(3)]
+    for number, slot in enumerate(slots):
+        slot.memory[:] = bytes([number]) * CHUNK
+    assert [slot.memory[5] for slot in slots] == [0, 1, 2]
+    for slot in slots:
+        slab.free(slot)
+
+
+def test_allocate_beyond_the_slab_gives_a_mapping_of_its_own() -> None:
+    slab = Slab(CHUNK)
+    slot = slab.allocate(CHUNK + 1, 100)
+    assert slot.start is None
+    assert slot.address % 4096 == 100
+    slot.memory[:] = b"x" * (CHUNK + 1)
+    slab.free(slot)
+    assert slab.allocate(CHUNK).start is not None
+
+
+def test_free_slot_is_used_again() -> None:
+    slab = Slab(CHUNK)
+    first = slab.allocate(CHUNK)
+    start = first.start
+    slab.free(first)
+    assert slab.allocate(CHUNK).start == start
+
+
+def test_memory_outlives_the_slab() -> None:
+    slab = Slab(CHUNK)
+    slots = [slab.allocate(5000), slab.allocate(2 * CHUNK)]
+    tensors = [slot.as_tensor(lambda _: None) for slot in slots]
+    tensors[0].fill_(3)
+    tensors[1].fill_(4)
+    del slab, slots
+    gc.collect()
+    assert (int(tensors[0].sum()), int(tensors[1].sum())) == (15_000, 8 * CHUNK)
+
+
+def test_return_is_called_once_with_the_last_tensor() -> None:
+    slab = Slab(CHUNK)
+    slot = slab.allocate(4000)
+    returned: list[Slot] = []
+    tensor = slot.as_tensor(returned.append)
+    view = tensor.view(torch.float32)[10:20]
+    del tensor
+    gc.collect()
+    assert not returned
+    other = torch.empty(0)
+    other.data = view
+    del view
+    assert not returned
+    del other
+    assert returned == [slot]
+
+
+def test_return_is_called_when_only_autograd_held_it() -> None:
+    slab = Slab(CHUNK)
+    slot = slab.allocate(4000)
+    returned: list[Slot] = []
+    leaf = torch.zeros(1000, requires_grad=True)
+    tensor = slot.as_tensor(returned.append).view(torch.float32)
+    loss = (leaf * tensor).sum()
+    del tensor
+    gc.collect()
+    assert not returned, "the graph holds it"
+    loss.backward()
+    del loss
+    gc.collect()
+    assert returned == [slot]
+
+
+def test_return_is_called_on_the_thread_that_lets_go() -> None:
+    slab = Slab(CHUNK)
+    slot = slab.allocate(4000)
+    where: list[threading.Thread] = []
+    held = [slot.as_tensor(lambda _: where.append(threading.current_thread()))]
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join(20)
+    assert where == [thread]
+
+
+@pytest.mark.parametrize("allowance", [0, 1, CHUNK, 3 * CHUNK, 100 * CHUNK])
+def test_trim_keeps_no_more_than_allowed(allowance: int) -> None:
+    slab = Slab(8 * CHUNK)
+    slots = [slab.allocate(CHUNK // 2) for _ in range(16)]
+    for slot in slots:
+        slot.memory[:] = b"y" * (CHUNK // 2)
+    for slot in slots[:-1]:
+        slab.free(slot)
+    assert slab.cached_bytes == 7 * CHUNK
+    slab.trim(allowance)
+    assert slab.cached_bytes <= allowance
+    assert bytes(slots[-1].memory) == b"y" * (CHUNK // 2)
+
+
+def test_trim_gives_the_pages_back_to_the_kernel() -> None:
+    slab = Slab(64 * CHUNK)
+    before = _resident_bytes()
+    slots = [slab.allocate(CHUNK) for _ in range(64)]
+    for slot in slots:
+        slot.memory[:] = b"z" * CHUNK
+    assert _resident_bytes() - before > 60 * CHUNK
+    for slot in slots:
+        slab.free(slot)
+    slab.trim(0)
+    assert _resident_bytes() - before < 8 * CHUNK
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 400_000), st.integers(0, 4095), st.integers(0, 9)), max_size=40))
+def test_any_sequence_never_overlaps_nor_changes_what_is_held(actions: list[tuple[int, int, int]]) -> None:
+    slab = Slab(CHUNK)
+    held: list[tuple[Slot, bytes]] = []
+    for number, (nbytes, phase, action) in enumerate(actions):
+        if action < 4 and held:
+            slot, _ = held.pop(action % len(held))
+            slab.free(slot)
+            slab.trim(action * CHUNK // 4)
+        slot = slab.allocate(nbytes, phase)
+        content = bytes([number % 251]) * nbytes
+        slot.memory[:] = content
+        held.append((slot, content))
+    ranges = sorted(_range(slot) for slot, _ in held)
+    for (_, end), (start, _) in pairwise(ranges):
+        assert end <= start
+    for slot, content in held:
+        assert bytes(slot.memory) == content
+
+
+def test_pin_for_an_unknown_device_says_why_not() -> None:
+    slab = Slab(CHUNK)
+    assert slab.description == "pageable"
+    slab.pin("cpu")
+    assert "cpu" in slab.description
+    slab.unpin()
+    slab.free(slab.allocate(10))
+    slab.trim(0)
+    assert slab.cached_bytes == 0

@@ -1,0 +1,373 @@
+"""Budgets: kept at every moment, exact to the byte, down to nothing at all."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tests.conftest import MakeStore
+from tierstore import Handle, StoreFullError, StoreStats, TierStore
+from tierstore.handle import State
+
+NBYTES = 40_000
+HOST_BUDGETS = (0, 1, NBYTES - 1, NBYTES, NBYTES + 1, 3 * NBYTES, 8 * NBYTES)
+STAGING_BUDGETS = (0, 1, NBYTES - 1, NBYTES, 3 * NBYTES)
+
+
+def _tensor(number: int = 0, nbytes: int = NBYTES) -> torch.Tensor:
+    return torch.arange(nbytes // 4, dtype=torch.float32) + number
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.001)
+
+
+def _held(stats: StoreStats) -> int:
+    return stats.host_bytes + stats.staging_used_bytes + stats.lent_bytes
+
+
+def _is_empty(stats: StoreStats) -> bool:
+    return not (_held(stats) or stats.disk_bytes or stats.live_handles)
+
+
+@contextmanager
+def _watched(store: TierStore, host_bytes: int, staging_bytes: int, overdraft_bytes: int) -> Iterator[None]:
+    """Looks at the store all the time, from another thread."""
+    over = threading.Event()
+    violations: list[StoreStats] = []
+    num_looks = 0
+
+    def watch() -> None:
+        nonlocal num_looks
+        while not over.is_set():
+            stats = store.stats()
+            num_looks += 1
+            allowed = host_bytes + staging_bytes + overdraft_bytes + stats.lent_bytes
+            if stats.host_bytes > host_bytes or _held(stats) > allowed:
+                violations.append(stats)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join(20)
+    assert num_looks
+    assert not violations, violations[0]
+
+
+@pytest.mark.parametrize("staging_bytes", STAGING_BUDGETS)
+def test_every_budget_keeps_its_limits_and_the_bytes(make_store: MakeStore, staging_bytes: int) -> None:
+    for host_bytes in HOST_BUDGETS:
+        store = make_store(host_bytes=host_bytes, staging_bytes=staging_bytes)
+        # one tensor passes through the staging, one more is in the hands of the thread that asks
+        with _watched(store, host_bytes, staging_bytes, 2 * NBYTES):
+            handles = [store.put(_tensor(i)) for i in range(8)]
+            for i in (7, 6, 5, 0, 4, 3, 3, 2, 1):
+                assert torch.equal(store.get(handles[i]), _tensor(i))
+            del handles[::2]
+            store.flush()
+            for i in (3, 2, 1, 0):
+                assert torch.equal(store.get(handles[i]), _tensor(2 * i + 1))
+        stats = store.stats()
+        assert stats.host_bytes_peak <= host_bytes
+        assert stats.live_handles == 4
+        assert stats.staging_bytes == staging_bytes
+        del handles
+        _until(lambda store=store: _is_empty(store.stats()))
+        store.close()
+
+
+@pytest.mark.parametrize("budgets", [(0, 0), (NBYTES, 0), (0, NBYTES), (2 * NBYTES, 2 * NBYTES)])
+def test_forward_alone_is_held_within_both_budgets_and_one_tensor(
+    make_store: MakeStore, budgets: tuple[int, int]
+) -> None:
+    store = make_store(host_bytes=budgets[0], staging_bytes=budgets[1])
+    with _watched(store, *budgets, NBYTES):
+        handles = [store.put(_tensor(i)) for i in range(20)]
+        store.flush()
+    assert len(handles) == 20
+
+
+@pytest.mark.parametrize("budgets", [(0, 0), (NBYTES, 0), (0, NBYTES), (2 * NBYTES, 2 * NBYTES)])
+def test_backward_alone_is_held_within_both_budgets_and_one_tensor(
+    make_store: MakeStore, budgets: tuple[int, int]
+) -> None:
+    store = make_store(host_bytes=budgets[0], staging_bytes=budgets[1])
+    handles = [store.put(_tensor(i)) for i in range(20)]
+    store.flush()
+    with _watched(store, *budgets, NBYTES):
+        for i in reversed(range(20)):
+            store.prefetch(handles[max(0, i - 3) : i])
+            assert torch.equal(store.get(handles[i]), _tensor(i))
+
+
+def test_tensors_larger_than_every_budget_pass_through(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=1000, staging_bytes=1000)
+    sizes = [4, 1000, 1004, 40_000, 1 << 20, 4, 3 << 20]
+    handles = [store.put(_tensor(i, size)) for i, size in enumerate(sizes)]
+    store.flush()
+    for i in reversed(range(len(sizes))):
+        assert torch.equal(store.get(handles[i]), _tensor(i, sizes[i]))
+    assert store.stats().host_bytes_peak <= 1000
+
+
+def test_budget_of_exactly_all_tensors_writes_nothing(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=5 * NBYTES)
+    handles = [store.put(_tensor(i)) for i in range(5)]
+    store.flush()
+    stats = store.stats()
+    assert (stats.host_bytes, stats.host_bytes_peak, stats.written_bytes) == (5 * NBYTES, 5 * NBYTES, 0)
+    assert {handle.record.state for handle in handles} == {State.HOST}
+
+
+def test_budget_of_one_byte_less_writes_what_was_saved_first(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=5 * NBYTES - 1)
+    handles = [store.put(_tensor(i)) for i in range(5)]
+    store.flush()
+    assert [handle.record.state for handle in handles] == [State.DISK] + 4 * [State.HOST]
+
+
+def test_budgets_beyond_all_memory_cost_nothing_until_used(make_store: MakeStore) -> None:
+    tracemalloc.start()
+    try:
+        store = make_store(host_bytes="16TiB", disk_bytes="1024TiB")
+        handle = store.put(_tensor())
+        assert torch.equal(store.get(handle), _tensor())
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_accounting_after_random_use_is_exact(make_store: MakeStore, seed: int) -> None:
+    chance = random.Random(seed)
+    budget = chance.choice([0, 5000, 100_000]), chance.choice([0, 4096, 70_000])
+    store = make_store(host_bytes=budget[0], staging_bytes=budget[1])
+    handles: dict[Handle, tuple[int, int]] = {}
+    results: list[torch.Tensor] = []
+    packed_bytes = 0
+    for number in range(150):
+        action = chance.random()
+        if action < 0.4 or not handles:
+            nbytes = 4 * chance.choice([0, 1, 16, 1023, 1024, 1025, 9000, 40_000])
+            handles[store.put(_tensor(number, nbytes))] = number, nbytes
+            packed_bytes += nbytes
+            continue
+        handle = chance.choice(list(handles))
+        if action < 0.7:
+            result = store.get(handle)
+            assert torch.equal(result, _tensor(*handles[handle]))
+            results.append(result)
+            del result
+        elif action < 0.8:
+            del handles[handle]
+        elif action < 0.9:
+            del results[: len(results) // 2]
+        else:
+            store.prefetch(chance.sample(list(handles), min(3, len(handles))))
+        del handle
+    store.flush()
+    stats = store.stats()
+    assert stats.live_handles == len(handles)
+    assert stats.packed_bytes == packed_bytes
+    records = [handle.record for handle in handles]
+    books = store.books.moves.books
+    for window, charged in ((books.host, stats.host_bytes), (books.staging, stats.staging_used_bytes)):
+        assert charged == sum(record.charged_bytes for record in records if record.window is window)
+    num_stored = sum(record.stored_bytes > 0 for record in records)
+    _until(lambda: store._core.engine.disk.usage().num_records == num_stored)
+    assert store.stats().disk_bytes == store._core.engine.disk.usage().disk_bytes
+    del results, records
+    handles.clear()
+    gc.collect()
+    _until(lambda: _is_empty(store.stats()))
+    assert store.stats().host_bytes_peak <= budget[0]
+
+
+def test_lent_memory_is_counted_until_it_comes_back(make_store: MakeStore) -> None:
+    store = make_store(staging_bytes=4 * NBYTES)
+    handles = [store.put(_tensor(i)) for i in range(3)]
+    store.flush()
+    results = [store.get(handle) for handle in handles]
+    assert store.stats().lent_bytes == 0
+    del handles
+    assert store.stats().lent_bytes == 3 * NBYTES
+    assert store.stats().staging_used_bytes == 0
+    results.pop()
+    assert store.stats().lent_bytes == 2 * NBYTES
+    assert [torch.equal(result, _tensor(i)) for i, result in enumerate(results)] == [True, True]
+    del results
+    assert store.stats().lent_bytes == 0
+
+
+def test_lent_memory_as_a_gradient_is_never_used_again(make_store: MakeStore) -> None:
+    store = make_store(staging_bytes=2 * NBYTES)
+    handle = store.put(_tensor())
+    store.flush()
+    leaf = torch.zeros(NBYTES // 4, requires_grad=True)
+    leaf.grad = store.get(handle)
+    del handle
+    for i in range(20):
+        other = store.put(_tensor(i))
+        store.flush()
+        store.get(other)
+    assert torch.equal(leaf.grad, _tensor())
+
+
+# --- the disk's budget --------------------------------------------------------------------------------------------
+
+
+def _fill(store: TierStore, nbytes: int = NBYTES) -> tuple[list[Handle], StoreFullError]:
+    handles: list[Handle] = []
+    for i in range(1000):
+        try:
+            handles.append(store.put(_tensor(i, nbytes)))
+        except StoreFullError as error:
+            return handles, error.with_traceback(None)
+    raise AssertionError("it took everything")
+
+
+@pytest.mark.parametrize("inline_bytes", [0, None], ids=["extents", "LMDB"])
+@pytest.mark.parametrize("budgets", [(0, 0), (3 * NBYTES, 0), (0, 3 * NBYTES), (2 * NBYTES, 2 * NBYTES)])
+def test_disk_full_is_told_with_figures_and_loses_nothing(
+    make_store: MakeStore, budgets: tuple[int, int], inline_bytes: int | None
+) -> None:
+    store = make_store(
+        host_bytes=budgets[0], staging_bytes=budgets[1], disk_bytes=8 * 40_960, inline_bytes=inline_bytes
+    )
+    handles, error = _fill(store)
+    assert error.needed_bytes == NBYTES
+    assert error.disk_budget_bytes == 8 * 40_960
+    assert error.host_budget_bytes == budgets[0]
+    assert 0 < error.disk_bytes <= error.disk_budget_bytes
+    assert error.host_bytes <= budgets[0]
+    stats = store.stats()
+    assert (stats.disk_bytes, stats.live_handles) == (error.disk_bytes, len(handles))
+    for i, handle in enumerate(handles):
+        assert torch.equal(store.get(handle), _tensor(i))
+    assert store.stats().host_bytes_peak <= budgets[0]
+    assert store.stats().kept_bytes["alive elsewhere"] == 0
+
+
+def test_disk_full_goes_on_after_a_drop(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=2 * NBYTES, staging_bytes=NBYTES, disk_bytes=8 * 40_960, inline_bytes=0)
+    handles, _ = _fill(store)
+    numbered = dict(enumerate(handles))
+    del handles
+    for number in range(1000, 1030):
+        del numbered[min(numbered)]
+        numbered[number] = store.put(_tensor(number))
+    for number, handle in numbered.items():
+        assert torch.equal(store.get(handle), _tensor(number))
+
+
+def test_disk_full_collects_cycles_before_it_gives_up(make_store: MakeStore) -> None:
+    store = make_store(disk_bytes=4 * 40_960, staging_bytes=NBYTES, inline_bytes=0)
+    gc.collect()
+    gc.disable()
+    try:
+        for i in range(30):
+            cycle: list[object] = [store.put(_tensor(i))]
+            cycle.append(cycle)
+    finally:
+        gc.enable()
+
+
+def test_disk_full_error_kept_by_the_caller_blocks_nobody(make_store: MakeStore) -> None:
+    store = make_store(disk_bytes=4 * 40_960, staging_bytes=NBYTES, inline_bytes=0)
+    kept = [store.put(_tensor(i)) for i in range(3)]
+    store.flush()
+    errors = []
+    for i in range(20):
+        try:
+            kept.append(store.put(_tensor(3 + i)))
+        except StoreFullError as error:
+            errors.append(error)  # with its traceback, and so with the frames of `put`
+    assert errors
+    assert store.stats().live_handles == len(kept)
+    del kept[:2]
+    store.flush()
+    small = store.put(_tensor(7, 4000))
+    store.flush()
+    assert torch.equal(store.get(small), _tensor(7, 4000))
+
+
+def test_disk_of_no_bytes_is_a_store_in_memory(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=4 * NBYTES, disk_bytes=0, staging_bytes=0)
+    handles, error = _fill(store)
+    assert len(handles) >= 4
+    assert error.disk_bytes == 0
+    for i, handle in enumerate(handles):
+        assert torch.equal(store.get(handle), _tensor(i))
+    assert store.stats().written_bytes == 0
+    del handles, handle
+    assert store.stats().host_bytes == 0
+    assert len(_fill(store)[0]) >= 4
+
+
+def test_disk_full_for_many_threads_each_is_told_or_served(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=NBYTES, staging_bytes=NBYTES, disk_bytes=6 * 40_960, inline_bytes=0)
+
+    def churn(seed: int) -> int:
+        chance = random.Random(seed)
+        held: list[tuple[int, Handle]] = []
+        num_refused = 0
+        for i in range(60):
+            try:
+                held.append((i, store.put(_tensor(i))))
+            except StoreFullError:
+                num_refused += 1
+                held.clear()
+            if held:
+                number, handle = chance.choice(held)
+                assert torch.equal(store.get(handle), _tensor(number))
+                del handle
+        return num_refused
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(churn, range(4))) > 0
+    gc.collect()
+    _until(lambda: _is_empty(store.stats()))
+
+
+# --- what need not be written is not ------------------------------------------------------------------------------
+
+
+def test_dropped_before_its_write_began_is_never_written(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=4 * NBYTES)
+    for i in range(50):
+        handle = store.put(_tensor(i))
+        assert torch.equal(store.get(handle), _tensor(i))
+        del handle
+    store.flush()
+    stats = store.stats()
+    assert (stats.spilled_bytes, stats.written_bytes, stats.disk_bytes_peak) == (0, 0, 0)
+
+
+def test_spilled_and_cancelled_bytes_add_up(make_store: MakeStore) -> None:
+    store = make_store(inline_bytes=0)
+    for i in range(100):
+        store.put(_tensor(i))  # dropped at once
+    _until(lambda: _is_empty(store.stats()))
+    store.flush()
+    stats = store.stats()
+    assert stats.packed_bytes == 100 * NBYTES
+    assert stats.cancelled_bytes % NBYTES == 0
+    num_written = 100 - stats.cancelled_bytes // NBYTES
+    assert NBYTES * num_written <= stats.spilled_bytes <= (NBYTES + 128) * num_written
+    assert stats.written_bytes >= stats.spilled_bytes
+    assert stats.written_bytes % 4096 == 0

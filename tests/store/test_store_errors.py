@@ -1,0 +1,338 @@
+"""What goes wrong below reaches the thread that trains, once, with its cause; the bytes are where it says."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import MakeStore
+from tierstore import ConfigError, CorruptDataError, StorageIOError, StoreClosedError, StoreFullError, TierStore
+from tierstore.disk.local import LocalDisk
+from tierstore.disk.tier import Kind, Stored
+from tierstore.handle import State
+
+
+def _tensor(number: int = 0) -> torch.Tensor:
+    return torch.arange(10_000, dtype=torch.float32) + number
+
+
+class FaultyDisk(LocalDisk):
+    """The disk tier, with errors on the way in or out, as often as asked for."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.write_errors: list[BaseException] = []
+        self.read_errors: list[BaseException] = []
+        self.discard_errors: list[BaseException] = []
+        self.close_errors: list[BaseException] = []
+        self.num_reads = 0
+
+    async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        if self.write_errors:
+            raise self.write_errors.pop(0)
+        return await super().write(key, source, kind)
+
+    async def read(self, key: int, destination: memoryview) -> int:
+        self.num_reads += 1
+        if self.read_errors:
+            destination[:] = b"\xa5" * len(destination)
+            raise self.read_errors.pop(0)
+        return await super().read(key, destination)
+
+    async def discard(self, keys: Any) -> None:
+        if self.discard_errors:
+            raise self.discard_errors.pop(0)
+        await super().discard(keys)
+
+    async def close(self) -> None:
+        await super().close()
+        if self.close_errors:
+            raise self.close_errors.pop(0)
+
+
+@pytest.fixture(autouse=True)
+def _faulty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tierstore.store.LocalDisk", FaultyDisk)
+
+
+@pytest.fixture
+def breaking_store(store_directory: Path) -> Iterator[TierStore]:
+    """A store whose engine is going to fail; what `close` says of it then is not what the test is about."""
+    store = TierStore(store_directory, host_bytes=0, disk_bytes="1GiB", codec="none")
+    yield store
+    _close_quietly(store)
+
+
+def _disk_of(store: TierStore) -> FaultyDisk:
+    disk = store._core.engine.disk
+    assert isinstance(disk, FaultyDisk)
+    return disk
+
+
+def _io_error() -> OSError:
+    return OSError(errno.EIO, "Input/output error")
+
+
+ERRORS = [_io_error, lambda: StorageIOError("write", "somewhere", "broken"), lambda: ValueError("a bug of ours")]
+ERROR_IDS = ["OSError", "StorageIOError", "ValueError"]
+
+
+@pytest.mark.parametrize("make_error", ERRORS, ids=ERROR_IDS)
+def test_write_failed_reaches_flush_and_keeps_the_bytes(store: TierStore, make_error: Callable[[], Exception]) -> None:
+    error = make_error()
+    _disk_of(store).write_errors.append(error)
+    handle = store.put(_tensor())
+    with pytest.raises(type(error)) as caught:
+        store.flush()
+    assert caught.value is error or caught.value.__cause__ is error
+    assert handle.record.state in (State.HOST, State.QUEUED)
+    assert torch.equal(store.get(handle), _tensor())
+    store.flush()  # told once
+    assert torch.equal(store.get(handle), _tensor())
+
+
+def test_write_failed_reaches_the_next_put(make_store: MakeStore) -> None:
+    store = make_store(staging_bytes=40_000)
+    _disk_of(store).write_errors.append(_io_error())
+    handle = store.put(_tensor())
+    with pytest.raises(OSError, match="Input/output"):
+        store.put(_tensor(1))
+    other = store.put(_tensor(2))
+    store.flush()
+    assert torch.equal(store.get(handle), _tensor())
+    assert torch.equal(store.get(other), _tensor(2))
+
+
+def test_write_failed_is_tried_again_when_room_is_needed(make_store: MakeStore) -> None:
+    store = make_store(staging_bytes=40_000)
+    _disk_of(store).write_errors.append(_io_error())
+    handle = store.put(_tensor())
+    with pytest.raises(OSError, match="Input/output"):
+        store.flush()
+    others = [store.put(_tensor(i)) for i in range(1, 4)]
+    store.flush()
+    assert handle.record.state is State.DISK
+    for i, stored in enumerate([handle, *others]):
+        assert torch.equal(store.get(stored), _tensor(i))
+
+
+def test_write_failing_always_never_loses_a_byte(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=40_000, staging_bytes=40_000)
+    _disk_of(store).write_errors += [_io_error() for _ in range(1000)]
+    handles = []
+    for i in range(30):
+        try:
+            handles.append((i, store.put(_tensor(i))))
+        except (OSError, StoreFullError):
+            pass
+    assert handles
+    for i, handle in handles:
+        assert torch.equal(store.get(handle), _tensor(i))
+    assert store.stats().host_bytes_peak <= 40_000
+    _disk_of(store).write_errors.clear()
+    try:
+        store.flush()
+    except OSError:
+        pass
+    last = store.put(_tensor(99))
+    for i, handle in [*handles, (99, last)]:
+        assert torch.equal(store.get(handle), _tensor(i))
+
+
+def test_write_refused_as_full_reaches_the_put_that_finds_no_room(make_store: MakeStore) -> None:
+    store = make_store(staging_bytes=40_000)
+    _disk_of(store).write_errors += [StoreFullError(1, 2, 3, reason="No space left on device") for _ in range(50)]
+    handle = store.put(_tensor())
+    with pytest.raises(StoreFullError, match="disk"):
+        store.put(_tensor(1))
+    assert torch.equal(store.get(handle), _tensor())
+    _disk_of(store).write_errors.clear()
+    others = [store.put(_tensor(i)) for i in range(1, 4)]
+    store.flush()
+    for i, stored in enumerate([handle, *others]):
+        assert torch.equal(store.get(stored), _tensor(i))
+
+
+@pytest.mark.parametrize("make_error", ERRORS, ids=ERROR_IDS)
+def test_read_failed_reaches_get_and_may_be_tried_again(store: TierStore, make_error: Callable[[], Exception]) -> None:
+    handle = store.put(_tensor())
+    store.flush()
+    error = make_error()
+    _disk_of(store).read_errors.append(error)
+    with pytest.raises(type(error)) as caught:
+        store.get(handle)
+    assert caught.value is error or caught.value.__cause__ is error
+    assert store.stats().staging_used_bytes == 0
+    assert torch.equal(store.get(handle), _tensor())
+
+
+def test_read_failed_for_many_waiters_hangs_none(store: TierStore) -> None:
+    handle = store.put(_tensor())
+    store.flush()
+    _disk_of(store).read_errors += [_io_error(), _io_error()]
+    barrier = threading.Barrier(6)
+
+    def get(_: int) -> bool:
+        barrier.wait(20)
+        try:
+            return torch.equal(store.get(handle), _tensor())
+        except OSError:
+            return False
+
+    with ThreadPoolExecutor(6) as threads:
+        results = list(threads.map(get, range(6)))
+    assert results.count(False) <= 2
+    assert torch.equal(store.get(handle), _tensor())
+
+
+def test_read_ahead_failed_is_tried_again_by_get(store: TierStore) -> None:
+    handle = store.put(_tensor())
+    store.flush()
+    _disk_of(store).read_errors.append(_io_error())
+    store.prefetch([handle])
+    for _ in range(2):
+        try:
+            result = store.get(handle)
+        except OSError:  # it caught up with the read ahead
+            continue
+        assert torch.equal(result, _tensor())
+    assert _disk_of(store).num_reads == 2
+
+
+def test_read_of_damaged_bytes_fails_every_get_alike(store: TierStore) -> None:
+    handle, other = store.put(_tensor()), store.put(_tensor(1))
+    store.flush()
+    damage = CorruptDataError(handle.record.key, "segment 0", "1", "2")
+    _disk_of(store).read_errors.append(damage)
+    errors = []
+    for _ in range(3):
+        with pytest.raises(CorruptDataError) as caught:
+            store.get(handle)
+        errors.append(caught.value)
+        assert caught.value.__cause__ is damage
+        assert (caught.value.key, caught.value.place) == (damage.key, damage.place)
+    assert len(set(map(id, errors))) == 3, "one exception raised twice drags its first traceback along"
+    assert handle.record.state is State.FAILED
+    assert _disk_of(store).num_reads == 1
+    store.prefetch([handle])
+    assert store.stats().staging_used_bytes == 0
+    assert torch.equal(store.get(other), _tensor(1))
+    errors.clear()
+    del handle, caught  # their tracebacks have frames that refer to it
+    assert store.stats().live_handles == 1
+
+
+def test_discard_failed_ends_the_store_with_the_cause(breaking_store: TierStore) -> None:
+    store = breaking_store
+    error = _io_error()
+    handle, other = store.put(_tensor()), store.put(_tensor(1))
+    store.flush()
+    _disk_of(store).discard_errors.append(error)
+    del handle
+    store.stats()
+    store._core.engine._thread.join(20)
+    with pytest.raises(StoreClosedError, match="engine failed") as caught:
+        store.get(other)
+    assert error in _chain_of(caught.value)
+    for use in (store.flush, lambda: store.put(_tensor())):
+        with pytest.raises(StoreClosedError):
+            use()
+
+
+def test_loop_broken_wakes_every_waiter_with_the_cause(breaking_store: TierStore) -> None:
+    store = breaking_store
+
+    class Broken(BaseException):
+        pass
+
+    handles = [store.put(_tensor(i)) for i in range(8)]
+    store.flush()
+    error = Broken()
+    _disk_of(store).read_errors.append(error)
+
+    def get(i: int) -> BaseException | None:
+        try:
+            store.get(handles[i % 8])
+        except StoreClosedError as closed:
+            return closed
+        return None
+
+    with ThreadPoolExecutor(8) as threads:
+        outcomes = list(threads.map(get, range(24)))
+    closed = [outcome for outcome in outcomes if outcome is not None]
+    assert closed
+    assert all(error in _chain_of(outcome) for outcome in closed)
+    with pytest.raises(StoreClosedError):
+        store.put(_tensor())
+    now = store.stats()
+    assert (now.host_bytes, now.staging_used_bytes, now.disk_bytes) == (0, 0, 0)
+
+
+def test_close_failing_says_so_and_leaves_nothing(breaking_store: TierStore) -> None:
+    store = breaking_store
+    handle = store.put(_tensor())
+    error = StorageIOError("close", "there", "broken")
+    _disk_of(store).close_errors.append(error)
+    with pytest.raises(StorageIOError):
+        store.close()
+    with pytest.raises(StoreClosedError):
+        store.get(handle)
+
+
+@pytest.mark.parametrize("make_error", [*ERRORS, lambda: StoreFullError(1, 2, 3)], ids=[*ERROR_IDS, "StoreFullError"])
+def test_open_failed_cleans_up(
+    store_directory: Path, monkeypatch: pytest.MonkeyPatch, make_error: Callable[[], Exception]
+) -> None:
+    error = make_error()
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("tierstore.store.LocalDisk", fail)
+    before = set(threading.enumerate())
+    expected = StorageIOError if isinstance(error, OSError) else type(error)
+    with pytest.raises(expected) as caught:
+        TierStore(store_directory, host_bytes=0, disk_bytes="1GiB")
+    assert error in _chain_of(caught.value)
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"host_bytes": -1}, {"host_bytes": "much"}, {"host_bytes": 1.5}, {"disk_bytes": "-1GiB"},
+        {"staging_bytes": None},        {"inline_bytes": "64 furlongs"}, {"codec": "gzip"}, {"codec": "zstd:99"}, {"codec": 5}, {"checksums": True},
+        {"host_bytes": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_open_with_a_bad_option_names_it_and_starts_nothing(store_directory: Path, options: dict[str, Any]) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(ConfigError) as caught:
+        TierStore(store_directory, **options)
+    assert caught.value.option in options
+    assert caught.value.given == next(iter(options.values()))
+    assert set(threading.enumerate()) <= before
+
+
+def _chain_of(error: BaseException | None) -> list[BaseException]:
+    """The error, its causes, and the members of groups among them."""
+    if error is None:
+        return []
+    members = [link for member in getattr(error, "exceptions", ()) for link in _chain_of(member)]
+    return [error, *members, *_chain_of(error.__cause__)]
+
+
+def _close_quietly(store: TierStore) -> None:
+    """The engine's own error is raised again; that is not what the test is about."""
+    try:
+        store.close()
+    except BaseException:  # noqa: BLE001 - of whatever kind the test injected
+        pass
