@@ -184,7 +184,7 @@ class _Scope:
 
     def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept:
         """Called by autograd for each tensor that it saves."""
-        if not is_storable(tensor):
+        if not is_storable(tensor) or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
             return self.keep(tensor, "unsupported")
         storage = tensor.untyped_storage()
         if storage.nbytes() < self._min_bytes or not tensor.numel():

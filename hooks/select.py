@@ -17,7 +17,9 @@ __all__ = ["Kept", "stays_alive"]
 
 def stays_alive(tensor: torch.Tensor, root: torch.Tensor) -> bool:
     """Whether the graph or a module holds the tensor's storage anyway; `root` is its base, or itself."""
-    return (root.requires_grad and root.is_leaf) or isinstance(root, Parameter)
+    if root.requires_grad and root.is_leaf:
+        return True
+    return type(root) is not torch.Tensor and isinstance(root, Parameter)  # isinstance alone is slow here
 
 
 class Kept:

@@ -65,7 +65,11 @@ def check_directory(path: object) -> Path:
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigError("path", path, "give the path of an existing directory")
     directory = Path(path)
-    if not directory.exists():
+    try:
+        exists = directory.exists()
+    except (OSError, ValueError) as error:  # too long, not to be looked into, or with a zero byte
+        raise ConfigError("path", str(path), f"the system refuses to look there: {error}") from error
+    if not exists:
         raise ConfigError("path", str(path), "no such directory; it is never created (is the drive mounted?)")
     if not directory.is_dir():
         raise ConfigError("path", str(path), "this is not a directory")

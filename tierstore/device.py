@@ -133,7 +133,7 @@ class DeviceTier:
         self._flight_bytes = flight_bytes
         self._reload_bytes = reload_bytes
         self.resident = Window(0)  # ours alone, not chosen to leave; the limit is the last scope's `device_bytes`
-        self._resident: OrderedDict[int, Record] = OrderedDict()  # saved first, first
+        self._resident: OrderedDict[int, tuple[Record, int]] = OrderedDict()  # with bytes; saved first, first
         self._flights: deque[_Flight] = deque()
         self._in_flight = Window(flight_bytes)
         self._reloaded: OrderedDict[int, tuple[Record, int]] = OrderedDict()
@@ -159,19 +159,19 @@ class DeviceTier:
     def hold(self, record: Record) -> None:
         """The record is ours alone now, and stays on the device until it is chosen to leave."""
         record.move(State.DEVICE)
-        self._resident[record.key] = record
+        self._resident[record.key] = record, record.nbytes
         self.resident.charge(record.nbytes)
 
     def surplus(self) -> Record | None:
         """What has to leave the device next, None if `device_bytes` is kept: what was saved first."""
         if self.resident.fits(0):
             return None
-        return next(iter(self._resident.values()))
+        return next(iter(self._resident.values()))[0]
 
     def leave(self, record: Record) -> None:
         """The record is not resident any more."""
-        if self._resident.pop(record.key, None) is not None:
-            self.resident.discharge(record.nbytes)
+        _, nbytes = self._resident.pop(record.key, (record, 0))
+        self.resident.discharge(nbytes)
 
     def offload(self, record: Record, source: torch.Tensor, slot: Slot, first: int, end: int) -> None:
         """Begin to copy bytes [first, end) of the source's storage to the slot."""
@@ -180,8 +180,8 @@ class DeviceTier:
         done = self._copies.copy_out(_bytes_of(source)[first:end], slot.as_plain_tensor(), record.stream)
         record.move(State.OFFLOADING)
         record.ready = done
-        self._flights.append(_Flight(record, storage, record.nbytes, done))
-        self._in_flight.charge(record.nbytes)
+        self._flights.append(_Flight(record, storage, storage.nbytes(), done))
+        self._in_flight.charge(storage.nbytes())
         self._bound_flight(record.stream)
 
     def _bound_flight(self, stream: Any) -> None:
@@ -212,6 +212,7 @@ class DeviceTier:
     def _forget_device_bytes(self, record: Record) -> None:
         source = record.source
         unclaim(record)
+        record.views = {}
         if source is not None:
             source.data = torch.empty(0, dtype=torch.uint8, device=source.device)
 

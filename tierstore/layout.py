@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Layout", "alias_of", "is_storable", "layout_of", "memory_at", "rebuild", "span_of"]
+__all__ = ["Layout", "alias_of", "in_dtype", "is_storable", "layout_of", "memory_at", "rebuild", "span_of"]
 
 _SPAN_ALIGNMENT_BYTES = 64
 """Spans begin at multiples of this: of every element size, and of the alignment torch's allocator gives."""
@@ -64,13 +64,17 @@ class Layout(NamedTuple):
 
 def layout_of(tensor: torch.Tensor) -> Layout:
     """The geometry of a strided tensor."""
-    return Layout(
-        tensor.dtype,
-        tensor.size(),
-        tensor.stride(),
-        tensor.storage_offset(),  # type: ignore[arg-type]  # an int for every tensor that is not symbolic
-        tensor.is_conj(),
-        tensor.is_neg(),
+    # Past NamedTuple's own constructor, which takes longer than all that is asked here.
+    return tuple.__new__(
+        Layout,
+        (
+            tensor.dtype,
+            tensor.size(),
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        ),
     )
 
 
@@ -101,6 +105,11 @@ def span_of(layouts: Iterable[Layout], storage_bytes: int) -> tuple[int, int]:
     first -= first % _SPAN_ALIGNMENT_BYTES
     end += -end % _SPAN_ALIGNMENT_BYTES
     return first, min(end, storage_bytes)
+
+
+def in_dtype(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The whole elements of `dtype` in `memory` (uint8, shape [n]); shape [n // itemsize]."""
+    return memory[: len(memory) - len(memory) % dtype.itemsize].view(dtype)
 
 
 def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.Tensor:

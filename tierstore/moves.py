@@ -33,7 +33,7 @@ from .errors import CorruptDataError, StoreFullError
 from .eviction import EvictionOrder
 from .handle import Record, State
 from .host import HostBooks, Window
-from .layout import span_of
+from .layout import in_dtype, span_of
 from .ownership import claim, is_sole_owner, storage_address, unclaim
 from .slab import Slab, Slot
 from .stats import Counters
@@ -118,11 +118,8 @@ class Moves:
         """The record's bytes are ours: count them, or have them wait for room."""
         if record.device is not None:
             self.devices.hold(record)
-            surplus = self.devices.surplus()
-            if surplus is None or surplus in self.blocked:
-                return
-            record = surplus
-        if not self._try_admit(record):
+            self._offload_surplus()
+        elif not self._try_admit(record):
             self.blocked.append(record)
 
     def admit_blocked(self) -> None:
@@ -135,6 +132,13 @@ class Moves:
                 elif not self._try_admit(record):
                     return
             self.blocked.popleft()
+            self._offload_surplus()
+
+    def _offload_surplus(self) -> None:
+        """Begin to copy out what the device may not keep."""
+        while (record := self.devices.surplus()) is not None and record not in self.blocked:
+            if not self._try_admit(record):
+                self.blocked.append(record)
 
     def _try_admit(self, record: Record) -> bool:
         """Find a place in host memory, or begin to move out what is there already; False: not yet."""
@@ -346,7 +350,7 @@ class Moves:
         if record.device is None:
             self._handed_out.add(slot)
             base = slot.as_tensor(self._returned.append)
-            source.data = base
+            source.data = in_dtype(base, record.layout.dtype)
             record.address = base.data_ptr()
             claim(record, base.untyped_storage())
         record.fetched = not record.demanded

@@ -81,7 +81,13 @@ def _num_aliases(ref: weakref.ref[Record], claims: Claims) -> int:
     record = ref()
     if record is None or record.claims is not claims or record.source is None:
         return 0
-    return 1 + len(record.views)
+    return 1 + _num_view_aliases(record)
+
+
+def _num_view_aliases(record: Record) -> int:
+    """What was handed out: a view of another dtype than the source's has a base of its own."""
+    source = record.source
+    return sum(1 if view._base is source else 2 for view in record.views.values())
 
 
 def is_sole_owner(record: Record) -> bool:
@@ -98,7 +104,10 @@ def is_sole_owner(record: Record) -> bool:
     if source is None or claims is None:
         return False
     num_owners: int = _use_count(record.storage_id) - 1
-    num_claims = sum(_num_aliases(ref, claims) for ref in claims)
+    if len(claims) == 1:
+        num_claims = 1 + _num_view_aliases(record) if record.views else 1
+    else:
+        num_claims = sum(_num_aliases(ref, claims) for ref in claims)
     return (
         num_owners == num_claims
         and storage_address(source) == record.address

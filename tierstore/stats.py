@@ -47,7 +47,8 @@ class StoreStats:
         device_bytes: saved tensors that stay on the accelerator for now, or are just being copied from it.
         host_bytes: in host memory against `host_bytes`, neither staging nor lent memory.
         host_bytes_peak: the most of it at once. One tensor that is larger than the budget passes through it whole.
-        staging_bytes: the fixed size of the window for what is being moved to or from disk.
+        staging_bytes: the fixed size of the window for what is being moved to or from disk, and of the memory that the
+            I/O jobs work in.
         staging_used_bytes: what is being moved now.
         lent_bytes: restored memory that the store has let go of but whoever was given it has not.
         disk_bytes: taken by records on disk, padding included.

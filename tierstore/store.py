@@ -11,6 +11,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
+from functools import cache
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Never
@@ -27,6 +28,7 @@ from .config import (
     parse_size,
 )
 from .disk.local import LocalDisk
+from .disk.scratch import SCRATCH_BYTES
 from .disk.tier import DiskTier, Kind
 from .engine import NUM_RESTORES, NUM_SPILLS, Engine
 from .errors import ConfigError, StorageIOError, TierStoreError
@@ -61,7 +63,8 @@ class TierStore:
         disk_bytes: what may be held on disk, taken as it is needed. Default: 80 % of what is free under `path`,
             divided likewise. More than is free is legal.
         codec: "auto", "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". "auto" encodes where that saves time.
-        staging_bytes: a fixed window for what is being moved, beside `host_bytes`.
+        staging_bytes: a fixed window for what is being moved, beside `host_bytes`. `stats().staging_bytes` also counts
+            the 16 MiB that the I/O jobs work in, so that it is 128 MiB by default.
         inline_bytes: encoded values up to this size live in LMDB itself, larger ones in extents; None: all in LMDB.
         checksum: verify what is read against what was written.
 
@@ -84,7 +87,7 @@ class TierStore:
         host_bytes: SizeLike | None = None,
         disk_bytes: SizeLike | None = None,
         codec: str = "auto",
-        staging_bytes: SizeLike = "128MiB",
+        staging_bytes: SizeLike = "112MiB",
         inline_bytes: SizeLike | None = "64KiB",
         checksum: bool = True,
         **unknown: Never,
@@ -193,7 +196,7 @@ class TierStore:
                 device_bytes=moves.devices.held_bytes,
                 host_bytes=moves.books.host.used_bytes,
                 host_bytes_peak=moves.books.host.peak_bytes,
-                staging_bytes=self.staging_bytes,
+                staging_bytes=self.staging_bytes + (NUM_SPILLS + NUM_RESTORES) * SCRATCH_BYTES,
                 staging_used_bytes=moves.books.staging.used_bytes,
                 lent_bytes=moves.books.lent.used_bytes,
                 disk_bytes=moves.disk_bytes,
@@ -232,7 +235,7 @@ class TierStore:
         storage = tensor.untyped_storage()
         source = alias_of(tensor, layout)
         if kind is None:
-            kind = Kind(str(layout.dtype)[6:], layout.dtype.itemsize)
+            kind = _kind_of(layout.dtype)
         nbytes = storage.nbytes() if tensor.numel() else 0
         record = Record(next(self._keys), source, nbytes, storage_address(source), layout, kind)
         record.books = self.books
@@ -287,6 +290,11 @@ class _Core:
         """See `Mortal`."""
         self.engine.disk.abandon_after_fork()  # first: what else there is may be in the middle of a change
         self.books.abandon("it belongs to the process that this one was forked from")
+
+
+@cache
+def _kind_of(dtype: torch.dtype) -> Kind:
+    return Kind(str(dtype).removeprefix("torch."), dtype.itemsize)
 
 
 def refuse_unknown(unknown: Mapping[str, object], allowed: str) -> None:

@@ -189,21 +189,43 @@ def test_views_of_other_dtypes_of_a_storage_with_an_odd_end_same_bits(store: Tie
     assert_same_gradients(program, store)
 
 
-def test_join_across_an_edit_not_made(store: TierStore) -> None:
-    """Saved, edited where the first record is not needed any more, saved again: two records."""
+def test_saved_edited_and_saved_again_second_graph_not_refused(store: TierStore) -> None:
+    """The first graph is done with, but lives: the version that it saved is not that of the second."""
 
     def program(around: Around, settle: Settle) -> Results:
         weight = torch.randn(SIDE, requires_grad=True)
         with around():
             buffer = torch.ones(SIDE)
             first = (weight * buffer).sum()
-            results = [torch.autograd.grad(first, weight)[0]]
+            results = [torch.autograd.grad(first, weight, retain_graph=True)[0]]
             buffer.mul_(3)
             second = (weight * buffer).sum()
         del buffer
         settle()
         second.backward()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            first.backward()
         return [*results, weight.grad]
+
+    assert_same_gradients(program, store)
+
+
+def test_two_counters_of_one_storage_edit_of_one_refuses_only_its_graph(store: TierStore) -> None:
+    """The parts of `unsafe_chunk` share a storage and, when they are saved, a version; not a version counter."""
+
+    def program(around: Around, settle: Settle) -> Results:
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        with around():
+            left, right = (weight * 2).unsafe_chunk(2)
+            of_left, of_right = left.sin().sum(), right.cos().sum()
+        with torch.no_grad():
+            left.add_(1)
+        del left, right
+        settle()
+        of_right.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            of_left.backward()
+        return [weight.grad]
 
     assert_same_gradients(program, store)
 

@@ -348,7 +348,7 @@ def test_close_wakes_whoever_waits(bench: Bench, what: str) -> None:
         store, disk, handle, _ = _at(bench, "reading")
         futures = [bench.on_thread(store, store.get, handle) for _ in range(3)]
     else:
-        store, disk, handles, future = _waiting_in_put(bench)
+        store, disk, _handles, future = _waiting_in_put(bench)
         futures = [future] if what == "put" else [future, bench.on_thread(store, store.flush)]
     closing = ThreadPoolExecutor(1).submit(store.close)
     for future in futures:
@@ -446,7 +446,7 @@ def test_put_that_failed_and_is_still_looked_at_does_not_block_others(bench: Ben
 
 
 def test_close_while_threads_put_and_get_ends_each_with_the_error(bench: Bench) -> None:
-    store, disk = bench.open(host_bytes=2 * NBYTES, staging_bytes=2 * NBYTES)
+    store, _ = bench.open(host_bytes=2 * NBYTES, staging_bytes=2 * NBYTES)
     handles = [store.put(_tensor(i)) for i in range(10)]
     barrier = threading.Barrier(7)
 
@@ -467,7 +467,7 @@ def test_close_while_threads_put_and_get_ends_each_with_the_error(bench: Bench) 
 
 
 def test_loop_holds_no_record_when_idle(bench: Bench) -> None:
-    store, disk, handle, _ = _at(bench, "disk")
+    store, _, handle, _ = _at(bench, "disk")
     record = handle.record
     del handle
     until_empty(store)
@@ -493,7 +493,7 @@ def test_memory_is_not_kept_by_idle_lanes(bench: Bench) -> None:
 
 def test_size_of_store_is_free_of_time(bench: Bench) -> None:
     """Records, queues and claims do not pile up over many rounds."""
-    store, disk = bench.open(host_bytes=NBYTES, staging_bytes=2 * NBYTES)
+    store, _ = bench.open(host_bytes=NBYTES, staging_bytes=2 * NBYTES)
     tensor = _tensor()
     for _ in range(60):
         handle = store.put(tensor)

@@ -307,9 +307,9 @@ def test_open_failed_cleans_up(
 @pytest.mark.parametrize(
     "options",
     [
-        {"host_bytes": -1}, {"host_bytes": "much"}, {"host_bytes": 1.5}, {"disk_bytes": "-1GiB"},
-        {"staging_bytes": None},        {"inline_bytes": "64 furlongs"}, {"codec": "gzip"}, {"codec": "zstd:99"}, {"codec": 5}, {"checksums": True},
-        {"host_bytes": True},
+        {"host_bytes": -1}, {"host_bytes": "much"}, {"host_bytes": 1.5}, {"host_bytes": True}, {"disk_bytes": "-1GiB"},
+        {"staging_bytes": None}, {"inline_bytes": "64 furlongs"}, {"codec": "gzip"}, {"codec": "zstd:99"}, {"codec": 5},
+        {"checksums": True},
     ],
     ids=str,
 )  # fmt: skip

@@ -1,0 +1,499 @@
+"""The device tier over a simulated accelerator: copies run late and on threads of their own, and freed device memory
+is overwritten as soon as its stream comes to that, as an allocator that reuses it would."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+
+from tierstore.device import DeviceTier, Marker
+from tierstore.disk.tier import Kind
+from tierstore.handle import Record, State
+from tierstore.layout import layout_of
+from tierstore.ownership import claim
+from tierstore.slab import Slab, Slot
+
+CPU = torch.device("cpu")
+NBYTES = 4096
+POISON = 0xEE
+
+
+class Event:
+    """A point in a stream's work. A `Marker`."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+
+    def query(self) -> bool:
+        return self._over.is_set()
+
+    def synchronize(self) -> None:
+        assert self._over.wait(20), "the stream never came there"
+
+    def set(self) -> None:
+        self._over.set()
+
+
+class Stream:
+    """Work done one after the other, on a thread of its own, when it is let."""
+
+    def __init__(self, name: str) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._may_run = threading.Event()
+        self._may_run.set()
+        self.errors: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run, name=f"stream-{name}", daemon=True)
+        self._thread.start()
+
+    def enqueue(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+
+    def record(self) -> Event:
+        event = Event()
+        self.enqueue(event.set)
+        return event
+
+    def wait(self, marker: Marker) -> None:
+        self.enqueue(marker.synchronize)
+
+    def hold(self) -> None:
+        """Stand still after what is queued so far."""
+        self._may_run.clear()
+        self.enqueue(lambda: self._may_run.wait(20))
+
+    def let_go(self) -> None:
+        self._may_run.set()
+
+    def synchronize(self) -> None:
+        self.record().synchronize()
+        assert not self.errors, self.errors
+
+    def end(self) -> None:
+        self.let_go()
+        self._work.put(None)
+        self._thread.join(20)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - for the test's thread
+                self.errors.append(error)
+
+
+class Accelerator:
+    """A copy engine. `Copies`, with CPU memory for device memory."""
+
+    def __init__(self) -> None:
+        self.compute, self.side = Stream("compute"), Stream("side")
+        self.out, self.into = Stream("out"), Stream("in")
+        self.current = self.compute
+        self.num_waits_of_compute = 0
+        self._blocks: dict[int, Any] = {}
+        self._watches: set[weakref.ref[torch.UntypedStorage]] = set()
+        self.held_bytes = 0
+
+    # --- what PyTorch's allocator would do
+
+    def allocate(self, nbytes: int, stream: Stream) -> torch.Tensor:
+        """Device memory of a stream. What of it is freed is used again by later work of the same stream."""
+        block = (ctypes.c_char * nbytes)()
+        address = ctypes.addressof(block)
+        self._blocks[address] = block  # the memory itself stays, so that a late reader finds the poison
+        tensor = torch.frombuffer(block, dtype=torch.uint8)
+        self.held_bytes += nbytes
+
+        def freed(watch: weakref.ref[torch.UntypedStorage]) -> None:
+            self._watches.discard(watch)
+            self.held_bytes -= nbytes
+            stream.enqueue(lambda: ctypes.memset(address, POISON, nbytes) and None)
+
+        self._watches.add(weakref.ref(tensor.untyped_storage(), freed))
+        return tensor
+
+    def computed(self, number: int, nbytes: int = NBYTES, stream: Stream | None = None) -> torch.Tensor:
+        """A tensor that a kernel is going to fill."""
+        stream = stream or self.current
+        tensor = self.allocate(nbytes, stream)
+        address = tensor.data_ptr()
+        content = bytes(_content(number, nbytes).tolist())
+        stream.enqueue(lambda: ctypes.memmove(address, content, nbytes) and None)
+        return tensor
+
+    def read_by_kernel(self, tensor: torch.Tensor, stream: Stream | None = None) -> Callable[[], torch.Tensor]:
+        """A kernel that reads the tensor, when the stream comes to it."""
+        stream = stream or self.current
+        address, nbytes = tensor.data_ptr(), tensor.nbytes
+        seen: list[bytes] = []
+        stream.enqueue(lambda: seen.append(ctypes.string_at(address, nbytes)))
+        done = stream.record()
+
+        def result() -> torch.Tensor:
+            done.synchronize()
+            return torch.frombuffer(bytearray(seen[0]), dtype=torch.uint8)
+
+        return result
+
+    # --- `Copies`
+
+    def current_stream(self, device: torch.device) -> Stream:
+        return self.current
+
+    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Stream) -> Event:
+        assert source.dtype == target.dtype == torch.uint8
+        assert source.shape == target.shape
+        written, addresses, nbytes = stream.record(), (target.data_ptr(), source.data_ptr()), source.numel()
+        self.out.wait(written)
+        self.out.enqueue(lambda: ctypes.memmove(*addresses, nbytes) and None)
+        return self.out.record()
+
+    def copy_in(
+        self, source: torch.Tensor, device: torch.device, stream: Stream, ready: Marker | None
+    ) -> tuple[torch.Tensor, Event]:
+        target = self.allocate(source.numel(), stream)
+        allocated, addresses, nbytes = stream.record(), (target.data_ptr(), source.data_ptr()), source.numel()
+        self.into.wait(allocated)
+        if ready is not None:
+            self.into.wait(ready)
+        self.into.enqueue(lambda: ctypes.memmove(*addresses, nbytes) and None)
+        return target, self.into.record()
+
+    def wait(self, stream: Stream, marker: Marker) -> None:
+        self.num_waits_of_compute += stream is self.compute
+        stream.wait(marker)
+
+    def streams(self) -> tuple[Stream, ...]:
+        return self.compute, self.side, self.out, self.into
+
+    def end(self) -> None:
+        for stream in self.streams():
+            stream.let_go()
+        for stream in self.streams():
+            stream.end()
+        for stream in self.streams():
+            assert not stream.errors, stream.errors
+
+
+def _content(number: int, nbytes: int = NBYTES) -> torch.Tensor:
+    return (torch.arange(nbytes) * 7 + number * 13).remainder(199).to(torch.uint8)
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Accelerator]:
+    accelerator = Accelerator()
+    yield accelerator
+    accelerator.end()
+
+
+@pytest.fixture
+def slab() -> Slab:
+    return Slab(4 * 2**20)
+
+
+def _save(tier: DeviceTier, tensor: torch.Tensor, key: int) -> Record:
+    """What a pack does, once the tensor is the store's alone."""
+    source = tensor.detach()
+    record = Record(key, source, tensor.nbytes, source.data_ptr(), layout_of(tensor), Kind("uint8", 1))
+    record.device = CPU
+    claim(record, tensor.untyped_storage())
+    tier.note_stream(record)
+    tier.hold(record)
+    return record
+
+
+def _offload(tier: DeviceTier, slab: Slab, record: Record) -> Slot:
+    assert record.source is not None
+    record.slot = slab.allocate(record.nbytes)
+    tier.offload(record, record.source, record.slot, 0, record.nbytes)
+    return record.slot
+
+
+def _reload(tier: DeviceTier, record: Record) -> torch.Tensor:
+    assert record.source is not None
+    assert record.slot is not None
+    tier.reload(record, record.source, record.slot)
+    return record.source.detach()
+
+
+def _bytes_in(slot: Slot) -> torch.Tensor:
+    return torch.frombuffer(bytearray(slot.memory), dtype=torch.uint8)
+
+
+def _poll_until(tier: DeviceTier, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.001)
+        tier.poll()
+
+
+def test_hold_keeps_what_was_saved_last_within_the_limit(accelerator: Accelerator) -> None:
+    tier = DeviceTier(accelerator)
+    tier.resident.limit_bytes = 2 * NBYTES
+    records = [_save(tier, accelerator.computed(i), i) for i in range(2)]
+    assert tier.surplus() is None
+    records.append(_save(tier, accelerator.computed(2), 2))
+    assert tier.surplus() is records[0]
+    assert tier.held_bytes == 3 * NBYTES
+    tier.leave(records[0])
+    tier.leave(records[0])
+    assert (tier.surplus(), tier.held_bytes) == (None, 2 * NBYTES)
+    tier.release(records[2])
+    assert tier.held_bytes == NBYTES
+
+
+def test_offload_copies_what_the_kernel_wrote_and_then_lets_go(accelerator: Accelerator, slab: Slab) -> None:
+    tier = DeviceTier(accelerator)
+    accelerator.compute.hold()
+    record = _save(tier, accelerator.computed(5), 1)
+    slot = _offload(tier, slab, record)
+    tier.poll()
+    assert record.state is State.OFFLOADING
+    assert accelerator.held_bytes == NBYTES
+    assert tier.has_bytes(record)
+    accelerator.compute.let_go()
+    assert record.ready is not None
+    record.ready.synchronize()
+    tier.poll()
+    assert record.state is State.HOST
+    assert torch.equal(_bytes_in(slot), _content(5))
+    assert not tier.has_bytes(record)
+    assert (accelerator.held_bytes, tier.held_bytes) == (0, 0)
+
+
+def test_offload_of_a_part_copies_that_part(accelerator: Accelerator, slab: Slab) -> None:
+    tier = DeviceTier(accelerator)
+    record = _save(tier, accelerator.computed(5), 1)
+    record.nbytes, record.slot = 640, slab.allocate(640)
+    assert record.source is not None
+    tier.offload(record, record.source, record.slot, 128, 768)
+    assert record.ready is not None
+    record.ready.synchronize()
+    assert torch.equal(_bytes_in(record.slot), _content(5)[128:768])
+    tier.poll()
+    assert accelerator.held_bytes == 0
+
+
+def test_offload_released_meanwhile_holds_the_memory_until_copied(accelerator: Accelerator, slab: Slab) -> None:
+    tier = DeviceTier(accelerator)
+    accelerator.out.hold()
+    record = _save(tier, accelerator.computed(5), 1)
+    slot = _offload(tier, slab, record)
+    record.source = None  # the handle is gone
+    tier.release(record)
+    freed: list[Slot] = []
+    assert record.ready is not None
+    tier.when_copied(record.ready, lambda: freed.append(slot))
+    tier.poll()
+    accelerator.compute.synchronize()
+    assert (accelerator.held_bytes, freed) == (NBYTES, [])
+    accelerator.out.let_go()
+    record.ready.synchronize()
+    tier.poll()
+    assert (accelerator.held_bytes, freed) == (0, [slot])
+    assert torch.equal(_bytes_in(slot), _content(5))
+
+
+@pytest.mark.parametrize("num_in_flight", [1, 2, 5])
+def test_offload_beyond_the_bound_makes_the_stream_wait_not_the_host(
+    accelerator: Accelerator, slab: Slab, num_in_flight: int
+) -> None:
+    tier = DeviceTier(accelerator, flight_bytes=num_in_flight * NBYTES)
+    accelerator.out.hold()
+    slots, peak_bytes = [], 0
+    for i in range(20):
+        record = _save(tier, accelerator.computed(i), i)
+        slots.append(_offload(tier, slab, record))
+        del record
+        peak_bytes = max(peak_bytes, accelerator.held_bytes)
+        assert tier.held_bytes <= num_in_flight * NBYTES
+    assert peak_bytes <= (num_in_flight + 1) * NBYTES
+    assert accelerator.num_waits_of_compute == 20 - num_in_flight
+    accelerator.out.let_go()
+    accelerator.out.synchronize()
+    for i, slot in enumerate(slots):
+        assert torch.equal(_bytes_in(slot), _content(i)), "its memory was used again before it was copied"
+
+
+def test_offload_from_two_streams_holds_every_reference(accelerator: Accelerator, slab: Slab) -> None:
+    tier = DeviceTier(accelerator, flight_bytes=NBYTES)
+    accelerator.out.hold()
+    slots = []
+    for i in range(10):
+        accelerator.current = (accelerator.compute, accelerator.side)[i % 2]
+        # packed on one stream, but the memory belongs to the other: nobody knows
+        tensor = accelerator.computed(i, stream=accelerator.compute)
+        accelerator.side.wait(accelerator.compute.record())
+        slots.append(_offload(tier, slab, _save(tier, tensor, i)))
+        del tensor
+    assert accelerator.held_bytes >= 9 * NBYTES
+    accelerator.compute.synchronize()
+    accelerator.out.let_go()
+    accelerator.out.synchronize()
+    for i, slot in enumerate(slots):
+        assert torch.equal(_bytes_in(slot), _content(i))
+    tier.poll()
+    assert accelerator.held_bytes == 0
+
+
+def test_reload_is_seen_by_every_later_kernel(accelerator: Accelerator, slab: Slab) -> None:
+    tier = DeviceTier(accelerator)
+    record = _save(tier, accelerator.computed(5), 1)
+    _offload(tier, slab, record)
+    _poll_until(tier, lambda: record.state is State.HOST)
+    accelerator.into.hold()
+    tensor = _reload(tier, record)
+    result = accelerator.read_by_kernel(tensor)
+    assert tier.has_bytes(record)
+    assert accelerator.num_waits_of_compute == 1
+    accelerator.into.let_go()
+    assert torch.equal(result(), _content(5))
+
+
+def test_reload_on_another_stream_than_the_records_waits_there_too(accelerator: Accelerator, slab: Slab) -> None:
+    tier = DeviceTier(accelerator)
+    record = _save(tier, accelerator.computed(5), 1)
+    _offload(tier, slab, record)
+    _poll_until(tier, lambda: record.state is State.HOST)
+    accelerator.into.hold()
+    accelerator.current = accelerator.side
+    result = accelerator.read_by_kernel(_reload(tier, record))
+    accelerator.into.let_go()
+    assert torch.equal(result(), _content(5))
+
+
+def test_reload_waits_for_the_copy_out_that_still_runs(accelerator: Accelerator, slab: Slab) -> None:
+    tier = DeviceTier(accelerator, flight_bytes=NBYTES)
+    accelerator.out.hold()
+    records = [_save(tier, accelerator.computed(i), i) for i in range(3)]
+    for record in records:
+        _offload(tier, slab, record)
+    assert not tier.has_bytes(records[0])
+    result = accelerator.read_by_kernel(_reload(tier, records[0]))
+    accelerator.out.let_go()
+    assert torch.equal(result(), _content(0))
+
+
+def test_reload_into_memory_a_kernel_still_uses_comes_after_it(accelerator: Accelerator, slab: Slab) -> None:
+    """What a queued kernel reads must not be overwritten by the copy into the block that was freed under it."""
+    tier = DeviceTier(accelerator)
+    record = _save(tier, accelerator.computed(5), 1)
+    _offload(tier, slab, record)
+    _poll_until(tier, lambda: record.state is State.HOST)
+    accelerator.compute.hold()
+    before = accelerator.compute.record()
+    _reload(tier, record)
+    assert record.ready is not None
+    assert not record.ready.query()
+    assert not before.query()
+    accelerator.compute.let_go()
+    record.ready.synchronize()
+    assert before.query()
+
+
+def test_reload_beyond_its_bound_forgets_the_oldest(accelerator: Accelerator, slab: Slab) -> None:
+    tier = DeviceTier(accelerator, reload_bytes=2 * NBYTES)
+    records = [_save(tier, accelerator.computed(i), i) for i in range(5)]
+    for record in records:
+        _offload(tier, slab, record)
+    _poll_until(tier, lambda: all(record.state is State.HOST for record in records))
+    assert tier.has_room_to_reload(2 * NBYTES)
+    results = [accelerator.read_by_kernel(_reload(tier, record)) for record in records]
+    assert [tier.has_bytes(record) for record in records] == [False, False, False, True, True]
+    assert not tier.has_room_to_reload(1)
+    gc.collect()
+    assert accelerator.held_bytes == 2 * NBYTES
+    for i, result in enumerate(results):
+        assert torch.equal(result(), _content(i)), "forgotten before the kernel that reads it"
+    for record in records:
+        tier.release(record)
+    assert tier.has_room_to_reload(2 * NBYTES)
+
+
+def test_slot_is_not_free_before_the_last_copy_from_it(accelerator: Accelerator, slab: Slab) -> None:
+    tier = DeviceTier(accelerator)
+    record = _save(tier, accelerator.computed(5), 1)
+    slot = _offload(tier, slab, record)
+    _poll_until(tier, lambda: record.state is State.HOST)
+    accelerator.into.hold()
+    result = accelerator.read_by_kernel(_reload(tier, record))
+    freed = threading.Event()
+
+    def free() -> None:
+        slot.memory[:] = bytes(NBYTES)
+        freed.set()
+
+    assert record.ready is not None
+    tier.when_copied(record.ready, free)
+    tier.poll()
+    assert not freed.is_set()
+    accelerator.into.let_go()
+    assert torch.equal(result(), _content(5))
+    _poll_until(tier, freed.is_set)
+    at_once: list[int] = []
+    tier.when_copied(record.ready, lambda: at_once.append(1))
+    assert at_once == [1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_interleaving_brings_back_the_bytes(accelerator: Accelerator, seed: int) -> None:
+    chance = random.Random(seed)
+    slab = Slab(8 * NBYTES)
+    tier = DeviceTier(accelerator, flight_bytes=3 * NBYTES, reload_bytes=2 * NBYTES)
+    tier.resident.limit_bytes = 2 * NBYTES
+    live: dict[int, Record] = {}
+    results: list[tuple[int, Callable[[], torch.Tensor]]] = []
+
+    def drop(number: int) -> None:
+        record = live.pop(number)
+        record.source = None
+        tier.release(record)
+        record.claims = None
+        if record.slot is not None and record.ready is not None:
+            tier.when_copied(record.ready, lambda slot=record.slot: slab.free(slot))
+
+    for number in range(200):
+        stream = chance.choice(accelerator.streams())
+        action = chance.random()
+        if action < 0.2:
+            stream.hold()
+        elif action < 0.5:
+            for stream in accelerator.streams():
+                stream.let_go()
+        if chance.random() < 0.5 or not live:
+            live[number] = _save(tier, accelerator.computed(number), number)
+            while (surplus := tier.surplus()) is not None:
+                _offload(tier, slab, surplus)
+        else:
+            wanted = chance.choice(list(live))
+            record = live[wanted]
+            assert record.source is not None
+            tensor = record.source.detach() if tier.has_bytes(record) else _reload(tier, record)
+            results.append((wanted, accelerator.read_by_kernel(tensor)))
+            del tensor, record
+            if chance.random() < 0.6:
+                drop(wanted)
+        tier.poll()
+        if len(live) > 12:
+            drop(min(live))
+    for stream in accelerator.streams():
+        stream.let_go()
+    for number, result in results:
+        assert torch.equal(result(), _content(number)), number
+    for number in list(live):
+        drop(number)
+    for stream in accelerator.streams():
+        stream.synchronize()
+    _poll_until(tier, lambda: not tier._busy and not tier._flights)
+    assert tier.held_bytes == 0
+    assert accelerator.held_bytes == 0
