@@ -50,6 +50,9 @@ class Marker(Protocol):
 class Copies(Protocol):
     """The copy engine: the seam between the device tier and the accelerator. No call blocks the host."""
 
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        """The accelerator whose memory the tensor is in; None: host memory."""
+
     def current_stream(self, device: torch.device) -> Any:
         """The stream that this thread queues work on."""
 
@@ -70,6 +73,10 @@ class AcceleratorCopies:
 
     def __init__(self) -> None:
         self._streams: dict[tuple[torch.device, str], torch.Stream] = {}
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        """See `Copies`."""
+        return None if tensor.is_cpu else tensor.device
 
     def current_stream(self, device: torch.device) -> torch.Stream:
         """See `Copies`."""
@@ -130,6 +137,7 @@ class DeviceTier:
 
     def __init__(self, copies: Copies, flight_bytes: int = FLIGHT_BYTES, reload_bytes: int = RELOAD_BYTES) -> None:
         self._copies = copies
+        self.device_of = copies.device_of
         self._flight_bytes = flight_bytes
         self._reload_bytes = reload_bytes
         self.resident = Window(0)  # ours alone, not chosen to leave; the limit is the last scope's `device_bytes`

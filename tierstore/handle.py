@@ -150,7 +150,7 @@ class Record:
         self.window: Window | None = None
         self.charged_bytes = 0
         self.slot: Slot | None = None
-        self.device: torch.device | None = None if source.is_cpu else source.device
+        self.device: torch.device | None = None
         self.stream: Any = None
         self.ready: Marker | None = None
         self.held: object = None

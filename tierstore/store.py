@@ -43,6 +43,7 @@ from .stats import StoreStats
 if TYPE_CHECKING:
     from collections import deque
 
+    from .device import Copies
     from .layout import Layout
 
 __all__ = ["TierStore"]
@@ -67,6 +68,7 @@ class TierStore:
             the 16 MiB that the I/O jobs work in, so that it is 128 MiB by default.
         inline_bytes: encoded values up to this size live in LMDB itself, larger ones in extents; None: all in LMDB.
         checksum: verify what is read against what was written.
+        copies: the copy engine for accelerators; None: the one for whatever `torch.accelerator` drives.
 
     Sizes are bytes as `int`, or strings such as "8GiB".
 
@@ -90,9 +92,10 @@ class TierStore:
         staging_bytes: SizeLike = "112MiB",
         inline_bytes: SizeLike | None = "64KiB",
         checksum: bool = True,
+        copies: Copies | None = None,
         **unknown: Never,
     ) -> None:
-        refuse_unknown(unknown, "host_bytes, disk_bytes, codec, staging_bytes, inline_bytes, checksum")
+        refuse_unknown(unknown, "host_bytes, disk_bytes, codec, staging_bytes, inline_bytes, checksum, copies")
         directory = check_directory(path)
         parse_codec(codec)
         sharers = local_world_size()
@@ -121,6 +124,7 @@ class TierStore:
             staging_bytes=self.staging_bytes,
             disk_budget_bytes=disk_budget_bytes,
             open_disk=open_disk,
+            copies=copies,
         )
         self.books = self._core.books
         self.released: deque[Record] = self.books.moves.released
@@ -239,6 +243,7 @@ class TierStore:
         nbytes = storage.nbytes() if tensor.numel() else 0
         record = Record(next(self._keys), source, nbytes, storage_address(source), layout, kind)
         record.books = self.books
+        record.device = self.books.moves.devices.device_of(source)
         claim(record, storage)
         return Handle(record, self)
 
@@ -261,10 +266,15 @@ class _Core:
         staging_bytes: int,
         disk_budget_bytes: int,
         open_disk: Callable[[Executor], DiskTier],
+        copies: Copies | None,
     ) -> None:
         self.name = name
         self.books = Residency(
-            name, host_bytes=host_bytes, staging_bytes=staging_bytes, disk_budget_bytes=disk_budget_bytes
+            name,
+            host_bytes=host_bytes,
+            staging_bytes=staging_bytes,
+            disk_budget_bytes=disk_budget_bytes,
+            copies=copies,
         )
         try:
             self.engine = Engine(open_disk, self.books, "tierstore", owner=self)

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tierstore.disk.scratch import SCRATCH_BYTES
 from tierstore import Handle, StoreFullError, StoreStats, TierStore
+from tierstore.disk.scratch import SCRATCH_BYTES
 from tierstore.handle import State
 
 NBYTES = 40_000
@@ -327,7 +327,7 @@ def test_disk_full_for_many_threads_each_is_told_or_served(make_store: MakeStore
         chance = random.Random(seed)
         held: list[tuple[int, Handle]] = []
         num_refused = 0
-        for i in range(60):
+        for i in range(20):
             try:
                 held.append((i, store.put(_tensor(i))))
             except StoreFullError:

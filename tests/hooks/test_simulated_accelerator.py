@@ -1,0 +1,157 @@
+"""Whole training steps through the device tier, with copies that run late on threads of their own.
+
+The "device" is CPU memory on which torch computes at once; only the copies are asynchronous, as on an accelerator. So
+"later work of a stream comes after the copy" can only mean that the host waits. What is tested is the way of a record
+through OFFLOADING, slots, disk and reload; the order of streams is tested in tests/store/test_device.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import MakeStore
+from tierstore import TierStore, tiered_offload
+from tierstore.device import Marker
+
+
+class Copied:
+    """A `Marker`."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def query(self) -> bool:
+        return self._event.is_set()
+
+    def synchronize(self) -> None:
+        assert self._event.wait(30)
+
+    def set(self) -> None:
+        self._event.set()
+
+
+class LateCopies:
+    """A copy engine (`Copies`) whose copies run one after the other on a thread, each only when the next is queued."""
+
+    def __init__(self) -> None:
+        self.num_out = self.num_in = 0
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        return tensor.device
+
+    def current_stream(self, device: torch.device) -> str:
+        return "compute"
+
+    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: str) -> Marker:
+        self.num_out += 1
+        return self._copy(source, target)
+
+    def copy_in(
+        self, source: torch.Tensor, device: torch.device, stream: str, ready: Marker | None
+    ) -> tuple[torch.Tensor, Marker]:
+        self.num_in += 1
+        target = torch.full((source.numel(),), 0xEE, dtype=torch.uint8)
+        if ready is not None:
+            self._queue.put(ready.synchronize)
+        return target, self._copy(source, target)
+
+    def wait(self, stream: str, marker: Marker) -> None:
+        marker.synchronize()
+
+    def end(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Marker:
+        copied = Copied()
+
+        def copy() -> None:
+            target.copy_(source)
+            copied.set()
+
+        self._queue.put(copy)
+        return copied
+
+    def _run(self) -> None:
+        with torch.no_grad():
+            while (work := self._queue.get()) is not None:
+                work()
+
+
+@pytest.fixture
+def copies() -> Iterator[LateCopies]:
+    engine = LateCopies()
+    yield engine
+    engine.end()
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    blocks = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64))]
+    return nn.Sequential(*blocks)
+
+
+def _gradients(store: TierStore | None, device_bytes: int = 0, num_steps: int = 3) -> list[torch.Tensor]:
+    model, found = _model(), []
+    for step in range(num_steps):
+        model.zero_grad()
+        batch = torch.randn(32, 64, generator=torch.Generator().manual_seed(step))
+        if store is None:
+            loss = model(batch).square().mean()
+        else:
+            with tiered_offload(store, min_bytes=0, device_bytes=device_bytes):
+                loss = model(batch).square().mean()
+        loss.backward()
+        found += [parameter.grad.clone() for parameter in model.parameters()]
+    return found
+
+
+@pytest.mark.parametrize("host_bytes", [0, "20KiB", "1GiB"])
+@pytest.mark.parametrize("device_bytes", [0, 20_000, 1 << 30])
+@pytest.mark.parametrize("codec", ["none", "shuffle-zstd"])
+def test_gradients_through_the_device_tier_same_bits(
+    make_store: MakeStore, copies: LateCopies, host_bytes: int | str, device_bytes: int, codec: str
+) -> None:
+    store = make_store(host_bytes=host_bytes, codec=codec, copies=copies)
+    for plain, offloaded in zip(_gradients(None), _gradients(store, device_bytes), strict=True):
+        assert torch.equal(plain, offloaded)
+    stats = store.stats()
+    assert (copies.num_out > 0) == (device_bytes < 1 << 30)
+    assert (stats.spilled_bytes > 0) == (host_bytes != "1GiB" and device_bytes < 1 << 30)
+    assert (stats.live_handles, stats.device_bytes, stats.disk_bytes) == (0, 0, 0)
+
+
+def test_graph_dropped_while_copies_run_everything_is_freed(make_store: MakeStore, copies: LateCopies) -> None:
+    store = make_store(copies=copies)
+    for _ in range(5):
+        with tiered_offload(store, min_bytes=0):
+            loss = _model()(torch.randn(32, 64)).sum()
+        del loss
+    store.flush()
+    copies.end()
+    stats = store.stats()
+    assert (stats.live_handles, stats.device_bytes, stats.host_bytes, stats.disk_bytes) == (0, 0, 0, 0)
+    assert stats.staging_used_bytes == 0
+
+
+def test_retain_graph_through_the_device_tier_same_bits(make_store: MakeStore, copies: LateCopies) -> None:
+    store = make_store(copies=copies)
+    model = _model()
+    batch = torch.randn(32, 64)
+    model(batch).square().mean().backward()
+    plain = [parameter.grad.clone() for parameter in model.parameters()]
+    with tiered_offload(store, min_bytes=0):
+        loss = model(batch).square().mean()
+    for _ in range(3):
+        model.zero_grad()
+        loss.backward(retain_graph=True)
+        assert all(torch.equal(a, b.grad) for a, b in zip(plain, model.parameters(), strict=True))
