@@ -550,4 +550,5 @@ class Moves:
         """In a forked child: no record can be used, none is taken apart."""
         self.is_closed = self.is_abandoned = True
         for record in list(self._records.values()):
-            record.move(State.CLOSED)
+            if record.state is not State.CLOSED:
+                record.move(State.CLOSED)

@@ -67,6 +67,11 @@ class LateCopies:
     def wait(self, stream: str, marker: Marker) -> None:
         marker.synchronize()
 
+    def synchronize(self) -> None:
+        done = Copied()
+        self._queue.put(done.set)
+        done.synchronize()
+
     def end(self) -> None:
         self._queue.put(None)
         self._thread.join()
@@ -124,6 +129,7 @@ def test_gradients_through_the_device_tier_same_bits(
     store = make_store(host_bytes=host_bytes, codec=codec, copies=copies)
     for plain, offloaded in zip(_gradients(None), _gradients(store, device_bytes), strict=True):
         assert torch.equal(plain, offloaded)
+    copies.synchronize()
     stats = store.stats()
     assert (copies.num_out > 0) == (device_bytes < 1 << 30)
     assert (stats.spilled_bytes > 0) == (host_bytes != "1GiB" and device_bytes < 1 << 30)

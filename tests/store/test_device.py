@@ -146,6 +146,9 @@ class Accelerator:
 
     # --- `Copies`
 
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        return CPU
+
     def current_stream(self, device: torch.device) -> Stream:
         return self.current
 

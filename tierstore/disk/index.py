@@ -163,7 +163,9 @@ class Index:
         return outcomes
 
     def descriptors(self) -> list[int]:
-        """Every descriptor of this process that refers to the index's file, LMDB's own included."""
+        """Every descriptor of this process that refers to the index's file, LMDB's own included; none once closed."""
+        if self.file.closed:
+            return []
         own = os.fstat(self.file.fileno())
         found = []
         for name in os.listdir("/proc/self/fd"):
