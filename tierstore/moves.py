@@ -299,6 +299,7 @@ class Moves:
         record.fetched = False
         self._let_go(record)
         self._free_memory(record)
+        self._take_back_slots()  # the very pages that whoever needs this room is going to fill
         record.move(State.DISK)
 
     def _drop_next(self) -> bool:
@@ -409,8 +410,7 @@ class Moves:
             return False
         while self.released:
             self._release(self.released.popleft())
-        while self._returned:
-            self._take_back(self._returned.popleft())
+        self._take_back_slots()
         self.devices.poll()
         return True
 
@@ -508,12 +508,14 @@ class Moves:
             slot.lent = True
             self.books.lent.charge(slot.nbytes)
 
-    def _take_back(self, slot: Slot) -> None:
-        """The last tensor over the slot is gone."""
-        slot.returned = True
-        if slot.lent:
-            self.books.lent.discharge(slot.nbytes)
-            self._free_slot(slot)
+    def _take_back_slots(self) -> None:
+        """Those over which the last tensor is gone."""
+        while self._returned:
+            slot = self._returned.popleft()
+            slot.returned = True
+            if slot.lent:
+                self.books.lent.discharge(slot.nbytes)
+                self._free_slot(slot)
 
     def _free_slot(self, slot: Slot) -> None:
         self._handed_out.discard(slot)
