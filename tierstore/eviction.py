@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from heapq import heappop, heappush
 
 from .handle import Record
 
@@ -15,26 +16,28 @@ __all__ = ["EvictionOrder"]
 
 
 class EvictionOrder:
-    """The records that may leave, in the order in which they should. Every operation takes constant time."""
+    """The records that may leave, in the order in which they should. Every operation takes (amortised) log n at most.
+
+    Records become ours in another order than they were saved in; it is the order of saving, their keys', that counts.
+    """
 
     def __init__(self) -> None:
-        self._dirty: OrderedDict[int, Record] = OrderedDict()  # in memory only, oldest first
+        self._dirty: dict[int, Record] = {}  # in memory only
+        self._keys: list[int] = []  # a heap of their keys, and of some that have left
+        self._asked: OrderedDict[int, Record] = OrderedDict()  # in memory only, asked for on their way out
         self._clean: OrderedDict[int, Record] = OrderedDict()  # on disk too, needed last first
         self._used: OrderedDict[int, Record] = OrderedDict()  # on disk too, and asked for already
 
     def add_dirty(self, record: Record) -> None:
-        """The record is in memory only; it was saved after every record that is here already."""
+        """The record is in memory only."""
         self._dirty[record.key] = record
+        heappush(self._keys, record.key)
+        if len(self._keys) > 2 * len(self._dirty) + 64:
+            self._keys = sorted(self._dirty)
 
-    def add_dirty_again(self, record: Record) -> None:
+    def add_asked(self, record: Record) -> None:
         """The record was on its way out and stays after all: it is needed soon, so it leaves last."""
-        self._dirty[record.key] = record
-        self._dirty.move_to_end(record.key)
-
-    def add_failed(self, record: Record) -> None:
-        """The record could not be written: it is still the first to go."""
-        self._dirty[record.key] = record
-        self._dirty.move_to_end(record.key, last=False)
+        self._asked[record.key] = record
 
     def add_clean(self, record: Record) -> None:
         """The record was restored; records are restored in the order in which they are needed."""
@@ -48,9 +51,8 @@ class EvictionOrder:
 
     def remove(self, record: Record) -> None:
         """The record may not leave any more, or has left."""
-        key = record.key
-        if self._dirty.pop(key, None) is None and self._used.pop(key, None) is None:
-            self._clean.pop(key, None)
+        for queue in (self._dirty, self._asked, self._clean, self._used):
+            queue.pop(record.key, None)
 
     def next_clean(self) -> Record | None:
         """What to drop next of what is on disk already; None where there is nothing."""
@@ -61,12 +63,15 @@ class EvictionOrder:
 
     def next_dirty(self) -> Record | None:
         """What to write next; None where there is nothing."""
-        return next(iter(self._dirty.values()), None)
+        while self._keys:
+            if (record := self._dirty.get(self._keys[0])) is not None:
+                return record
+            heappop(self._keys)
+        return next(iter(self._asked.values()), None)
 
     def __iter__(self) -> Iterator[Record]:
-        yield from self._used.values()
-        yield from self._clean.values()
-        yield from self._dirty.values()
+        for queue in (self._used, self._clean, self._dirty, self._asked):
+            yield from queue.values()
 
     def __len__(self) -> int:
-        return len(self._used) + len(self._clean) + len(self._dirty)
+        return len(self._used) + len(self._clean) + len(self._dirty) + len(self._asked)

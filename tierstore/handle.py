@@ -116,6 +116,7 @@ class Record:
         stored_bytes: taken on disk; 0 where nothing is.
         kind: for the codec.
         demanded: how many threads wait for the bytes.
+        wanted: backward will ask for it soon: it stays in memory once it is written.
         urgent: the queued read was told so.
         fetched: restored, and not asked for since.
         cause: why the bytes could not be read.
@@ -125,7 +126,7 @@ class Record:
         "__weakref__", "address", "books", "cause", "charged_bytes", "claims", "demanded", "device", "fetched",
         "first_byte", "forced", "handle", "held", "key", "kind", "layout", "layouts", "nbytes", "phase", "ready",
         "root", "slot", "source", "span", "state", "storage_id", "stored_bytes", "stream", "urgent", "version",
-        "views", "window",
+        "views", "wanted", "window",
     )  # fmt: skip
 
     def __init__(self, key: int, source: torch.Tensor, nbytes: int, address: int, layout: Layout, kind: Kind) -> None:
@@ -157,6 +158,7 @@ class Record:
         self.stored_bytes = 0
         self.kind = kind
         self.demanded = 0
+        self.wanted = False
         self.urgent = False
         self.fetched = False
         self.cause: BaseException | None = None

@@ -214,7 +214,7 @@ class Moves:
         """A QUEUED record is asked for: it is not written, and leaves last."""
         self.num_spills -= 1
         self._stay(record)
-        self._eviction.add_dirty_again(record)
+        self._eviction.add_asked(record)
 
     def span_to_write(self, record: Record, source: torch.Tensor) -> tuple[int, int]:
         """The write begins: (address, length) of the bytes in memory. The record holds them for the job."""
@@ -238,10 +238,13 @@ class Moves:
             self._end_orphaned_job(record)
         elif isinstance(outcome, Stored):
             record.move(State.CLEAN)
-            self._drop(record)
+            if record.wanted:
+                self._eviction.add_clean(record)
+            else:
+                self._drop(record)
         else:
             self._stay(record)
-            self._eviction.add_failed(record)
+            self._eviction.add_dirty(record)
             self._note_failure(outcome)
 
     def _note_failure(self, error: Exception) -> None:
@@ -296,7 +299,7 @@ class Moves:
         first, end = record.span or (0, 0)
         record.nbytes = end - first
         record.first_byte = first
-        record.fetched = False
+        record.fetched = record.wanted = False
         self._let_go(record)
         self._free_memory(record)
         self._take_back_slots()  # the very pages that whoever needs this room is going to fill
@@ -369,13 +372,19 @@ class Moves:
             record.cause = error if record.demanded else None
 
     def prefetch(self, ahead: Lookahead) -> None:
-        """Restore what lies ahead, as far as there is room."""
+        """Restore what lies ahead, and keep what is on its way out, as far as there is room."""
         while (record := ahead.peek()) is not None:
-            fetched_bytes = 0
+            fetched_bytes = record.nbytes
             if record.state is State.DISK:
                 if not self.start_restore(record, demanded=False):
                     return
-                fetched_bytes = record.nbytes
+            elif record.state is State.QUEUED:
+                self.cancel_spill(record)
+                self.counters.forwarded_bytes += record.nbytes
+            elif record.state is State.WRITING:
+                record.wanted = True
+            else:
+                fetched_bytes = 0
             ahead.advance(fetched_bytes)
 
     def reload(self, record: Record) -> None:

@@ -15,10 +15,10 @@ def _record(key: int) -> Any:
     return SimpleNamespace(key=key)
 
 
-def test_dirty_saved_first_leaves_first() -> None:
-    order, records = EvictionOrder(), [_record(key) for key in range(4)]
-    for record in records:
-        order.add_dirty(record)
+def test_dirty_saved_first_leaves_first_whenever_it_was_added() -> None:
+    order, records = EvictionOrder(), [_record(key) for key in range(5)]
+    for key in (3, 0, 4, 1, 2):
+        order.add_dirty(records[key])
     left = []
     while (record := order.next_dirty()) is not None:
         order.remove(record)
@@ -32,18 +32,29 @@ def test_dirty_asked_for_leaves_last() -> None:
     for record in records:
         order.add_dirty(record)
     order.remove(records[0])
-    order.add_dirty_again(records[0])
+    order.add_asked(records[0])
     assert order.next_dirty() is records[1]
-    assert list(order) == [records[1], records[2], records[0]]
+    order.remove(records[1])
+    order.remove(records[2])
+    assert order.next_dirty() is records[0]
 
 
-def test_dirty_that_could_not_be_written_leaves_first() -> None:
+def test_dirty_that_could_not_be_written_leaves_when_its_turn_comes_again() -> None:
     order, records = EvictionOrder(), [_record(key) for key in range(3)]
     for record in records:
         order.add_dirty(record)
-    order.remove(records[1])
-    order.add_failed(records[1])
-    assert order.next_dirty() is records[1]
+    order.remove(records[0])
+    order.add_dirty(records[0])
+    assert order.next_dirty() is records[0]
+
+
+def test_dirty_that_has_left_takes_no_memory() -> None:
+    order = EvictionOrder()
+    for key in range(10_000):
+        record = _record(key)
+        order.add_dirty(record)
+        order.remove(record)
+    assert len(order._keys) < 200
 
 
 def test_clean_restored_last_is_needed_last_and_dropped_first() -> None:
@@ -72,23 +83,24 @@ def test_empty_has_nothing_to_give() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["dirty", "again", "failed", "clean", "use", "remove"]), st.integers(0, 6)),
+        st.tuples(st.sampled_from(["dirty", "asked", "clean", "use", "remove"]), st.integers(0, 6)),
         max_size=40,
     )
 )
 def test_any_sequence_matches_the_model(actions: list[tuple[str, int]]) -> None:
     order, records = EvictionOrder(), [_record(key) for key in range(7)]
     dirty: list[int] = []
+    asked: list[int] = []
     clean: list[int] = []
     used: list[int] = []
 
     def forget(key: int) -> None:
-        for queue in (dirty, clean, used):
+        for queue in (dirty, asked, clean, used):
             if key in queue:
                 queue.remove(key)
 
     for action, key in actions:
-        if action == "remove" or key in dirty + clean + used:
+        if action == "remove" or key in dirty + asked + clean + used:
             if action == "use" and key in clean:
                 order.use(records[key])
                 clean.remove(key)
@@ -99,20 +111,17 @@ def test_any_sequence_matches_the_model(actions: list[tuple[str, int]]) -> None:
         elif action == "dirty":
             order.add_dirty(records[key])
             dirty.append(key)
-        elif action == "again":
-            order.add_dirty_again(records[key])
-            dirty.append(key)
-        elif action == "failed":
-            order.add_failed(records[key])
-            dirty.insert(0, key)
+        elif action == "asked":
+            order.add_asked(records[key])
+            asked.append(key)
         elif action == "clean":
             order.add_clean(records[key])
             clean.insert(0, key)
         else:
             order.use(records[key])
             used.append(key)
-        assert [record.key for record in order] == used + clean + dirty
-        assert len(order) == len(used + clean + dirty)
+        assert [record.key for record in order] == used + clean + dirty + asked
+        assert len(order) == len(used + clean + dirty + asked)
         next_clean, next_dirty = order.next_clean(), order.next_dirty()
         assert (next_clean and next_clean.key) == ((used + clean) or [None])[0]
-        assert (next_dirty and next_dirty.key) == (dirty or [None])[0]
+        assert (next_dirty and next_dirty.key) == ((sorted(dirty) + asked) or [None])[0]
