@@ -27,6 +27,15 @@ def _descriptors() -> dict[str, str]:
     return found
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quick_collections() -> Iterator[None]:
+    """What torch and the test tools made at import is not looked through at every `gc.collect()`."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_leaks(tmp_path: Path) -> Iterator[None]:
     """No thread, descriptor or file of a store outlives its test."""

@@ -9,15 +9,6 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _quick_collections() -> Iterator[None]:
-    """What torch and the test tools made at import is not looked through at every `gc.collect()`."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def _one_thread_per_operation() -> Iterator[None]:
     """The tensors here are small: more threads would only wait for each other."""

@@ -56,7 +56,7 @@ def test_collector_on_other_threads_does_no_harm(make_store: MakeStore) -> None:
     collector = threading.Thread(target=collect)
     collector.start()
     try:
-        for i in range(150):
+        for i in range(60):
             cycle: list[object] = [store.put(torch.arange(700.0) + i)]
             cycle.append(cycle)
             _assert_equal(store.get(cycle[0]), torch.arange(700.0) + i)

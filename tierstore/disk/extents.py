@@ -18,9 +18,10 @@ from typing import NamedTuple
 from ..errors import StoreFullError
 from .allocator import ALIGNMENT_BYTES, ExtentAllocator, round_up
 from .budget import DiskBudget
+from .forking import Inode
 from .io_mode import IoMode
 from .jobs import run_job
-from .segments import Segment, is_out_of_space, open_segment
+from .segments import Segment, close_segments, is_out_of_space, open_segment
 
 __all__ = ["SEGMENT_BYTES", "Extent", "ExtentSpace"]
 
@@ -50,7 +51,11 @@ class _Refusal(NamedTuple):
 
 
 class ExtentSpace:
-    """The segments of one tier. Lives on one loop; only `take` and `close` wait."""
+    """The segments of one tier. Lives on one loop; only `take` and `close` wait.
+
+    Attributes:
+        inodes: of every segment that is open, or just being opened or closed.
+    """
 
     def __init__(self, directory: Path, budget: DiskBudget, mode: IoMode, executor: Executor) -> None:
         self._directory = directory
@@ -58,6 +63,7 @@ class ExtentSpace:
         self._mode = mode
         self._executor = executor
         self._allocator = ExtentAllocator()
+        self.inodes: set[Inode] = set()
         self._segments: dict[int, Segment] = {}
         self._num_opened = 0
         self._growth: asyncio.Task[None] | None = None
@@ -153,7 +159,7 @@ class ExtentSpace:
         self._allocator = ExtentAllocator()
         self._budget.segment_bytes = 0
         if files:
-            await run_job(self._executor, _close_all, files)
+            await run_job(self._executor, close_segments, files, self.inodes)
 
     def _may_grow_for(self, num_bytes: int) -> bool:
         refused = self._refusal is not None and num_bytes >= self._refusal.least_bytes
@@ -177,7 +183,9 @@ class ExtentSpace:
     async def _grow(self, num_bytes: int, least_bytes: int) -> None:
         taken_bytes = 0
         try:
-            segment = await run_job(self._executor, open_segment, self._directory, num_bytes, least_bytes, self._mode)
+            segment = await run_job(
+                self._executor, open_segment, self._directory, num_bytes, least_bytes, self._mode, self.inodes
+            )
             taken_bytes = segment.num_bytes
             self._segments[self._num_opened] = segment
             self._allocator.add_range(self._num_opened * _SEGMENT_STRIDE, taken_bytes)
@@ -229,7 +237,7 @@ class ExtentSpace:
                 number = min(empty, key=lambda number: self._segments[number].num_bytes)
                 segment = self._segments.pop(number)
                 self._allocator.remove_range(number * _SEGMENT_STRIDE, segment.num_bytes)
-                await run_job(self._executor, _close_all, [segment.file])
+                await run_job(self._executor, close_segments, [segment.file], self.inodes)
                 self._budget.segment_bytes -= segment.num_bytes
                 self._refusal = None
                 self._grows_ahead = True
@@ -244,8 +252,3 @@ class ExtentSpace:
     def _announce(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
-
-
-def _close_all(files: list[io.FileIO]) -> None:
-    for file in files:
-        file.close()

@@ -23,6 +23,7 @@ import msgspec
 
 from ..codec import DamagedBytesError
 from .allocator import round_up
+from .forking import descriptors_of, inode_of
 from .linux import address_of, dont_fork, mapping_around, open_unnamed
 from .location import Location
 
@@ -97,6 +98,7 @@ class Index:
 
     Attributes:
         file: the environment's file, opened for reading values where they lie.
+        inode: of that file.
         allocated_bytes: what the file takes on disk, as of the last `apply`.
     """
 
@@ -108,6 +110,7 @@ class Index:
             OSError: likewise. In both cases `file` is closed.
         """
         self.file = file
+        self.inode = inode_of(file.fileno())
         self.allocated_bytes = 0
         try:
             self._environment = lmdb.open(
@@ -163,31 +166,8 @@ class Index:
         return outcomes
 
     def descriptors(self) -> list[int]:
-        """Every descriptor of this process that refers to the index's file, LMDB's own included; none once closed."""
-        if self.file.closed:
-            return []
-        own = os.fstat(self.file.fileno())
-        found = []
-        for name in os.listdir("/proc/self/fd"):
-            try:
-                status = os.fstat(int(name))
-            except OSError:
-                continue  # the one that listed the directory
-            if (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino):
-                found.append(int(name))
-        return found
-
-    def abandon_after_fork(self) -> None:
-        """In a forked child: let go of the file without touching LMDB's structures; its map is not inherited.
-
-        LMDB's own descriptors are turned to /dev/null rather than closed: it will close those numbers itself
-        one day, and they must not be somebody else's by then.
-        """
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        for descriptor in self.descriptors():
-            os.dup2(null, descriptor, inheritable=False)
-        os.close(null)
-        self.file.close()
+        """Every descriptor of this process that refers to the index's file, LMDB's own included."""
+        return descriptors_of({self.inode})
 
     def close(self) -> None:
         """Close the environment and the file; idempotent. Without a name, the file is gone."""

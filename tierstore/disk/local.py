@@ -25,6 +25,7 @@ from .boundary import translated
 from .budget import DiskBudget
 from .codec_policy import CodecPolicy
 from .extents import ExtentSpace
+from .forking import let_go_of
 from .index import Index, map_bytes_for
 from .io_mode import detect_io_mode
 from .jobs import run_job, to_the_end
@@ -156,9 +157,7 @@ class LocalDisk:
         Waits for nothing and takes no lock; the parent does not notice.
         """
         self._closed_because = "it belongs to the process that this one was forked from"
-        self._index.abandon_after_fork()
-        for file in self._space.files():
-            file.close()
+        let_go_of({self._index.inode, *self._space.inodes})
 
     def _check_open(self) -> None:
         if self._closed_because is not None:
