@@ -399,7 +399,7 @@ def test_full_file_system_is_store_full_and_goes_on(
                     await fill(start)
                 assert "No space left" in str(caught.value)
                 assert "still in memory" in str(caught.value)
-                assert bytes_used() > 8 * 2**20
+                assert bytes_used() > 8 * 2**20, (start, len(contents), str(caught.value), disk.usage())
                 for key, content in contents.items():
                     assert await read_back(disk, key, len(content)) == content
                 await disk.discard(list(contents))

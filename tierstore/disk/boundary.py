@@ -11,10 +11,15 @@ from ..codec import DamagedBytesError
 from ..errors import CorruptDataError, StorageIOError, StoreFullError
 from .segments import is_out_of_space
 
-__all__ = ["Usage", "translated"]
+__all__ = ["Usage", "means_full", "translated"]
 
 Usage = tuple[int, int]
 """Bytes taken on disk now, and the most that may be: what a full store says of itself."""
+
+
+def means_full(error: Exception) -> bool:
+    """Whether the file system, the user's quota on it, or LMDB's map is full."""
+    return is_out_of_space(error) or isinstance(error, (lmdb.MapFullError, lmdb.DiskError))
 
 
 @contextmanager
@@ -41,6 +46,6 @@ def translated(
     except DamagedBytesError as error:
         raise CorruptDataError(key, place, error.expected, error.found) from error
     except (OSError, lmdb.Error) as error:
-        if is_out_of_space(error) or isinstance(error, (lmdb.MapFullError, lmdb.DiskError)):
+        if means_full(error):
             raise StoreFullError(num_bytes, *usage, reason=f"{place}: {error}") from error
         raise StorageIOError(operation, place, str(error), data) from error

@@ -12,12 +12,12 @@ import msgspec
 
 from ..codec import NO_CODEC
 from ..errors import StoreFullError
-from .boundary import Usage, translated
+from .boundary import Usage, means_full, translated
 from .budget import DiskBudget
 from .codec_policy import CodecPolicy
 from .commits import Commits
 from .extents import Extent, ExtentSpace
-from .index import Delete, Fetch, Index, Put, value_charge_bytes
+from .index import Delete, Fetch, Index, Outcome, Put, value_charge_bytes
 from .jobs import run_job
 from .location import Location, record_seed
 from .records import (
@@ -218,7 +218,7 @@ class RecordShelf:
             head_bytes=written.head_bytes,
             checksum=written.checksum,
         )
-        outcome = await self._commits.submit(Put(record.key, location, value))
+        outcome = await self._put(Put(record.key, location, value))
         with self._write_errors(record, "the index"):
             if outcome.error is not None:
                 raise outcome.error
@@ -227,6 +227,15 @@ class RecordShelf:
         self.locations[record.key] = location
         self._policy.learn_written(record.key, record.kind, len(record.source), record.order, written)
         return Stored(location.taken_bytes, str(written.codec))
+
+    async def _put(self, put: Put) -> Outcome:
+        """Have the index take it. A file system that is full for as long as a segment is tried on it is not full."""
+        is_last_try = False
+        while True:
+            outcome = await self._commits.submit(put)
+            if outcome.error is None or not means_full(outcome.error) or is_last_try:
+                return outcome
+            is_last_try = not await self._space.wait_for_news()
 
     async def read(self, key: int, destination: memoryview) -> int:
         """As `DiskTier.read`."""
