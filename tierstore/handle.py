@@ -98,6 +98,7 @@ class Record:
         address: where the source's storage lay when it was saved; what has moved since is somebody else's to manage.
         views: tensors that were handed out, by layout, while the bytes are in memory: see NOTE [Stolen gradients].
         claims, storage_id: see `ownership`.
+        shared: somebody else held its storage when it was last looked at.
         forced: stored whoever else holds its storage.
         nbytes: of the storage; once it has been on disk: of what is stored of it.
         layout: of the tensor that was saved first.
@@ -125,8 +126,8 @@ class Record:
     __slots__ = (
         "__weakref__", "address", "books", "cause", "charged_bytes", "claims", "demanded", "device", "fetched",
         "first_byte", "forced", "handle", "held", "key", "kind", "layout", "layouts", "nbytes", "phase", "ready",
-        "root", "slot", "source", "span", "state", "storage_id", "stored_bytes", "stream", "urgent", "version",
-        "views", "wanted", "window",
+        "root", "shared", "slot", "source", "span", "state", "storage_id", "stored_bytes", "stream", "urgent",
+        "version", "views", "wanted", "window",
     )  # fmt: skip
 
     def __init__(self, key: int, source: torch.Tensor, nbytes: int, address: int, layout: Layout, kind: Kind) -> None:
@@ -139,6 +140,7 @@ class Record:
         self.views: dict[Layout, torch.Tensor] = {}
         self.claims: list[weakref.ref[Record]] | None = None
         self.storage_id = 0
+        self.shared = False
         self.forced = False
         self.nbytes = nbytes
         self.layout = layout

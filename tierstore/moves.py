@@ -1,8 +1,9 @@
 """Every move of a record between states. The store's lock is held in all of it, and nothing in it waits.
 
-The way down: `examine` finds records that are ours alone, `admit` gives them a place in the host budget or sends them
-out at once, `_spill_next` makes room by sending out what is needed last; `spilled` ends a write. The way up:
-`start_restore`, `restored`. The end: `release`, when a handle is gone, and `end_all`, when the store is.
+The way down: `settle` takes records in, `examine` finds those that are ours alone, `admit` gives them a place in the
+host budget or sends them out at once, `_spill_next` makes room by sending out what is needed last; `spilled` ends a
+write. The way up: `start_restore`, `restored`. The end: `_release`, when a handle is gone, and `end_all`, when the
+store is.
 
 NOTE [Who owns the bytes]
 A CPU tensor that was saved is not copied: its record keeps a detached alias (`source`). Restored bytes lie in a slot
@@ -13,6 +14,11 @@ When the bytes leave memory, the alias is pointed at an empty storage. A slot ma
 handed a tensor over it: it is *lent* until that storage dies.
 On an accelerator it is the same with device memory; the slot then holds a copy that nobody else ever sees.
 
+NOTE [No sooner than needed]
+Who owns a storage, and where its bytes are charged, only matters once something has to leave. As long as the budget has
+room for everything that was settled, records are neither looked at nor charged, which is most of what a pack would
+cost. Only at the end of a scope it is noted which of them somebody else holds, for the statistics.
+
 NOTE [Finalizers]
 A handle may die on any thread, inside a garbage collection that starts inside one of our critical sections. Its
 finalizer only drops the alias and appends the record to `released`; a storage's death only appends its slot to
@@ -22,6 +28,7 @@ finalizer only drops the alias and appends the record to `released`; a storage's
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -66,7 +73,12 @@ class Moves:
         self.disk_bytes = 0
         self.disk_bytes_peak = 0
         self.released: deque[Record] = deque()
-        self.pending: list[Record] = []  # settled; somebody else held their storage when last seen
+        self._fresh: dict[int, Record] = {}  # settled; not looked at yet
+        self._fresh_bytes = 0
+        self._unsurveyed: list[Record] = []  # of those, since the last survey
+        self._must_offload = False  # one of them is on an accelerator
+        self.shared: deque[Record] = deque()  # somebody else held their storage when last seen
+        self._shared_bytes = 0
         self.blocked: deque[Record] = deque()  # ours, but there is no room; packs wait until it is empty
         self.num_spills = 0  # queued or running, those whose handle is gone included
         self.num_restores = 0
@@ -78,7 +90,6 @@ class Moves:
         self.is_abandoned = False
         self._records: dict[int, Record] = {}
         self._jobs: set[Record] = set()  # those that a job of the engine is about
-        self._next_pending = 0
         self._eviction = EvictionOrder()
         self._parked: dict[int, Record] = {}  # in HOST, but charged to staging: they were on their way out
         self._returned: deque[Slot] = deque()
@@ -97,22 +108,58 @@ class Moves:
             self.slab.pin(record.device.type)
             self.devices.note_stream(record)
 
-    def examine(self, how_many: int) -> None:
-        """Look at some of the records that others held when last seen; admit those that are ours alone now."""
-        pending = self.pending
-        for _ in range(min(how_many, len(pending))):
-            self._next_pending %= len(pending)
-            record = pending[self._next_pending]
-            if record.state is State.PENDING and not is_sole_owner(record):
-                self._next_pending += 1
-                continue
-            last = pending.pop()
-            if last is not record:
-                pending[self._next_pending] = last
+    def settle(self, records: Iterable[Record]) -> None:
+        """The records' bytes may be read from now on."""
+        for record in records:
             if record.state is State.PENDING:
-                self.admit(record)
-            if not pending:
-                return
+                self._fresh[record.key] = record
+                self._fresh_bytes += record.nbytes
+                self._unsurveyed.append(record)
+                self._must_offload |= record.device is not None
+
+    def relieve(self, how_many: int) -> None:
+        """Take what is ours into the books, if there is not room for all that may be; see NOTE [No sooner than needed].
+
+        Of the records that others held when last seen, `how_many` are looked at again.
+        """
+        if self._must_offload or not self.books.host.fits(self._fresh_bytes + self._shared_bytes):
+            self.examine(how_many)
+
+    def survey(self) -> None:
+        """Note which of the records that were settled since the last time somebody else holds too."""
+        surveyed, self._unsurveyed = self._unsurveyed, []
+        for record in surveyed:
+            if record.state is State.PENDING and record.key in self._fresh and not is_sole_owner(record):
+                self._forget_fresh(record)
+                self._share(record)
+
+    def examine(self, how_many: int | None = None) -> None:
+        """Admit what is ours alone now: of all that was settled, and of some (None: all) that others held."""
+        self._unsurveyed.clear()
+        fresh, self._fresh, self._fresh_bytes, self._must_offload = self._fresh, {}, 0, False
+        for record in fresh.values():
+            self._admit_or_share(record)
+        for _ in range(len(self.shared) if how_many is None else min(how_many, len(self.shared))):
+            record = self.shared.popleft()
+            self._shared_bytes -= record.nbytes
+            self._admit_or_share(record)
+
+    def _admit_or_share(self, record: Record) -> None:
+        if record.state is not State.PENDING:
+            return
+        if is_sole_owner(record):
+            self.admit(record)
+        else:
+            self._share(record)
+
+    def _share(self, record: Record) -> None:
+        record.shared = True
+        self.shared.append(record)
+        self._shared_bytes += record.nbytes
+
+    def _forget_fresh(self, record: Record) -> None:
+        if self._fresh.pop(record.key, None) is not None:
+            self._fresh_bytes -= record.nbytes
 
     def admit(self, record: Record) -> None:
         """The record's bytes are ours: count them, or have them wait for room."""
@@ -179,7 +226,7 @@ class Moves:
         self.books.charge(record, None)
         if record.state is not State.PENDING:
             record.move(State.PENDING)
-        self.pending.append(record)
+        self._share(record)
 
     # --- down: host memory to disk ----------------------------------------------------------------------------
 
@@ -316,6 +363,8 @@ class Moves:
 
     def start_restore(self, record: Record, *, demanded: bool) -> bool:
         """Give the record a slot and have it read; False: there is no room for what nobody waits for."""
+        if self._fresh and not self.books.host.fits(self._fresh_bytes + record.nbytes):
+            self.examine(0)
         window = self.books.window_for_prefetch(record.nbytes)
         if window is None:
             if not demanded:
@@ -439,8 +488,10 @@ class Moves:
             self.num_spills -= 1
         elif state is State.READING:
             self.num_restores -= 1
-        elif state is State.PENDING and not record.forced:
-            self.counters.kept_bytes["alive elsewhere"] += record.nbytes
+        elif state is State.PENDING:
+            self._forget_fresh(record)
+            if record.shared:
+                self.counters.kept_bytes["alive elsewhere"] += record.nbytes
         self._eviction.remove(record)
         self._bury(record)
 
@@ -553,7 +604,9 @@ class Moves:
             self._forget_stored(record)
             if record.state is not State.CLOSED:
                 record.move(State.CLOSED)
-        self.pending.clear()
+        self._fresh.clear()
+        self._unsurveyed.clear()
+        self.shared.clear()
         self.blocked.clear()
         self.drain()
 

@@ -82,8 +82,8 @@ class Residency:
             moves = self.moves
             self._drain()
             moves.register(record)
-            moves.pending.extend(settled)
-            moves.examine(_NUM_EXAMINED_PER_PACK)
+            moves.settle(settled)
+            moves.relieve(_NUM_EXAMINED_PER_PACK)
             if moves.blocked or moves.spill_error is not None:
                 self._make_room_for(record)
 
@@ -107,9 +107,10 @@ class Residency:
         with self.lock:
             if self._closed is None:
                 self._drain()
-                self.moves.pending.extend(records)
+                self.moves.settle(records)
                 if examine:
-                    self.moves.examine(len(self.moves.pending))
+                    self.moves.relieve(len(self.moves.shared))
+                    self.moves.survey()
 
     def join(self, record: Record, layout: Layout, nbytes: int) -> bool:
         """Let one more view share the record; False if its bytes have been read already. Does not wait."""
@@ -181,7 +182,7 @@ class Residency:
         with self.lock:
             self._check_open()
             self._drain()
-            self.moves.examine(len(self.moves.pending))
+            self.moves.examine()
             self._make_room()
             while True:
                 while self.moves.num_spills or self.moves.num_discards:
@@ -214,8 +215,10 @@ class Residency:
         self.moves.abandon()
 
     def drain(self) -> None:
-        """Account for what finalizers left. The caller holds the lock."""
+        """Account for what finalizers left, and for what is ours by now. The caller holds the lock."""
         self._drain()
+        if self._closed is None:
+            self.moves.examine()
 
     def keep_on_device(self, device_bytes: int) -> None:
         """From now on so much of what was saved last stays on the accelerator."""
