@@ -1,6 +1,6 @@
 """Every move of a record between states. The store's lock is held in all of it, and nothing in it waits.
 
-The way down: `settle` takes records in, `examine` finds those that are ours alone, `admit` gives them a place in the
+The way down: of what is `pending`, `examine` finds the records that are ours alone, `admit` gives them a place in the
 host budget or sends them out at once, `_spill_next` makes room by sending out what is needed last; `spilled` ends a
 write. The way up: `start_restore`, `restored`. The end: `_release`, when a handle is gone, and `end_all`, when the
 store is.
@@ -14,21 +14,15 @@ When the bytes leave memory, the alias is pointed at an empty storage. A slot ma
 handed a tensor over it: it is *lent* until that storage dies.
 On an accelerator it is the same with device memory; the slot then holds a copy that nobody else ever sees.
 
-NOTE [No sooner than needed]
-Who owns a storage, and where its bytes are charged, only matters once something has to leave. As long as the budget has
-room for everything that was settled, records are neither looked at nor charged, which is most of what a pack would
-cost. Only at the end of a scope it is noted which of them somebody else holds, for the statistics.
-
 NOTE [Finalizers]
 A handle may die on any thread, inside a garbage collection that starts inside one of our critical sections. Its
 finalizer only drops the alias and appends the record to `released`; a storage's death only appends its slot to
-`returned`. `drain` does the rest, at the start of every call.
+a queue of `slots.py`. `drain` does the rest, at the start of every call.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,7 +36,9 @@ from .handle import Record, State
 from .host import HostBooks, Window
 from .layout import in_dtype, span_of
 from .ownership import claim, is_sole_owner, storage_address, unclaim
-from .slab import Slab, Slot
+from .pending import Pending
+from .slab import Slot
+from .slots import Slots
 from .stats import Counters
 
 if TYPE_CHECKING:
@@ -66,19 +62,14 @@ class Moves:
     def __init__(self, *, host_bytes: int, staging_bytes: int, copies: Copies | None = None) -> None:
         self.engine: Engine
         self.books = HostBooks(host_bytes, staging_bytes)
-        self.slab = Slab(host_bytes + staging_bytes)
+        self.slots = Slots(self.books, host_bytes + staging_bytes)
         self.devices = DeviceTier(copies or AcceleratorCopies())
         self.counters = Counters()
         self.num_live = 0
         self.disk_bytes = 0
         self.disk_bytes_peak = 0
         self.released: deque[Record] = deque()
-        self._fresh: dict[int, Record] = {}  # settled; not looked at yet
-        self._fresh_bytes = 0
-        self._unsurveyed: list[Record] = []  # of those, since the last survey
-        self._must_offload = False  # one of them is on an accelerator
-        self.shared: deque[Record] = deque()  # somebody else held their storage when last seen
-        self._shared_bytes = 0
+        self.pending = Pending()
         self.blocked: deque[Record] = deque()  # ours, but there is no room; packs wait until it is empty
         self.num_spills = 0  # queued or running, those whose handle is gone included
         self.num_restores = 0
@@ -92,8 +83,6 @@ class Moves:
         self._jobs: set[Record] = set()  # those that a job of the engine is about
         self._eviction = EvictionOrder()
         self._parked: dict[int, Record] = {}  # in HOST, but charged to staging: they were on their way out
-        self._returned: deque[Slot] = deque()
-        self._handed_out: set[Slot] = set()  # keeps their watches
         self._empty = torch.empty(0, dtype=torch.uint8)
 
     # --- the beginning ----------------------------------------------------------------------------------------
@@ -105,61 +94,26 @@ class Moves:
         self.counters.packed_tensors += 1
         self.counters.packed_bytes += record.nbytes
         if record.device is not None:
-            self.slab.pin(record.device.type)
+            self.slots.slab.pin(record.device.type)
             self.devices.note_stream(record)
 
-    def settle(self, records: Iterable[Record]) -> None:
-        """The records' bytes may be read from now on."""
-        for record in records:
-            if record.state is State.PENDING:
-                self._fresh[record.key] = record
-                self._fresh_bytes += record.nbytes
-                self._unsurveyed.append(record)
-                self._must_offload |= record.device is not None
-
-    def relieve(self, how_many: int) -> None:
+    def relieve(self, how_many: int | None) -> None:
         """Take what is ours into the books, if there is not room for all that may be; see NOTE [No sooner than needed].
 
-        Of the records that others held when last seen, `how_many` are looked at again.
+        Of the records that others held when last seen, `how_many` (None: all) are looked at again.
         """
-        if self._must_offload or not self.books.host.fits(self._fresh_bytes + self._shared_bytes):
+        if self.pending.must_be_examined or not self.books.host.fits(self.pending.num_bytes):
             self.examine(how_many)
-
-    def survey(self) -> None:
-        """Note which of the records that were settled since the last time somebody else holds too."""
-        surveyed, self._unsurveyed = self._unsurveyed, []
-        for record in surveyed:
-            if record.state is State.PENDING and record.key in self._fresh and not is_sole_owner(record):
-                self._forget_fresh(record)
-                self._share(record)
 
     def examine(self, how_many: int | None = None) -> None:
         """Admit what is ours alone now: of all that was settled, and of some (None: all) that others held."""
-        self._unsurveyed.clear()
-        fresh, self._fresh, self._fresh_bytes, self._must_offload = self._fresh, {}, 0, False
-        for record in fresh.values():
-            self._admit_or_share(record)
-        for _ in range(len(self.shared) if how_many is None else min(how_many, len(self.shared))):
-            record = self.shared.popleft()
-            self._shared_bytes -= record.nbytes
-            self._admit_or_share(record)
-
-    def _admit_or_share(self, record: Record) -> None:
-        if record.state is not State.PENDING:
-            return
-        if is_sole_owner(record):
-            self.admit(record)
-        else:
-            self._share(record)
-
-    def _share(self, record: Record) -> None:
-        record.shared = True
-        self.shared.append(record)
-        self._shared_bytes += record.nbytes
-
-    def _forget_fresh(self, record: Record) -> None:
-        if self._fresh.pop(record.key, None) is not None:
-            self._fresh_bytes -= record.nbytes
+        for record in self.pending.take(how_many):
+            if record.state is not State.PENDING:
+                continue
+            if is_sole_owner(record):
+                self.admit(record)
+            else:
+                self.pending.share(record)
 
     def admit(self, record: Record) -> None:
         """The record's bytes are ours: count them, or have them wait for room."""
@@ -212,7 +166,7 @@ class Moves:
         first, end = self._cut_span(record, source)
         record.nbytes = end - first
         record.first_byte = first
-        record.slot = self.slab.allocate(record.nbytes)
+        record.slot = self.slots.allocate(record.nbytes)
         self.books.charge(record, window)
         self.devices.offload(record, source, record.slot, first, end)
         self.counters.offloaded_bytes += record.nbytes
@@ -226,7 +180,7 @@ class Moves:
         self.books.charge(record, None)
         if record.state is not State.PENDING:
             record.move(State.PENDING)
-        self._share(record)
+        self.pending.share(record)
 
     # --- down: host memory to disk ----------------------------------------------------------------------------
 
@@ -252,7 +206,7 @@ class Moves:
         self._parked.pop(record.key, None)
         self._eviction.remove(record)
         self.books.charge(record, self.books.staging)
-        self._trim()
+        self.slots.trim()
         record.move(State.QUEUED)
         self.num_spills += 1
         self.engine.submit_spill(record)
@@ -349,7 +303,7 @@ class Moves:
         record.fetched = record.wanted = False
         self._let_go(record)
         self._free_memory(record)
-        self._take_back_slots()  # the very pages that whoever needs this room is going to fill
+        self.slots.take_back()  # the very pages that whoever needs this room is going to fill
         record.move(State.DISK)
 
     def _drop_next(self) -> bool:
@@ -363,7 +317,7 @@ class Moves:
 
     def start_restore(self, record: Record, *, demanded: bool) -> bool:
         """Give the record a slot and have it read; False: there is no room for what nobody waits for."""
-        if self._fresh and not self.books.host.fits(self._fresh_bytes + record.nbytes):
+        if not self.books.host.fits(self.pending.num_bytes + record.nbytes):
             self.examine(0)
         window = self.books.window_for_prefetch(record.nbytes)
         if window is None:
@@ -372,9 +326,9 @@ class Moves:
             while (window := self.books.window_for_prefetch(record.nbytes)) is None and self._drop_next():
                 pass
             window = window or self.books.staging  # overdrawn, by one tensor for each thread that waits
-        record.slot = self.slab.allocate(record.nbytes, record.phase)
+        record.slot = self.slots.allocate(record.nbytes, record.phase)
         self.books.charge(record, window)
-        self._trim()
+        self.slots.trim()
         record.move(State.READING)
         record.urgent = demanded
         self.num_restores += 1
@@ -401,8 +355,7 @@ class Moves:
 
     def _begin_to_use(self, record: Record, source: torch.Tensor, slot: Slot) -> None:
         if record.device is None:
-            self._handed_out.add(slot)
-            base = slot.as_tensor(self._returned.append)
+            base = self.slots.hand_out(slot)
             source.data = in_dtype(base, record.layout.dtype)
             record.address = base.data_ptr()
             claim(record, base.untyped_storage())
@@ -464,11 +417,11 @@ class Moves:
 
     def drain(self) -> bool:
         """Account for what finalizers left, and for copies that are over; whether there was anything."""
-        if self.is_abandoned or not (self.released or self._returned or self.devices.is_busy):
+        if self.is_abandoned or not (self.released or self.slots.has_returned or self.devices.is_busy):
             return False
         while self.released:
             self._release(self.released.popleft())
-        self._take_back_slots()
+        self.slots.take_back()
         self.devices.poll()
         return True
 
@@ -489,7 +442,7 @@ class Moves:
         elif state is State.READING:
             self.num_restores -= 1
         elif state is State.PENDING:
-            self._forget_fresh(record)
+            self.pending.forget(record)
             if record.shared:
                 self.counters.kept_bytes["alive elsewhere"] += record.nbytes
         self._eviction.remove(record)
@@ -561,31 +514,9 @@ class Moves:
         if slot is None:
             return
         if record.ready is not None:
-            self.devices.when_copied(record.ready, partial(self._free_slot, slot))
-        elif slot.watch is None or slot.returned:
-            self._free_slot(slot)
+            self.devices.when_copied(record.ready, partial(self.slots.free, slot))
         else:
-            slot.lent = True
-            self.books.lent.charge(slot.nbytes)
-
-    def _take_back_slots(self) -> None:
-        """Those over which the last tensor is gone."""
-        while self._returned:
-            slot = self._returned.popleft()
-            slot.returned = True
-            if slot.lent:
-                self.books.lent.discharge(slot.nbytes)
-                self._free_slot(slot)
-
-    def _free_slot(self, slot: Slot) -> None:
-        self._handed_out.discard(slot)
-        self.slab.free(slot)
-        self._trim()
-
-    def _trim(self) -> None:
-        """Pages without a slot are kept for reuse within what staging leaves free: nobody's memory."""
-        staging = self.books.staging
-        self.slab.trim(max(0, (staging.limit_bytes or 0) - staging.used_bytes))
+            self.slots.let_go(slot)
 
     def _forget_stored(self, record: Record) -> None:
         self.disk_bytes -= record.stored_bytes
@@ -604,9 +535,7 @@ class Moves:
             self._forget_stored(record)
             if record.state is not State.CLOSED:
                 record.move(State.CLOSED)
-        self._fresh.clear()
-        self._unsurveyed.clear()
-        self.shared.clear()
+        self.pending.clear()
         self.blocked.clear()
         self.drain()
 

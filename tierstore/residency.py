@@ -82,7 +82,7 @@ class Residency:
             moves = self.moves
             self._drain()
             moves.register(record)
-            moves.settle(settled)
+            moves.pending.settle(settled)
             moves.relieve(_NUM_EXAMINED_PER_PACK)
             if moves.blocked or moves.spill_error is not None:
                 self._make_room_for(record)
@@ -107,10 +107,10 @@ class Residency:
         with self.lock:
             if self._closed is None:
                 self._drain()
-                self.moves.settle(records)
+                self.moves.pending.settle(records)
                 if examine:
-                    self.moves.relieve(len(self.moves.shared))
-                    self.moves.survey()
+                    self.moves.relieve(None)
+                    self.moves.pending.survey()
 
     def join(self, record: Record, layout: Layout, nbytes: int) -> bool:
         """Let one more view share the record; False if its bytes have been read already. Does not wait."""
@@ -271,7 +271,7 @@ class Residency:
         with self.lock:
             self._end(closed)
             self.moves.end_jobs()
-            self.moves.slab.unpin()
+            self.moves.slots.slab.unpin()
 
     # --- under the lock -----------------------------------------------------------------------------------------
 

@@ -206,7 +206,7 @@ class TierStore:
                 disk_bytes=moves.disk_bytes,
                 disk_bytes_peak=moves.disk_bytes_peak,
                 io_mode=disk.usage().io_mode,
-                host_memory=moves.slab.description,
+                host_memory=moves.slots.slab.description,
                 codec_choices=disk.codec_choices(),
             )
 

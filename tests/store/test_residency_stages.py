@@ -500,7 +500,7 @@ def test_size_of_store_is_free_of_time(bench: Bench) -> None:
     until_empty(store)
     moves = store.books.moves
     assert len(moves._records) == 0
-    assert len(moves._handed_out) == 0
+    assert len(moves.slots._handed_out) == 0
     assert len(moves._eviction) == 0
     assert not moves._parked
     assert not moves.blocked

@@ -1,0 +1,82 @@
+"""Records whose bytes are where autograd left them: settled, and not known to be ours alone.
+
+NOTE [No sooner than needed]
+Who owns a storage, and where its bytes are charged, only matters once something has to leave. As long as the budget has
+room for everything that is here, records are neither looked at nor charged, which is most of what a pack would cost.
+Only at the end of a scope it is noted which of them somebody else holds, for the statistics.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+from .handle import Record, State
+from .ownership import is_sole_owner
+
+__all__ = ["Pending"]
+
+
+class Pending:
+    """The records in PENDING that were settled. Guarded by the store's lock.
+
+    Attributes:
+        num_bytes: of all of them.
+        must_be_examined: one of them is on an accelerator, which it may have to leave at once.
+    """
+
+    def __init__(self) -> None:
+        self._fresh: dict[int, Record] = {}  # not looked at yet
+        self._unsurveyed: list[Record] = []  # those of them that were settled since the last survey
+        self._shared: OrderedDict[int, Record] = OrderedDict()  # somebody else held their storage when last seen
+        self.num_bytes = 0
+        self.must_be_examined = False
+
+    def settle(self, records: Iterable[Record]) -> None:
+        """The records' bytes may be read from now on."""
+        for record in records:
+            if record.state is State.PENDING:
+                self._fresh[record.key] = record
+                self._unsurveyed.append(record)
+                self.num_bytes += record.nbytes
+                self.must_be_examined |= record.device is not None
+
+    def share(self, record: Record) -> None:
+        """Somebody else holds the record's storage."""
+        record.shared = True
+        self._shared[record.key] = record
+        self.num_bytes += record.nbytes
+
+    def survey(self) -> None:
+        """Note which of the records that were settled since the last time somebody else holds too."""
+        surveyed, self._unsurveyed = self._unsurveyed, []
+        for record in surveyed:
+            if record.key in self._fresh and not is_sole_owner(record):
+                self.forget(record)
+                self.share(record)
+
+    def take(self, how_many: int | None) -> Iterator[Record]:
+        """Take out what was not looked at yet, and some (None: all) of what others held, the longest ago first."""
+        self._unsurveyed.clear()
+        self.must_be_examined = False
+        fresh, self._fresh = self._fresh, {}
+        how_many = len(self._shared) if how_many is None else min(how_many, len(self._shared))
+        for record in fresh.values():
+            self.num_bytes -= record.nbytes
+            yield record
+        for _ in range(how_many):
+            _, record = self._shared.popitem(last=False)
+            self.num_bytes -= record.nbytes
+            yield record
+
+    def forget(self, record: Record) -> None:
+        """The record is not here any more, if it was."""
+        if self._fresh.pop(record.key, None) is not None or self._shared.pop(record.key, None) is not None:
+            self.num_bytes -= record.nbytes
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._fresh.clear()
+        self._unsurveyed.clear()
+        self._shared.clear()
+        self.num_bytes = 0

@@ -1,0 +1,69 @@
+"""Slots of the slab between those who use them: the store, copies of an accelerator, and whoever was lent one."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from .host import HostBooks
+from .slab import Slab, Slot
+
+__all__ = ["Slots"]
+
+
+class Slots:
+    """Gives out slots, and takes each back when nobody uses its memory any more. Guarded by the store's lock.
+
+    Args:
+        books: `lent` is charged here; what `staging` leaves unused may be kept as free pages.
+        size_bytes: of the slab.
+    """
+
+    def __init__(self, books: HostBooks, size_bytes: int) -> None:
+        self.slab = Slab(size_bytes)
+        self._books = books
+        self._returned: deque[Slot] = deque()  # appended to by finalizers
+        self._handed_out: set[Slot] = set()  # keeps their watches
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether `take_back` would find something."""
+        return bool(self._returned)
+
+    def allocate(self, nbytes: int, phase: int = 0) -> Slot:
+        """See `Slab.allocate`."""
+        return self.slab.allocate(nbytes, phase)
+
+    def hand_out(self, slot: Slot) -> torch.Tensor:
+        """A uint8 tensor over the slot, shape [slot.nbytes], for others too: it is in use until that storage dies."""
+        self._handed_out.add(slot)
+        return slot.as_tensor(self._returned.append)
+
+    def let_go(self, slot: Slot) -> None:
+        """The store does not need the slot any more: free, or lent for as long as somebody else uses it."""
+        if slot.watch is None or slot.returned:
+            self.free(slot)
+        else:
+            slot.lent = True
+            self._books.lent.charge(slot.nbytes)
+
+    def take_back(self) -> None:
+        """Those over which the last tensor is gone are free, if the store has let go of them too."""
+        while self._returned:
+            slot = self._returned.popleft()
+            slot.returned = True
+            if slot.lent:
+                self._books.lent.discharge(slot.nbytes)
+                self.free(slot)
+
+    def free(self, slot: Slot) -> None:
+        """Nobody uses the slot's memory."""
+        self._handed_out.discard(slot)
+        self.slab.free(slot)
+        self.trim()
+
+    def trim(self) -> None:
+        """Pages without a slot are kept for reuse within what staging leaves free: nobody's memory."""
+        staging = self._books.staging
+        self.slab.trim(max(0, (staging.limit_bytes or 0) - staging.used_bytes))
