@@ -133,9 +133,9 @@ def show(benchmark: Benchmark, records: Sequence[Record], console: Console) -> N
     names = list(next((runs[0] for runs in by_variant.values() if runs), {}))
     baseline = by_variant[benchmark.variants[0]]
     table = Table(title=benchmark.question, caption="median, beside the first line; least to most", show_lines=True)
-    table.add_column()
+    table.add_column(min_width=12)
     for name in names:
-        table.add_column(_heading(name), justify="right", no_wrap=True)
+        table.add_column(_heading(name), justify="right")
     for variant, runs in by_variant.items():
         table.add_row(variant, *(_cell(name, runs, baseline, benchmark.compare) for name in names))
     console.print(table)
