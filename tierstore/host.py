@@ -8,8 +8,8 @@ Three windows, each byte in exactly one of them:
   whoever was given it lets go; no limit can be put on it.
 
 The host window never exceeds its limit. Staging is overdrawn by a single tensor that is larger than it and has to
-pass through, or by one for each thread that must have its bytes now. So held in all are at most both limits, plus
-what is lent, plus the largest tensor.
+pass through, and by one for each thread that must have its bytes now. Held in all are at most both limits, plus what is
+lent, plus that: with one thread one tensor in forward or in backward, two where a write and a demand come together.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from tierstore import ConfigError, TierStore, config
 from tierstore.config import available_host_bytes, check_directory, free_disk_bytes, local_world_size, parse_size
+
+LIMIT_BYTES = 300 * 2**20
 
 SIZES: list[tuple[int | str, int]] = [
     (0, 0), (12, 12), (2**70, 2**70), ("0", 0), ("17", 17), ("1B", 1), ("64KiB", 65_536), ("64 kib", 65_536),
@@ -200,8 +203,41 @@ def test_cgroup_without_files_limits_nothing(tmp_path: Path) -> None:
     assert config._limit_of(tmp_path, "memory.max", "memory.current", "inactive_file") == []
 
 
-def test_cgroup_limit_lowers_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "_cgroup_limits", lambda: [(2**40, 0), (5_000_000, 1_000_000)])
-    assert available_host_bytes() == 4_000_000
-    monkeypatch.setattr(config, "_cgroup_limits", lambda: [(5_000_000, 9_000_000)])
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A real memory cgroup below our own, limited to LIMIT_BYTES."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            folder, limit = Path(f"/sys/fs/cgroup/memory{group}/tierstore-{os.getpid()}"), "memory.limit_in_bytes"
+            break
+    else:
+        pytest.skip("no memory controller of cgroup version 1 here; version 2 lets no process be below a group's own")
+    try:
+        folder.mkdir()
+        (folder / limit).write_text(str(LIMIT_BYTES))
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    yield folder
+    folder.rmdir()
+
+
+def test_cgroup_limit_lowers_what_is_available(small_cgroup: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from tierstore.config import available_host_bytes\n"
+        "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
+        "print(available_host_bytes())\n"
+        "held = bytearray(os.urandom(2**20)) * 64\n"
+        "print(available_host_bytes())"
+    )
+    command = [sys.executable, "-c", program, str(small_cgroup)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    before, after = map(int, ended.stdout.split())
+    assert LIMIT_BYTES // 2 < before <= LIMIT_BYTES
+    assert before - after >= 60 * 2**20
+
+
+def test_cgroup_used_beyond_its_limit_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Made up: the kernel would kill a process that could show it.
+    monkeypatch.setattr(config, "_cgroup_limits", lambda: [(2**40, 0), (5_000_000, 9_000_000)])
     assert available_host_bytes() == 0
