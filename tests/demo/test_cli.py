@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,6 @@ import pytest
 from tierstore import cli
 from tierstore.demo import DemoResult, DemoSettings, present
 from tierstore.demo.runs import RunReport
-from tierstore.errors import StoreFullError
 from tierstore.stats import Counters, StoreStats
 
 SMALL = ("--steps", "2", "--layers", "1", "--width", "64", "--context", "256", "--batch", "16")
@@ -222,10 +221,27 @@ def test_demo_gradients_differ_json_exits_1(
     assert json.loads(capsys.readouterr().out)["first_difference"] == {"step": 1, "name": "head.bias"}
 
 
-def test_store_fails_one_line_exits_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def run_demo(settings: DemoSettings, **options: object) -> DemoResult:
-        raise StoreFullError(needed_bytes=5, disk_bytes=1, disk_budget_bytes=2)
+@pytest.fixture
+def full_drive(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 8 MiB."""
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(drive)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    yield drive
+    left = os.listdir(drive)
+    subprocess.run(["umount", str(drive)], check=True)
+    assert left == []
 
-    monkeypatch.setattr(present, "run_demo", run_demo)
-    assert exit_code_of(monkeypatch, "demo") == 1
-    assert "tierstore: no room for 5 bytes" in capsys.readouterr().err
+
+def test_drive_full_one_line_exits_1_and_leaves_nothing(full_drive: Path) -> None:
+    model = ("--steps", "1", "--layers", "4", "--width", "128", "--context", "512", "--batch", "16")
+    done = tierstore("demo", "--path", str(full_drive), "--host-bytes", "0", *model)
+    assert done.returncode == 1
+    complaint = [line for line in done.stderr.splitlines() if line.startswith("tierstore: ")]
+    assert len(complaint) == 1, done.stderr
+    assert "no room for" in complaint[0]
+    assert "the data is still in memory" in complaint[0]
+    assert "Traceback" not in done.stderr
