@@ -11,9 +11,29 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.census import Census
 from tierstore import TierStore
 
 MakeStore = Callable[..., TierStore]
+_CENSUS = pytest.StashKey[Census]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_CENSUS] = Census()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    lines = config.stash[_CENSUS].lines()
+    if lines:
+        terminalreporter.section("cases covered")
+    for line in lines:
+        terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def census(pytestconfig: pytest.Config) -> Census:
+    """Where suites of many cases keep count; printed at the end of the run."""
+    return pytestconfig.stash[_CENSUS]
 
 
 def _descriptors() -> dict[str, str]:

@@ -1,0 +1,32 @@
+"""What a suite of many cases inside few tests has covered: counted while it runs, printed at the end of the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+__all__ = ["Census"]
+
+
+class Census:
+    """Counts the cases of each suite, and names those that it excepts."""
+
+    def __init__(self) -> None:
+        self._num_cases: dict[str, Counter[str]] = {}
+        self._exceptions: dict[str, dict[str, str]] = {}
+
+    def count(self, suite: str, outcome: str, num_cases: int = 1) -> None:
+        """So many more cases of `suite` ended with `outcome` (such as "bitwise the same")."""
+        self._num_cases.setdefault(suite, Counter())[outcome] += num_cases
+
+    def exception(self, suite: str, name: str, reason: str) -> None:
+        """The case `name` of `suite` was left out, or held to less, for that reason."""
+        self._exceptions.setdefault(suite, {})[name] = reason
+
+    def lines(self) -> list[str]:
+        """The account of every suite: its counts, then its exceptions by name."""
+        found = []
+        for suite, counts in self._num_cases.items():
+            found.append(f"{suite}: " + ", ".join(f"{number} {outcome}" for outcome, number in counts.items()))
+            exceptions = self._exceptions.get(suite, {})
+            found += [f"  except {name}: {reason}" for name, reason in sorted(exceptions.items())]
+        return found
