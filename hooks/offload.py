@@ -28,8 +28,10 @@ from tierstore.layout import Layout, is_storable, layout_of
 from tierstore.lookahead import LearnedOrders
 from tierstore.ownership import is_foreign
 from tierstore.store import TierStore, refuse_unknown
+from tierstore.uncompiled import is_compiled_call, uncompiled, uncompiled_itself
 
 from .aliases import join_record
+from .compiled import warn_of_compiled_caller
 from .order import PackLog
 from .select import Kept, stays_alive
 
@@ -40,6 +42,12 @@ T = TypeVar("T")
 
 Select = Callable[[torch.Tensor], bool]
 PREFETCH_ORDERS = ("learned", "reverse", "none")
+
+_REFUSAL = "don't yet support saved tensor hooks"  # of torch.func, by torch._functorch.vmap
+_ADVICE = (
+    "torch.func.grad, vjp, jacrev and hessian run under no saved-tensor hooks: call them outside of tiered_offload, "
+    "or inside tierstore.keep_resident(hooks=False)"
+)
 
 _sequence_nr = torch._C._autograd._get_sequence_nr
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
@@ -106,19 +114,33 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             self._lookahead_bytes = 0
         self._entered = threading.local()
 
+    @uncompiled_itself
     def __enter__(self) -> tiered_offload:
-        scope = _Scope(self._store, self._min_bytes, self._select, self._lookahead_bytes, self._orders)
-        self._store.books.keep_on_device(self._device_bytes)
-        _push_hooks(scope.pack, _unpack)
-        scopes = self._entered.__dict__.setdefault("scopes", [])
-        scopes.append(scope)
+        if is_compiled_call():
+            warn_of_compiled_caller("tiered_offload")
+        self._enter()
         return self
 
+    @uncompiled
+    def _enter(self) -> None:
+        scope = _Scope(self._store, self._min_bytes, self._select, self._lookahead_bytes, self._orders)
+        self._store.books.keep_on_device(self._device_bytes)
+        try:
+            _push_hooks(scope.pack, _unpack)
+        except RuntimeError as error:
+            _advise(error)
+            raise
+        scopes = self._entered.__dict__.setdefault("scopes", [])
+        scopes.append(scope)
+
+    @uncompiled
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _pop_hooks()
         self._entered.scopes.pop().settle()
+        if error is not None:
+            _advise(error)
 
     def __deepcopy__(self, memo: dict[int, object]) -> tiered_offload:
         """Copies of a module that offloads (an average of models, clones of a layer) share the scope and its store."""
@@ -157,6 +179,7 @@ class SavedTensor:
         return store.books.fetch(handle.record, self._layout, log.lookahead, log.reload_ahead, self._index)
 
 
+@uncompiled
 def _unpack(packed: SavedTensor | Kept) -> torch.Tensor:
     return packed.unpack()
 
@@ -178,10 +201,11 @@ class _Scope:
         self._select = select
         self._lookahead_bytes = lookahead_bytes
         self._orders = orders
-        self._log = PackLog(lookahead_bytes, orders)
+        self._log = self._new_log()
         self._node = -1
         self._fresh: list[Record] = []  # saved by the newest node: see NOTE [Not before the kernel]
 
+    @uncompiled
     def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept:
         """Called by autograd for each tensor that it saves."""
         if not is_storable(tensor) or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -199,6 +223,7 @@ class _Scope:
             return self.keep(tensor, "selected out")
         return self._store_tensor(tensor, root)
 
+    @uncompiled
     def keep(self, tensor: torch.Tensor, reason: str) -> Kept:
         """Leave a saved tensor where it is."""
         self._books.count_kept(reason, bytes_of(tensor))
@@ -208,6 +233,9 @@ class _Scope:
         """The scope ends: every kernel has run."""
         self._books.settle(self._fresh)
         self._fresh = []
+
+    def _new_log(self) -> PackLog:
+        return PackLog(self._lookahead_bytes, self._orders, self._store.host_bytes or self._store.staging_bytes)
 
     def _store_tensor(self, tensor: torch.Tensor, root: torch.Tensor) -> SavedTensor:
         node = _sequence_nr()
@@ -225,7 +253,7 @@ class _Scope:
         elif settled:
             self._books.settle(settled, examine=False)
         if self._log.started:
-            self._log = PackLog(self._lookahead_bytes, self._orders)
+            self._log = self._new_log()
         return SavedTensor(handle, layout, self._log, self._log.append(handle.record, node))
 
 
@@ -233,20 +261,50 @@ class keep_resident:  # noqa: N801 - a context manager, named like those of torc
     """What autograd saves inside this scope stays where it is, whatever scope it is nested in.
 
     In-place changes are still found. Re-entrant; belongs to the thread that enters.
+
+    Args:
+        hooks: False takes every saved-tensor hook off the thread for the scope, ours and others', as if no scope
+            were around it: `torch.func.grad`, `vjp`, `jacrev` and `hessian` refuse to run under any. What is saved is
+            then not counted in `stats()`, and in-place changes are found by PyTorch itself.
     """
 
+    def __init__(self, *, hooks: bool = True) -> None:
+        self._hooks = hooks
+        self._entered = threading.local()
+
+    @uncompiled_itself
     def __enter__(self) -> None:
-        scope = _enclosing_scope()
+        if is_compiled_call():
+            warn_of_compiled_caller("keep_resident")
+        self._enter()
 
-        def pack(tensor: torch.Tensor) -> Kept:
-            return scope.keep(tensor, "selected out") if scope is not None else Kept(tensor)
+    @uncompiled
+    def _enter(self) -> None:
+        removed: list[tuple[Any, Any]] = []
+        if self._hooks:
+            scope = _enclosing_scope()
+            _push_hooks(Kept if scope is None else functools.partial(scope.keep, reason="selected out"), _unpack)
+        else:
+            while (hooks := _top_hooks(False)) is not None:
+                _pop_hooks()
+                removed.append(hooks)
+        self._entered.__dict__.setdefault("removed", []).append(removed)
 
-        _push_hooks(pack, _unpack)
-
+    @uncompiled
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _pop_hooks()
+        removed = self._entered.removed.pop()
+        if self._hooks:
+            _pop_hooks()
+        while removed:
+            _push_hooks(*removed.pop())
+
+
+def _advise(error: BaseException) -> None:
+    """Where `torch.func` refuses to run because of our hooks, its error says what can be done."""
+    if isinstance(error, RuntimeError) and _REFUSAL in str(error) and _ADVICE not in getattr(error, "__notes__", ()):
+        error.add_note(_ADVICE)
 
 
 def _enclosing_scope() -> _Scope | None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from tierstore.device import RELOAD_BYTES
 from tierstore.handle import Record
 from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
+from tierstore.uncompiled import uncompiled
+
+from .compiled import large_nodes, warn_if_region
 
 __all__ = ["PackLog"]
 
@@ -17,9 +20,10 @@ class PackLog:
     Args:
         lookahead_bytes: how far ahead of backward to fetch.
         orders: where orders are learned and recalled; None: the reverse-topological order is followed always.
+        budget_bytes: what one autograd node can ask for at once without a look at what node it is.
     """
 
-    def __init__(self, lookahead_bytes: int, orders: LearnedOrders | None) -> None:
+    def __init__(self, lookahead_bytes: int, orders: LearnedOrders | None, budget_bytes: int) -> None:
         self.lookahead = Lookahead(lookahead_bytes)
         self.reload_ahead = Lookahead(RELOAD_BYTES if lookahead_bytes else 0)
         self.started = False
@@ -29,6 +33,8 @@ class PackLog:
         self._signature = 0
         self._seen: set[int] = set()
         self._observed: list[int] = []
+        self._budget_bytes = budget_bytes
+        self._large_nodes: dict[int, int] = {}
 
     def append(self, record: Record, node: int) -> int:
         """A tensor saved by the autograd node of that number; returns its index."""
@@ -41,6 +47,7 @@ class PackLog:
     def start(self) -> None:
         """Backward has begun."""
         self.started = True
+        self._large_nodes = large_nodes(self._records, self._nodes, self._budget_bytes)
         learned = self._orders.recall(self._signature) if self._orders is not None else None
         order = learned or reverse_topological(self._nodes)
         self.lookahead.begin(self._records, order)
@@ -51,7 +58,10 @@ class PackLog:
         if index not in self._seen:
             self._seen.add(index)
             self._observed.append(index)
+            if self._large_nodes:
+                warn_if_region(self._large_nodes.pop(self._nodes[index], None), self._budget_bytes)
 
+    @uncompiled
     def __del__(self) -> None:
         # One dictionary entry: fit for a finalizer. Half of a graph is no order to go by.
         if self._orders is not None and len(self._observed) * 2 > len(self._nodes):

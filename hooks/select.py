@@ -11,6 +11,7 @@ import torch
 from torch.nn import Parameter
 
 from tierstore.errors import ModifiedInPlaceError
+from tierstore.uncompiled import uncompiled
 
 __all__ = ["Kept", "stays_alive"]
 
@@ -31,6 +32,7 @@ class Kept:
 
     __slots__ = ("_tensor", "_version")
 
+    @uncompiled
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor if tensor.is_leaf and tensor.requires_grad else tensor.detach()
         self._version: int = tensor._version

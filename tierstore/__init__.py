@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         StoreClosedError,
         StoreFullError,
         TierStoreError,
+        TierStoreWarning,
     )
     from .handle import Handle
     from .hooks import keep_resident, offload_module, tiered_offload
@@ -48,6 +49,7 @@ __all__ = [
     "StoreStats",
     "TierStore",
     "TierStoreError",
+    "TierStoreWarning",
     "keep_resident",
     "offload_module",
     "tiered_offload",

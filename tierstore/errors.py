@@ -34,6 +34,7 @@ __all__ = [
     "StoreClosedError",
     "StoreFullError",
     "TierStoreError",
+    "TierStoreWarning",
 ]
 
 
@@ -44,6 +45,10 @@ class TierStoreError(Exception):
         # Exceptions are pickled by their positional `args`; ours are dataclasses, so by their fields.
         names: Iterable[str] = getattr(self, "__dataclass_fields__", ())
         return (_rebuild, (type(self), {name: getattr(self, name) for name in names}))
+
+
+class TierStoreWarning(UserWarning):
+    """What is done is right, but not what was probably meant; it says what to do instead."""
 
 
 def _rebuild(kind: type[TierStoreError], values: dict[str, Any]) -> TierStoreError:

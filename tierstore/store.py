@@ -39,6 +39,7 @@ from .lookahead import LearnedOrders
 from .ownership import claim, storage_address
 from .residency import Residency
 from .stats import StoreStats
+from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from collections import deque
@@ -105,6 +106,7 @@ class TierStore:
             disk_bytes = int(free_disk_bytes(directory) * _DISK_SHARE) // sharers
         disk_budget_bytes = parse_size(disk_bytes, "disk_bytes")
         inline_limit_bytes = None if inline_bytes is None else parse_size(inline_bytes, "inline_bytes")
+        self.host_bytes = parse_size(host_bytes, "host_bytes")
         self.staging_bytes = parse_size(staging_bytes, "staging_bytes")
 
         def open_disk(executor: Executor) -> DiskTier:
@@ -120,7 +122,7 @@ class TierStore:
 
         self._core = _Core(
             name=str(path),
-            host_bytes=parse_size(host_bytes, "host_bytes"),
+            host_bytes=self.host_bytes,
             staging_bytes=self.staging_bytes,
             disk_budget_bytes=disk_budget_bytes,
             open_disk=open_disk,
@@ -135,6 +137,7 @@ class TierStore:
 
     # --- by hand ----------------------------------------------------------------------------------------------
 
+    @uncompiled
     def put(self, tensor: torch.Tensor) -> Handle:
         """Store a tensor; its bytes leave memory when the budget requires it. Waits only if the budget is full.
 
@@ -161,6 +164,7 @@ class TierStore:
         self.books.store(handle.record)
         return handle
 
+    @uncompiled
     def get(self, handle: Handle) -> torch.Tensor:
         """The tensor, bit for bit; waits only if its bytes are not in memory. May be called any number of times.
 
@@ -176,10 +180,12 @@ class TierStore:
         record = self._record_of(handle)
         return self.books.fetch(record, record.layout)
 
+    @uncompiled
     def prefetch(self, handles: Iterable[Handle]) -> None:
         """Have the bytes read, in this order, as far as there is room. A hint: returns at once."""
         self.books.prefetch([self._record_of(handle) for handle in handles])
 
+    @uncompiled
     def flush(self) -> None:
         """Return when every queued spill is done. What the budget lets stay in memory stays.
 
@@ -189,6 +195,7 @@ class TierStore:
         """
         self.books.flush()
 
+    @uncompiled
     def stats(self) -> StoreStats:
         """An immutable snapshot. Does not block."""
         moves, disk = self.books.moves, self._core.engine.disk
@@ -210,6 +217,7 @@ class TierStore:
                 codec_choices=disk.codec_choices(),
             )
 
+    @uncompiled
     def close(self) -> None:
         """Free everything, in memory and on disk. Idempotent; waits for the I/O in progress, abandons the rest.
 
@@ -305,6 +313,9 @@ class _Core:
 @cache
 def _kind_of(dtype: torch.dtype) -> Kind:
     return Kind(str(dtype).removeprefix("torch."), dtype.itemsize)
+
+
+uncompiled(Handle.__del__)  # marked here, so that a handle alone needs no torch; finalizers run inside any call
 
 
 def refuse_unknown(unknown: Mapping[str, object], allowed: str) -> None:

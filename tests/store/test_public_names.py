@@ -24,6 +24,7 @@ NAMES = [
     "StoreStats",
     "TierStore",
     "TierStoreError",
+    "TierStoreWarning",
     "keep_resident",
     "offload_module",
     "tiered_offload",
