@@ -28,12 +28,13 @@ from tierstore.layout import Layout, is_storable, layout_of
 from tierstore.lookahead import LearnedOrders
 from tierstore.ownership import is_foreign
 from tierstore.store import TierStore, refuse_unknown
-from tierstore.uncompiled import is_compiled_call, uncompiled, uncompiled_itself
+from tierstore.uncompiled import is_compiled_call, traceable, uncompiled, uncompiled_itself
 
 from .aliases import join_record
 from .compiled import warn_of_compiled_caller
 from .order import PackLog
 from .select import Kept, stays_alive
+from .traced import traced_saved
 
 __all__ = ["keep_resident", "tiered_offload"]
 
@@ -168,19 +169,23 @@ class SavedTensor:
         self._log = log
         self._index = index
 
+    @uncompiled
     def unpack(self) -> torch.Tensor:
         """The saved tensor; waits only if it is not in memory yet. See `TierStore.get` for what it raises."""
-        handle, log = self._handle, self._log
-        store = handle.owner
-        if not log.started:
-            log.start()
-            store.books.settle()
-        log.observe(self._index)
-        return store.books.fetch(handle.record, self._layout, log.lookahead, log.reload_ahead, self._index)
+        return self._log.fetch(self._index, self._layout)
+
+    def traced(self) -> torch.Tensor:
+        """Under a trace of the graph: what `unpack` gives, each time that the traced graph runs."""
+        layout = self._layout
+        if layout.conj or layout.neg:
+            return self.unpack()
+        return traced_saved(self._log.number, self._index, self._handle.record.device, *layout[:4])
 
 
-@uncompiled
+@traceable
 def _unpack(packed: SavedTensor | Kept) -> torch.Tensor:
+    if torch.compiler.is_dynamo_compiling():
+        return packed.traced()
     return packed.unpack()
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
+from typing import cast
+
+import torch
+
 from tierstore.device import RELOAD_BYTES
 from tierstore.handle import Record
+from tierstore.layout import Layout
 from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
+from tierstore.residency import Residency
 from tierstore.uncompiled import uncompiled
 
 from .compiled import large_nodes, warn_if_region
 
-__all__ = ["PackLog"]
+__all__ = ["PackLog", "living_log"]
+
+_numbers = itertools.count()
+_living: weakref.WeakValueDictionary[int, PackLog] = weakref.WeakValueDictionary()
 
 
 class PackLog:
@@ -21,12 +32,18 @@ class PackLog:
         lookahead_bytes: how far ahead of backward to fetch.
         orders: where orders are learned and recalled; None: the reverse-topological order is followed always.
         budget_bytes: what one autograd node can ask for at once without a look at what node it is.
+
+    Attributes:
+        number: unique in this process: see `living_log`.
+        lookahead, reload_ahead: what backward will ask for next, from the disk and from host memory.
     """
 
     def __init__(self, lookahead_bytes: int, orders: LearnedOrders | None, budget_bytes: int) -> None:
+        self.number = next(_numbers)
+        _living[self.number] = self
         self.lookahead = Lookahead(lookahead_bytes)
         self.reload_ahead = Lookahead(RELOAD_BYTES if lookahead_bytes else 0)
-        self.started = False
+        self._started = False
         self._orders = orders
         self._records: list[Record] = []
         self._nodes: list[int] = []
@@ -44,17 +61,30 @@ class PackLog:
         self._records.append(record)
         return len(nodes) - 1
 
-    def start(self) -> None:
-        """Backward has begun."""
-        self.started = True
+    @property
+    def started(self) -> bool:
+        """Whether backward has asked for something."""
+        return self._started
+
+    def fetch(self, index: int, layout: Layout) -> torch.Tensor:
+        """Saved tensor `index`; waits only if its bytes are not in memory. See `TierStore.get` for what it raises."""
+        record = self._records[index]
+        books = cast(Residency, record.books)
+        if not self._started:
+            self._start()
+            books.settle()
+        self._observe(index)
+        return books.fetch(record, layout, self.lookahead, self.reload_ahead, index)
+
+    def _start(self) -> None:
+        self._started = True
         self._large_nodes = large_nodes(self._records, self._nodes, self._budget_bytes)
         learned = self._orders.recall(self._signature) if self._orders is not None else None
         order = learned or reverse_topological(self._nodes)
         self.lookahead.begin(self._records, order)
         self.reload_ahead.begin(self._records, order)
 
-    def observe(self, index: int) -> None:
-        """Saved tensor `index` was asked for."""
+    def _observe(self, index: int) -> None:
         if index not in self._seen:
             self._seen.add(index)
             self._observed.append(index)
@@ -66,3 +96,8 @@ class PackLog:
         # One dictionary entry: fit for a finalizer. Half of a graph is no order to go by.
         if self._orders is not None and len(self._observed) * 2 > len(self._nodes):
             self._orders.learn(self._signature, self._observed)
+
+
+def living_log(number: int) -> PackLog:
+    """The log of that number. Its saved tensors keep it alive."""
+    return _living[number]

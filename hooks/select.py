@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch.nn import Parameter
 
-from tierstore.errors import ModifiedInPlaceError
 from tierstore.uncompiled import uncompiled
+
+from .traced import check_unchanged, traced_kept
 
 __all__ = ["Kept", "stays_alive"]
 
@@ -37,14 +38,19 @@ class Kept:
         self._tensor = tensor if tensor.is_leaf and tensor.requires_grad else tensor.detach()
         self._version: int = tensor._version
 
+    @uncompiled
     def unpack(self) -> torch.Tensor:
         """The tensor.
 
         Raises:
             ModifiedInPlaceError: it was changed in place since.
         """
+        check_unchanged(self._tensor, self._version)
+        return self._tensor
+
+    def traced(self) -> torch.Tensor:
+        """Under a trace of the graph: what `unpack` gives, each time that the traced graph runs."""
         tensor = self._tensor
-        if tensor._version != self._version:
-            what = f"{str(tensor.dtype).removeprefix('torch.')} tensor of shape {list(tensor.shape)}"
-            raise ModifiedInPlaceError(what, self._version, tensor._version)
-        return tensor
+        if tensor.layout is not torch.strided or tensor.is_complex():
+            return self.unpack()
+        return traced_kept(tensor, self._version)

@@ -2,7 +2,8 @@
 
 Dynamo intercepts every Python frame that runs inside a compiled call, and traces what it finds there: hooks under
 compiled autograd, a finalizer that happens to run. What it traces it runs with tensors that have no bytes and no
-version counters, and in part later or not at all. Nothing in a store can be traced, so its entrances are marked.
+version counters, and in part later or not at all. Nothing in a store can be traced, so its entrances are marked;
+only the hook that gives a saved tensor back can be, through an operator (`tierstore/hooks/traced.py`).
 
 `torch.compiler.disable` marks functions too, by a wrapper that takes 0.4 µs a call, and it imports Dynamo, which
 takes a second. Here the code object itself is marked (torch 2.11 and 2.13, `FrameExecStrategy` of
@@ -26,18 +27,29 @@ _SKIP, _DEFAULT = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
 
 def uncompiled(function: F) -> F:
     """Decorator: the function is never compiled, nor traced, nor is what it calls. Callers break their graph."""
-    return _mark(function, eval_frame._FrameExecStrategy(_SKIP, _SKIP))
+    _mark(function, _SKIP, _SKIP)
+    return _refuse_traces(function)
 
 
 def uncompiled_itself(function: F) -> F:
     """Decorator: likewise, but what it calls may be compiled, and `is_compiled_call` can tell."""
-    return _mark(function, eval_frame._FrameExecStrategy(_SKIP, _DEFAULT))
+    _mark(function, _SKIP, _DEFAULT)
+    return _refuse_traces(function)
 
 
-def _mark(function: F, strategy: eval_frame._FrameExecStrategy) -> F:
+def traceable(function: F) -> F:
+    """Decorator: neither the function nor what it calls is compiled when it is called, but a trace may go through."""
+    _mark(function, _SKIP, _SKIP)
+    return function
+
+
+def _mark(function: object, action: eval_frame._FrameAction, inside: eval_frame._FrameAction) -> None:
     if not isinstance(function, FunctionType):
         raise TypeError(f"{function!r} has no code of its own to mark")
-    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(action, inside))
+
+
+def _refuse_traces(function: F) -> F:
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = "a store's calls cannot be traced"  # type: ignore[attr-defined]
     return function

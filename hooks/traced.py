@@ -1,0 +1,84 @@
+"""Saved tensors under compiled autograd: unpacking as operators that a traced graph calls.
+
+Compiled autograd traces backward, its unpack hooks too, into one graph. A hook that cannot be traced would break that
+graph at each saved tensor; each break is a call inside the call before it, whose frames hold all that was unpacked so
+far, until backward ends. As operators the hooks stay inside the graph, run when it comes to them, and what they give
+is freed after its last use.
+
+What an operator returns belongs to the graph: a compiler may write over it when nothing in the graph needs it any
+more, and it must not share memory with anything outside. So the operators return copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tierstore.errors import ModifiedInPlaceError
+from tierstore.layout import Layout
+
+from .order import living_log
+
+__all__ = ["check_unchanged", "traced_kept", "traced_saved"]
+
+_library = torch.library.Library("tierstore", "DEF")
+_library.define(
+    "saved(SymInt log, SymInt index, Device? device, ScalarType dtype, SymInt[] size, SymInt[] stride, SymInt offset)"
+    " -> Tensor",
+    tags=torch.Tag.nondeterministic_seeded,  # not a constant, though its arguments may be
+)
+_library.define("kept(Tensor tensor, SymInt version) -> Tensor")
+
+traced_saved: Callable[..., torch.Tensor] = torch.ops.tierstore.saved.default
+traced_kept: Callable[..., torch.Tensor] = torch.ops.tierstore.kept.default
+
+
+def check_unchanged(tensor: torch.Tensor, version: int) -> None:
+    """Raise ModifiedInPlaceError if `tensor` was changed in place since it had that version."""
+    if tensor._version != version:
+        what = f"{str(tensor.dtype).removeprefix('torch.')} tensor of shape {list(tensor.shape)}"
+        raise ModifiedInPlaceError(what, version, tensor._version)
+
+
+def _saved(
+    log: int,
+    index: int,
+    device: torch.device | None,
+    dtype: torch.dtype,
+    size: list[int],
+    stride: list[int],
+    offset: int,
+) -> torch.Tensor:
+    layout = Layout(dtype, torch.Size(size), tuple(stride), offset, False, False)
+    tensor = living_log(log).fetch(index, layout)
+    reach = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    memory = tensor.as_strided((reach,), (1,), tensor.storage_offset())
+    return memory.clone().as_strided(size, stride)
+
+
+def _kept(tensor: torch.Tensor, version: int) -> torch.Tensor:
+    check_unchanged(tensor, version)
+    return tensor.clone()
+
+
+_library.impl("saved", _saved, "CompositeExplicitAutograd")
+_library.impl("kept", _kept, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("tierstore::saved", lib=_library)
+def _shape_of_saved(
+    log: int,
+    index: int,
+    device: torch.device | None,
+    dtype: torch.dtype,
+    size: list[int],
+    stride: list[int],
+    offset: int,
+) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=device or "cpu")
+
+
+@torch.library.register_fake("tierstore::kept", lib=_library)
+def _shape_of_kept(tensor: torch.Tensor, version: int) -> torch.Tensor:
+    return tensor.clone()
