@@ -4,6 +4,10 @@ A storage can be written through several version counters (the parts of `unsafe_
 that two saved tensors share a storage and show the same version does not mean that the same bytes were saved. So a
 saved tensor joins an earlier record only if both are views of the same living tensor, which means one counter, at
 the same version, and none of the record's bytes has been read yet.
+
+What was restored is saved again by double backward and by reentrant checkpointing. Autograd gives it to its functions
+as new tensors, of which nothing tells that they share a counter with the record's; it joins only where the bytes in
+memory are confirmed, by checksum, to be those on disk.
 """
 
 from __future__ import annotations
@@ -18,19 +22,29 @@ from tierstore.residency import Residency
 __all__ = ["join_record"]
 
 
-def join_record(books: Residency, tensor: torch.Tensor, root: torch.Tensor, layout: Layout) -> Handle | None:
-    """The handle of a record that holds the tensor's bytes too; None: it needs one of its own.
+def join_record(
+    books: Residency, tensor: torch.Tensor, root: torch.Tensor, layout: Layout
+) -> tuple[Handle, Layout] | None:
+    """The handle of a record that holds the tensor's bytes too, and its layout there; None: it needs one of its own.
 
     Args:
         root: the tensor's base, or itself.
     """
     for reference in claims_of(tensor.untyped_storage()):
         record = reference()
-        if record is None or record.books is not books or record.version != tensor._version:
-            continue
-        if record.root is None or record.root() is not root or record.handle is None:
+        if record is None or record.books is not books or record.version != tensor._version or record.handle is None:
             continue
         handle = record.handle()
-        if handle is not None and books.join(record, layout, tensor.numel() * layout.dtype.itemsize):
-            return handle
+        if handle is None:
+            continue
+        if record.span is not None:
+            restored = books.rejoin(record, tensor, layout)
+            if restored is not None:
+                return handle, restored
+        elif (
+            record.root is not None
+            and record.root() is root
+            and books.join(record, layout, tensor.numel() * layout.dtype.itemsize)
+        ):
+            return handle, layout
     return None

@@ -248,15 +248,17 @@ class _Scope:
         if node != self._node:
             self._node, settled, self._fresh = node, self._fresh, settled
         layout = layout_of(tensor)
-        handle = join_record(self._books, tensor, root, layout)
-        if handle is None:
+        joined = join_record(self._books, tensor, root, layout)
+        if joined is not None:
+            handle, layout = joined
+            if settled:
+                self._books.settle(settled, examine=False)
+        else:
             handle = self._store.new_handle(tensor, layout)
             record = handle.record
             record.root = weakref.ref(root)
             self._books.track(record, settled)
             self._fresh.append(record)
-        elif settled:
-            self._books.settle(settled, examine=False)
         if self._log.started:
             self._log = self._new_log()
         return SavedTensor(handle, layout, self._log, self._log.append(handle.record, node))

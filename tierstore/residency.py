@@ -28,6 +28,7 @@ from .errors import ModifiedInPlaceError, StoreClosedError, StoreFullError, Tier
 from .handle import Record, State
 from .layout import Layout, layout_of, memory_at, rebuild
 from .moves import Moves
+from .ownership import claims_of
 from .stats import STALL_CAUSES
 
 if TYPE_CHECKING:
@@ -118,9 +119,29 @@ class Residency:
             if record.span is not None or record.source is None or self._closed is not None:
                 return False
             record.layouts.append(layout)
-            self.moves.counters.packed_tensors += 1
-            self.moves.counters.deduplicated_bytes += nbytes
+            self._count_join(nbytes)
             return True
+
+    def rejoin(self, record: Record, tensor: torch.Tensor, layout: Layout) -> Layout | None:
+        """Let a tensor over restored bytes, which is saved again, share the record that they were restored from.
+
+        Returns its layout over what that record is of; None if it is not certain that the bytes still are the
+        record's (they could have been changed through another version counter). Does not wait, but takes a checksum.
+        """
+        storage = tensor.untyped_storage()
+        with self.lock:
+            if record.state is not State.CLEAN or record.device is not None or record.claims is not claims_of(storage):
+                return None
+            memory = memory_at(record.address, record.nbytes)  # the caller's tensor keeps it alive
+        if not self.moves.engine.disk.confirms(record.key, memory):
+            return None
+        with self.lock:
+            self._count_join(tensor.numel() * layout.dtype.itemsize)
+        return layout._replace(offset=layout.offset + record.first_byte // layout.dtype.itemsize)
+
+    def _count_join(self, nbytes: int) -> None:
+        self.moves.counters.packed_tensors += 1
+        self.moves.counters.deduplicated_bytes += nbytes
 
     def fetch(
         self,

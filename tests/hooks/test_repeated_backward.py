@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import MakeStore
 from tests.hooks.programs import MODELS, SIDE, Around, Branches, Mlp, assert_same_gradients, grads
-from tierstore import TierStore
+from tierstore import TierStore, tiered_offload
 
 Settle = Callable[[], None]
 Results = list[torch.Tensor | None]
@@ -168,5 +169,55 @@ def test_hooks_on_tensors_and_nodes_same_bits(store: TierStore) -> None:
         settle()
         loss.backward()
         return [weight.grad, hidden.grad, *seen]
+
+    assert_same_gradients(program, store)
+
+
+def test_what_double_backward_saves_again_is_not_written_again(store: TierStore) -> None:
+    weight = torch.randn(SIDE, SIDE, requires_grad=True)
+    with tiered_offload(store, min_bytes=0):
+        loss = (weight * 1).tanh().sin().square().sum()
+        store.flush()
+        first_bytes = store.stats().spilled_bytes
+        deduplicated_bytes = store.stats().deduplicated_bytes
+        (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+    store.flush()
+    saved_again_bytes = store.stats().deduplicated_bytes - deduplicated_bytes
+    assert saved_again_bytes >= first_bytes
+    gradient.square().sum().backward()
+    assert weight.grad is not None
+
+
+@pytest.mark.parametrize("behind_its_back", [False, True])
+def test_restored_bytes_that_a_function_changed_are_saved_as_they_are(
+    make_store: MakeStore, behind_its_back: bool
+) -> None:
+    """Backward overwrites its saved tensor through another counter, which nobody sees, and saves it once more."""
+    store = make_store(staging_bytes="64KiB")
+
+    class Overwrites(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(values)
+            return values.sin()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            (values,) = ctx.saved_tensors
+            if behind_its_back:
+                values.data.mul_(2)
+            return gradient.detach() * values.exp() * values
+
+    def program(around: Around, settle: Settle) -> Results:
+        weight = torch.randn(SIDE, SIDE, requires_grad=True)
+        with around():
+            loss = Overwrites.apply(weight * 1).square().sum()
+            settle()
+            (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+        others = [store.put(torch.zeros(SIDE, SIDE)) for _ in range(8)]  # what was restored leaves memory for them
+        settle()
+        gradient.square().sum().backward()
+        del others
+        return [gradient, weight.grad]
 
     assert_same_gradients(program, store)

@@ -65,6 +65,23 @@ class DiskConformance:
 
         on_loop(test)
 
+    @pytest.mark.parametrize("size", [1000, 65_537, 3 * 2**20 + 77])
+    def test_confirms_only_the_bytes_of_the_record(self, open_tier: OpenTier, size: int) -> None:
+        async def test() -> None:
+            async with open_tier() as tier:
+                content = bytearray(random_bytes(size))
+                await tier.write(1, memoryview(bytes(content)), PLAIN)
+                await tier.write(2, memoryview(random_bytes(size, seed=1)), PLAIN)
+                assert tier.confirms(1, memoryview(content))
+                assert not tier.confirms(1, memoryview(content)[:-1])
+                assert not tier.confirms(2, memoryview(content))
+                changed = content[:-1] + bytes([content[-1] ^ 1])
+                assert not tier.confirms(1, memoryview(changed))
+                await tier.discard([1])
+                assert not tier.confirms(1, memoryview(content))
+
+        on_loop(test)
+
     @pytest.mark.parametrize("source_phase", [0, 1, 64, 511, 512, 4032, 4095])
     def test_write_any_address_reads_into_any_address(self, open_tier: OpenTier, source_phase: int) -> None:
         async def test() -> None:

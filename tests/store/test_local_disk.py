@@ -122,6 +122,7 @@ def test_long_record_that_shrinks_below_the_limit_leaves_its_extent(open_disk: O
             assert receipt.codec == "zstd:1"
             assert receipt.stored_bytes == disk.usage().disk_bytes < 4096
             assert await read_back(disk, 1, 2**20) == bytes(2**20)
+            assert not disk.confirms(1, memoryview(bytes(2**20)))  # the checksum is over what was encoded
 
     on_loop(test)
 

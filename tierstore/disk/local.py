@@ -117,6 +117,10 @@ class LocalDisk:
             raise ValueError(f"record {key} has {location.logical_bytes} bytes, not {len(destination)}")
         return await to_the_end(self._shelf.read(key, destination))
 
+    def confirms(self, key: int, memory: memoryview) -> bool:
+        """See `DiskTier.confirms`."""
+        return self._shelf.confirms(key, memory)
+
     async def discard(self, keys: Sequence[int]) -> None:
         """See `DiskTier.discard`; no read of these keys may be in progress. Also StoreClosedError."""
         self._check_open()

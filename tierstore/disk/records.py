@@ -22,6 +22,7 @@ __all__ = [
     "WriteOrder",
     "Written",
     "decode_small_value",
+    "is_record",
     "make_value",
     "read_record",
     "write_record",
@@ -206,6 +207,13 @@ def decode_small_value(
         return
     with pool.lend() as scratch:
         decode_value(value, destination, _codec_of(location), location.itemsize_bytes, scratch)
+
+
+def is_record(location: Location, seed: int, memory: memoryview) -> bool:
+    """Whether the memory holds the record's bytes; False where its checksum is not over those."""
+    if location.checksum is None or location.codec != NO_CODEC.family or len(memory) != location.logical_bytes:
+        return False
+    return _checksum(memory, seed) == location.checksum
 
 
 def _codec_of(location: Location) -> Codec:

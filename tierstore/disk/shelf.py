@@ -26,6 +26,7 @@ from .records import (
     WriteOrder,
     Written,
     decode_small_value,
+    is_record,
     make_value,
     read_record,
     write_record,
@@ -256,6 +257,11 @@ class RecordShelf:
             report = await self._run(read_record, place, location, seed, destination, self._scratch)
         self._policy.learn_read(key, location, report)
         return location.encoded_bytes if location.segment is None else location.taken_bytes
+
+    def confirms(self, key: int, memory: memoryview) -> bool:
+        """As `DiskTier.confirms`."""
+        location = self.locations.get(key)
+        return location is not None and is_record(location, record_seed(self._session, key), memory)
 
     def _place_of(self, location: Location) -> Place | None:
         """Where to read it in a file; None: through the index."""

@@ -89,6 +89,13 @@ class DiskTier(Protocol):
         """
         ...
 
+    def confirms(self, key: int, memory: memoryview) -> bool:
+        """Whether `memory` holds the bytes of the record, by its checksum. Any thread; reads memory, no disk.
+
+        False where that cannot be told: the record was encoded, or has no checksum, or is being discarded.
+        """
+        ...
+
     async def discard(self, keys: Sequence[int]) -> None:
         """Free the records. Unknown keys are an error of the caller's (KeyError); nothing else can fail."""
         ...
