@@ -22,7 +22,8 @@ from .order import living_log
 
 __all__ = ["check_unchanged", "traced_kept", "traced_saved"]
 
-_library = torch.library.Library("tierstore", "DEF")
+_NAMESPACE = __name__.replace(".", "_")
+_library = torch.library.Library(_NAMESPACE, "DEF")
 _library.define(
     "saved(SymInt log, SymInt index, Device? device, ScalarType dtype, SymInt[] size, SymInt[] stride, SymInt offset)"
     " -> Tensor",
@@ -30,8 +31,9 @@ _library.define(
 )
 _library.define("kept(Tensor tensor, SymInt version) -> Tensor")
 
-traced_saved: Callable[..., torch.Tensor] = torch.ops.tierstore.saved.default
-traced_kept: Callable[..., torch.Tensor] = torch.ops.tierstore.kept.default
+_operators = getattr(torch.ops, _NAMESPACE)
+traced_saved: Callable[..., torch.Tensor] = _operators.saved.default
+traced_kept: Callable[..., torch.Tensor] = _operators.kept.default
 
 
 def check_unchanged(tensor: torch.Tensor, version: int) -> None:
@@ -66,7 +68,7 @@ _library.impl("saved", _saved, "CompositeExplicitAutograd")
 _library.impl("kept", _kept, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("tierstore::saved", lib=_library)
+@torch.library.register_fake(f"{_NAMESPACE}::saved", lib=_library)
 def _shape_of_saved(
     log: int,
     index: int,
@@ -79,6 +81,6 @@ def _shape_of_saved(
     return torch.empty_strided(size, stride, dtype=dtype, device=device or "cpu")
 
 
-@torch.library.register_fake("tierstore::kept", lib=_library)
+@torch.library.register_fake(f"{_NAMESPACE}::kept", lib=_library)
 def _shape_of_kept(tensor: torch.Tensor, version: int) -> torch.Tensor:
     return tensor.clone()
