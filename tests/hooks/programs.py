@@ -24,9 +24,12 @@ def bits(tensor: torch.Tensor | None) -> Bits:
     """Dtype, shape and bytes: equal only if every bit is, NaNs included."""
     if tensor is None:
         return None
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    copy = plain.reshape(-1).view(torch.uint8).clone()  # `numpy()` marks a storage for good: not that of the caller
-    return tensor.dtype, tuple(tensor.shape), copy.numpy().tobytes()
+    plain = tensor.detach()
+    if plain.layout is not torch.strided:
+        plain = plain.to_dense()
+    plain = plain.resolve_conj().resolve_neg()
+    copy = plain.clone(memory_format=torch.contiguous_format)  # `numpy()` marks a storage for good: not the caller's
+    return tensor.dtype, tuple(tensor.shape), copy.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def all_bits(tensors: Iterable[torch.Tensor | None]) -> list[Bits]:
