@@ -1,0 +1,220 @@
+"""Ways to train one small model on several ranks, and what plain hooks see of what is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.hooks.programs import Around, Transformer
+
+__all__ = [
+    "BATCH_BYTES",
+    "NUM_STEPS",
+    "SHAPE",
+    "VARIANTS",
+    "Net",
+    "Observer",
+    "Training",
+    "Variant",
+    "ddp",
+    "fsdp_resharding",
+]
+
+NUM_STEPS = 3
+NUM_BLOCKS = 3
+WIDTH = 32
+SHAPE = (3, 16, WIDTH)  # of a batch
+BATCH_BYTES = 3 * 16 * WIDTH * 4
+
+Settle = Callable[[], None]
+Wrap = Callable[["Net"], nn.Module]
+
+
+class Block(Transformer):
+    """A transformer's block; its loss, scaled onto the batch, goes on to the next, so that every weight counts."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch * (1 + super().forward(batch)).tanh()
+
+
+class Net(nn.Module):
+    """Blocks, of which the second has a frozen weight and the last is left out of some forwards."""
+
+    def __init__(self, *, is_checkpointed: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(WIDTH) for _ in range(NUM_BLOCKS))
+        self.blocks[1].out.weight.requires_grad_(False)
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.is_checkpointed = is_checkpointed
+
+    def forward(self, batch: torch.Tensor, num_blocks: int = NUM_BLOCKS) -> torch.Tensor:
+        for block in self.blocks[:num_blocks]:
+            batch = checkpoint(block, batch, use_reentrant=False) if self.is_checkpointed else block(batch)
+        return self.head(batch).float().exp().mean()
+
+
+def ddp(net: Net, **options: Any) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(net, **options)
+
+
+def fsdp(net: Net, **options: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for block in net.blocks:
+        fully_shard(block, **options)
+    return fully_shard(net, **options)
+
+
+def fsdp_bfloat16(net: Net) -> nn.Module:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return fsdp(net, mp_policy=policy, reshard_after_forward=True)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train a `Net` on several ranks.
+
+    Attributes:
+        wrap: makes the model that the ranks train together.
+        num_micro_batches: whose gradients are added up before each step; they are reduced with the last.
+        skips_block: the last block is left out of every second forward.
+        is_checkpointed: blocks are computed again in backward.
+        offloads_blocks: every block is wrapped in `offload_module`; else one scope is around the forward.
+        frees_parameters: parameters that backward needs are freed (`resize_(0)`) after forward.
+    """
+
+    wrap: Wrap
+    num_micro_batches: int = 1
+    skips_block: bool = False
+    is_checkpointed: bool = False
+    offloads_blocks: bool = False
+    frees_parameters: bool = False
+
+
+fsdp_resharding = partial(fsdp, reshard_after_forward=True)
+fsdp_not_resharding = partial(fsdp, reshard_after_forward=False)
+
+VARIANTS = {
+    "ddp": Variant(ddp),
+    "ddp, unused parameters, accumulation": Variant(
+        partial(ddp, find_unused_parameters=True), num_micro_batches=2, skips_block=True
+    ),
+    "ddp, gradients in the buckets": Variant(partial(ddp, gradient_as_bucket_view=True), num_micro_batches=2),
+    "ddp, checkpointing": Variant(ddp, is_checkpointed=True),
+    "ddp, each block offloads": Variant(ddp, offloads_blocks=True),
+    "fsdp, resharding": Variant(fsdp_resharding, frees_parameters=True),
+    "fsdp, resharding, accumulation": Variant(fsdp_resharding, num_micro_batches=2, frees_parameters=True),
+    "fsdp, resharding, checkpointing": Variant(fsdp_resharding, is_checkpointed=True, frees_parameters=True),
+    "fsdp, resharding, bfloat16": Variant(fsdp_bfloat16, frees_parameters=True),
+    "fsdp, resharding, each block offloads": Variant(fsdp_resharding, offloads_blocks=True, frees_parameters=True),
+    "fsdp, not resharding": Variant(fsdp_not_resharding),
+    "fsdp, not resharding, accumulation": Variant(fsdp_not_resharding, num_micro_batches=2),
+    "fsdp, not resharding, checkpointing": Variant(fsdp_not_resharding, is_checkpointed=True),
+}
+
+
+class Training:
+    """Some steps of one variant: a `Program`, called with what is around forward and what comes before backward."""
+
+    def __init__(self, variant: Variant, offload: Callable[[nn.Module], nn.Module] = lambda block: block) -> None:
+        self.variant = variant
+        self.offload = offload
+        self.model: nn.Module = nn.Identity()
+
+    def __call__(self, around: Around, settle: Settle) -> list[torch.Tensor | None]:
+        variant = self.variant
+        net = Net(is_checkpointed=variant.is_checkpointed)
+        if variant.offloads_blocks:
+            net.blocks = nn.ModuleList(map(self.offload, net.blocks))
+            around = nullcontext
+        self.model = variant.wrap(net)
+        optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        torch.manual_seed(1 + dist.get_rank())  # the ranks' batches and dropouts differ
+        results: list[torch.Tensor | None] = []
+        for _ in range(NUM_STEPS):
+            for number in range(variant.num_micro_batches):
+                is_last = number == variant.num_micro_batches - 1
+                batch = torch.randn(SHAPE)
+                with nullcontext() if is_last else not_reducing(self.model):
+                    with around():
+                        loss = self.model(batch, NUM_BLOCKS - (variant.skips_block and not is_last))
+                    settle()
+                    loss.backward()
+                results += [loss.detach(), *map(local_copy, gradients(self.model))]
+            optimizer.step()
+            optimizer.zero_grad()
+        return results + [local_copy(parameter) for parameter in self.model.parameters()]
+
+
+@contextmanager
+def not_reducing(model: nn.Module) -> Iterator[None]:
+    """Gradients are added up on each rank and not reduced."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        with model.no_sync():
+            yield
+        return
+    model.set_requires_gradient_sync(False)  # type: ignore[operator]
+    yield
+    model.set_requires_gradient_sync(True)  # type: ignore[operator]
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor | None]:
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def local_copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """This rank's part of it."""
+    if tensor is None:
+        return None
+    tensor = tensor.detach()
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).clone()
+
+
+class Observer:
+    """Counts what plain saved-tensor hooks are shown in a run of `training`: another account than the store's own.
+
+    Attributes:
+        parameter_bytes: of saved tensors over the memory of a parameter, as the modules have it at that moment.
+        num_other_bytes: of all other storages, each counted once in a forward.
+        num_freed: storages of saved parameters that were empty before backward.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self.parameter_bytes = 0
+        self.other_bytes = 0
+        self.num_freed = 0
+        self._training = training
+        self._parameters: dict[int, torch.UntypedStorage] = {}
+        self._others: dict[int, torch.UntypedStorage] = {}
+
+    def around(self) -> AbstractContextManager[object]:
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def settle(self) -> None:
+        self.num_freed += sum(storage.nbytes() == 0 for storage in self._parameters.values())
+        self._parameters.clear()
+        self._others.clear()
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._storages_of_parameters():
+            self.parameter_bytes += tensor.numel() * tensor.element_size()
+            self._parameters[storage._cdata] = storage
+        elif storage._cdata not in self._others:
+            self.other_bytes += storage.nbytes()
+            self._others[storage._cdata] = storage  # kept until backward, so that no other gets its address
+        return tensor.detach()
+
+    def _storages_of_parameters(self) -> set[int]:
+        whole = [tensor for tensor in self._training.model.parameters() if not hasattr(tensor, "to_local")]
+        return {tensor.untyped_storage()._cdata for tensor in whole}

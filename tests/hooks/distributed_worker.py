@@ -1,0 +1,252 @@
+"""What one rank of `test_distributed.py` does. Run by torchrun, as `-m tests.hooks.distributed_worker PLAY PATH OUT`.
+
+Each rank opens a store of its own under PATH, and writes what it found to OUT/rank-N.json; the tests judge it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.hooks.distributed_training import SHAPE, VARIANTS, Net, Observer, Training, Variant, ddp, fsdp_resharding
+from tests.hooks.programs import Bits, bits, forget_after_error, run_offloaded, run_plain, training
+from tierstore import StoreClosedError, TierStore, offload_module, tiered_offload
+
+LIMIT_SECONDS = 75
+"""A rank that lives longer is ended by SIGALRM, whatever has become of those that started it."""
+
+STORE_OPTIONS: dict[str, Any] = {"host_bytes": 0, "disk_bytes": "2GiB", "codec": "none"}
+
+
+def train_all(directory: Path, store: TierStore) -> dict[str, Any]:
+    """Every variant, plainly, observed and offloaded; then one rank closes its store early; then budgets."""
+    report = {"variants": {name: compare(variant, store) for name, variant in VARIANTS.items()}}
+    return report | {"closed early": close_early(directory), "budgets": default_budgets(directory)}
+
+
+def compare(variant: Variant, store: TierStore) -> dict[str, Any]:
+    expected = run_plain(Training(variant))
+    observed = Training(variant)
+    observer = Observer(observed)
+    torch.manual_seed(0)
+    observed(observer.around, observer.settle)
+    gc.collect()
+    before = store.stats()
+    training = Training(variant, partial(offload_module, store=store, min_bytes=0))
+    found = run_offloaded(training, store)
+    del training
+    gc.collect()  # modules under FSDP and DDP are reference cycles, and the last graph hangs on them
+    after = store.stats()
+    return {
+        "num_results": len(expected),
+        "num_gradients": sum(one is not None for one in expected),
+        "differing": differing(found, expected),
+        "observed": {name: value for name, value in vars(observer).items() if not name.startswith("_")},
+        "packed_bytes": after.packed_bytes - before.packed_bytes,
+        "spilled_bytes": after.spilled_bytes - before.spilled_bytes,
+        "restored_bytes": after.restored_bytes - before.restored_bytes,
+        "kept_bytes": {reason: after.kept_bytes[reason] - before.kept_bytes[reason] for reason in after.kept_bytes},
+        "left": [after.live_handles, after.disk_bytes, after.lent_bytes],
+    }
+
+
+def differing(found: list[Bits], expected: list[Bits]) -> list[int]:
+    pairs = enumerate(zip(found, expected, strict=True))
+    return [number for number, (one, other) in pairs if one != other]
+
+
+def close_early(directory: Path) -> dict[str, Any]:
+    """The last rank closes its store with a graph alive and trains on plainly, with the others, which offload."""
+    closes = dist.get_rank() == dist.get_world_size() - 1
+    variant = VARIANTS["fsdp, resharding"]
+    expected = run_plain(Training(variant))
+    with TierStore(directory, **STORE_OPTIONS) as store:
+        graph = LocalGraph(store)
+        num_forwards = 0
+
+        def around() -> AbstractContextManager[object]:
+            nonlocal num_forwards
+            num_forwards += 1
+            if closes and num_forwards == 2:
+                store.close()
+            return nullcontext() if closes and num_forwards >= 2 else tiered_offload(store, min_bytes=0)
+
+        def settle() -> None:
+            if not (closes and num_forwards >= 2):
+                store.flush()
+
+        torch.manual_seed(0)
+        found = Training(variant)(around, settle)
+        try:
+            of_the_graph = "bitwise the same" if graph.gradient() == graph.expected else "other bits"
+        except StoreClosedError:
+            forget_after_error()
+            of_the_graph = "StoreClosedError"
+    return {
+        "differing": differing([bits(tensor) for tensor in found], expected),
+        "graph": of_the_graph,
+        "closes": closes,
+    }
+
+
+def default_budgets(directory: Path) -> dict[str, Any]:
+    """What stores promise that are opened with the defaults, all at once, and what there is to promise."""
+    from tierstore.config import available_host_bytes, free_disk_bytes
+
+    dist.barrier()
+    free = [free_disk_bytes(directory), available_host_bytes()]
+    dist.barrier()
+    with TierStore(directory) as store:
+        dist.barrier()  # all are open
+        disk_bytes = store._core.engine.disk.usage().budget_bytes
+    dist.barrier()
+    return {"disk_bytes": disk_bytes, "host_bytes": store.host_bytes, "free_bytes": free[0], "available_bytes": free[1]}
+
+
+class LocalGraph:
+    """A graph of this rank alone, whose saved tensors are on disk."""
+
+    def __init__(self, store: TierStore) -> None:
+        self._weight = torch.randn(100, 100, requires_grad=True)
+        with tiered_offload(store, min_bytes=0):
+            self._loss = (self._weight.exp() * self._weight.sin()).tanh().sum()
+        store.flush()
+        self.disk_bytes = store.stats().disk_bytes
+        other = self._weight.detach().clone().requires_grad_()
+        (other.exp() * other.sin()).tanh().sum().backward()
+        self.expected = bits(other.grad)
+
+    def gradient(self) -> Bits:
+        self._loss.backward()
+        return bits(self._weight.grad)
+
+
+def lose_a_rank(directory: Path, store: TierStore, *, wrap: Callable[[Net], nn.Module], ending: str) -> dict[str, Any]:
+    """Rank 1 ends in the middle of the second step's forward; rank 0 goes on alone."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends those that are left: not before they are done
+    processes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(processes, os.getpid())
+    peer = os.pidfd_open(processes[1 - dist.get_rank()])
+    dist.barrier()
+    torch.manual_seed(0)
+    net = Net()
+    model = wrap(net)
+    graph = LocalGraph(store)
+    with tiered_offload(store, min_bytes=0):
+        loss = model(torch.randn(SHAPE))
+    loss.backward()
+    if dist.get_rank() == 1:
+        net.blocks[2].register_forward_pre_hook(lambda *_: end(ending, directory, store))
+    error = None
+    try:
+        with tiered_offload(store, min_bytes=0):
+            loss = model(torch.randn(SHAPE))
+        loss.backward()
+    except RuntimeError as raised:
+        if dist.get_rank() == 1:
+            raise
+        error = str(raised)
+    forget_after_error()
+    is_over = bool(select.select([peer], [], [], 30)[0])  # a descriptor of a process can be read once it has ended
+    os.close(peer)
+    return {"error": error, "peer is over": is_over} | go_on_alone(directory, store, graph)
+
+
+def end(ending: str, directory: Path, store: TierStore) -> None:
+    """End this process here, with bytes on disk, on their way there, and in a graph that is being made."""
+    stats = store.stats()
+    write_report({"disk_bytes": stats.disk_bytes, "live_handles": stats.live_handles, "files": num_files(directory)})
+    if ending == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise RuntimeError("this rank is meant to fail")
+
+
+def go_on_alone(directory: Path, store: TierStore, graph: LocalGraph) -> dict[str, Any]:
+    old = graph.gradient()
+    program = training("transformer")
+    differing_old_store = differing(run_offloaded(program, store), run_plain(program))
+    with TierStore(directory, **STORE_OPTIONS) as another:
+        differing_new_store = differing(run_offloaded(program, another), run_plain(program))
+        new_spilled_bytes = another.stats().spilled_bytes
+    holders = sorted(holders_of(directory))
+    before = num_files(directory)
+    store.close()
+    return {
+        "graph on disk": graph.disk_bytes,
+        "graph": "bitwise the same" if old == graph.expected else "other bits",
+        "differing": differing_old_store + differing_new_store,
+        "spilled_bytes": new_spilled_bytes,
+        "held by others": [process for process in holders if process != os.getpid()],
+        "files": [before, num_files(directory)],
+        "names": os.listdir(directory),
+    }
+
+
+def files_of(process: int | str, directory: Path) -> list[str]:
+    """What a process has open under the directory, files without a name included."""
+    found = []
+    for name in os.listdir(f"/proc/{process}/fd"):
+        try:
+            found.append(os.readlink(f"/proc/{process}/fd/{name}"))
+        except FileNotFoundError:
+            pass  # closed since
+    return [target for target in found if target.startswith(f"{directory}/")]
+
+
+def holders_of(directory: Path) -> set[int]:
+    """The processes that have something open under the directory."""
+    found = set()
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            if files_of(process, directory):
+                found.add(int(process))
+        except (FileNotFoundError, PermissionError, ProcessLookupError):
+            pass  # it has ended, or is somebody else's
+    return found
+
+
+def num_files(directory: Path) -> int:
+    return len(files_of("self", directory))
+
+
+def write_report(report: dict[str, Any]) -> None:
+    path = Path(sys.argv[3], f"rank-{dist.get_rank()}.json")
+    path.write_text(json.dumps(report | {"process": os.getpid()}), encoding="utf-8")
+
+
+PLAYS: dict[str, Callable[[Path, TierStore], dict[str, Any]]] = {
+    "train": train_all,
+    "ddp, raises": partial(lose_a_rank, wrap=ddp, ending="raises"),
+    "ddp, killed": partial(lose_a_rank, wrap=ddp, ending="killed"),
+    "fsdp, killed": partial(lose_a_rank, wrap=fsdp_resharding, ending="killed"),
+}
+
+
+def main() -> None:
+    signal.alarm(LIMIT_SECONDS)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_SECONDS))
+    warnings.simplefilter("error")
+    directory = Path(sys.argv[2]).resolve()
+    with TierStore(directory, **STORE_OPTIONS) as store:
+        write_report(PLAYS[sys.argv[1]](directory, store))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
