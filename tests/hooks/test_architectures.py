@@ -1,170 +1,171 @@
-"""Training of well-known architectures, with everything that backward needs on disk: the same bits, step by step."""
+"""Architectures of transformers train to the same bits under a store as without it, and leave nothing in the store."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
-from torch import nn
+import transformers
 
 from tests.census import Census
-from tests.conftest import MakeStore
-from tests.hooks.architectures import ARCHITECTURES, checkpoint_blocks, make_batch
-from tests.hooks.programs import Bits, all_bits, bits
+from tests.hooks.architectures import ARCHITECTURES, MODES, Step, Surroundings, Training, add_adapters, build
+from tests.hooks.programs import Bits
 from tierstore import TierStore, tiered_offload
 
 pytestmark = [
+    # The older name of `activation_checkpointing_enable`, the only one that all releases since 5.0 know.
     pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning"),
-    # CPU autocast of what has no low-precision kernel, and transformers' own use of older names.
-    pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning"),
 ]
 
-SUITE = "architectures"
-STEPS = 3
-MODES = ("plain", "autocast", "checkpoint", "reentrant checkpoint")
-Step = Callable[[nn.Module, int], torch.Tensor]
-Around = Callable[[], AbstractContextManager[object]]
+ALL = sorted(ARCHITECTURES)
+SUITE = "architectures of transformers"
+
+Prepare = Callable[[transformers.PreTrainedModel], None]
 
 
-@pytest.fixture
-def store(make_store: MakeStore) -> TierStore:
-    """Sends everything to disk; what is above 4 KiB to extents."""
-    return make_store(inline_bytes="4KiB")
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierStore]:
+    """Keeps nothing in memory; forward waits for its writes and backward is read ahead piece by piece."""
+    directory = tmp_path_factory.mktemp("drive")
+    with TierStore(directory, host_bytes=0, staging_bytes="256KiB", disk_bytes="1GiB", codec="shuffle-zstd") as store:
+        yield store
+    assert list(directory.iterdir()) == []
 
 
-def _empty(store: TierStore) -> bool:
+def assert_empty(store: TierStore) -> None:
     gc.collect()
-    store.flush()
+    store.flush()  # a write that ran when its graph ended is over now
     stats = store.stats()
-    return (stats.live_handles, stats.host_bytes, stats.lent_bytes, stats.disk_bytes) == (0, 0, 0, 0)
+    held = (stats.live_handles, stats.host_bytes, stats.disk_bytes, stats.lent_bytes, stats.staging_used_bytes)
+    assert held == (0, 0, 0, 0, 0)
 
 
-def _train(
-    make: Callable[[], nn.Module], store: TierStore | None, step: Callable[[nn.Module, int, Around], torch.Tensor]
-) -> Iterator[list[Bits]]:
-    """After each step, the bits of loss, gradients and parameters; the store is empty then."""
+def run(
+    name: str, mode: str, step: Step, surroundings: Surroundings, prepare: Prepare, **options: str
+) -> dict[str, Bits]:
     torch.manual_seed(0)
-    model = make().train()
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-2)
-    for number in range(STEPS):
-        torch.manual_seed(number)  # dropout; the two trainings take turns
-        optimizer.zero_grad()
-        loss = step(model, number, nullcontext if store is None else lambda: tiered_offload(store, min_bytes=0))
-        gradients = [parameter.grad for parameter in trained]
-        optimizer.step()
-        yield all_bits([loss.detach(), *gradients, *model.state_dict().values()])
-        del loss
-        assert store is None or _empty(store), f"step {number}"
+    model = build(name, **options)
+    prepare(model)
+    return Training(model, name, mode, surroundings).run(step)
 
 
-def _assert_same_training(
-    make: Callable[[], nn.Module], store: TierStore, step: Callable[[nn.Module, int, Around], torch.Tensor]
+def assert_same_training(
+    store: TierStore,
+    census: Census,
+    name: str,
+    step: Step,
+    mode: str = "plain",
+    prepare: Prepare = lambda model: None,
+    **options: str,
 ) -> None:
-    for number, (expected, found) in enumerate(zip(_train(make, None, step), _train(make, store, step), strict=True)):
-        wrong = [index for index, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1]]
-        assert not wrong, f"step {number}: results {wrong} of {len(expected)} differ"
-    assert store.stats().spilled_bytes > 0
-    assert store.stats().restored_bytes > 0
+    """Losses, gradients and the final state are the same, each step left the store empty, and it had work to do."""
+    before = store.stats()
+    offloading = Surroundings(
+        around=lambda: tiered_offload(store=store, min_bytes=0),
+        settle=store.flush,
+        end_step=lambda: assert_empty(store),
+    )
+    found = run(name, mode, step, offloading, prepare, **options)
+    after = store.stats()
+    expected = run(name, mode, step, Surroundings(), prepare, **options)
+    assert found.keys() == expected.keys()
+    assert [key for key in found if found[key] != expected[key]] == []
+    assert store.stats() == after, "the plain run met the store"
+    assert after.spilled_bytes > before.spilled_bytes
+    assert after.restored_bytes > before.restored_bytes
+    census.count(SUITE, "bitwise the same")
+
+
+def backward_outside(training: Training, number: int) -> None:
+    with training.surroundings.around():
+        loss = training.forward(f"step {number}")
+    training.settle(number)
+    loss.backward()
+
+
+def backward_inside(training: Training, number: int) -> None:
+    with training.surroundings.around():
+        loss = training.forward(f"step {number}")
+        training.settle(number)
+        loss.backward()
+
+
+def two_micro_batches(training: Training, number: int) -> None:
+    """Both forwards before any backward; the first's comes last in every other step."""
+    losses = []
+    for part in ("first", "second"):
+        with training.surroundings.around():
+            losses.append(training.forward(f"step {number}, {part}") / 2)
+    training.settle(number)
+    while losses:
+        losses.pop(number % 2 - 1).backward()
+
+
+def evaluation_around_training(training: Training, number: int) -> None:
+    """Without gradients, before the forward that is trained on and between it and its backward."""
+    with training.surroundings.around():
+        evaluate(training, f"step {number}, before")
+        loss = training.forward(f"step {number}")
+        evaluate(training, f"step {number}, between")
+    training.settle(number)
+    loss.backward()
+
+
+def evaluate(training: Training, label: str) -> None:
+    training.model.eval()
+    with torch.no_grad():
+        training.forward(label)
+    training.model.train()
+
+
+@pytest.mark.parametrize("step", [backward_outside, backward_inside])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ALL)
+def test_architecture_trained_same_bits(store: TierStore, census: Census, name: str, mode: str, step: Step) -> None:
+    assert_same_training(store, census, name, step, mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_training_same_bits(store: TierStore, name: str, mode: str, census: Census) -> None:
-    def make() -> nn.Module:
-        model = ARCHITECTURES[name]()
-        if "checkpoint" in mode:
-            checkpoint_blocks(model, use_reentrant=mode.startswith("reentrant"))
-        return model
-
-    def step(model: nn.Module, number: int, around: Around) -> torch.Tensor:
-        """Backward runs inside the scope where it recomputes by the reentrant form, so that this is stored too."""
-        precision = torch.autocast("cpu", torch.bfloat16) if mode == "autocast" else nullcontext()
-        with around():
-            with precision:
-                loss: torch.Tensor = model(**make_batch(name, number)).loss
-            if mode == "reentrant checkpoint":
-                loss.backward()
-        if mode != "reentrant checkpoint":
-            loss.backward()
-        return loss
-
-    _assert_same_training(make, store, step)
-    census.count(SUITE, f"{mode}: bitwise the same over {STEPS} steps")
+def test_frozen_llama_with_trained_adapters_same_bits(store: TierStore, census: Census, mode: str) -> None:
+    assert_same_training(store, census, "llama", backward_outside, mode, add_adapters)
 
 
-class LowRank(nn.Module):
-    """A frozen linear layer and a trained correction of low rank beside it."""
-
-    def __init__(self, frozen: nn.Linear, rank: int = 4) -> None:
-        super().__init__()
-        self.frozen = frozen.requires_grad_(False)
-        self.down = nn.Linear(frozen.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, frozen.out_features, bias=False)
-        nn.init.normal_(self.up.weight, std=0.02)
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.frozen(values) + self.up(self.down(values))
-        return result
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ALL)
+def test_gradients_accumulated_over_micro_batches_same_bits(
+    store: TierStore, census: Census, name: str, mode: str
+) -> None:
+    assert_same_training(store, census, name, two_micro_batches, mode)
 
 
-def _llama_with_adapters() -> nn.Module:
-    model = ARCHITECTURES["Llama"]().requires_grad_(False)
-    for layer in model.get_submodule("model.layers").children():
-        attention = layer.get_submodule("self_attn")
-        for name in ("q_proj", "v_proj"):
-            projection = attention.get_submodule(name)
-            assert isinstance(projection, nn.Linear)
-            setattr(attention, name, LowRank(projection))
-    return model
+@pytest.mark.parametrize("name", ALL)
+def test_evaluation_between_training_same_bits(store: TierStore, census: Census, name: str) -> None:
+    assert_same_training(store, census, name, evaluation_around_training)
 
 
-def test_adapters_on_a_frozen_base_same_bits(store: TierStore, census: Census) -> None:
-    def step(model: nn.Module, number: int, around: Around) -> torch.Tensor:
-        with around():
-            loss: torch.Tensor = model(**make_batch("Llama", number)).loss
-        loss.backward()
-        return loss
-
-    _assert_same_training(_llama_with_adapters, store, step)
-    census.count(SUITE, "low-rank adapters: bitwise the same")
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", [name for name in ALL if ARCHITECTURES[name].attention])
+def test_attention_implementation_same_bits(store: TierStore, census: Census, name: str, attention: str) -> None:
+    assert_same_training(store, census, name, backward_outside, attn_implementation=attention)
 
 
-@pytest.mark.parametrize("interleaved", [False, True], ids=["one after the other", "both forwards first"])
-def test_accumulated_gradients_same_bits(store: TierStore, interleaved: bool, census: Census) -> None:
-    def step(model: nn.Module, number: int, around: Around) -> torch.Tensor:
-        losses = []
-        for part in range(2):
-            with around():
-                losses.append(model(**make_batch("GPT-2", 2 * number + part)).loss / 2)
-            if not interleaved:
-                losses[-1].backward()
-        if interleaved:
-            for loss in losses:
-                loss.backward()
-        return torch.stack([loss.detach() for loss in losses]).sum()
-
-    _assert_same_training(ARCHITECTURES["GPT-2"], store, step)
-    census.count(SUITE, "accumulated gradients: bitwise the same")
+@pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])
+def test_experts_implementation_same_bits(store: TierStore, census: Census, experts: str) -> None:
+    assert_same_training(store, census, "mixtral", backward_outside, experts_implementation=experts)
 
 
-def test_evaluation_between_training_steps_same_bits(store: TierStore, census: Census) -> None:
-    """Also inside the scope, where nothing is saved while gradients are off."""
-    evaluated: list[Bits] = []
-
-    def step(model: nn.Module, number: int, around: Around) -> torch.Tensor:
-        with around():
-            loss: torch.Tensor = model(**make_batch("BERT", number)).loss
-            model.eval()
-            with torch.no_grad():
-                evaluated.append(bits(model(**make_batch("BERT", 100 + number)).logits))
-            model.train()
-        loss.backward()
-        return loss
-
-    _assert_same_training(ARCHITECTURES["BERT"], store, step)
-    assert evaluated[0::2] == evaluated[1::2]  # plain and offloaded training take turns
-    census.count(SUITE, "evaluation between steps: bitwise the same")
+@pytest.mark.parametrize("mode", ["checkpoint", "reentrant checkpoint"])
+@pytest.mark.parametrize("name", ALL)
+def test_checkpointed_blocks_hand_fewer_bytes_to_the_store(store: TierStore, name: str, mode: str) -> None:
+    """So what is trained above with checkpointing does checkpoint."""
+    packed_bytes = []
+    for each in (mode, "plain"):
+        training = Training(build(name), name, each, Surroundings())
+        before = store.stats().packed_bytes
+        with tiered_offload(store=store, min_bytes=0):
+            training.forward("one")
+        packed_bytes.append(store.stats().packed_bytes - before)
+        assert_empty(store)  # the graph went without a backward
+    assert packed_bytes[0] < packed_bytes[1]

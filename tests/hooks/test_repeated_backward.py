@@ -176,14 +176,15 @@ def test_hooks_on_tensors_and_nodes_same_bits(store: TierStore) -> None:
 def test_what_double_backward_saves_again_is_not_written_again(store: TierStore) -> None:
     weight = torch.randn(SIDE, SIDE, requires_grad=True)
     with tiered_offload(store, min_bytes=0):
-        loss = (weight * 1).tanh().sin().square().sum()
-        store.flush()
-        first_bytes = store.stats().spilled_bytes
-        deduplicated_bytes = store.stats().deduplicated_bytes
-        (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+        loss = (weight * 1).sin().sum()  # saves its argument
     store.flush()
-    saved_again_bytes = store.stats().deduplicated_bytes - deduplicated_bytes
-    assert saved_again_bytes >= first_bytes
+    first = store.stats()
+    with tiered_offload(store, min_bytes=0):
+        (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)  # saves it again, and its cosine
+    store.flush()
+    second = store.stats()
+    assert second.deduplicated_bytes - first.deduplicated_bytes == first.spilled_bytes
+    assert second.spilled_bytes - first.spilled_bytes < 1.5 * first.spilled_bytes
     gradient.square().sum().backward()
     assert weight.grad is not None
 
