@@ -81,13 +81,14 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 def alias_of(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """A detached tensor over the same storage and version counter, without lazy bits; no bytes are read.
 
-    It keeps the storage alive but not the autograd graph: holding a saved output itself would be a cycle.
+    It keeps the storage alive but not the autograd graph: holding a saved output itself would be a cycle. The bits are
+    cleared, not undone by `conj()`: that makes a view, whose base would be one more owner of the storage.
     """
     alias = tensor.detach()
     if layout.conj:
-        alias = alias.conj()
+        torch._C._set_conj(alias, False)  # type: ignore[attr-defined]
     if layout.neg:
-        alias = torch._neg_view(alias)
+        torch._C._set_neg(alias, False)  # type: ignore[attr-defined]
     return alias
 
 
