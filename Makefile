@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench mutations clean
 
 demo: $(INSTALLED)            ## train a small language model on real text, without and with the store
 	$(BIN)/tierstore demo
@@ -19,6 +19,9 @@ check: $(INSTALLED)           ## style, types, directions of imports
 
 bench: $(INSTALLED)           ## step time and throughput beside peers and the raw device
 	$(BIN)/python -m bench
+
+mutations: $(INSTALLED)       ## break every rule that keeps gradients right, once; which test notices? (minutes)
+	$(BIN)/python -m tests.mutations
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -95,6 +95,19 @@ def test_lazy_conjugate_and_negative_bits_kept(
         assert_round_trip(store, lambda lazy=lazy: lazy(cut(tensor_of(dtype))))  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("lazy", [torch.conj, lambda whole: torch._neg_view(whole)])
+def test_tensor_with_a_lazy_bit_leaves_memory(store: TierStore, lazy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    leaf = torch.randn(500, dtype=torch.complex64, requires_grad=True)
+    with tiered_offload(store, min_bytes=0):
+        hidden = lazy(leaf * 2)
+        loss = (hidden * hidden).abs().sum()
+    del hidden
+    store.flush()
+    stats = store.stats()
+    assert stats.spilled_bytes == stats.packed_bytes
+    loss.backward()
+
+
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
 def test_memory_formats_kept(store: TierStore, memory_format: torch.memory_format) -> None:
     assert_round_trip(store, lambda: torch.randn(2, 3, 5, 7).to(memory_format=memory_format))

@@ -47,6 +47,20 @@ def test_running_statistics_written_after_they_are_saved_same_bits(store: TierSt
     assert_same_gradients(program, store)
 
 
+def test_what_the_newest_node_saved_is_not_read_before_another_saves(store: TierStore) -> None:
+    """Its kernel may not have run: not even `flush` may look at the bytes, though nobody else holds them."""
+    weight = torch.randn(SIDE, SIDE, requires_grad=True)
+    with tiered_offload(store, min_bytes=0):
+        total = (weight * 1).sin().sum()
+        store.flush()
+        assert store.stats().spilled_bytes == 0
+        total = total.exp()
+        store.flush()
+        assert store.stats().spilled_bytes == SIDE * SIDE * 4
+    total.backward()
+    assert weight.grad is not None
+
+
 def _many_layers(store: TierStore, **options: object) -> Callable[[], None]:
     weights = [torch.randn(256, 256, requires_grad=True) for _ in range(6)]
     batch = torch.randn(256, 256)

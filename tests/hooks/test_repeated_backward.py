@@ -173,6 +173,22 @@ def test_hooks_on_tensors_and_nodes_same_bits(store: TierStore) -> None:
     assert_same_gradients(program, store)
 
 
+@pytest.mark.parametrize("host_bytes", [0, "1GiB"])
+def test_derivatives_agree_with_differences(make_store: MakeStore, host_bytes: object) -> None:
+    """`gradcheck` and `gradgradcheck` of a function that offloads."""
+    store = make_store(host_bytes=host_bytes)
+
+    def function(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        with tiered_offload(store, min_bytes=0):
+            values: torch.Tensor = torch.linalg.qr((left * 1) @ (right * 1).tanh()).R.exp()
+            return values
+
+    inputs = [torch.randn(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
+    assert bool(store.stats().spilled_bytes) == (host_bytes == 0)
+
+
 def test_what_double_backward_saves_again_is_not_written_again(store: TierStore) -> None:
     weight = torch.randn(SIDE, SIDE, requires_grad=True)
     with tiered_offload(store, min_bytes=0):
@@ -180,11 +196,11 @@ def test_what_double_backward_saves_again_is_not_written_again(store: TierStore)
     store.flush()
     first = store.stats()
     with tiered_offload(store, min_bytes=0):
-        (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)  # saves it again, and its cosine
+        (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)  # saves it again
     store.flush()
     second = store.stats()
     assert second.deduplicated_bytes - first.deduplicated_bytes == first.spilled_bytes
-    assert second.spilled_bytes - first.spilled_bytes < 1.5 * first.spilled_bytes
+    assert second.spilled_bytes - first.spilled_bytes < first.spilled_bytes / 2
     gradient.square().sum().backward()
     assert weight.grad is not None
 
