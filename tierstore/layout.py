@@ -86,9 +86,9 @@ def alias_of(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """
     alias = tensor.detach()
     if layout.conj:
-        torch._C._set_conj(alias, False)  # type: ignore[attr-defined]
+        torch._C._set_conj(alias, False)
     if layout.neg:
-        torch._C._set_neg(alias, False)  # type: ignore[attr-defined]
+        torch._C._set_neg(alias, False)
     return alias
 
 

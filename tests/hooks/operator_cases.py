@@ -1,6 +1,6 @@
 """PyTorch's operator database, each sample run plainly and with everything that backward needs on disk.
 
-A sample's inputs are cloned first, inside the run: saved leaves would stay where they are by design. Nothing but the
+A sample's inputs are copied first, inside the run: saved leaves would stay where they are by design. Nothing but the
 graph holds on to inputs and outputs when backward begins, so all that was saved can leave memory.
 """
 
@@ -30,12 +30,13 @@ Outcome = list[Bits | str]
 
 
 class Case(NamedTuple):
-    """One run: what is called, on which sample, and how often it is differentiated."""
+    """One run: what is called, on which sample, how often it is differentiated, and how often backward runs."""
 
     name: str
     function: Function
     sample: SampleInput
-    order: int
+    order: int = 1
+    num_backwards: int = 1
 
 
 def differentiable() -> list[OpInfo]:
@@ -44,21 +45,22 @@ def differentiable() -> list[OpInfo]:
 
 
 def cases_of(op: OpInfo, device: str, dtype: torch.dtype) -> Iterator[Case]:
-    """All samples; the first ones that allow it differentiated twice, and in place."""
+    """All samples; the first ones also with backward run twice, differentiated twice, and in place."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         samples = list(op.sample_inputs(device, dtype, requires_grad=True))
     for number, sample in enumerate(samples):
-        yield Case(f"sample {number}", op.get_op(), sample, 1)
-    if op.supports_gradgrad:
-        for number, sample in islice(enumerate(samples), 2):
-            yield Case(f"sample {number}, twice", op.get_op(), sample, 2)
+        yield Case(f"sample {number}", op.get_op(), sample)
+    for number, sample in islice(enumerate(samples), 2):
+        yield Case(f"sample {number}, backward twice", op.get_op(), sample, num_backwards=2)
+        if op.supports_gradgrad:
+            yield Case(f"sample {number}, differentiated twice", op.get_op(), sample, order=2)
     in_place = op.get_inplace()
     if in_place is not None and op.supports_inplace_autograd:
         fitting = ((number, sample) for number, sample in enumerate(samples) if not sample.broadcasts_input)
         for number, sample in islice(fitting, 2):
-            yield Case(f"sample {number}, in place", in_place, sample, 1)
+            yield Case(f"sample {number}, in place", in_place, sample)
 
 
 def run(case: Case, store: TierStore | None, around: Around = nullcontext) -> Outcome:
@@ -93,11 +95,11 @@ def _differentiate(case: Case, enter: Around, settle: Callable[[], None]) -> Out
     def fresh(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        value = value.detach().clone().requires_grad_(value.requires_grad)
         if not value.requires_grad:
-            return value
-        leaves.append(value)
-        return value.clone()
+            return _copy(value)
+        leaf = _copy(value).requires_grad_()
+        leaves.append(leaf)
+        return _Copied.apply(leaf) if leaf.layout is torch.strided else leaf.clone()
 
     sample = case.sample
     with enter():
@@ -114,8 +116,35 @@ def _differentiate(case: Case, enter: Around, settle: Callable[[], None]) -> Out
             more, edges, cotangents = _let_go(gradients)
             outcome += more
             del gradients
-    settle()
-    return outcome + [bits(gradient) for gradient in _gradients(edges, leaves, cotangents, create_graph=False)]
+    for number in reversed(range(case.num_backwards)):
+        settle()
+        gradients = _gradients(edges, leaves, cotangents, retain_graph=number > 0)
+        outcome += [bits(gradient) for gradient in gradients]
+        del gradients
+    return outcome
+
+
+class _Copied(torch.autograd.Function):
+    """A copy with the same geometry, and storage of its own: `clone()` would make it dense."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return _copy(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor:
+        return tensor.clone()
+    copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    copy.set_(tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    torch._C._set_conj(copy, tensor.is_conj())
+    torch._C._set_neg(copy, tensor.is_neg())
+    return copy
 
 
 def _let_go(outputs: object) -> tuple[Outcome, list[Any], list[torch.Tensor]]:
@@ -127,9 +156,9 @@ def _let_go(outputs: object) -> tuple[Outcome, list[Any], list[torch.Tensor]]:
 
 
 def _gradients(
-    edges: list[Any], leaves: list[torch.Tensor], cotangents: list[torch.Tensor], *, create_graph: bool
+    edges: list[Any], leaves: list[torch.Tensor], cotangents: list[torch.Tensor], **options: bool
 ) -> list[torch.Tensor]:
     if not edges or not leaves:
         return []
-    found = torch.autograd.grad(edges, leaves, cotangents, allow_unused=True, create_graph=create_graph)
+    found = torch.autograd.grad(edges, leaves, cotangents, allow_unused=True, **options)
     return [gradient for gradient in found if gradient is not None]

@@ -24,12 +24,10 @@ def bits(tensor: torch.Tensor | None) -> Bits:
     """Dtype, shape and bytes: equal only if every bit is, NaNs included."""
     if tensor is None:
         return None
-    plain = tensor.detach()
-    if plain.layout is not torch.strided:
-        plain = plain.to_dense()
-    plain = plain.resolve_conj().resolve_neg()
-    copy = plain.clone(memory_format=torch.contiguous_format)  # `numpy()` marks a storage for good: not the caller's
-    return tensor.dtype, tuple(tensor.shape), copy.reshape(-1).view(torch.uint8).numpy().tobytes()
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    # A clone, because `numpy()` marks a storage for good; `contiguous()` leaves the odd stride of a single element.
+    copy = plain.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+    return tensor.dtype, tuple(tensor.shape), copy.numpy().tobytes()
 
 
 def all_bits(tensors: Iterable[torch.Tensor | None]) -> list[Bits]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,11 +13,21 @@ from tests.census import Census
 from tests.hooks.operator_cases import DTYPES, cases_of, differentiable, is_deterministic, run
 from tierstore import TierStore
 
-EXCEPTIONS = {
-    "linalg_lstsq": "LAPACK rounds by where its workspace lies: plain PyTorch differs from itself",
-    "linalg_lstsq_grad_oriented": "LAPACK rounds by where its workspace lies: plain PyTorch differs from itself",
-}
-"""Operators of which some samples are not compared on the CPU, because plain PyTorch is not deterministic there."""
+_GELSY = (
+    "LAPACK's gelsy reads pivots that torch does not fill, so plain PyTorch differs from itself; compared with "
+    "uninitialised memory filled"
+)
+UNSTEADY = {"linalg_lstsq": _GELSY, "linalg_lstsq_grad_oriented": _GELSY}
+"""Operators that plain PyTorch does not repeat from run to run on the CPU, why, and how they are compared."""
+
+
+@contextmanager
+def _uninitialised_memory_filled() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +50,10 @@ def _check(op: OpInfo, device: str, store: TierStore, census: Census) -> None:
             if found == expected:
                 outcome = "cases bitwise the same" if not isinstance(expected[0], str) else "cases with the same error"
             else:
-                excepted = op.formatted_name in EXCEPTIONS if device == "cpu" else not is_deterministic(case, expected)
-                assert excepted, f"{case.name}, {dtype}"
+                assert device != "cpu", f"{case.name}, {dtype}"
+                assert not is_deterministic(case, expected), f"{case.name}, {dtype}"
                 outcome = "cases not compared"
-                reason = EXCEPTIONS.get(op.formatted_name, "plain PyTorch differs from itself")
-                census.exception(suite, op.formatted_name, reason)
+                census.exception(suite, op.formatted_name, "plain PyTorch differs from itself")
             census.count(suite, outcome)
     assert store.stats().live_handles == 0
 
@@ -51,7 +61,12 @@ def _check(op: OpInfo, device: str, store: TierStore, census: Census) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("op", differentiable(), ids=lambda op: op.formatted_name)
 def test_operator_same_bits(op: OpInfo, shared_store: TierStore, census: Census) -> None:
-    _check(op, "cpu", shared_store, census)
+    if op.formatted_name not in UNSTEADY:
+        _check(op, "cpu", shared_store, census)
+        return
+    census.exception("operator database on cpu", op.formatted_name, UNSTEADY[op.formatted_name])
+    with _uninitialised_memory_filled():
+        _check(op, "cpu", shared_store, census)
 
 
 @pytest.mark.gpu
@@ -66,5 +81,5 @@ def test_operators_on_the_device_same_bits(shared_store: TierStore, census: Cens
     assert not wrong
 
 
-def test_excepted_operators_exist() -> None:
-    assert set(EXCEPTIONS) <= {op.formatted_name for op in differentiable()}
+def test_unsteady_operators_exist() -> None:
+    assert set(UNSTEADY) <= {op.formatted_name for op in differentiable()}
