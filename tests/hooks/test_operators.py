@@ -20,6 +20,14 @@ _GELSY = (
 UNSTEADY = {"linalg_lstsq": _GELSY, "linalg_lstsq_grad_oriented": _GELSY}
 """Operators that plain PyTorch does not repeat from run to run on the CPU, why, and how they are compared."""
 
+REFUSED = {
+    "abs": "in place, of complex numbers",
+    "float_power": "in place, where the input would need another dtype",
+    "native_layer_norm": "differentiated twice without a weight",
+    "nn_functional_ctc_loss": "differentiated twice, although its entry says that it can be",
+}
+"""Operators of which plain PyTorch refuses some case: the same error is expected."""
+
 
 @contextmanager
 def _uninitialised_memory_filled() -> Iterator[None]:
@@ -47,8 +55,11 @@ def _check(op: OpInfo, device: str, store: TierStore, census: Census) -> None:
             continue
         for case in cases_of(op, device, dtype):
             expected, found = run(case, None), run(case, store)
-            if found == expected:
-                outcome = "cases bitwise the same" if not isinstance(expected[0], str) else "cases with the same error"
+            if found == expected and not isinstance(expected[0], str):
+                outcome = "cases bitwise the same"
+            elif found == expected:
+                assert device != "cpu" or op.formatted_name in REFUSED, f"{case.name}, {dtype}: {expected[0]}"
+                outcome = "cases refused, with the same error"
             else:
                 assert device != "cpu", f"{case.name}, {dtype}"
                 assert not is_deterministic(case, expected), f"{case.name}, {dtype}"
@@ -81,5 +92,5 @@ def test_operators_on_the_device_same_bits(shared_store: TierStore, census: Cens
     assert not wrong
 
 
-def test_unsteady_operators_exist() -> None:
-    assert set(UNSTEADY) <= {op.formatted_name for op in differentiable()}
+def test_excepted_operators_exist() -> None:
+    assert set(UNSTEADY) | set(REFUSED) <= {op.formatted_name for op in differentiable()}
