@@ -35,6 +35,7 @@ class PackLog:
 
     Attributes:
         number: unique in this process: see `living_log`.
+        started: backward has asked for something.
         lookahead, reload_ahead: what backward will ask for next, from the disk and from host memory.
     """
 
@@ -43,7 +44,7 @@ class PackLog:
         _living[self.number] = self
         self.lookahead = Lookahead(lookahead_bytes)
         self.reload_ahead = Lookahead(RELOAD_BYTES if lookahead_bytes else 0)
-        self._started = False
+        self.started = False
         self._orders = orders
         self._records: list[Record] = []
         self._nodes: list[int] = []
@@ -61,23 +62,18 @@ class PackLog:
         self._records.append(record)
         return len(nodes) - 1
 
-    @property
-    def started(self) -> bool:
-        """Whether backward has asked for something."""
-        return self._started
-
     def fetch(self, index: int, layout: Layout) -> torch.Tensor:
         """Saved tensor `index`; waits only if its bytes are not in memory. See `TierStore.get` for what it raises."""
         record = self._records[index]
         books = cast(Residency, record.books)
-        if not self._started:
+        if not self.started:
             self._start()
             books.settle()
         self._observe(index)
         return books.fetch(record, layout, self.lookahead, self.reload_ahead, index)
 
     def _start(self) -> None:
-        self._started = True
+        self.started = True
         self._large_nodes = large_nodes(self._records, self._nodes, self._budget_bytes)
         learned = self._orders.recall(self._signature) if self._orders is not None else None
         order = learned or reverse_topological(self._nodes)
