@@ -81,15 +81,22 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 def alias_of(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """A detached tensor over the same storage and version counter, without lazy bits; no bytes are read.
 
-    It keeps the storage alive but not the autograd graph: holding a saved output itself would be a cycle. The bits are
-    cleared, not undone by `conj()`: that makes a view, whose base would be one more owner of the storage.
+    It keeps the storage alive but not the autograd graph: holding a saved output itself would be a cycle.
     """
     alias = tensor.detach()
-    if layout.conj:
-        torch._C._set_conj(alias, False)
-    if layout.neg:
-        torch._C._set_neg(alias, False)
+    if layout.conj or layout.neg:
+        _set_lazy_bits(alias, False, False)
     return alias
+
+
+def _set_lazy_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> None:
+    """Set the lazy bits of a tensor that nobody else has seen.
+
+    `conj()` would make a view, which keeps what it was made of: one more owner of the storage, which `ownership.py`
+    could not tell from a stranger.
+    """
+    torch._C._set_conj(tensor, conj)
+    torch._C._set_neg(tensor, neg)
 
 
 def span_of(layouts: Iterable[Layout], storage_bytes: int) -> tuple[int, int]:
@@ -133,10 +140,8 @@ def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.
         whole = storage_bytes - storage_bytes % max(itemsize, source.dtype.itemsize)
         tensor = source.as_strided((whole // source.dtype.itemsize,), (1,), 0).view(layout.dtype)
     tensor = tensor.as_strided(layout.size, layout.stride, layout.offset - first_byte // itemsize)
-    if layout.conj:
-        tensor = tensor.conj()
-    if layout.neg:
-        tensor = torch._neg_view(tensor)
+    if layout.conj or layout.neg:
+        _set_lazy_bits(tensor, layout.conj, layout.neg)
     return tensor
 
 
