@@ -12,6 +12,7 @@
     ├── ModifiedInPlaceError (also a RuntimeError)  a saved tensor was changed before backward used it
     ├── DaemonUnavailableError                    the sidecar did not come back in time
     └── ProtocolError                             the peer on the socket does not speak our protocol
+    TierStoreWarning (a UserWarning)              right, but not what was probably meant
 
 Every error carries the figures it is about as fields; the message is made from them and says where the
 data is now. Errors of background work are raised on the thread that trains, with their cause chained.

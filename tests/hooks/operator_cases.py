@@ -1,127 +1,140 @@
-"""PyTorch's operator database, each sample run plainly and with everything that backward needs on disk.
+"""PyTorch's own database of operators and sample inputs, as programs that run plainly and under a store.
 
-A sample's inputs are copied first, inside the run: saved leaves would stay where they are by design. Nothing but the
-graph holds on to inputs and outputs when backward begins, so all that was saved can leave memory.
+A *run* is a generator that computes one sample and stops between its passes (forward, backward, backward again), so
+that many runs go side by side: what all of them saved is on disk before any of them goes on. Between passes a run
+holds edges of its graph, not tensors: what was saved, outputs included, has no other owner than the store.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.graph import get_gradient_edge
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.hooks.programs import Bits, bits
+from tests.hooks.programs import Around, bits, forget_after_error
 from tierstore import TierStore, tiered_offload
 
-__all__ = ["DTYPES", "Case", "cases_of", "differentiable", "is_deterministic", "run"]
-
 DTYPES = (torch.float32, torch.complex64)
-Function = Callable[..., Any]
-Around = Callable[[], AbstractContextManager[object]]
-Outcome = list[Bits | str]
+
+Entry = Any
+"""An `OpInfo`, and one of its `SampleInput`s: torch has no types for them."""
+Sample = Any
+Outcome = list[object] | str
+"""The bits of everything that a run computed, or the error that it ended with."""
+Run = Generator[None, None, list[object]]
 
 
-class Case(NamedTuple):
-    """One run: what is called, on which sample, how often it is differentiated, and how often backward runs."""
+def differentiable_entries() -> dict[str, Entry]:
+    """The entries of `op_db` that support autograd, by full name (`linalg.svd`, `norm.nuc`)."""
+    from torch.testing._internal.common_methods_invocations import op_db
 
-    name: str
-    function: Function
-    sample: SampleInput
-    order: int = 1
-    num_backwards: int = 1
-
-
-def differentiable() -> list[OpInfo]:
-    """Every entry of the database that has a backward in one of `DTYPES`."""
-    return [op for op in op_db if op.supports_autograd and any(op.supports_dtype(dtype, "cpu") for dtype in DTYPES)]
+    # The import forbids the whole process to set flags of `torch.backends` but by their context managers.
+    torch.backends.__allow_nonbracketed_mutation_flag = True  # type: ignore[attr-defined]
+    entries = [entry for entry in op_db if entry.supports_autograd]
+    found = {entry.full_name: entry for entry in entries}
+    assert len(found) == len(entries), "two entries have the same name"
+    return found
 
 
-def cases_of(op: OpInfo, device: str, dtype: torch.dtype) -> Iterator[Case]:
-    """All samples; the first ones also with backward run twice, differentiated twice, and in place."""
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        samples = list(op.sample_inputs(device, dtype, requires_grad=True))
-    for number, sample in enumerate(samples):
-        yield Case(f"sample {number}", op.get_op(), sample)
-    for number, sample in islice(enumerate(samples), 2):
-        yield Case(f"sample {number}, backward twice", op.get_op(), sample, num_backwards=2)
-        if op.supports_gradgrad:
-            yield Case(f"sample {number}, differentiated twice", op.get_op(), sample, order=2)
-    in_place = op.get_inplace()
-    if in_place is not None and op.supports_inplace_autograd:
-        fitting = ((number, sample) for number, sample in enumerate(samples) if not sample.broadcasts_input)
-        for number, sample in islice(fitting, 2):
-            yield Case(f"sample {number}, in place", in_place, sample)
+def dtypes_of(entry: Entry, device: str) -> list[torch.dtype]:
+    """Those of DTYPES in which the entry has a backward on that device."""
+    kind = torch.device(device).type
+    supported = entry.supported_dtypes(kind) & entry.supported_backward_dtypes(kind)
+    return [dtype for dtype in DTYPES if dtype in supported]
 
 
-def run(case: Case, store: TierStore | None, around: Around = nullcontext) -> Outcome:
-    """The bits of the outputs and of the gradients, or the error that PyTorch raised.
-
-    Args:
-        store: where saved tensors go; None: nowhere, what `around` makes is in force in its place.
-    """
-    torch.manual_seed(0)
-    enter: Around = around if store is None else lambda: tiered_offload(store, min_bytes=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # operators' own: deprecations, prototypes
-        try:
-            return _differentiate(case, enter, (lambda: None) if store is None else store.flush)
-        except (RuntimeError, ValueError, NotImplementedError) as error:
-            return [f"{type(error).__name__}: {str(error).splitlines()[0]}"]
+def seed(number: int) -> None:
+    """As `torch.manual_seed`, which for each accelerator that is not there keeps the call and its stack for later."""
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(number)
 
 
-def is_deterministic(case: Case, expected: Outcome) -> bool:
-    """Whether plain PyTorch gives the same again, wherever its allocator puts things."""
-    padding = []
-    for number in range(20):
-        padding.append(torch.empty(17 * number + 3))
-        if run(case, None) != expected:
-            return False
-    return True
+@dataclass(frozen=True)
+class Case:
+    """One sample of one entry, or of its variant that works in place."""
+
+    function: Callable[..., Any]
+    sample: Sample
+    number: int
+
+    def forward(
+        self, around: Around
+    ) -> tuple[list[object], list[GradientEdge], list[torch.Tensor], list[torch.Tensor]]:
+        """The bits of the outputs; their edges, with a gradient for each; the leaves."""
+        leaves: list[torch.Tensor] = []
+        seed(self.number)
+        with around():
+            outputs = self._outputs(leaves)
+        found = [value_of(output) for output in outputs]
+        outputs = [output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
+        return found, [get_gradient_edge(output) for output in outputs], [_direction(out) for out in outputs], leaves
+
+    def _outputs(self, leaves: list[torch.Tensor]) -> list[Any]:
+        """Of the operator on copies of the sample's tensors; a copy of one that requires grad is not a leaf."""
+        copies: dict[int, torch.Tensor] = {}
+
+        def copied(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if id(value) not in copies:
+                copies[id(value)] = _non_leaf(value, leaves) if value.requires_grad else _copy(value)
+            return copies[id(value)]
+
+        sample = self.sample
+        value, args, kwargs = tree_map(copied, (sample.input, tuple(sample.args), dict(sample.kwargs)))
+        return tree_leaves(sample.output_process_fn_grad(self.function(value, *args, **kwargs)))
 
 
-def _differentiate(case: Case, enter: Around, settle: Callable[[], None]) -> Outcome:
-    leaves: list[torch.Tensor] = []
+def backward(case: Case, around: Around) -> Run:
+    """Forward; the gradients of all leaves."""
+    found, edges, directions, leaves = case.forward(around)
+    yield
+    seed(case.number)
+    return found + _values(_gradients(edges, directions, leaves))
 
-    def fresh(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if not value.requires_grad:
-            return _copy(value)
-        leaf = _copy(value).requires_grad_()
-        leaves.append(leaf)
-        return _Copied.apply(leaf) if leaf.layout is torch.strided else leaf.clone()
 
-    sample = case.sample
-    with enter():
-        arguments = tree_map(fresh, (sample.input, sample.args, sample.kwargs))
-        outputs = case.function(arguments[0], *arguments[1], **arguments[2])
-        outputs = sample.output_process_fn_grad(outputs)
-        del arguments
-        outcome, edges, cotangents = _let_go(outputs)
-        del outputs
-    for _ in range(case.order - 1):
-        settle()
-        with enter():
-            gradients = _gradients(edges, leaves, cotangents, create_graph=True)
-            more, edges, cotangents = _let_go(gradients)
-            outcome += more
-            del gradients
-    for number in reversed(range(case.num_backwards)):
-        settle()
-        gradients = _gradients(edges, leaves, cotangents, retain_graph=number > 0)
-        outcome += [bits(gradient) for gradient in gradients]
-        del gradients
-    return outcome
+def repeated_backward(case: Case, around: Around) -> Run:
+    """Forward; backward twice through the same graph."""
+    found, edges, directions, leaves = case.forward(around)
+    for retain_graph in (True, False):
+        yield
+        seed(case.number)
+        found += _values(_gradients(edges, directions, leaves, retain_graph=retain_graph))
+    return found
+
+
+def double_backward(case: Case, around: Around) -> Run:
+    """Forward; backward, which saves tensors itself; backward through both."""
+    found, edges, directions, leaves = case.forward(around)
+    num_inputs = len(leaves)
+    yield
+    seed(case.number)
+    with around():
+        gradients = _gradients(
+            edges, [_non_leaf(direction, leaves) for direction in directions], leaves[:num_inputs], create_graph=True
+        )
+    found += _values(gradients)
+    gradients = [gradient for gradient in gradients if gradient is not None and gradient.requires_grad]
+    edges, second = [get_gradient_edge(gradient) for gradient in gradients], [_direction(one) for one in gradients]
+    del gradients
+    yield
+    return found + _values(_gradients(edges, second, leaves))
+
+
+def _gradients(
+    edges: Sequence[GradientEdge], directions: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], **options: bool
+) -> Sequence[torch.Tensor | None]:
+    if not edges or not leaves:
+        return []
+    return torch.autograd.grad(edges, leaves, directions, allow_unused=True, **options)
 
 
 class _Copied(torch.autograd.Function):
@@ -137,28 +150,179 @@ class _Copied(torch.autograd.Function):
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
     if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor:
-        return tensor.clone()
+        return tensor.detach().clone()
+    storage = tensor.untyped_storage().clone()
     copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    copy.set_(tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    copy.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
     torch._C._set_conj(copy, tensor.is_conj())
     torch._C._set_neg(copy, tensor.is_neg())
     return copy
 
 
-def _let_go(outputs: object) -> tuple[Outcome, list[Any], list[torch.Tensor]]:
-    """The outputs' bits, and what it takes to differentiate them without keeping them."""
-    tensors = [value for value in tree_flatten(outputs)[0] if isinstance(value, torch.Tensor)]
-    edges = [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
-    cotangents = [torch.randn_like(tensor) for tensor in tensors if tensor.requires_grad]
-    return [bits(tensor) for tensor in tensors], edges, cotangents
+def _non_leaf(tensor: torch.Tensor, leaves: list[torch.Tensor]) -> torch.Tensor:
+    """A copy of a new leaf. Leaves are kept where they are; a copy, once nobody holds it, is not."""
+    leaf = tensor.detach().requires_grad_()
+    leaves.append(leaf)
+    return _Copied.apply(leaf) if tensor.layout is torch.strided else leaf.clone()
 
 
-def _gradients(
-    edges: list[Any], leaves: list[torch.Tensor], cotangents: list[torch.Tensor], **options: bool
-) -> list[torch.Tensor]:
-    if not edges or not leaves:
+def _direction(output: torch.Tensor) -> torch.Tensor:
+    """A gradient for an output, the same in every run."""
+    if output.layout is not torch.strided:
+        return output.detach().clone()
+    numbers = torch.arange(1, output.numel() + 1, dtype=torch.float64, device=output.device)
+    numbers = (numbers * math.e).sin()
+    if output.is_complex():
+        numbers = torch.complex(numbers, numbers.cos())
+    return numbers.to(output.dtype).reshape(output.shape)
+
+
+def _values(tensors: Iterable[torch.Tensor | None]) -> list[object]:
+    return [value_of(tensor) for tensor in tensors]
+
+
+def value_of(value: Any) -> object:
+    """The bits of a tensor of any layout; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    if value.layout is torch.strided:
+        return bits(value.cpu())
+    if value.layout is torch.sparse_coo:
+        parts = [value._indices(), value._values()]
+    elif value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [value.crow_indices(), value.col_indices(), value.values()]
+    else:
+        parts = [value.ccol_indices(), value.row_indices(), value.values()]
+    return [value.layout, tuple(value.shape), *map(value_of, parts)]
+
+
+def outcomes(
+    make: Callable[[Case, Around], Run], cases: Sequence[Case], around: Around, settle: Callable[[], None]
+) -> list[Outcome]:
+    """What each case comes to, with `settle` called between the passes of all of them."""
+    runs: dict[int, Run] = {number: make(case, around) for number, case in enumerate(cases)}
+    found: dict[int, Outcome] = {}
+    while runs:
+        for number, run in list(runs.items()):
+            try:
+                with _torch_may_warn():
+                    next(run)
+            except StopIteration as end:
+                found[number] = end.value
+                del runs[number]
+            except Exception as error:  # noqa: BLE001 - whatever it is, the other run has to raise the same
+                found[number] = f"{type(error).__name__}: {error}"
+                del runs[number]
+                forget_after_error()
+        settle()
+    return [found[number] for number in range(len(cases))]
+
+
+def plain_outcomes(make: Callable[[Case, Around], Run], cases: Sequence[Case]) -> list[Outcome]:
+    return outcomes(make, cases, nullcontext, lambda: None)
+
+
+def copying_outcomes(make: Callable[[Case, Around], Run], cases: Sequence[Case]) -> list[Outcome]:
+    """With the plainest of hooks, which hand back a copy of what was saved: what any store has to differ in."""
+    return outcomes(make, cases, _copying_hooks, lambda: None)
+
+
+def _copying_hooks() -> AbstractContextManager[object]:
+    return saved_tensors_hooks(lambda tensor: tensor.detach().clone(), lambda tensor: tensor)
+
+
+def offloaded_outcomes(make: Callable[[Case, Around], Run], cases: Sequence[Case], store: TierStore) -> list[Outcome]:
+    """With everything that can go to disk there before each next pass."""
+    return outcomes(make, cases, lambda: tiered_offload(store, min_bytes=0), store.flush)
+
+
+def cases_of(entry: Entry, device: str, dtype: torch.dtype) -> list[Case]:
+    seed(0)
+    with _torch_may_warn():
+        return [Case(entry.op, sample, number) for number, sample in enumerate(_samples(entry, device, dtype))]
+
+
+def in_place_cases_of(entry: Entry, device: str, dtype: torch.dtype) -> list[Case]:
+    """Of the variant that changes its input; none for samples whose result has another shape than the input."""
+    function = entry.get_inplace()
+    if function is None or not entry.supports_inplace_autograd:
         return []
-    found = torch.autograd.grad(edges, leaves, cotangents, allow_unused=True, **options)
-    return [gradient for gradient in found if gradient is not None]
+    seed(0)
+    with _torch_may_warn():
+        samples = [sample for sample in _samples(entry, device, dtype) if not sample.broadcasts_input]
+    return [Case(function, sample, number) for number, sample in enumerate(samples)]
+
+
+def _samples(entry: Entry, device: str, dtype: torch.dtype) -> Iterator[Sample]:
+    samples: Iterator[Sample] = entry.sample_inputs(device, dtype, requires_grad=True)
+    return samples
+
+
+def _torch_may_warn() -> warnings.catch_warnings:
+    """The samples call what is deprecated, and what is in beta, on purpose."""
+    return warnings.catch_warnings(action="ignore")
+
+
+KINDS: dict[str, Callable[[Case, Around], Run]] = {
+    "forward and backward": backward,
+    "backward twice": repeated_backward,
+    "double backward": double_backward,
+    "in place": backward,
+}
+"""What is done with the samples of an entry."""
+
+
+def cases_by_kind(entry: Entry, device: str, dtype: torch.dtype) -> dict[str, list[Case]]:
+    """Every sample forward and backward, and in place where there is such a variant; one sample for the rest."""
+    cases = cases_of(entry, device, dtype)
+    return {
+        "forward and backward": cases,
+        "backward twice": cases[:1],
+        "double backward": cases[:1] if entry.supports_gradgrad else [],
+        "in place": in_place_cases_of(entry, device, dtype),
+    }
+
+
+class Verdict(NamedTuple):
+    """How the runs of one kind compare.
+
+    Attributes:
+        num_same: same bits.
+        refused: the same errors, and what they say.
+        differences: of the other cases, with what plain PyTorch and the plainest hooks do with them.
+        num_unsteady: cases whose plain runs differ among themselves.
+    """
+
+    num_same: int
+    refused: list[str]
+    differences: list[str]
+    num_unsteady: int
+
+
+def compare(kind: str, cases: Sequence[Case], store: TierStore) -> Verdict:
+    """Run the cases plainly and under the store."""
+    make = KINDS[kind]
+    expected = plain_outcomes(make, cases)
+    found = offloaded_outcomes(make, cases, store)
+    refused = [one for one, other in zip(expected, found, strict=True) if one == other and isinstance(one, str)]
+    wrong = [number for number, (one, other) in enumerate(zip(expected, found, strict=True)) if one != other]
+    differences, num_unsteady = [], 0
+    for number in wrong:
+        again = [plain_outcomes(make, cases[number : number + 1])[0] for _ in range(4)]
+        copying = copying_outcomes(make, cases[number : number + 1])[0]
+        unsteady = any(one != expected[number] for one in again)
+        num_unsteady += unsteady
+        differences.append(
+            f"sample {number}: {_where(expected[number], found[number])}; "
+            f"plain runs {'differ' if unsteady else 'agree'}, "
+            f"hooks that copy {'agree' if copying == expected[number] else 'differ'}"
+        )
+    return Verdict(len(cases) - len(refused) - len(wrong), refused, differences, num_unsteady)
+
+
+def _where(expected: Outcome, found: Outcome) -> str:
+    if isinstance(expected, str) or isinstance(found, str):
+        return " against ".join(one if isinstance(one, str) else "no error" for one in (found, expected))
+    return f"values {[number for number, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]}"

@@ -24,8 +24,7 @@ def bits(tensor: torch.Tensor | None) -> Bits:
     """Dtype, shape and bytes: equal only if every bit is, NaNs included."""
     if tensor is None:
         return None
-    plain = tensor.detach()
-    plain = (plain if plain.layout is torch.strided else plain.to_dense()).resolve_conj().resolve_neg()
+    plain = tensor.detach().resolve_conj().resolve_neg()
     # A clone, because `numpy()` marks a storage for good; `contiguous()` leaves the odd stride of a single element.
     copy = plain.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
     return tensor.dtype, tuple(tensor.shape), copy.numpy().tobytes()
