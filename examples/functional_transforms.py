@@ -1,48 +1,80 @@
-"""`torch.func` beside offloading: its transforms of derivatives run under no saved-tensor hooks.
+"""`torch.func` beside `tiered_offload`: which of its transforms run inside a scope, and how the others do.
 
-python examples/functional_transforms.py [PATH]
+`grad`, `vjp`, `jacrev` and `hessian` refuse to run under any saved-tensor hooks. `keep_resident(hooks=False)` takes
+the hooks off for as long as they run; the scope around goes on afterwards.
+
+    python examples/functional_transforms.py [PATH]    # PATH: a directory on the drive; default: a temporary one
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from tempfile import TemporaryDirectory
 
 import torch
+from torch import func
 
 from tierstore import TierStore, keep_resident, tiered_offload
 
+SIDE = 24
+Transform = Callable[[torch.Tensor], torch.Tensor]
 
-def energy(values: torch.Tensor) -> torch.Tensor:
-    """Some function of a vector."""
-    return (values.sin() * values.exp()).sum()
+
+def energy(point: torch.Tensor) -> torch.Tensor:
+    """A smooth function of SIDE numbers."""
+    return (torch.outer(point, point).sin().exp() * point).sum()
+
+
+TRANSFORMS: dict[str, Transform] = {
+    "grad": func.grad(energy),
+    "vjp": lambda point: func.vjp(torch.sin, point)[1](point)[0],
+    "jacrev": func.jacrev(torch.sin),
+    "hessian": func.hessian(energy),
+    "vmap of grad": lambda point: func.vmap(func.grad(energy))(torch.stack([point, 2 * point])),
+    "jvp": lambda point: func.jvp(energy, (point,), (point,))[1],
+    "jacfwd": func.jacfwd(energy),
+    "vmap": lambda point: func.vmap(energy)(torch.stack([point, 2 * point])),
+}
+
+
+def loss_of(weight: torch.Tensor, transform: Transform, around: AbstractContextManager[None]) -> torch.Tensor:
+    """A training loss with a transform in it, as a factor that is not differentiated."""
+    hidden = (weight * 2).exp()
+    with around:
+        factor = transform(hidden.detach()[0]).square().mean()
+    return (hidden.sin() * factor).sum()
 
 
 def main(path: str) -> None:
-    """A training step whose loss needs a Hessian."""
+    """Run each transform plainly, inside a scope, and inside a scope with the hooks off; print what happened."""
     torch.manual_seed(0)
-    weight = torch.randn(200, 200, requires_grad=True)
-    point = torch.randn(8)
+    weight = torch.randn(SIDE, SIDE, requires_grad=True)
+    refusal: RuntimeError | None = None
     with TierStore(path, host_bytes=0) as store:
-        try:
-            with tiered_offload(store):
-                torch.func.hessian(energy)(point)
-        except RuntimeError as error:
-            print(f"under a scope: {type(error).__name__}, with the advice:")
-            print(f"  {error.__notes__[-1]}")
-        with tiered_offload(store, min_bytes=0):
-            loss = (weight * 2).tanh().square().mean()
-            with keep_resident(hooks=False):
-                curvature = torch.func.hessian(energy)(point).diagonal().sum()
-                slopes = torch.func.vmap(torch.func.grad(energy))(point.expand(3, -1))
-            loss = (loss * curvature).exp().log() + slopes.square().sum()
-        store.flush()
-        stored = store.stats().packed_tensors
-        loss.backward()
-    print("inside keep_resident(hooks=False): Hessian and per-sample gradients computed")
-    print(f"around it: {stored} tensors stored")
+        for name, transform in TRANSFORMS.items():
+            (plain,) = torch.autograd.grad(loss_of(weight, transform, nullcontext()), weight)
+            try:
+                with tiered_offload(store, min_bytes=0):
+                    loss_of(weight, transform, nullcontext())
+                outcome = "runs"
+            except RuntimeError as error:
+                outcome, refusal = "is refused", error
+            with tiered_offload(store, min_bytes=0):
+                loss = loss_of(weight, transform, keep_resident(hooks=False))
+            store.flush()
+            (stored,) = torch.autograd.grad(loss, weight)
+            verdict = (
+                "bitwise identical" if torch.equal(stored.view(torch.int32), plain.view(torch.int32)) else "DIFFERENT"
+            )
+            print(f"{name}: {outcome} inside tiered_offload; with keep_resident(hooks=False) gradient {verdict}")
+        print(f"restored from disk: {store.stats().restored_bytes // 2**10} KiB")
+    if refusal is not None:
+        print(f"error: {refusal}")
+        print(f"note: {' '.join(refusal.__notes__)}")
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        main(sys.argv[1] if len(sys.argv) > 1 else scratch)
+    with TemporaryDirectory() as temporary:
+        main(*(sys.argv[1:] or [temporary]))

@@ -1,66 +1,69 @@
-"""Scopes inside scopes: the innermost hooks win, as everywhere in PyTorch.
+"""Scopes in scopes: the innermost saved-tensor hooks save, ours and those of PyTorch alike.
 
-python examples/nested_scopes.py [PATH]
+python examples/nested_scopes.py [PATH]    # PATH: a directory on the drive; default: a temporary one
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager as Scope
+from contextlib import nullcontext
+from tempfile import TemporaryDirectory
 
 import torch
 from torch.autograd.graph import save_on_cpu
 
 from tierstore import TierStore, keep_resident, tiered_offload
 
-Scope = Callable[[], AbstractContextManager[object]]
+SIDE = 256
+NewScope = Callable[[], Scope[object]]
 
 
-def gradient(outer: Scope, inner: Scope, settle: Callable[[], None] = lambda: None) -> torch.Tensor:
-    """Of a function whose first half runs under `outer`, and whose second half under `inner` too."""
+def gradient_under(outer: NewScope, inner: NewScope) -> torch.Tensor:
+    """Each of the three lines with a comment saves one tensor of 256 KiB."""
     torch.manual_seed(0)
-    leaf = torch.randn(300, 300, requires_grad=True)
-    with ExitStack() as scopes:
-        scopes.enter_context(outer())
-        hidden = (leaf * 2).sin()
-        scopes.enter_context(inner())
-        loss = (hidden.exp() * hidden).sum()
-    del hidden
-    settle()
-    loss.backward()
-    return leaf.grad  # type: ignore[return-value]
+    weight = torch.randn(SIDE, SIDE, requires_grad=True)
+    hidden = weight * 2
+    with outer():
+        hidden = hidden.exp()  # by the outer scope
+        with inner():
+            hidden = hidden.tanh()  # by the inner scope
+        hidden = hidden.sigmoid()  # by the outer scope again
+    (gradient,) = torch.autograd.grad(hidden.sum(), weight)
+    return gradient
 
 
 def main(path: str) -> None:
-    """Every combination, who stored how much, and whether the gradient is that of plain PyTorch."""
-    expected = gradient(nullcontext, nullcontext)
-    with TierStore(path, host_bytes=0) as first, TierStore(path, host_bytes=0) as second:
+    """Nest in all ways; print what each store was handed, and whether the gradient is the plain one."""
+    plain = gradient_under(nullcontext, nullcontext)
+    print("outer > inner: tensors to store one, tensors to store two, told by store one as kept, gradient")
+    with TierStore(path, host_bytes=0) as one, TierStore(path, host_bytes=0) as two:
 
-        def offload(store: TierStore) -> Scope:
-            return lambda: tiered_offload(store, min_bytes=0)
+        def to_one() -> Scope[object]:
+            return tiered_offload(one, min_bytes=0)
 
-        def settle() -> None:
-            first.flush()
-            second.flush()
+        def to_two() -> Scope[object]:
+            return tiered_offload(two, min_bytes=0)
 
-        combinations: dict[str, tuple[Scope, Scope]] = {
-            "offload": (offload(first), nullcontext),
-            "offload, keep_resident inside": (offload(first), keep_resident),
-            "offload, save_on_cpu inside": (offload(first), save_on_cpu),
-            "save_on_cpu, offload inside": (save_on_cpu, offload(first)),
-            "offload, another store inside": (offload(first), offload(second)),
+        nestings: dict[str, tuple[NewScope, NewScope]] = {
+            "store one > nothing": (to_one, nullcontext),
+            "store one > store two": (to_one, to_two),
+            "store one > store one": (to_one, to_one),
+            "store one > keep_resident": (to_one, keep_resident),
+            "keep_resident > store one": (keep_resident, to_one),
+            "store one > save_on_cpu": (to_one, save_on_cpu),
+            "save_on_cpu > store one": (save_on_cpu, to_one),
         }
-        for label, (outer, inner) in combinations.items():
-            before = first.stats().packed_tensors, second.stats().packed_tensors
-            found = gradient(outer, inner, settle)
-            after = first.stats().packed_tensors, second.stats().packed_tensors
-            stored = " + ".join(str(one - other) for one, other in zip(after, before, strict=True))
-            same = "bitwise the same" if torch.equal(expected, found) else "DIFFERENT"
-            print(f"{label}: {stored} tensors stored (first + second store); gradient {same}")
+        for label, (outer, inner) in nestings.items():
+            before = [(store.stats().packed_tensors, store.stats().kept_bytes["selected out"]) for store in (one, two)]
+            same = torch.equal(gradient_under(outer, inner).view(torch.int32), plain.view(torch.int32))
+            tensors = [store.stats().packed_tensors - was[0] for store, was in zip((one, two), before, strict=True)]
+            resident = (one.stats().kept_bytes["selected out"] - before[0][1]) // 2**10
+            verdict = "bitwise identical" if same else "DIFFERENT"
+            print(f"{label}: {tensors[0]}, {tensors[1]}, {resident} KiB, {verdict}")
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        main(sys.argv[1] if len(sys.argv) > 1 else scratch)
+    with TemporaryDirectory() as temporary:
+        main(*(sys.argv[1:] or [temporary]))

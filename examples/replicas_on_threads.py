@@ -1,69 +1,90 @@
-"""Replicas of a model on several threads, as `torch.nn.DataParallel` runs them, over one store.
+"""Replicas on threads of their own, as `torch.nn.parallel.parallel_apply` runs them, over one store.
 
-Saved-tensor hooks belong to a thread: a scope that the main thread enters does nothing for the threads that compute.
-A wrapped module enters its scope wherever it is called.
+Saved-tensor hooks belong to the thread that enters them. A scope around the threads therefore does nothing on them;
+`offload_module` enters its scope inside forward, on whichever thread runs it.
 
-    python examples/replicas_on_threads.py [PATH]
+    python examples/replicas_on_threads.py [PATH]    # PATH: a directory on the drive; default: a temporary one
 """
 
 from __future__ import annotations
 
+import copy
 import sys
-import tempfile
 import threading
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 
 from tierstore import TierStore, offload_module, tiered_offload
 
-THREADS = 4
+NUM_REPLICAS, NUM_STEPS, ROWS, WIDTH = 3, 2, 512, 256
+MIB = 2**20
+HOST_BYTES = 2 * MIB
 
 
-def make_model() -> nn.Module:
-    """The same each time."""
-    torch.manual_seed(0)
-    return nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.GELU())])
+def parallel_apply(replicas: Sequence[nn.Module], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run each replica on its part of the batch, on a thread of its own; that of torch wants a device for each."""
+    losses: list[torch.Tensor] = [torch.empty(())] * len(replicas)
+    errors: list[BaseException] = []
 
+    def forward(number: int) -> None:
+        try:
+            torch.set_num_threads(1)  # of this thread's operations; the replicas share the cores
+            losses[number] = replicas[number](parts[number]).square().mean()
+        except BaseException as error:  # noqa: BLE001 - raised below, on the thread that trains
+            errors.append(error)
 
-def forward_on_threads(model: nn.Module, batches: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The losses, each computed on a thread of its own."""
-    losses: dict[int, torch.Tensor] = {}
-
-    def replica(number: int) -> None:
-        losses[number] = model(batches[number]).square().mean()
-
-    threads = [threading.Thread(target=replica, args=(number,)) for number in range(len(batches))]
+    threads = [threading.Thread(target=forward, args=(number,)) for number in range(len(replicas))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [losses[number] for number in range(len(batches))]
+    if errors:
+        raise errors[0]
+    return losses
 
 
-def gradients(model: nn.Module, losses: list[torch.Tensor]) -> list[torch.Tensor]:
-    """All losses' gradients, added up in the order of the replicas."""
-    return list(torch.autograd.grad(losses, list(model.parameters())))
+def gradients_of(model: nn.Module) -> list[torch.Tensor]:
+    """Train for some steps as `DataParallel` does: replicate, apply, backward, add up the gradients in order."""
+    random = torch.Generator().manual_seed(0)
+    found: list[torch.Tensor] = []
+    for _ in range(NUM_STEPS):
+        replicas = [copy.deepcopy(model) for _ in range(NUM_REPLICAS)]  # copies share the scope and its store
+        parts = torch.randn(NUM_REPLICAS, ROWS, WIDTH, generator=random).unbind()
+        torch.stack(parallel_apply(replicas, parts)).sum().backward()
+        with torch.no_grad():
+            for parameter, *twins in zip(model.parameters(), *(one.parameters() for one in replicas), strict=True):
+                found.append(torch.stack([twin.grad for twin in twins if twin.grad is not None]).sum(0))
+                parameter -= 0.1 * found[-1]
+    return found
+
+
+def new_model() -> nn.Module:
+    """The same weights every time."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
 
 
 def main(path: str) -> None:
-    """Compare a scope around the threads, which sees nothing, with a module that offloads where it is called."""
-    batches = [torch.randn(512, 256, generator=torch.Generator().manual_seed(n)) for n in range(THREADS)]
-    model = make_model()
-    expected = gradients(model, forward_on_threads(model, batches))
-    with TierStore(path, host_bytes=0) as store:
-        with tiered_offload(store, min_bytes=0):
-            losses = forward_on_threads(model, batches)
-        print(f"scope on the main thread: {store.stats().packed_tensors} tensors stored")
-        losses = forward_on_threads(offload_module(model, store=store, min_bytes=0), batches)
-        store.flush()
-        found = gradients(model, losses)
+    """Train plainly, in a scope around the threads, and with wrapped replicas; compare."""
+    plain = gradients_of(new_model())
+    with TierStore(path, host_bytes=HOST_BYTES, staging_bytes="2MiB") as store:
+        with tiered_offload(store, min_bytes="64KiB"):
+            gradients_of(new_model())
+        around = store.stats().packed_tensors
+        pairs = zip(plain, gradients_of(offload_module(new_model(), store=store, min_bytes="64KiB")), strict=True)
+        same = all(torch.equal(one.view(torch.int32), two.view(torch.int32)) for one, two in pairs)
         stats = store.stats()
-    same = all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
-    print(f"wrapped module on {THREADS} threads: {stats.packed_tensors} tensors stored")
-    print(f"gradients bitwise the same: {'yes' if same else 'NO'}")
+    print(f"replicas, each on a thread of its own: {NUM_REPLICAS}")
+    print(f"tensors stored, scope around the threads: {around}")
+    print(f"tensors stored, offload_module: {stats.packed_tensors - around}")
+    print(f"handed to the store: {stats.packed_bytes / MIB:.1f} MiB; host budget: {HOST_BYTES / MIB:.1f} MiB")
+    print(f"most held in memory: {stats.host_bytes_peak / MIB:.1f} MiB; on disk: {stats.disk_bytes_peak / MIB:.1f} MiB")
+    print(f"gradients bitwise identical: {'yes' if same else 'no'}")
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        main(sys.argv[1] if len(sys.argv) > 1 else scratch)
+    with TemporaryDirectory() as temporary:
+        main(*(sys.argv[1:] or [temporary]))

@@ -6,6 +6,7 @@ Each rank opens a store of its own under PATH, and writes what it found to OUT/r
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 import select
@@ -23,8 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.hooks.distributed_training import SHAPE, VARIANTS, Net, Observer, Training, Variant, ddp, fsdp_resharding
-from tests.hooks.programs import Bits, bits, forget_after_error, run_offloaded, run_plain, training
+from tests.hooks.distributed_variants import RESHARDING, SHAPE, VARIANTS, Net, Observer, Training, Variant, Wrap, ddp
+from tests.hooks.programs import Bits, all_bits, bits, forget_after_error, run_offloaded, run_plain, training
 from tierstore import StoreClosedError, TierStore, offload_module, tiered_offload
 
 LIMIT_SECONDS = 75
@@ -34,7 +35,7 @@ STORE_OPTIONS: dict[str, Any] = {"host_bytes": 0, "disk_bytes": "2GiB", "codec":
 
 
 def train_all(directory: Path, store: TierStore) -> dict[str, Any]:
-    """Every variant, plainly, observed and offloaded; then one rank closes its store early; then budgets."""
+    """Every variant, plainly, observed, and offloaded twice; then one rank closes its store early; then budgets."""
     report = {"variants": {name: compare(variant, store) for name, variant in VARIANTS.items()}}
     return report | {"closed early": close_early(directory), "budgets": default_budgets(directory)}
 
@@ -47,22 +48,32 @@ def compare(variant: Variant, store: TierStore) -> dict[str, Any]:
     observed(observer.around, observer.settle)
     gc.collect()
     before = store.stats()
-    training = Training(variant, partial(offload_module, store=store, min_bytes=0))
-    found = run_offloaded(training, store)
-    del training
-    gc.collect()  # modules under FSDP and DDP are reference cycles, and the last graph hangs on them
+    offload = partial(offload_module, store=store, min_bytes=0)
+    found = run_offloaded(Training(variant, offload), store)
+    gc.collect()  # models under FSDP and DDP are in reference cycles, and the last graph hangs on them
     after = store.stats()
+    torch.manual_seed(0)
+    in_flight = Training(variant, offload)(lambda: tiered_offload(store, min_bytes=0), lambda: None)
+    found_in_flight = all_bits(in_flight)
+    gc.collect()
+    last = store.stats()
     return {
-        "num_results": len(expected),
-        "num_gradients": sum(one is not None for one in expected),
-        "differing": differing(found, expected),
+        "num_tensors": 2 * sum(one is not None for one in expected),
+        "differing": differing(found, expected) + differing(found_in_flight, expected),
+        "parameters": digest(expected),
         "observed": {name: value for name, value in vars(observer).items() if not name.startswith("_")},
         "packed_bytes": after.packed_bytes - before.packed_bytes,
         "spilled_bytes": after.spilled_bytes - before.spilled_bytes,
         "restored_bytes": after.restored_bytes - before.restored_bytes,
         "kept_bytes": {reason: after.kept_bytes[reason] - before.kept_bytes[reason] for reason in after.kept_bytes},
-        "left": [after.live_handles, after.disk_bytes, after.lent_bytes],
+        "left": [last.live_handles, last.disk_bytes, last.lent_bytes],
     }
+
+
+def digest(results: list[Bits]) -> str:
+    """Of what is last in the results of a training: as many parameters as a `Net` has."""
+    last = results[-len(list(Net().parameters())) :]
+    return hashlib.sha256(b"".join(one[2] for one in last if one is not None)).hexdigest()
 
 
 def differing(found: list[Bits], expected: list[Bits]) -> list[int]:
@@ -98,7 +109,7 @@ def close_early(directory: Path) -> dict[str, Any]:
             forget_after_error()
             of_the_graph = "StoreClosedError"
     return {
-        "differing": differing([bits(tensor) for tensor in found], expected),
+        "differing": differing(all_bits(found), expected),
         "graph": of_the_graph,
         "closes": closes,
     }
@@ -136,27 +147,25 @@ class LocalGraph:
         return bits(self._weight.grad)
 
 
-def lose_a_rank(directory: Path, store: TierStore, *, wrap: Callable[[Net], nn.Module], ending: str) -> dict[str, Any]:
+def lose_a_rank(directory: Path, store: TierStore, *, wrap: Wrap, ending: str) -> dict[str, Any]:
     """Rank 1 ends in the middle of the second step's forward; rank 0 goes on alone."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends those that are left: not before they are done
     processes: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(processes, os.getpid())
     peer = os.pidfd_open(processes[1 - dist.get_rank()])
-    dist.barrier()
     torch.manual_seed(0)
     net = Net()
     model = wrap(net)
     graph = LocalGraph(store)
-    with tiered_offload(store, min_bytes=0):
-        loss = model(torch.randn(SHAPE))
-    loss.backward()
+    step(model, store)
+    dist.barrier()
+    num_holders = len(holders_of(directory))
+    dist.barrier()
     if dist.get_rank() == 1:
         net.blocks[2].register_forward_pre_hook(lambda *_: end(ending, directory, store))
     error = None
     try:
-        with tiered_offload(store, min_bytes=0):
-            loss = model(torch.randn(SHAPE))
-        loss.backward()
+        step(model, store)
     except RuntimeError as raised:
         if dist.get_rank() == 1:
             raise
@@ -164,7 +173,14 @@ def lose_a_rank(directory: Path, store: TierStore, *, wrap: Callable[[Net], nn.M
     forget_after_error()
     is_over = bool(select.select([peer], [], [], 30)[0])  # a descriptor of a process can be read once it has ended
     os.close(peer)
-    return {"error": error, "peer is over": is_over} | go_on_alone(directory, store, graph)
+    report = {"error": error, "num_holders": num_holders, "peer is over": is_over}
+    return report | go_on_alone(directory, store, graph)
+
+
+def step(model: nn.Module, store: TierStore) -> None:
+    with tiered_offload(store, min_bytes=0):
+        loss = model(torch.randn(SHAPE))
+    loss.backward()
 
 
 def end(ending: str, directory: Path, store: TierStore) -> None:
@@ -177,7 +193,7 @@ def end(ending: str, directory: Path, store: TierStore) -> None:
 
 
 def go_on_alone(directory: Path, store: TierStore, graph: LocalGraph) -> dict[str, Any]:
-    old = graph.gradient()
+    from_disk = graph.gradient()
     program = training("transformer")
     differing_old_store = differing(run_offloaded(program, store), run_plain(program))
     with TierStore(directory, **STORE_OPTIONS) as another:
@@ -185,12 +201,15 @@ def go_on_alone(directory: Path, store: TierStore, graph: LocalGraph) -> dict[st
         new_spilled_bytes = another.stats().spilled_bytes
     holders = sorted(holders_of(directory))
     before = num_files(directory)
+    gc.collect()
+    live_handles = store.stats().live_handles
     store.close()
     return {
         "graph on disk": graph.disk_bytes,
-        "graph": "bitwise the same" if old == graph.expected else "other bits",
+        "graph": "bitwise the same" if from_disk == graph.expected else "other bits",
         "differing": differing_old_store + differing_new_store,
         "spilled_bytes": new_spilled_bytes,
+        "live_handles": live_handles,
         "held by others": [process for process in holders if process != os.getpid()],
         "files": [before, num_files(directory)],
         "names": os.listdir(directory),
@@ -233,7 +252,7 @@ PLAYS: dict[str, Callable[[Path, TierStore], dict[str, Any]]] = {
     "train": train_all,
     "ddp, raises": partial(lose_a_rank, wrap=ddp, ending="raises"),
     "ddp, killed": partial(lose_a_rank, wrap=ddp, ending="killed"),
-    "fsdp, killed": partial(lose_a_rank, wrap=fsdp_resharding, ending="killed"),
+    "fsdp, killed": partial(lose_a_rank, wrap=RESHARDING, ending="killed"),
 }
 
 

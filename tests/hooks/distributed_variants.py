@@ -1,4 +1,4 @@
-"""Ways to train one small model on several ranks, and what plain hooks see of what is saved."""
+"""The models that the ranks of `test_distributed.py` train, and the ways in which they do."""
 
 from __future__ import annotations
 
@@ -15,19 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.hooks.programs import Around, Transformer
 
-__all__ = [
-    "BATCH_BYTES",
-    "NUM_STEPS",
-    "SHAPE",
-    "VARIANTS",
-    "Net",
-    "Observer",
-    "Training",
-    "Variant",
-    "ddp",
-    "fsdp_resharding",
-]
-
 NUM_STEPS = 3
 NUM_BLOCKS = 3
 WIDTH = 32
@@ -39,14 +26,18 @@ Wrap = Callable[["Net"], nn.Module]
 
 
 class Block(Transformer):
-    """A transformer's block; its loss, scaled onto the batch, goes on to the next, so that every weight counts."""
+    """A transformer's block; its loss, scaled onto the batch, goes on to the next, so that every weight counts.
+
+    It saves a parameter through an alias too, which nothing marks as one. FSDP frees that memory after forward and
+    fills it again for backward.
+    """
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return batch * (1 + super().forward(batch)).tanh()
+        return batch * self.norms[0].weight.detach() * (1 + super().forward(batch)).tanh()
 
 
 class Net(nn.Module):
-    """Blocks, of which the second has a frozen weight and the last is left out of some forwards."""
+    """Blocks, of which the second has a frozen weight and the last can be left out of a forward."""
 
     def __init__(self, *, is_checkpointed: bool = False) -> None:
         super().__init__()
@@ -87,10 +78,11 @@ class Variant:
     Attributes:
         wrap: makes the model that the ranks train together.
         num_micro_batches: whose gradients are added up before each step; they are reduced with the last.
-        skips_block: the last block is left out of every second forward.
+        skips_block: in every second step a rank leaves out the last block, while the other one does not.
         is_checkpointed: blocks are computed again in backward.
         offloads_blocks: every block is wrapped in `offload_module`; else one scope is around the forward.
         frees_parameters: parameters that backward needs are freed (`resize_(0)`) after forward.
+        saves_batch: the batch itself is saved for backward, not a copy of it in another dtype.
     """
 
     wrap: Wrap
@@ -99,10 +91,11 @@ class Variant:
     is_checkpointed: bool = False
     offloads_blocks: bool = False
     frees_parameters: bool = False
+    saves_batch: bool = True
 
 
-fsdp_resharding = partial(fsdp, reshard_after_forward=True)
-fsdp_not_resharding = partial(fsdp, reshard_after_forward=False)
+RESHARDING = partial(fsdp, reshard_after_forward=True)
+NOT_RESHARDING = partial(fsdp, reshard_after_forward=False)
 
 VARIANTS = {
     "ddp": Variant(ddp),
@@ -112,14 +105,14 @@ VARIANTS = {
     "ddp, gradients in the buckets": Variant(partial(ddp, gradient_as_bucket_view=True), num_micro_batches=2),
     "ddp, checkpointing": Variant(ddp, is_checkpointed=True),
     "ddp, each block offloads": Variant(ddp, offloads_blocks=True),
-    "fsdp, resharding": Variant(fsdp_resharding, frees_parameters=True),
-    "fsdp, resharding, accumulation": Variant(fsdp_resharding, num_micro_batches=2, frees_parameters=True),
-    "fsdp, resharding, checkpointing": Variant(fsdp_resharding, is_checkpointed=True, frees_parameters=True),
-    "fsdp, resharding, bfloat16": Variant(fsdp_bfloat16, frees_parameters=True),
-    "fsdp, resharding, each block offloads": Variant(fsdp_resharding, offloads_blocks=True, frees_parameters=True),
-    "fsdp, not resharding": Variant(fsdp_not_resharding),
-    "fsdp, not resharding, accumulation": Variant(fsdp_not_resharding, num_micro_batches=2),
-    "fsdp, not resharding, checkpointing": Variant(fsdp_not_resharding, is_checkpointed=True),
+    "fsdp, resharding": Variant(RESHARDING, frees_parameters=True),
+    "fsdp, resharding, accumulation": Variant(RESHARDING, num_micro_batches=2, frees_parameters=True),
+    "fsdp, resharding, checkpointing": Variant(RESHARDING, is_checkpointed=True, frees_parameters=True),
+    "fsdp, resharding, bfloat16": Variant(fsdp_bfloat16, frees_parameters=True, saves_batch=False),
+    "fsdp, resharding, each block offloads": Variant(RESHARDING, offloads_blocks=True, frees_parameters=True),
+    "fsdp, not resharding": Variant(NOT_RESHARDING),
+    "fsdp, not resharding, accumulation": Variant(NOT_RESHARDING, num_micro_batches=2),
+    "fsdp, not resharding, checkpointing": Variant(NOT_RESHARDING, is_checkpointed=True),
 }
 
 
@@ -141,18 +134,20 @@ class Training:
         optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         torch.manual_seed(1 + dist.get_rank())  # the ranks' batches and dropouts differ
         results: list[torch.Tensor | None] = []
-        for _ in range(NUM_STEPS):
+        for step in range(NUM_STEPS):
+            skips_block = variant.skips_block and (step + dist.get_rank()) % 2 == 1
             for number in range(variant.num_micro_batches):
                 is_last = number == variant.num_micro_batches - 1
                 batch = torch.randn(SHAPE)
                 with nullcontext() if is_last else not_reducing(self.model):
                     with around():
-                        loss = self.model(batch, NUM_BLOCKS - (variant.skips_block and not is_last))
+                        loss = self.model(batch, NUM_BLOCKS - skips_block)
                     settle()
                     loss.backward()
                 results += [loss.detach(), *map(local_copy, gradients(self.model))]
             optimizer.step()
             optimizer.zero_grad()
+        assert all(tensor is None or tensor.isfinite().all() for tensor in results), "nothing is shown by NaNs"
         return results + [local_copy(parameter) for parameter in self.model.parameters()]
 
 
@@ -184,37 +179,42 @@ class Observer:
     """Counts what plain saved-tensor hooks are shown in a run of `training`: another account than the store's own.
 
     Attributes:
-        parameter_bytes: of saved tensors over the memory of a parameter, as the modules have it at that moment.
-        num_other_bytes: of all other storages, each counted once in a forward.
+        parameter_bytes: of saved parameters, as the modules have them at that moment, and of their views.
+        alias_bytes: of storages of parameters that were saved in another way, each counted once in a forward.
+        other_bytes: of all other storages, likewise.
         num_freed: storages of saved parameters that were empty before backward.
     """
 
     def __init__(self, training: Training) -> None:
         self.parameter_bytes = 0
+        self.alias_bytes = 0
         self.other_bytes = 0
         self.num_freed = 0
         self._training = training
         self._parameters: dict[int, torch.UntypedStorage] = {}
+        self._aliases: dict[int, torch.UntypedStorage] = {}
         self._others: dict[int, torch.UntypedStorage] = {}
 
     def around(self) -> AbstractContextManager[object]:
         return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
 
     def settle(self) -> None:
-        self.num_freed += sum(storage.nbytes() == 0 for storage in self._parameters.values())
-        self._parameters.clear()
-        self._others.clear()
+        of_parameters = self._parameters | self._aliases
+        self.num_freed += sum(storage.nbytes() == 0 for storage in of_parameters.values())
+        for storages in (self._parameters, self._aliases, self._others):
+            storages.clear()
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata in self._storages_of_parameters():
+        root = tensor if tensor._base is None else tensor._base
+        parameters = [one for one in self._training.model.parameters() if not hasattr(one, "to_local")]  # now whole
+        if any(root is one for one in parameters):
             self.parameter_bytes += tensor.numel() * tensor.element_size()
             self._parameters[storage._cdata] = storage
-        elif storage._cdata not in self._others:
-            self.other_bytes += storage.nbytes()
+        elif storage._cdata in {one.untyped_storage()._cdata for one in parameters}:
+            self.alias_bytes += 0 if storage._cdata in self._aliases else storage.nbytes()
+            self._aliases[storage._cdata] = storage
+        else:
+            self.other_bytes += 0 if storage._cdata in self._others else storage.nbytes()
             self._others[storage._cdata] = storage  # kept until backward, so that no other gets its address
         return tensor.detach()
-
-    def _storages_of_parameters(self) -> set[int]:
-        whole = [tensor for tensor in self._training.model.parameters() if not hasattr(tensor, "to_local")]
-        return {tensor.untyped_storage()._cdata for tensor in whole}
