@@ -20,6 +20,7 @@ from tierstore import Handle, ModifiedInPlaceError, StoreClosedError, TierStore
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.handle import State
+from tierstore.layout import layout_of
 
 NBYTES = 40_000
 
@@ -301,6 +302,45 @@ def test_change_during_the_write_is_found_by_get(bench: Bench) -> None:
     store.flush()
     with pytest.raises(ModifiedInPlaceError):
         store.get(handle)
+
+
+def test_change_while_a_get_waits_is_found(bench: Bench) -> None:
+    store, disk = bench.open()
+    tensor = _tensor()
+    handle = store.put(tensor)
+    store.flush()
+    disk.hold("read")
+    waiting = bench.on_thread(store, store.get, handle)
+    tensor.add_(1)
+    disk.let_go()
+    with pytest.raises(ModifiedInPlaceError):
+        waiting.result(20)
+
+
+@pytest.mark.parametrize("stage", ["writing", "disk", "reading", "clean"])
+def test_join_once_the_bytes_were_read_is_refused(bench: Bench, stage: str) -> None:
+    """What else is saved of the storage would not be on disk."""
+    store, _, handle, _ = _at(bench, stage)
+    assert not store.books.join(handle.record, handle.record.layout, NBYTES)
+    assert store.stats().packed_tensors == 1
+
+
+def test_held_again_while_it_waits_for_room_is_left_alone(bench: Bench) -> None:
+    store, disk = bench.open(staging_bytes=NBYTES)
+    first, second, third = (store.new_handle(tensor, layout_of(tensor)) for tensor in map(_tensor, range(3)))
+    disk.hold("write")
+    store.books.track(first.record)
+    store.books.track(second.record, [first.record])
+    waiting = bench.on_thread(store, store.books.track, third.record, [second.record])
+    assert second.record.source is not None
+    taken = second.record.source.detach()
+    disk.let_go()
+    waiting.result(20)
+    store.flush()
+    assert (first.record.state, second.record.state) == (State.DISK, State.PENDING)
+    del taken
+    store.flush()
+    assert second.record.state is State.DISK
 
 
 def test_dropped_results_of_a_running_read_are_still_whole(bench: Bench) -> None:
