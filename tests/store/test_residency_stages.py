@@ -439,6 +439,20 @@ def test_put_goes_on_when_the_queued_handles_are_dropped(bench: Bench) -> None:
     assert torch.equal(store.get(put.result(20)), _tensor(5))
 
 
+def test_put_goes_on_when_a_finalizer_has_only_begun(bench: Bench) -> None:
+    """The write is passed over because the handle dies just then, and nobody comes later to tell the put that waits."""
+    store, _, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
+    assert go_on is not None
+    waiting = bench.on_thread(store, store.put, _tensor(1))
+    handle.record.source = None  # what `Handle.__del__` does first; it goes on when the loop has been there
+    go_on.set()
+    other = waiting.result(20)
+    del handle
+    assert torch.equal(store.get(other), _tensor(1))
+    del other, waiting
+    until_empty(store)
+
+
 def test_put_goes_on_when_the_queued_write_is_cancelled_by_a_get(bench: Bench) -> None:
     store, _, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
     put = bench.on_thread(store, store.put, _tensor(5))
