@@ -278,7 +278,7 @@ MUTATIONS = [
         _RESIDENCY,
         "        finally:\n            self._progress.notify_all()",
         "        finally:\n            pass",
-        ("store/test_residency_stages.py::test_close_wakes_whoever_waits",),
+        ("store/test_residency_stages.py::test_close_wakes_whoever_waits_before_the_engine_has_ended",),
     ),
     Mutation(
         "R2",
@@ -288,17 +288,6 @@ MUTATIONS = [
         "        from concurrent.futures import ThreadPoolExecutor\n"
         "        self._io_threads = ThreadPoolExecutor(NUM_SPILLS + NUM_RESTORES)",
         ("store/test_lifetime.py::test_exit_with_a_store_open_is_clean",),
-    ),
-    Mutation(
-        "R2",
-        "releases after the end do nothing",
-        _MOVES,
-        "            if not self.is_closed:\n                self.num_discards",
-        "            if True:\n                self.num_discards",
-        (
-            "store/test_residency_stages.py::test_close_at_every_stage_frees_everything",
-            "store/test_store.py",
-        ),
     ),
     Mutation(
         "R3",
@@ -561,7 +550,7 @@ MUTATIONS = [
         _MOVES,
         "        if not (victim.forced or victim.slot is not None or is_sole_owner(victim)):",
         "        if False:",
-        ("hooks/test_kept.py::test_held_again_through_the_graph_not_lost",),
+        ("store/test_residency_stages.py::test_held_again_while_it_is_kept_in_memory_is_left_alone",),
     ),
     Mutation(
         "R5",
@@ -620,7 +609,7 @@ MUTATIONS = [
         _RESIDENCY,
         "            record.forced = True",
         "            record.forced = False",
-        ("store/test_store.py::test_put_leaves_the_callers_tensor_usable",),
+        ("store/test_store.py::test_put_of_what_the_caller_keeps_is_written_when_its_turn_comes",),
     ),
     Mutation(
         "R6",
@@ -684,7 +673,7 @@ MUTATIONS = [
         _MOVES,
         "            record.cause = error if record.demanded else None",
         "            record.cause = error",
-        ("store/test_store_errors.py::test_read_ahead_failed_is_tried_again_by_get",),
+        ("store/test_store_errors.py::test_read_ahead_that_has_failed_is_not_told_to_get",),
     ),
     Mutation(
         "R7",
@@ -942,6 +931,14 @@ MUTATIONS = [
         "        if self.moves.drain():\n            self._advance()",
         "        self.moves.drain()",
         ("store/test_residency_stages.py::test_put_goes_on_when_the_queued_handles_are_dropped",),
+    ),
+    Mutation(
+        "R10",
+        "whoever waits is told when a write is passed over",
+        _RESIDENCY,
+        "                self.moves.withdraw(record)\n                self._advance()\n                return None\n",
+        "                return None\n",
+        ("store/test_residency_stages.py::test_put_goes_on_when_a_finalizer_has_only_begun",),
     ),
     Mutation(
         "R11",
@@ -1391,6 +1388,7 @@ def main() -> int:
         unbroken = pool.submit(_pass_unbroken, chosen)
         for mutation, verdict in zip(chosen, pool.map(_judge, chosen), strict=True):
             num_caught += verdict.caught
+            print(f"{mutation.rule}: {mutation.clause}: {verdict.told}", file=sys.stderr, flush=True)
             table.add_row(mutation.rule, mutation.clause, verdict.told)
     console = Console()
     console.print(table)

@@ -205,13 +205,13 @@ def test_edits_of_tensors_that_are_not_needed_no_false_alarm(store: TierStore, m
             hidden = F.leaky_relu_(hidden + 1).sigmoid_().tanh_()
             hidden = hidden.view(4, -1).clone().add_(1).mul_(2).sqrt_()
             hidden = hidden + hidden.detach().zero_().sum()
-            loss = F.elu_(hidden * 3).exp_().sum()
+            loss = F.elu_(hidden * 3).sum()
         settle()
         norm.running_mean.zero_()  # type: ignore[union-attr]
         loss.backward()
         return [weight.grad, norm.weight.grad, norm.bias.grad]
 
-    assert_same_outcome(program, store, min_bytes=min_bytes)
+    assert assert_same_outcome(program, store, min_bytes=min_bytes) != "modified"
 
 
 def test_batch_norm_in_eval_its_statistics_changed_same_outcome(store: TierStore) -> None:

@@ -325,6 +325,22 @@ def test_join_once_the_bytes_were_read_is_refused(bench: Bench, stage: str) -> N
     assert store.stats().packed_tensors == 1
 
 
+def test_held_again_while_it_is_kept_in_memory_is_left_alone(bench: Bench) -> None:
+    store, _ = bench.open(host_bytes=NBYTES)
+    first, second = (store.new_handle(tensor, layout_of(tensor)) for tensor in map(_tensor, range(2)))
+    store.books.track(first.record)
+    store.books.settle([first.record])
+    assert store.stats().host_bytes == NBYTES
+    assert first.record.source is not None
+    taken = first.record.source.detach()
+    store.books.track(second.record)
+    store.books.settle([second.record])
+    store.flush()
+    assert (first.record.state, second.record.state) == (State.PENDING, State.HOST)
+    assert store.stats().spilled_bytes == 0
+    del taken
+
+
 def test_held_again_while_it_waits_for_room_is_left_alone(bench: Bench) -> None:
     store, disk = bench.open(staging_bytes=NBYTES)
     first, second, third = (store.new_handle(tensor, layout_of(tensor)) for tensor in map(_tensor, range(3)))
@@ -393,6 +409,18 @@ def test_close_wakes_whoever_waits(bench: Bench, what: str) -> None:
             future.result(20)
     assert not closing.done(), "close waits for the I/O in progress"
     disk.let_go()
+    closing.result(20)
+
+
+def test_close_wakes_whoever_waits_before_the_engine_has_ended(bench: Bench) -> None:
+    store, _, _handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
+    assert go_on is not None
+    waiting = bench.on_thread(store, store.put, _tensor(1))
+    closing = ThreadPoolExecutor(1).submit(store.close)
+    with pytest.raises(StoreClosedError):
+        waiting.result(20)
+    assert not closing.done()
+    go_on.set()
     closing.result(20)
 
 
