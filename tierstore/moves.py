@@ -466,7 +466,7 @@ class Moves:
         self.disk_is_full = False
 
     def withdraw(self, record: Record) -> None:
-        """Forget a record that was refused, whether its handle lives on or not."""
+        """Forget a record that was refused, or is being released, whether its handle lives on or not."""
         if record in self.blocked:
             self.blocked.remove(record)
         self._release(record)

@@ -252,8 +252,12 @@ class Residency:
         """See `Transfers`."""
         with self.lock:
             self._drain()
+            if record.state is not State.QUEUED:
+                return None
             source = record.source
-            if record.state is not State.QUEUED or source is None:
+            if source is None:  # its finalizer runs just now, on another thread, and will tell nobody
+                self.moves.withdraw(record)
+                self._advance()
                 return None
             address, nbytes = self.moves.span_to_write(record, source)
             return Spill(memory_at(address, nbytes), record.kind, record.ready)

@@ -244,6 +244,20 @@ def test_copy_on_write_clone_saved_original_edited_same_bits(store: TierStore) -
     assert_same_gradients(program, store)
 
 
+def test_copy_on_write_clone_saved_is_not_copied(store: TierStore) -> None:
+    """Who asks a copy-on-write storage for its address in the usual way has it copied."""
+    weight, batch = torch.randn(SIDE, requires_grad=True), torch.randn(SIDE)
+    clone = torch._lazy_clone(batch)
+    with tiered_offload(store, min_bytes=0):
+        loss = (weight * clone).sum()
+    store.flush()
+    assert torch._C._is_cow_tensor(clone)
+    assert torch._C._is_cow_tensor(batch)
+    loss.backward()
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, batch)
+
+
 def test_restored_base_saved_again_by_double_backward_same_bits(store: TierStore) -> None:
     def program(around: Around, settle: Settle) -> Results:
         weight = torch.randn(SIDE, SIDE, requires_grad=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -54,6 +56,47 @@ def test_input_let_go_later_taken_by_flush(store: TierStore) -> None:
     assert store.stats().spilled_bytes == NBYTES
     loss.backward()
     assert bits(weight.grad) == expected
+
+
+def _until_gone(reference: weakref.ref[torch.UntypedStorage]) -> None:
+    """Nothing is asked of the store meanwhile: whoever asks has it look at everything again."""
+    deadline = time.monotonic() + 20
+    while reference() is not None:
+        assert time.monotonic() < deadline, "it stayed in memory"
+        time.sleep(0.001)
+
+
+def test_input_let_go_later_taken_by_later_packs(store: TierStore) -> None:
+    weight, batch = torch.randn(SIDE, SIDE, requires_grad=True), torch.randn(SIDE, SIDE)
+    storage = weakref.ref(batch.untyped_storage())
+    with tiered_offload(store, min_bytes=0):
+        output = (weight * batch).exp()
+        del batch
+        total = output.sin().cos().sum()
+        _until_gone(storage)
+    total.backward()
+
+
+def test_let_go_before_the_scope_ends_taken_then(store: TierStore) -> None:
+    weight, batch = torch.randn(SIDE, SIDE, requires_grad=True), torch.randn(SIDE, SIDE)
+    storage = weakref.ref(batch.untyped_storage())
+    with tiered_offload(store, min_bytes=0):
+        output = (weight * batch).exp()
+        del batch
+    _until_gone(storage)
+    output.sum().backward()
+
+
+def test_let_go_after_the_scope_taken_when_backward_begins(store: TierStore) -> None:
+    weight, batch = torch.randn(SIDE, SIDE, requires_grad=True), torch.randn(SIDE, SIDE)
+    storage = weakref.ref(batch.untyped_storage())
+    with tiered_offload(store, min_bytes=0, prefetch="none"):
+        output = (weight * batch).exp()
+    del batch
+    assert storage() is not None
+    assert output.grad_fn._saved_result is not None  # type: ignore[union-attr]
+    _until_gone(storage)
+    output.sum().backward()
 
 
 def test_held_again_through_the_graph_not_lost(store: TierStore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +60,33 @@ def test_what_the_newest_node_saved_is_not_read_before_another_saves(store: Tier
         assert store.stats().spilled_bytes == SIDE * SIDE * 4
     total.backward()
     assert weight.grad is not None
+
+
+def test_what_the_newest_node_saved_is_not_read_when_it_saves_more(store: TierStore) -> None:
+    """A pack by the same node tells nothing: only the next node's says that the kernel has run."""
+
+    class SavesTwo(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(weight.detach() * 2, weight.detach() * 3)
+            return weight.sum()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            double, triple = ctx.saved_tensors
+            return gradient * (double + triple)
+
+    weight = torch.ones(SIDE, SIDE, requires_grad=True)
+    with tiered_offload(store, min_bytes=0):
+        total = SavesTwo.apply(weight)
+        store.flush()
+        assert store.stats().spilled_bytes == 0
+        total = total * total
+        store.flush()
+        assert store.stats().spilled_bytes == 2 * SIDE * SIDE * 4
+    total.backward()
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, torch.full_like(weight, 2 * 5 * SIDE * SIDE))
 
 
 def _many_layers(store: TierStore, **options: object) -> Callable[[], None]:

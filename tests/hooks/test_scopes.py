@@ -329,6 +329,19 @@ def test_checkpoint_inside_the_scope_same_bits(store: TierStore, use_reentrant: 
     assert_same_gradients(program, store)
 
 
+def test_checkpoint_not_reentrant_only_its_inputs_are_stored(store: TierStore) -> None:
+    """The hooks that it enters itself are the innermost: what its blocks save never comes here."""
+    block = Mlp().layers.requires_grad_(False)
+    hidden = torch.randn(SIDE, SIDE, requires_grad=True) * 2
+    with tiered_offload(store, min_bytes=SIDE * SIDE):
+        for _ in range(3):
+            hidden = checkpoint(block, hidden, use_reentrant=False)
+        loss = hidden.sum()
+    assert store.stats().packed_bytes == 3 * SIDE * SIDE * 4
+    loss.backward()
+    assert store.stats().packed_bytes == 3 * SIDE * SIDE * 4
+
+
 def test_scope_inside_checkpoint_same_bits(store: TierStore) -> None:
     def program(around: Around, settle: Settle) -> Results:
         model = Mlp()

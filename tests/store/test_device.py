@@ -9,6 +9,7 @@ import random
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
@@ -98,7 +99,7 @@ class Accelerator:
         self.compute, self.side = Stream("compute"), Stream("side")
         self.out, self.into = Stream("out"), Stream("in")
         self.current = self.compute
-        self.num_waits_of_compute = 0
+        self.num_waits: Counter[Stream] = Counter()
         self._blocks: dict[int, Any] = {}
         self._watches: set[weakref.ref[torch.UntypedStorage]] = set()
         self.held_bytes = 0
@@ -172,7 +173,7 @@ class Accelerator:
         return target, self.into.record()
 
     def wait(self, stream: Stream, marker: Marker) -> None:
-        self.num_waits_of_compute += stream is self.compute
+        self.num_waits[stream] += 1
         stream.wait(marker)
 
     def streams(self) -> tuple[Stream, ...]:
@@ -321,7 +322,7 @@ def test_offload_beyond_the_bound_makes_the_stream_wait_not_the_host(
         peak_bytes = max(peak_bytes, accelerator.held_bytes)
         assert tier.held_bytes <= num_in_flight * NBYTES
     assert peak_bytes <= (num_in_flight + 1) * NBYTES
-    assert accelerator.num_waits_of_compute == 20 - num_in_flight
+    assert accelerator.num_waits[accelerator.compute] == 20 - num_in_flight
     accelerator.out.let_go()
     accelerator.out.synchronize()
     for i, slot in enumerate(slots):
@@ -358,7 +359,7 @@ def test_reload_is_seen_by_every_later_kernel(accelerator: Accelerator, slab: Sl
     tensor = _reload(tier, record)
     result = accelerator.read_by_kernel(tensor)
     assert tier.has_bytes(record)
-    assert accelerator.num_waits_of_compute == 1
+    assert accelerator.num_waits[accelerator.compute] == 1
     accelerator.into.let_go()
     assert torch.equal(result(), _content(5))
 
@@ -371,6 +372,7 @@ def test_reload_on_another_stream_than_the_records_waits_there_too(accelerator: 
     accelerator.into.hold()
     accelerator.current = accelerator.side
     result = accelerator.read_by_kernel(_reload(tier, record))
+    assert accelerator.num_waits == {accelerator.compute: 1, accelerator.side: 1}
     accelerator.into.let_go()
     assert torch.equal(result(), _content(5))
 

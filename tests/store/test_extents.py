@@ -16,11 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tierstore.disk import extents as extents_module
+from tierstore.disk import segments as segments_module
 from tierstore.disk.allocator import ALIGNMENT_BYTES, ExtentAllocator, round_up
 from tierstore.disk.budget import DiskBudget
 from tierstore.disk.extents import ExtentSpace
+from tierstore.disk.forking import Inode, inode_of, not_while_forking
 from tierstore.disk.io_mode import detect_io_mode
-from tierstore.disk.segments import open_segment
+from tierstore.disk.linux import open_unnamed
+from tierstore.disk.segments import close_segments, open_segment
 from tierstore.errors import StoreFullError
 
 BLOCK = ALIGNMENT_BYTES
@@ -244,3 +247,37 @@ def test_take_reports_what_the_file_system_says(
         await space.close()
 
     uvloop.run(test())
+
+
+def test_segment_without_o_tmpfile_has_no_name_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that does not know the flag sees what is left of it, O_DIRECTORY, and refuses to write (open(2))."""
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
+    inodes: set[Inode] = set()
+    segment = open_segment(tmp_path, 2**20, 2**20, detect_io_mode(tmp_path), inodes)
+    status = os.fstat(segment.file.fileno())
+    assert (status.st_nlink, status.st_size) == (0, 2**20)
+    assert inodes == {(status.st_dev, status.st_ino)}
+    assert list(tmp_path.iterdir()) == []
+    close_segments([segment.file], inodes)
+    assert inodes == set()
+
+
+def test_segment_is_opened_and_noted_in_one_with_regard_to_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that is forked in between would keep a file of which it does not know."""
+    seen: list[bool] = []
+
+    def open_while_looking(directory: Path) -> int:
+        seen.append(not_while_forking.locked())
+        return open_unnamed(directory)
+
+    def note_while_looking(descriptor: int) -> Inode:
+        seen.append(not_while_forking.locked())
+        return inode_of(descriptor)
+
+    monkeypatch.setattr(segments_module, "open_unnamed", open_while_looking)
+    monkeypatch.setattr(segments_module, "inode_of", note_while_looking)
+    segment = open_segment(tmp_path, 2**20, 2**20, detect_io_mode(tmp_path), set())
+    segment.file.close()
+    assert seen == [True, True]

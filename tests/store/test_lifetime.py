@@ -50,9 +50,11 @@ store = TierStore(directory, **options)
 """
 
 
-def _start(directory: Path, program: str) -> subprocess.Popen[str]:
+def _start(directory: Path, program: str, before: str = "") -> subprocess.Popen[str]:
+    """The program runs with a store open; `before` runs before tierstore is imported."""
+    code = textwrap.dedent(before) + PREAMBLE + textwrap.dedent(program)
     return subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", PREAMBLE + textwrap.dedent(program), directory],
+        [sys.executable, "-X", "faulthandler", "-W", "error", "-c", code, directory],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -60,8 +62,8 @@ def _start(directory: Path, program: str) -> subprocess.Popen[str]:
     )
 
 
-def _run(directory: Path, program: str, returncode: int = 0) -> tuple[str, str]:
-    with _start(directory, program) as process:
+def _run(directory: Path, program: str, returncode: int = 0, before: str = "") -> tuple[str, str]:
+    with _start(directory, program, before) as process:
         try:
             out, err = process.communicate(timeout=45)
         finally:
@@ -151,6 +153,18 @@ def test_exit_with_a_store_open_is_clean(store_directory: Path, ending: str) -> 
     out, err = _run(store_directory, ENDINGS[ending])
     assert err == ""
     assert out == ""
+
+
+def test_exit_leaves_no_thread_of_a_store_running(store_directory: Path) -> None:
+    """One that still ran while the interpreter is taken apart could abort the process. Exit hooks run last first."""
+    before = """
+        import atexit, threading
+        def look():
+            print([thread.name for thread in threading.enumerate() if thread.name.startswith("tierstore")])
+        atexit.register(look)
+        """
+    out, err = _run(store_directory, "handles = [store.put(tensor(i)) for i in range(40)]", before=before)
+    assert (out, err) == ("[]\n", "")
 
 
 def test_exit_by_an_exception_shows_that_alone(store_directory: Path) -> None:

@@ -20,6 +20,7 @@ from tierstore import Handle, ModifiedInPlaceError, StoreClosedError, TierStore
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.handle import State
+from tierstore.layout import layout_of
 
 NBYTES = 40_000
 
@@ -303,6 +304,61 @@ def test_change_during_the_write_is_found_by_get(bench: Bench) -> None:
         store.get(handle)
 
 
+def test_change_while_a_get_waits_is_found(bench: Bench) -> None:
+    store, disk = bench.open()
+    tensor = _tensor()
+    handle = store.put(tensor)
+    store.flush()
+    disk.hold("read")
+    waiting = bench.on_thread(store, store.get, handle)
+    tensor.add_(1)
+    disk.let_go()
+    with pytest.raises(ModifiedInPlaceError):
+        waiting.result(20)
+
+
+@pytest.mark.parametrize("stage", ["writing", "disk", "reading", "clean"])
+def test_join_once_the_bytes_were_read_is_refused(bench: Bench, stage: str) -> None:
+    """What else is saved of the storage would not be on disk."""
+    store, _, handle, _ = _at(bench, stage)
+    assert not store.books.join(handle.record, handle.record.layout, NBYTES)
+    assert store.stats().packed_tensors == 1
+
+
+def test_held_again_while_it_is_kept_in_memory_is_left_alone(bench: Bench) -> None:
+    store, _ = bench.open(host_bytes=NBYTES)
+    first, second = (store.new_handle(tensor, layout_of(tensor)) for tensor in map(_tensor, range(2)))
+    store.books.track(first.record)
+    store.books.settle([first.record])
+    assert store.stats().host_bytes == NBYTES
+    assert first.record.source is not None
+    taken = first.record.source.detach()
+    store.books.track(second.record)
+    store.books.settle([second.record])
+    store.flush()
+    assert (first.record.state, second.record.state) == (State.PENDING, State.HOST)
+    assert store.stats().spilled_bytes == 0
+    del taken
+
+
+def test_held_again_while_it_waits_for_room_is_left_alone(bench: Bench) -> None:
+    store, disk = bench.open(staging_bytes=NBYTES)
+    first, second, third = (store.new_handle(tensor, layout_of(tensor)) for tensor in map(_tensor, range(3)))
+    disk.hold("write")
+    store.books.track(first.record)
+    store.books.track(second.record, [first.record])
+    waiting = bench.on_thread(store, store.books.track, third.record, [second.record])
+    assert second.record.source is not None
+    taken = second.record.source.detach()
+    disk.let_go()
+    waiting.result(20)
+    store.flush()
+    assert (first.record.state, second.record.state) == (State.DISK, State.PENDING)
+    del taken
+    store.flush()
+    assert second.record.state is State.DISK
+
+
 def test_dropped_results_of_a_running_read_are_still_whole(bench: Bench) -> None:
     store, disk, handle, _ = _at(bench, "reading")
     futures = [bench.on_thread(store, store.get, handle) for _ in range(3)]
@@ -356,6 +412,18 @@ def test_close_wakes_whoever_waits(bench: Bench, what: str) -> None:
     closing.result(20)
 
 
+def test_close_wakes_whoever_waits_before_the_engine_has_ended(bench: Bench) -> None:
+    store, _, _handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
+    assert go_on is not None
+    waiting = bench.on_thread(store, store.put, _tensor(1))
+    closing = ThreadPoolExecutor(1).submit(store.close)
+    with pytest.raises(StoreClosedError):
+        waiting.result(20)
+    assert not closing.done()
+    go_on.set()
+    closing.result(20)
+
+
 def test_close_with_long_queues_abandons_them(bench: Bench) -> None:
     store, disk = bench.open()
     on_disk = [store.put(_tensor(i)) for i in range(30)]
@@ -397,6 +465,20 @@ def test_put_goes_on_when_the_queued_handles_are_dropped(bench: Bench) -> None:
     assert go_on is not None
     go_on.set()
     assert torch.equal(store.get(put.result(20)), _tensor(5))
+
+
+def test_put_goes_on_when_a_finalizer_has_only_begun(bench: Bench) -> None:
+    """The write is passed over because the handle dies just then, and nobody comes later to tell the put that waits."""
+    store, _, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
+    assert go_on is not None
+    waiting = bench.on_thread(store, store.put, _tensor(1))
+    handle.record.source = None  # what `Handle.__del__` does first; it goes on when the loop has been there
+    go_on.set()
+    other = waiting.result(20)
+    del handle
+    assert torch.equal(store.get(other), _tensor(1))
+    del other, waiting
+    until_empty(store)
 
 
 def test_put_goes_on_when_the_queued_write_is_cancelled_by_a_get(bench: Bench) -> None:

@@ -267,6 +267,17 @@ def test_put_leaves_the_callers_tensor_usable(store: TierStore) -> None:
     assert_same(tensor, _numbered(3000))
 
 
+def test_put_of_what_the_caller_keeps_is_written_when_its_turn_comes(make_store: MakeStore) -> None:
+    """By hand a tensor is stored whoever else holds it; what autograd saves is not."""
+    kept = torch.randn(10_000)
+    store = make_store(host_bytes=kept.nbytes)
+    handle, other = store.put(kept), store.put(torch.randn(10_000))
+    store.flush()
+    assert store.stats().spilled_bytes == kept.nbytes
+    assert (handle.record.state, other.record.state) == (State.DISK, State.HOST)
+    assert torch.equal(store.get(handle), kept)
+
+
 def test_put_lets_the_memory_go_once_written(store: TierStore) -> None:
     tensor = _numbered(3000)
     storage = weakref.ref(tensor.untyped_storage())

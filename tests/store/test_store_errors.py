@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -203,6 +204,20 @@ def test_read_ahead_failed_is_tried_again_by_get(store: TierStore) -> None:
         except OSError:  # it caught up with the read ahead
             continue
         assert torch.equal(result, _tensor())
+    assert _disk_of(store).num_reads == 2
+
+
+def test_read_ahead_that_has_failed_is_not_told_to_get(store: TierStore) -> None:
+    """It was a hint: nobody had asked for the bytes."""
+    handle = store.put(_tensor())
+    store.flush()
+    _disk_of(store).read_errors.append(_io_error())
+    store.prefetch([handle])
+    deadline = time.monotonic() + 20
+    while not (_disk_of(store).num_reads == 1 and handle.record.state is State.DISK):
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.001)
+    assert torch.equal(store.get(handle), _tensor())
     assert _disk_of(store).num_reads == 2
 
 
