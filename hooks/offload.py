@@ -49,6 +49,10 @@ _ADVICE = (
     "torch.func.grad, vjp, jacrev and hessian run under no saved-tensor hooks: call them outside of tiered_offload, "
     "or inside tierstore.keep_resident(hooks=False)"
 )
+_ADVICE_WITHIN = (
+    "torch.func.grad, vjp, jacrev and hessian run under no saved-tensor hooks: what they differentiate cannot enter "
+    "tiered_offload; give them the function without it, and of a module of offload_module its attribute module"
+)
 
 _sequence_nr = torch._C._autograd._get_sequence_nr
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
@@ -129,7 +133,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         try:
             _push_hooks(scope.pack, _unpack)
         except RuntimeError as error:
-            _advise(error)
+            _advise(error, _ADVICE_WITHIN)
             raise
         scopes = self._entered.__dict__.setdefault("scopes", [])
         scopes.append(scope)
@@ -308,10 +312,12 @@ class keep_resident:  # noqa: N801 - a context manager, named like those of torc
             _push_hooks(*removed.pop())
 
 
-def _advise(error: BaseException) -> None:
-    """Where `torch.func` refuses to run because of our hooks, its error says what can be done."""
-    if isinstance(error, RuntimeError) and _REFUSAL in str(error) and _ADVICE not in getattr(error, "__notes__", ()):
-        error.add_note(_ADVICE)
+def _advise(error: BaseException, advice: str = _ADVICE) -> None:
+    """Where `torch.func` refuses to run because of our hooks, its error says, once, what can be done."""
+    if isinstance(error, RuntimeError) and _REFUSAL in str(error):
+        notes = getattr(error, "__notes__", ())
+        if _ADVICE not in notes and _ADVICE_WITHIN not in notes:
+            error.add_note(advice)
 
 
 def _enclosing_scope() -> _Scope | None:

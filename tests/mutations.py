@@ -1191,8 +1191,8 @@ MUTATIONS = [
         "R14",
         "the refusal of torch.func says what to do",
         _OFFLOAD,
-        "        error.add_note(_ADVICE)",
-        "        pass",
+        "            error.add_note(advice)",
+        "            pass",
         ("hooks/test_functional.py",),
     ),
     Mutation(

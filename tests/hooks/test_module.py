@@ -100,6 +100,42 @@ def test_wrapped_module_on_other_threads_hooks_in_force_there(store: TierStore) 
     assert store.stats().packed_tensors >= 6
 
 
+def test_replicas_with_copied_weights_on_threads_gradients_reach_the_original(store: TierStore) -> None:
+    """As `torch.nn.parallel.replicate` makes them: a replica's weights are part of the graph, and end with it."""
+
+    def replica_of(module: nn.Module) -> nn.Module:
+        replica = copy.deepcopy(module)
+        for name, parameter in module.named_parameters():
+            owner, _, last = name.rpartition(".")
+            part = replica.get_submodule(owner)
+            del part._parameters[last]
+            setattr(part, last, parameter * 1)
+        return replica
+
+    def program(around: Around, settle: Settle) -> list[torch.Tensor | None]:
+        model = nn.Sequential(nn.Linear(SIDE, SIDE), nn.Tanh(), nn.Linear(SIDE, SIDE))
+        replicas = [replica_of(wrapped(model, around, store)) for _ in range(3)]
+        batches, losses = torch.randn(3, SIDE, SIDE), {}
+
+        def forward(number: int) -> None:
+            torch.set_num_threads(1)  # counts for the thread that says so
+            losses[number] = replicas[number](batches[number]).exp().sum()
+
+        threads = [threading.Thread(target=forward, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        replicas.clear()
+        settle()
+        torch.stack([losses[number] for number in range(3)]).sum().backward()
+        return grads(model)
+
+    assert_same_gradients(program, store)
+    # Of each replica: the copied weight of its second layer, which nobody else holds any more, and that layer's input.
+    assert store.stats().spilled_bytes == 3 * 2 * SIDE * SIDE * 4
+
+
 def test_wrapped_module_that_raises_hooks_removed(store: TierStore) -> None:
     module = offload_module(nn.Linear(3, 3), store=store, min_bytes=0)
     with pytest.raises(RuntimeError):
