@@ -807,7 +807,7 @@ MUTATIONS = [
         "slot.as_plain_tensor(), record.stream)\n        record.move(State.OFFLOADING)",
         "slot.as_plain_tensor(), self._copies.current_stream(_device_of(record)))\n"
         "        record.move(State.OFFLOADING)",
-        (_DEVICE,),
+        (f"{_DEVICE}::test_offload_on_another_stream_than_the_records_follows_the_records",),
     ),
     Mutation(
         "R9",
