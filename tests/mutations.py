@@ -1002,7 +1002,7 @@ MUTATIONS = [
         "tierstore/disk/boundary.py",
         "    return is_out_of_space(error) or isinstance(error, (lmdb.MapFullError, lmdb.DiskError))",
         "    return False",
-        ("store/test_local_disk.py",),
+        ("store/test_boundary.py",),
     ),
     Mutation(
         "R11",
@@ -1018,7 +1018,7 @@ MUTATIONS = [
         "tierstore/disk/shelf.py",
         '_STILL_IN_MEMORY = "the data is still in memory"',
         '_STILL_IN_MEMORY = ""',
-        ("store/test_local_disk.py",),
+        ("store/test_local_disk.py::test_failed_write_takes_nothing_and_the_next_one_works",),
     ),
     Mutation(
         "R11",
