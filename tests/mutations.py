@@ -994,7 +994,10 @@ MUTATIONS = [
         _RESIDENCY,
         "            gc.collect()\n",
         "            pass\n",
-        ("store/test_store_budgets.py", "hooks/test_failures.py"),
+        (
+            "store/test_store_budgets.py::test_disk_full_collects_cycles_before_it_gives_up",
+            "hooks/test_failures.py::test_store_full_of_graphs_in_cycles_collected_instead_of_raised",
+        ),
     ),
     Mutation(
         "R11",
