@@ -31,7 +31,6 @@ def parallel_apply(replicas: Sequence[nn.Module], parts: Sequence[torch.Tensor])
 
     def forward(number: int) -> None:
         try:
-            torch.set_num_threads(1)  # of this thread's operations; the replicas share the cores
             losses[number] = replicas[number](parts[number]).square().mean()
         except BaseException as error:  # noqa: BLE001 - raised below, on the thread that trains
             errors.append(error)
@@ -52,7 +51,7 @@ def gradients_of(model: nn.Module) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for _ in range(NUM_STEPS):
         replicas = [copy.deepcopy(model) for _ in range(NUM_REPLICAS)]  # copies share the scope and its store
-        parts = torch.randn(NUM_REPLICAS, ROWS, WIDTH, generator=random).unbind()
+        parts = [torch.randn(ROWS, WIDTH, generator=random) for _ in replicas]
         torch.stack(parallel_apply(replicas, parts)).sum().backward()
         with torch.no_grad():
             for parameter, *twins in zip(model.parameters(), *(one.parameters() for one in replicas), strict=True):
@@ -69,6 +68,7 @@ def new_model() -> nn.Module:
 
 def main(path: str) -> None:
     """Train plainly, in a scope around the threads, and with wrapped replicas; compare."""
+    torch.set_num_threads(1)  # for each operation: the replicas share the cores
     plain = gradients_of(new_model())
     with TierStore(path, host_bytes=HOST_BYTES, staging_bytes="2MiB") as store:
         with tiered_offload(store, min_bytes="64KiB"):

@@ -97,6 +97,7 @@ def hessian_vector_product(store: TierStore | None) -> list[torch.Tensor]:
 
 def main(path: str) -> None:
     """Compute the same with and without the store, and compare every bit."""
+    torch.set_num_threads(1)  # for matrices as small as these, more threads would only wait for each other
     torch.set_default_dtype(torch.float64)
     plain = hessian_vector_product(None)
     with TierStore(path, host_bytes=HOST_BYTES, staging_bytes="512KiB") as store:

@@ -7,7 +7,8 @@ from functools import cache
 
 import pytest
 
-from tests.mutations import MUTATIONS, ROOT, RULES, UNSHOWN, Mutation
+from tests.mutation_table import MUTATIONS, RULES, UNSHOWN, Mutation
+from tests.mutations import ROOT
 
 
 @cache

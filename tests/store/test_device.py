@@ -100,6 +100,7 @@ class Accelerator:
         self.out, self.into = Stream("out"), Stream("in")
         self.current = self.compute
         self.num_waits: Counter[Stream] = Counter()
+        self.copied: list[tuple[str, Stream]] = []  # which way, and for which stream
         self._blocks: dict[int, Any] = {}
         self._watches: set[weakref.ref[torch.UntypedStorage]] = set()
         self.held_bytes = 0
@@ -157,7 +158,8 @@ class Accelerator:
         assert source.dtype == target.dtype == torch.uint8
         assert source.shape == target.shape
         written, addresses, nbytes = stream.record(), (target.data_ptr(), source.data_ptr()), source.numel()
-        self.out.wait(written)
+        self.copied.append(("out", stream))
+        self.wait(self.out, written)
         self.out.enqueue(lambda: ctypes.memmove(*addresses, nbytes) and None)
         return self.out.record()
 
@@ -166,9 +168,10 @@ class Accelerator:
     ) -> tuple[torch.Tensor, Event]:
         target = self.allocate(source.numel(), stream)
         allocated, addresses, nbytes = stream.record(), (target.data_ptr(), source.data_ptr()), source.numel()
-        self.into.wait(allocated)
+        self.copied.append(("in", stream))
+        self.wait(self.into, allocated)
         if ready is not None:
-            self.into.wait(ready)
+            self.wait(self.into, ready)
         self.into.enqueue(lambda: ctypes.memmove(*addresses, nbytes) and None)
         return target, self.into.record()
 
@@ -275,6 +278,20 @@ def test_offload_copies_what_the_kernel_wrote_and_then_lets_go(accelerator: Acce
     assert (accelerator.held_bytes, tier.held_bytes) == (0, 0)
 
 
+def test_offload_on_another_stream_than_the_records_follows_the_records(accelerator: Accelerator, slab: Slab) -> None:
+    """Whoever happens to make room: the kernel that fills the tensor is on the stream that packed it."""
+    tier = DeviceTier(accelerator)
+    accelerator.compute.hold()
+    record = _save(tier, accelerator.computed(5), 1)
+    accelerator.current = accelerator.side
+    slot = _offload(tier, slab, record)
+    assert accelerator.copied == [("out", accelerator.compute)]
+    accelerator.compute.let_go()
+    assert record.ready is not None
+    record.ready.synchronize()
+    assert torch.equal(_bytes_in(slot), _content(5))
+
+
 def test_offload_of_a_part_copies_that_part(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
     record = _save(tier, accelerator.computed(5), 1)
@@ -372,7 +389,9 @@ def test_reload_on_another_stream_than_the_records_waits_there_too(accelerator: 
     accelerator.into.hold()
     accelerator.current = accelerator.side
     result = accelerator.read_by_kernel(_reload(tier, record))
-    assert accelerator.num_waits == {accelerator.compute: 1, accelerator.side: 1}
+    assert accelerator.num_waits[accelerator.compute] == 1
+    assert accelerator.num_waits[accelerator.side] == 1
+    assert accelerator.copied == [("out", accelerator.compute), ("in", accelerator.compute)]
     accelerator.into.let_go()
     assert torch.equal(result(), _content(5))
 
@@ -385,6 +404,7 @@ def test_reload_waits_for_the_copy_out_that_still_runs(accelerator: Accelerator,
         _offload(tier, slab, record)
     assert not tier.has_bytes(records[0])
     result = accelerator.read_by_kernel(_reload(tier, records[0]))
+    assert accelerator.num_waits[accelerator.into] == 2  # for the allocation, and for that copy
     accelerator.out.let_go()
     assert torch.equal(result(), _content(0))
 

@@ -410,6 +410,32 @@ def test_full_file_system_is_store_full_and_goes_on(
     on_loop(test)
 
 
+@pytest.mark.parametrize("inline_bytes", [0, None])
+def test_record_that_the_index_refuses_is_no_record(
+    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch, inline_bytes: int | None
+) -> None:
+    """The index's map, made far too small here, is full: what was not committed was not stored."""
+    monkeypatch.setattr("tierstore.disk.local.map_bytes_for", lambda disk_bytes: 2**18)
+
+    async def test() -> None:
+        async with open_disk(inline_bytes=inline_bytes) as disk:
+            stored: dict[int, bytes] = {}
+
+            async def fill() -> None:
+                for key in range(10_000):
+                    content = random_bytes(3000, seed=key)
+                    await disk.write(key, memoryview(content), PLAIN)
+                    stored[key] = content
+
+            with pytest.raises(StoreFullError, match="MDB_MAP_FULL"):
+                await fill()
+            assert disk.usage().num_records == len(stored) > 0
+            for key, content in stored.items():
+                assert await read_back(disk, key, len(content)) == content
+
+    on_loop(test)
+
+
 # --- opening, closing, dying ----------------------------------------------------------------------------------
 
 

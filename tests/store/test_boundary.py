@@ -1,0 +1,50 @@
+"""Errors of files and of LMDB, as they come out of the disk tier."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import lmdb
+import pytest
+
+from tierstore.codec import DamagedBytesError
+from tierstore.disk.boundary import translated
+from tierstore.errors import CorruptDataError, StorageIOError, StoreFullError
+
+
+def _os_error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    "error", [_os_error(errno.ENOSPC), _os_error(errno.EDQUOT), lmdb.MapFullError("full"), lmdb.DiskError("ENOSPC")]
+)
+def test_full_device_quota_or_map_is_store_full_with_figures(error: Exception) -> None:
+    usage = (10, 11)
+    with pytest.raises(StoreFullError) as caught, translated("write", "here", "there", num_bytes=5, usage=usage):
+        raise error
+    assert "still in memory" in str(caught.value)
+    full = caught.value
+    assert (full.needed_bytes, full.disk_bytes, full.disk_budget_bytes) == (5, 10, 11)
+    assert full.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [_os_error(errno.EIO), _os_error(errno.ENODEV), lmdb.CorruptedError("broken")])
+def test_broken_device_is_an_io_error_that_says_where_the_data_is(error: Exception) -> None:
+    with pytest.raises(StorageIOError) as caught, translated("write", "a segment", "the data is here"):
+        raise error
+    assert "the data is here" in str(caught.value)
+    assert (caught.value.operation, caught.value.place) == ("write", "a segment")
+    assert caught.value.__cause__ is error
+
+
+def test_damaged_bytes_are_told_with_the_key() -> None:
+    with pytest.raises(CorruptDataError) as caught, translated("read", "a segment", "on disk", key=7):
+        raise DamagedBytesError("checksum 1", "2")
+    assert (caught.value.key, caught.value.expected, caught.value.found) == (7, "checksum 1", "2")
+
+
+def test_bugs_of_ours_pass_through() -> None:
+    with pytest.raises(ZeroDivisionError), translated("write", "a segment", "the data is here"):
+        raise ZeroDivisionError
