@@ -25,7 +25,9 @@ def run(name: str, temporary: Path, *arguments: str) -> subprocess.CompletedProc
     return subprocess.run(
         [sys.executable, f"examples/{name}", *arguments],
         cwd=ROOT,
-        env=os.environ | {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": f"{temporary}-of-torch"},
+        env={"OMP_NUM_THREADS": "1"}
+        | os.environ
+        | {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": f"{temporary}-of-torch"},
         capture_output=True,
         text=True,
         timeout=100,
