@@ -412,7 +412,7 @@ MUTATIONS = [
         "tierstore/ownership.py",
         "    claims: Claims = storage.__dict__.get(_ATTRIBUTE, [])\n    return claims",
         "    claims: Claims = storage.__dict__.get(_ATTRIBUTE, [])\n"
-        '    return globals().setdefault("_by_address", {}).setdefault(_use_count and storage.data_ptr(), claims)',
+        '    return globals().setdefault("_by_address", {}).setdefault(storage.data_ptr(), claims)',
         ("store/test_ownership.py::test_claims_of_a_new_storage_are_never_those_of_an_old_one",),
     ),
     Mutation(
