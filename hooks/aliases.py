@@ -12,39 +12,31 @@ memory are confirmed, by checksum, to be those on disk.
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 
 from tierstore.handle import Handle
 from tierstore.layout import Layout
-from tierstore.ownership import claims_of
+from tierstore.ownership import records_over
 from tierstore.residency import Residency
 
 __all__ = ["join_record"]
 
 
 def join_record(
-    books: Residency, tensor: torch.Tensor, root: torch.Tensor, layout: Layout
+    books: Residency, tensor: torch.Tensor, root: weakref.ref[torch.Tensor], layout: Layout
 ) -> tuple[Handle, Layout] | None:
     """The handle of a record that holds the tensor's bytes too, and its layout there; None: it needs one of its own.
 
     Args:
-        root: the tensor's base, or itself.
+        root: of the tensor's base, or itself.
     """
-    for reference in claims_of(tensor.untyped_storage()):
-        record = reference()
-        if record is None or record.books is not books or record.version != tensor._version or record.handle is None:
-            continue
-        handle = record.handle()
-        if handle is None:
-            continue
+    for record, handle in records_over(tensor.untyped_storage(), tensor._version, books):
         if record.span is not None:
             restored = books.rejoin(record, tensor, layout)
             if restored is not None:
                 return handle, restored
-        elif (
-            record.root is not None
-            and record.root() is root
-            and books.join(record, layout, tensor.numel() * layout.dtype.itemsize)
-        ):
+        elif record.root is root and books.join(record, layout, tensor.nbytes):
             return handle, layout
     return None

@@ -16,7 +16,6 @@ from collections.abc import Iterable
 import torch
 
 from tierstore.errors import TierStoreWarning
-from tierstore.handle import Record
 from tierstore.uncompiled import uncompiled
 
 __all__ = ["large_nodes", "warn_if_region", "warn_of_compiled_caller"]
@@ -36,13 +35,17 @@ def warn_of_compiled_caller(scope: str) -> None:
     )
 
 
-def large_nodes(records: Iterable[Record], nodes: Iterable[int], budget_bytes: int) -> dict[int, int]:
-    """The autograd nodes that saved more than `budget_bytes`, and how many bytes; empty if none can be compiled."""
+def large_nodes(spans: Iterable[tuple[int, int, int]], budget_bytes: int) -> dict[int, int]:
+    """The autograd nodes that saved more than `budget_bytes`, and how many bytes; empty if none can be compiled.
+
+    Args:
+        spans: (node, number of a storage, bytes) of all saved tensors.
+    """
     if "torch._dynamo" not in sys.modules:
         return {}
     saved: dict[int, dict[int, int]] = {}
-    for record, node in zip(records, nodes, strict=True):
-        saved.setdefault(node, {})[record.key] = record.nbytes
+    for node, storage, nbytes in spans:
+        saved.setdefault(node, {})[storage] = nbytes
     totals = ((node, sum(of_node.values())) for node, of_node in saved.items())
     return {node: nbytes for node, nbytes in totals if nbytes > budget_bytes}
 

@@ -23,18 +23,18 @@ import torch
 
 from tierstore.config import SizeLike, parse_size
 from tierstore.errors import ConfigError
-from tierstore.handle import Handle, Record
-from tierstore.layout import Layout, is_storable, layout_of
+from tierstore.handle import Record
+from tierstore.layout import is_storable, layout_of
 from tierstore.lookahead import LearnedOrders
-from tierstore.ownership import is_foreign
+from tierstore.ownership import is_foreign, storage_address
 from tierstore.store import TierStore, refuse_unknown
 from tierstore.uncompiled import is_compiled_call, traceable, uncompiled, uncompiled_itself
 
 from .aliases import join_record
 from .compiled import warn_of_compiled_caller
 from .order import PackLog
+from .saved import SavedTensor
 from .select import Kept, stays_alive
-from .traced import traced_saved
 
 __all__ = ["keep_resident", "tiered_offload"]
 
@@ -162,30 +162,6 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         return offloaded
 
 
-class SavedTensor:
-    """What the graph holds in the place of a stored tensor: a reference to its bytes, and its geometry."""
-
-    __slots__ = ("_handle", "_index", "_layout", "_log")
-
-    def __init__(self, handle: Handle, layout: Layout, log: PackLog, index: int) -> None:
-        self._handle = handle
-        self._layout = layout
-        self._log = log
-        self._index = index
-
-    @uncompiled
-    def unpack(self) -> torch.Tensor:
-        """The saved tensor; waits only if it is not in memory yet. See `TierStore.get` for what it raises."""
-        return self._log.fetch(self._index, self._layout)
-
-    def traced(self) -> torch.Tensor:
-        """Under a trace of the graph: what `unpack` gives, each time that the traced graph runs."""
-        layout = self._layout
-        if layout.conj or layout.neg:
-            return self.unpack()
-        return traced_saved(self._log.number, self._index, self._handle.record.device, *layout[:4])
-
-
 @traceable
 def _unpack(packed: SavedTensor | Kept) -> torch.Tensor:
     if torch.compiler.is_dynamo_compiling():
@@ -211,8 +187,10 @@ class _Scope:
         self._lookahead_bytes = lookahead_bytes
         self._orders = orders
         self._log = self._new_log()
-        self._node = -1
-        self._fresh: list[Record] = []  # saved by the newest node: see NOTE [Not before the kernel]
+        self._unsettled_logs: list[PackLog] = []  # earlier ones
+        self._fresh: list[Record] = []  # booked, saved by the newest node: see NOTE [Not before the kernel]
+        self._fresh_node = -1
+        self._device_of = store.books.moves.devices.device_of
 
     @uncompiled
     def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept:
@@ -230,7 +208,20 @@ class _Scope:
             return self.keep(tensor, "alive elsewhere")
         if self._select is not None and not self._select(tensor):
             return self.keep(tensor, "selected out")
-        return self._store_tensor(tensor, root)
+        node = _sequence_nr()
+        if self._fresh and node != self._fresh_node:
+            self._settle_fresh()
+        if self._log.started:
+            self._begin_log(node)
+        reference = weakref.ref(root)
+        if not storage.resizable() or self._device_of(tensor) is not None:
+            return self._book(tensor, reference, node)
+        alias, address = tensor.detach(), storage_address(tensor)
+        saved = SavedTensor(
+            alias, tensor._version, reference, address, storage._cdata, next(self._store.keys), self._log
+        )
+        self._books.note(saved, node, storage.nbytes())
+        return saved
 
     @uncompiled
     def keep(self, tensor: torch.Tensor, reason: str) -> Kept:
@@ -240,32 +231,42 @@ class _Scope:
 
     def settle(self) -> None:
         """The scope ends: every kernel has run."""
+        self._settle_fresh()
+        for log in (*self._unsettled_logs, self._log):
+            log.is_settled = True
+            self._books.survey(log)
+
+    def _settle_fresh(self) -> None:
         self._books.settle(self._fresh)
         self._fresh = []
 
-    def _new_log(self) -> PackLog:
-        return PackLog(self._lookahead_bytes, self._orders, self._store.host_bytes or self._store.staging_bytes)
+    def _begin_log(self, node: int) -> None:
+        """The log's backward has begun: what this node saves belongs to the next."""
+        if self._log.newest_node == node:
+            self._unsettled_logs.append(self._log)
+        else:
+            self._log.is_settled = True
+        self._log = self._new_log()
 
-    def _store_tensor(self, tensor: torch.Tensor, root: torch.Tensor) -> SavedTensor:
-        node = _sequence_nr()
-        settled: list[Record] = []
-        if node != self._node:
-            self._node, settled, self._fresh = node, self._fresh, settled
+    def _new_log(self) -> PackLog:
+        return PackLog(self._store, self._lookahead_bytes, self._orders)
+
+    def _book(self, tensor: torch.Tensor, root: weakref.ref[torch.Tensor], node: int) -> SavedTensor:
+        """Hand over at once what is on an accelerator, and has to leave it soon, or lies over restored bytes."""
         layout = layout_of(tensor)
         joined = join_record(self._books, tensor, root, layout)
         if joined is not None:
             handle, layout = joined
-            if settled:
-                self._books.settle(settled, examine=False)
         else:
             handle = self._store.new_handle(tensor, layout)
-            record = handle.record
-            record.root = weakref.ref(root)
-            self._books.track(record, settled)
-            self._fresh.append(record)
-        if self._log.started:
-            self._log = self._new_log()
-        return SavedTensor(handle, layout, self._log, self._log.append(handle.record, node))
+            handle.record.root = root
+            self._books.track(handle.record)
+            self._fresh.append(handle.record)
+            self._fresh_node = node
+        saved = SavedTensor(None, tensor._version, root, 0, 0, handle.record.key, self._log)
+        saved.index = self._books.enter(self._log, handle.record, node)
+        saved.become(handle, layout)
+        return saved
 
 
 class keep_resident:  # noqa: N801 - a context manager, named like those of torch

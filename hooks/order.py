@@ -2,96 +2,109 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from typing import cast
+from collections.abc import Iterator
 
 import torch
 
 from tierstore.device import RELOAD_BYTES
-from tierstore.handle import Record
+from tierstore.handle import State
 from tierstore.layout import Layout
 from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
-from tierstore.residency import Residency
+from tierstore.noted import NotedLog
+from tierstore.store import TierStore
 from tierstore.uncompiled import uncompiled
 
 from .compiled import large_nodes, warn_if_region
 
 __all__ = ["PackLog", "living_log"]
 
-_numbers = itertools.count()
 _living: weakref.WeakValueDictionary[int, PackLog] = weakref.WeakValueDictionary()
 
 
-class PackLog:
-    """What was packed between the start of a scope (or the last backward) and the next backward.
-
-    Referenced by the saved tensors themselves, so it goes when the graph goes; it keeps nobody's bytes.
+class PackLog(NotedLog):
+    """What was packed between the start of a scope (or the last backward) and the next backward, and its order.
 
     Args:
+        store: where it was packed.
         lookahead_bytes: how far ahead of backward to fetch.
         orders: where orders are learned and recalled; None: the reverse-topological order is followed always.
-        budget_bytes: what one autograd node can ask for at once without a look at what node it is.
 
     Attributes:
-        number: unique in this process: see `living_log`.
         started: backward has asked for something.
         lookahead, reload_ahead: what backward will ask for next, from the disk and from host memory.
     """
 
-    def __init__(self, lookahead_bytes: int, orders: LearnedOrders | None, budget_bytes: int) -> None:
-        self.number = next(_numbers)
+    def __init__(self, store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None) -> None:
+        super().__init__(store)
         _living[self.number] = self
         self.lookahead = Lookahead(lookahead_bytes)
         self.reload_ahead = Lookahead(RELOAD_BYTES if lookahead_bytes else 0)
         self.started = False
         self._orders = orders
-        self._records: list[Record] = []
-        self._nodes: list[int] = []
-        self._signature = 0
-        self._seen: set[int] = set()
-        self._observed: list[int] = []
-        self._budget_bytes = budget_bytes
+        self._signature: int | None = None  # once something is known to have left memory
+        self._asked_for: dict[int, None] = {}
+        self._budget_bytes = store.host_bytes or store.staging_bytes  # for one autograd node, without a look at it
         self._large_nodes: dict[int, int] = {}
 
-    def append(self, record: Record, node: int) -> int:
-        """A tensor saved by the autograd node of that number; returns its index."""
-        nodes = self._nodes
-        self._signature = hash((self._signature, node - nodes[0] if nodes else 0, record.nbytes))
-        nodes.append(node)
-        self._records.append(record)
-        return len(nodes) - 1
-
-    def fetch(self, index: int, layout: Layout) -> torch.Tensor:
-        """Saved tensor `index`; waits only if its bytes are not in memory. See `TierStore.get` for what it raises."""
-        record = self._records[index]
-        books = cast(Residency, record.books)
+    def asked_for(self, index: int) -> None:
+        """Backward asks for saved tensor `index`."""
         if not self.started:
             self._start()
-            books.settle()
-        self._observe(index)
-        return books.fetch(record, layout, self.lookahead, self.reload_ahead, index)
+        self._asked_for[index] = None
+        if self._large_nodes:
+            warn_if_region(self._large_nodes.pop(self.nodes[index], None), self._budget_bytes)
+
+    def fetch(self, index: int, layout: Layout) -> torch.Tensor:
+        """Saved tensor `index`, which is booked; waits only if its bytes are not in memory.
+
+        See `TierStore.get` for what it raises.
+        """
+        self.asked_for(index)
+        record = self.records[index]
+        if record is None:
+            raise RuntimeError(f"saved tensor {index} is not booked")
+        if self._signature is None and record.state is not State.PENDING:
+            self._look_ahead()
+        if self._signature is None:
+            return self.books.fetch(record, layout)
+        return self.books.fetch(record, layout, self.lookahead, self.reload_ahead, index)
 
     def _start(self) -> None:
         self.started = True
-        self._large_nodes = large_nodes(self._records, self._nodes, self._budget_bytes)
-        learned = self._orders.recall(self._signature) if self._orders is not None else None
-        order = learned or reverse_topological(self._nodes)
-        self.lookahead.begin(self._records, order)
-        self.reload_ahead.begin(self._records, order)
+        self.books.survey(self)
+        self._large_nodes = large_nodes(self._spans(), self._budget_bytes)
+        if any(record is not None and record.state is not State.PENDING for record in self.records):
+            self._look_ahead()
+            self.books.look_ahead(self.lookahead)
 
-    def _observe(self, index: int) -> None:
-        if index not in self._seen:
-            self._seen.add(index)
-            self._observed.append(index)
-            if self._large_nodes:
-                warn_if_region(self._large_nodes.pop(self._nodes[index], None), self._budget_bytes)
+    def _look_ahead(self) -> None:
+        first = self.nodes[0]
+        signature = 0
+        for node, nbytes in zip(self.nodes, self.sizes, strict=True):
+            signature = hash((signature, node - first, nbytes))
+        self._signature = signature
+        learned = self._orders.recall(signature) if self._orders is not None else None
+        order = learned or reverse_topological(self.nodes)
+        self.lookahead.begin(self.records, order)
+        self.reload_ahead.begin(self.records, order)
+
+    def _spans(self) -> Iterator[tuple[int, int, int]]:
+        """(node, storage, bytes) of all saved tensors that are alive; views of one storage have the same number."""
+        for node, nbytes, record in zip(self.nodes, self.sizes, self.records, strict=True):
+            if record is not None:
+                yield node, record.key, nbytes
+        for reference in self.noted.values():
+            noted = reference()
+            if noted is not None:
+                yield self.nodes[noted.index], -noted.storage_id, self.sizes[noted.index]
 
     @uncompiled
     def __del__(self) -> None:
-        # One dictionary entry: fit for a finalizer. Half of a graph is no order to go by.
-        if self._orders is not None and len(self._observed) * 2 > len(self._nodes):
-            self._orders.learn(self._signature, self._observed)
+        # Some dictionary entries: fit for a finalizer. Half of a graph is no order to go by.
+        if self._orders is not None and self._signature is not None and len(self._asked_for) * 2 > len(self.nodes):
+            self._orders.learn(self._signature, tuple(self._asked_for))
+        super().__del__()
 
 
 def living_log(number: int) -> PackLog:

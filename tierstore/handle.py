@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .disk.tier import Kind
     from .host import Window
     from .layout import Layout
+    from .noted import NotedTensor
     from .residency import Residency
     from .slab import Slot
 
@@ -180,6 +181,9 @@ class HandleOwner(Protocol):
 
     released: deque[Record]
     books: Residency
+
+    def handle_for(self, noted: NotedTensor) -> Handle:
+        """Make the record of a tensor that was only noted so far."""
 
 
 class Handle:

@@ -12,7 +12,17 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Layout", "alias_of", "in_dtype", "is_storable", "layout_of", "memory_at", "rebuild", "span_of"]
+__all__ = [
+    "Layout",
+    "alias_of",
+    "in_dtype",
+    "is_same_view",
+    "is_storable",
+    "layout_of",
+    "memory_at",
+    "rebuild",
+    "span_of",
+]
 
 _SPAN_ALIGNMENT_BYTES = 64
 """Spans begin at multiples of this: of every element size, and of the alignment torch's allocator gives."""
@@ -113,6 +123,16 @@ def span_of(layouts: Iterable[Layout], storage_bytes: int) -> tuple[int, int]:
     first -= first % _SPAN_ALIGNMENT_BYTES
     end += -end % _SPAN_ALIGNMENT_BYTES
     return first, min(end, storage_bytes)
+
+
+def is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two strided tensors are of the same geometry over the same storage, lazy bits included."""
+    return (
+        one.dtype is other.dtype
+        and one.is_set_to(other)
+        and one.is_conj() == other.is_conj()
+        and one.is_neg() == other.is_neg()
+    )
 
 
 def in_dtype(memory: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -64,15 +64,18 @@ class Lookahead:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._records: list[Record] = []
+        self._records: Sequence[Record | None] = ()
         self._order: Sequence[int] = ()
         self._rank: list[int] = []  # of each index in the order
         self._next = 0  # rank of the first that was not looked at
         self._ahead: dict[int, int] = {}  # bytes that were fetched ahead and not asked for yet, by index
         self._ahead_bytes = 0
 
-    def begin(self, records: list[Record], order: Sequence[int]) -> None:
-        """Backward begins: `records[i]` was packed as number i; those named in `order` will be asked for in turn."""
+    def begin(self, records: Sequence[Record | None], order: Sequence[int]) -> None:
+        """Backward begins: `records[i]` was packed as number i; those named in `order` will be asked for in turn.
+
+        Where there is None, the tensor has never left its place; a record may come in later.
+        """
         self._records, self._order = records, order
         self._rank = [-1] * len(records)
         for rank, index in enumerate(order):
@@ -85,9 +88,14 @@ class Lookahead:
 
     def peek(self) -> Record | None:
         """The next record to fetch; None: far enough, or nothing left."""
-        if self._next >= len(self._order) or self._ahead_bytes >= self._limit_bytes:
+        if self._ahead_bytes >= self._limit_bytes:
             return None
-        return self._records[self._order[self._next]]
+        while self._next < len(self._order):
+            record = self._records[self._order[self._next]]
+            if record is not None:
+                return record
+            self._next += 1
+        return None
 
     def advance(self, fetched_bytes: int) -> None:
         """The record that `peek` named was dealt with; so many bytes are being fetched for it."""

@@ -32,10 +32,11 @@ from .device import AcceleratorCopies, Copies, DeviceTier
 from .disk.tier import Stored
 from .errors import CorruptDataError, StoreFullError
 from .eviction import EvictionOrder
-from .handle import Record, State
+from .handle import Handle, Record, State
 from .host import HostBooks, Window
-from .layout import in_dtype, span_of
-from .ownership import claim, is_sole_owner, storage_address, unclaim
+from .layout import in_dtype, layout_of, span_of
+from .noted import NotedTensors
+from .ownership import claim, is_sole_owner, records_over, storage_address, unclaim
 from .pending import Pending
 from .slab import Slot
 from .slots import Slots
@@ -44,6 +45,7 @@ from .stats import Counters
 if TYPE_CHECKING:
     from .engine import Engine
     from .lookahead import Lookahead
+    from .noted import NotedLog, NotedTensor
 
 __all__ = ["Moves"]
 
@@ -69,6 +71,7 @@ class Moves:
         self.disk_bytes = 0
         self.disk_bytes_peak = 0
         self.released: deque[Record] = deque()
+        self.noted = NotedTensors()
         self.pending = Pending()
         self.blocked: deque[Record] = deque()  # ours, but there is no room; packs wait until it is empty
         self.num_spills = 0  # queued or running, those whose handle is gone included
@@ -89,24 +92,83 @@ class Moves:
 
     def register(self, record: Record) -> None:
         """Begin to keep the books of a record, in PENDING."""
-        self._records[record.key] = record
-        self.num_live += 1
+        self._keep(record)
         self.counters.packed_tensors += 1
         self.counters.packed_bytes += record.nbytes
         if record.device is not None:
             self.slots.slab.pin(record.device.type)
             self.devices.note_stream(record)
 
+    def _keep(self, record: Record) -> None:
+        self._records[record.key] = record
+        self.num_live += 1
+
+    def note(self, noted: NotedTensor, node: int, nbytes: int) -> None:
+        """A tensor was saved; see NOTE [Noted, then booked]."""
+        counters = self.counters
+        counters.packed_tensors += 1
+        counters.packed_bytes += nbytes
+        self.noted.add(noted, node, nbytes)
+
+    def is_short_of(self, nbytes: int) -> bool:
+        """Whether a pack of so many bytes has to see to it that there is room for all that was saved."""
+        host = self.books.host
+        held_bytes = host.used_bytes + self.pending.num_bytes + self.noted.num_bytes
+        return (
+            held_bytes + nbytes > (host.limit_bytes or 0)
+            or self.pending.must_be_examined
+            or bool(self.blocked)
+            or self.spill_error is not None
+        )
+
+    def book_one(self, noted: NotedTensor) -> None:
+        """Give a noted tensor its record, or its share in one; its bytes may be read from now on."""
+        self.noted.remove(noted)
+        self._book(noted)
+
+    def _book(self, noted: NotedTensor) -> None:
+        alias, log = noted.alias, noted.log
+        if alias is None:
+            return  # the store is closed
+        handle = self._handle_of_same_bytes(noted, alias)
+        if handle is not None:
+            layout = layout_of(alias)
+            handle.record.layouts.append(layout)
+            self.counters.packed_bytes -= log.sizes[noted.index]
+            self.counters.deduplicated_bytes += alias.nbytes
+        else:
+            handle = log.owner.handle_for(noted)
+            layout = handle.record.layout
+            self._keep(handle.record)
+            self.pending.settle((handle.record,))
+        log.records[noted.index] = handle.record
+        noted.become(handle, layout)
+
+    def _handle_of_same_bytes(self, noted: NotedTensor, alias: torch.Tensor) -> Handle | None:
+        for record, handle in records_over(alias.untyped_storage(), noted.version, noted.log.books):
+            if record.span is None and record.source is not None and record.root is noted.root:
+                return handle
+        return None
+
+    def survey(self, log: NotedLog) -> None:
+        """Book what of the log others hold too, and note what of all that is booked they hold."""
+        for noted in self.noted.take_from(log, shared_only=True):
+            self._book(noted)
+        self.pending.survey()
+
     def relieve(self, how_many: int | None) -> None:
         """Take what is ours into the books, if there is not room for all that may be; see NOTE [No sooner than needed].
 
         Of the records that others held when last seen, `how_many` (None: all) are looked at again.
         """
-        if self.pending.must_be_examined or not self.books.host.fits(self.pending.num_bytes):
+        self.noted.drop_ended()
+        if self.pending.must_be_examined or not self.books.host.fits(self.pending.num_bytes + self.noted.num_bytes):
             self.examine(how_many)
 
     def examine(self, how_many: int | None = None) -> None:
         """Admit what is ours alone now: of all that was settled, and of some (None: all) that others held."""
+        for noted in self.noted.take():
+            self._book(noted)
         for record in self.pending.take(how_many):
             if record.state is not State.PENDING:
                 continue
@@ -317,7 +379,7 @@ class Moves:
 
     def start_restore(self, record: Record, *, demanded: bool) -> bool:
         """Give the record a slot and have it read; False: there is no room for what nobody waits for."""
-        if not self.books.host.fits(self.pending.num_bytes + record.nbytes):
+        if not self.books.host.fits(self.noted.num_bytes + self.pending.num_bytes + record.nbytes):
             self.examine(0)
         window = self.books.window_for_prefetch(record.nbytes)
         if window is None:
@@ -535,6 +597,7 @@ class Moves:
             self._forget_stored(record)
             if record.state is not State.CLOSED:
                 record.move(State.CLOSED)
+        self.noted.give_up()
         self.pending.clear()
         self.blocked.clear()
         self.drain()

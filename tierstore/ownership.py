@@ -11,13 +11,24 @@ same address, and it needs no table that somebody would have to clean up.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from sys import getrefcount
 
 import torch
 
-from .handle import Record
+from .handle import Handle, Record
 
-__all__ = ["Claims", "claim", "claims_of", "is_foreign", "is_sole_owner", "mark_as_ours", "storage_address", "unclaim"]
+__all__ = [
+    "Claims",
+    "claim",
+    "claims_of",
+    "is_foreign",
+    "is_sole_owner",
+    "mark_as_ours",
+    "records_over",
+    "storage_address",
+    "unclaim",
+]
 
 Claims = list["weakref.ref[Record]"]
 """The records, of any store, that hold or held an alias of one storage."""
@@ -74,6 +85,20 @@ def claim(record: Record, storage: torch.UntypedStorage) -> None:
 def unclaim(record: Record) -> None:
     """The record's source is no alias of that storage any more."""
     record.claims = None
+
+
+def records_over(storage: torch.UntypedStorage, version: int, books: object) -> Iterator[tuple[Record, Handle]]:
+    """The living records of a store, and their handles, that claim a storage and were made at that version of it.
+
+    Args:
+        books: the store's.
+    """
+    for reference in claims_of(storage):
+        record = reference()
+        if record is not None and record.books is books and record.version == version and record.handle is not None:
+            handle = record.handle()
+            if handle is not None:
+                yield record, handle
 
 
 def _num_aliases(ref: weakref.ref[Record], claims: Claims) -> int:

@@ -34,6 +34,7 @@ from .stats import STALL_CAUSES
 if TYPE_CHECKING:
     from .device import Copies
     from .lookahead import Lookahead
+    from .noted import NotedLog, NotedTensor
 
 __all__ = ["Residency"]
 
@@ -52,6 +53,9 @@ class Residency:
         host_bytes, staging_bytes: the limits of the two windows of host memory.
         disk_budget_bytes: for messages; the disk tier enforces it.
         copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
+
+    Attributes:
+        closed: why the store cannot be used any more; None: it can.
     """
 
     def __init__(
@@ -64,9 +68,27 @@ class Residency:
         self._progress = threading.Condition(self.lock)
         self._ahead: Lookahead | None = None  # of the backward that asked last
         self._num_getting = 0  # threads that wait for bytes, or have been given them and not yet woken
-        self._closed: StoreClosedError | None = None
+        self.closed: StoreClosedError | None = None
 
     # --- training threads: may wait -----------------------------------------------------------------------------
+
+    def note(self, noted: NotedTensor, node: int, nbytes: int) -> None:
+        """A tensor was saved, in host memory, by the autograd node of that number; its storage has so many bytes.
+
+        Its bytes are not read before a later node saves something, or its log is settled. May wait, while the budget
+        is full.
+
+        Raises:
+            StoreFullError, StorageIOError, StoreClosedError: as `track`.
+        """
+        with self.lock:
+            if self.closed is not None:
+                self._check_open()
+            moves = self.moves
+            noted.log.newest_node = node
+            if moves.is_short_of(nbytes):
+                self._relieve()
+            moves.note(noted, node, nbytes)
 
     def track(self, record: Record, settled: Iterable[Record] = ()) -> None:
         """Begin to keep the books of a record. Its bytes are not read before it is settled.
@@ -80,13 +102,19 @@ class Residency:
         """
         with self.lock:
             self._check_open()
-            moves = self.moves
             self._drain()
-            moves.register(record)
-            moves.pending.settle(settled)
-            moves.relieve(_NUM_EXAMINED_PER_PACK)
-            if moves.blocked or moves.spill_error is not None:
-                self._make_room_for(record)
+            self.moves.register(record)
+            self.moves.pending.settle(settled)
+            try:
+                self._relieve()
+            except BaseException:
+                self._withdraw(record)
+                raise
+
+    def enter(self, log: NotedLog, record: Record, node: int) -> int:
+        """A record was packed, by the autograd node of that number; returns its index in the log."""
+        with self.lock:
+            return log.append_booked(record, node)
 
     def store(self, record: Record) -> None:
         """Like `track`, for a record that is stored whoever else holds its storage, beginning now."""
@@ -97,26 +125,46 @@ class Residency:
             record.forced = True
             if record.nbytes:
                 self.moves.admit(record)
-                self._make_room_for(record)
+                try:
+                    self._make_room()
+                except BaseException:
+                    self._withdraw(record)
+                    raise
 
-    def settle(self, records: Iterable[Record] = (), *, examine: bool = True) -> None:
-        """From now on the records' bytes may be read. Does not wait.
-
-        `examine`: all records that wait for their other owners to let go are looked at again now, not only as later
-        packs come to it.
-        """
+    def settle(self, records: Iterable[Record] = ()) -> None:
+        """From now on the records' bytes may be read. Does not wait."""
         with self.lock:
-            if self._closed is None:
+            if self.closed is None:
                 self._drain()
                 self.moves.pending.settle(records)
-                if examine:
-                    self.moves.relieve(None)
-                    self.moves.pending.survey()
+
+    def survey(self, log: NotedLog) -> None:
+        """A scope or a forward ends: look again at all that waits for its other owners to let go. Does not wait.
+
+        What of the log others hold too is booked, so that it is known to be.
+        """
+        with self.lock:
+            if self.closed is None:
+                self._drain()
+                self.moves.relieve(None)
+                self.moves.survey(log)
+
+    def book(self, noted: NotedTensor) -> None:
+        """Have a tensor booked whose handle is needed; its bytes may be read from now on. Does not wait.
+
+        Raises:
+            StoreClosedError: the store is closed.
+        """
+        with self.lock:
+            if noted.handle is None:
+                self._check_open()
+                self._drain()
+                self.moves.book_one(noted)
 
     def join(self, record: Record, layout: Layout, nbytes: int) -> bool:
         """Let one more view share the record; False if its bytes have been read already. Does not wait."""
         with self.lock:
-            if record.span is not None or record.source is None or self._closed is not None:
+            if record.span is not None or record.source is None or self.closed is not None:
                 return False
             record.layouts.append(layout)
             self._count_join(nbytes)
@@ -185,10 +233,18 @@ class Residency:
                 self.moves.used(record)
                 self._advance()
 
+    def look_ahead(self, ahead: Lookahead) -> None:
+        """Backward begins: restore what lies ahead, as far as there is room. Does not wait."""
+        with self.lock:
+            if self.closed is None:
+                self._drain()
+                self._ahead = ahead
+                self.moves.prefetch(ahead)
+
     def prefetch(self, records: Iterable[Record]) -> None:
         """Fetch the records, in this order, as far as there is room. Does not wait."""
         with self.lock:
-            if self._closed is None:
+            if self.closed is None:
                 self._drain()
                 for record in records:
                     if record.state is State.DISK and not self.moves.start_restore(record, demanded=False):
@@ -215,6 +271,11 @@ class Residency:
                     raise self._full_error(self.moves.unwritten_bytes)
                 self.moves.retry_unwritten()
 
+    def check_open(self) -> None:
+        """Raise StoreClosedError if the store is closed."""
+        with self.lock:
+            self._check_open()
+
     def count_kept(self, reason: str, nbytes: int) -> None:
         """Count a saved tensor that stays where it is."""
         with self.lock:
@@ -232,13 +293,13 @@ class Residency:
         """
         self.lock = threading.Lock()
         self._progress = threading.Condition(self.lock)
-        self._closed = StoreClosedError(self._name, reason)
+        self.closed = StoreClosedError(self._name, reason)
         self.moves.abandon()
 
     def drain(self) -> None:
         """Account for what finalizers left, and for what is ours by now. The caller holds the lock."""
         self._drain()
-        if self._closed is None:
+        if self.closed is None:
             self.moves.examine()
 
     def keep_on_device(self, device_bytes: int) -> None:
@@ -301,13 +362,13 @@ class Residency:
     # --- under the lock -----------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self._closed is not None:
-            raise StoreClosedError(self._closed.store, self._closed.reason) from self._closed.__cause__
+        if self.closed is not None:
+            raise StoreClosedError(self.closed.store, self.closed.reason) from self.closed.__cause__
 
     def _end(self, closed: StoreClosedError) -> None:
         try:
-            if self._closed is None:
-                self._closed = closed
+            if self.closed is None:
+                self.closed = closed
                 self.moves.end_all()
         finally:
             self._progress.notify_all()
@@ -320,7 +381,7 @@ class Residency:
     def _advance(self) -> None:
         """Something was freed, or a job is over: those who found no room before may find it now."""
         self.moves.admit_blocked()
-        if self._ahead is not None and self._closed is None:
+        if self._ahead is not None and self.closed is None:
             self.moves.prefetch(self._ahead)
         self._progress.notify_all()
 
@@ -340,13 +401,17 @@ class Residency:
         self._check_open()
         self._drain()
 
-    def _make_room_for(self, record: Record) -> None:
-        try:
+    def _relieve(self) -> None:
+        """Book what may have to leave, and find room; may wait."""
+        self._drain()
+        self.moves.relieve(_NUM_EXAMINED_PER_PACK)
+        if self.moves.blocked or self.moves.spill_error is not None:
             self._make_room()
-        except BaseException:
-            self.moves.withdraw(record)  # whoever is refused still has the tensor; the store has not
-            self._advance()
-            raise
+
+    def _withdraw(self, record: Record) -> None:
+        """Whoever is refused still has the tensor; the store has not."""
+        self.moves.withdraw(record)
+        self._advance()
 
     def _make_room(self) -> None:
         """Return when everything that is ours has found its place, or raise why it cannot."""

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from .device import Copies
     from .layout import Layout
+    from .noted import NotedTensor
 
 __all__ = ["TierStore"]
 
@@ -131,7 +132,7 @@ class TierStore:
         self.books = self._core.books
         self.released: deque[Record] = self.books.moves.released
         self.learned_orders = LearnedOrders()
-        self._keys = itertools.count(1)
+        self.keys = itertools.count(1)
         self._finalizer = weakref.finalize(self, self._core.engine.request_stop)
         self._finalizer.atexit = False  # `lifetime` does it, and joins
 
@@ -203,7 +204,7 @@ class TierStore:
             self.books.drain()
             return StoreStats.of(
                 moves.counters,
-                live_handles=moves.num_live,
+                live_handles=moves.num_live + sum(1 for _ in moves.noted.living()),
                 device_bytes=moves.devices.held_bytes,
                 host_bytes=moves.books.host.used_bytes,
                 host_bytes_peak=moves.books.host.peak_bytes,
@@ -249,10 +250,24 @@ class TierStore:
         if kind is None:
             kind = _kind_of(layout.dtype)
         nbytes = storage.nbytes() if tensor.numel() else 0
-        record = Record(next(self._keys), source, nbytes, storage_address(source), layout, kind)
+        record = Record(next(self.keys), source, nbytes, storage_address(source), layout, kind)
         record.books = self.books
         record.device = self.books.moves.devices.device_of(source)
         claim(record, storage)
+        return Handle(record, self)
+
+    def handle_for(self, noted: NotedTensor) -> Handle:
+        """See `HandleOwner`."""
+        alias = noted.alias
+        if alias is None:
+            raise RuntimeError(f"tensor {noted.key} is booked already")
+        layout = layout_of(alias)
+        nbytes = noted.log.sizes[noted.index]
+        record = Record(noted.key, alias_of(alias, layout), nbytes, noted.address, layout, _kind_of(layout.dtype))
+        record.version = noted.version
+        record.root = noted.root
+        record.books = self.books
+        claim(record, alias.untyped_storage())
         return Handle(record, self)
 
     def _record_of(self, handle: Handle) -> Record:

@@ -1,0 +1,222 @@
+"""Saved tensors that a store knows of, but keeps no books of yet.
+
+NOTE [Noted, then booked]
+As long as the budget has room for everything that was saved, all there is to do is to guard it: most graphs of most
+programs come and go like that. So what is packed is only *noted*: the packed object keeps an alias of the tensor, its
+version, and where its storage lay, and a count of bytes goes up. There is no record, no handle and no finalizer, and
+what backward gets is what was kept. That is a quarter of the cost of a record.
+
+A noted tensor is *booked*, that is, gets its record, when the count says that room may be short, when somebody else is
+seen to hold its storage too, or when somebody asks for exact figures. Those of one log are booked in the order of
+packing, and views of one storage find each other then, as if they had been booked at once. A tensor that dies before
+was nobody's concern; its bytes are counted until its log dies too, or until they are looked for.
+
+The packed object gives its alias up only after the record has one of its own. Whoever took the alias just before, to
+give it to autograd, counts as one more owner of the storage for as long as it is used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from .handle import Handle, HandleOwner, Record
+from .layout import Layout
+
+if TYPE_CHECKING:
+    from .residency import Residency
+
+__all__ = ["NotedLog", "NotedTensor", "NotedTensors"]
+
+_use_count = torch._C._storage_Use_Count
+_NUM_OWNERS_ALONE = 2
+"""Of a storage that only one alias holds: that, and the storage's own Python object (torch 2.11 and 2.13)."""
+
+
+class NotedTensor:
+    """A tensor that was handed to a store, and what it takes to book it later.
+
+    Attributes:
+        alias: a detached alias of the tensor; None once it is booked, or the store is closed.
+        version: the version counter at packing.
+        root: the tensor, or its base, for as long as that lives.
+        address: where the storage lay at packing.
+        storage_id: of the storage, for as long as the alias is there.
+        key: of its record.
+        log, index: where it is noted, and its number there.
+        handle, layout: once it is booked.
+    """
+
+    __slots__ = (
+        "__weakref__", "address", "alias", "handle", "index", "key", "layout", "log", "root", "storage_id", "version",
+    )  # fmt: skip
+
+    layout: Layout
+    index: int
+
+    def __init__(
+        self,
+        alias: torch.Tensor | None,
+        version: int,
+        root: weakref.ref[torch.Tensor],
+        address: int,
+        storage_id: int,
+        key: int,
+        log: NotedLog,
+    ) -> None:
+        self.alias = alias
+        self.version = version
+        self.root = root
+        self.address = address
+        self.storage_id = storage_id
+        self.key = key
+        self.log = log
+        self.handle: Handle | None = None
+
+    def become(self, handle: Handle, layout: Layout) -> None:
+        """It is booked."""
+        self.layout = layout
+        self.handle = handle
+        self.alias = None  # last: see the module's docstring
+
+
+class NotedLog:
+    """What was packed between the start of a scope (or the last backward) and the next backward, in that order.
+
+    The tensors refer to the log, so it goes when the graph goes. It keeps nobody's bytes. Changed only under the
+    store's lock.
+
+    Args:
+        owner: the store; kept open.
+
+    Attributes:
+        number: unique in this process.
+        nodes: which autograd node saved each tensor.
+        newest_node: which is saving tensors now; the kernel of that one may still have to run.
+        sizes: bytes of each tensor's storage.
+        records: of each; None while it is only noted.
+        noted_bytes: of all that is only noted, dead tensors included.
+        is_settled: that one has run too.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, owner: HandleOwner) -> None:
+        self.number = next(self._numbers)
+        self.owner = owner
+        self.books: Residency = owner.books
+        self.nodes: list[int] = []
+        self.sizes: list[int] = []
+        self.records: list[Record | None] = []
+        self.noted: dict[int, weakref.ref[NotedTensor]] = {}
+        self.noted_bytes = 0
+        self.newest_node = -1
+        self.is_settled = False
+
+    def append_booked(self, record: Record, node: int) -> int:
+        """A tensor that has a record already; returns its index."""
+        self.newest_node = node
+        self.nodes.append(node)
+        self.sizes.append(record.nbytes)
+        self.records.append(record)
+        return len(self.nodes) - 1
+
+    def forget(self, index: int) -> int:
+        """Tensor `index` is not just noted any more; returns its bytes."""
+        del self.noted[index]
+        nbytes = self.sizes[index]
+        self.noted_bytes -= nbytes
+        return nbytes
+
+    def settled(self) -> Iterator[tuple[int, NotedTensor | None]]:
+        """Those whose bytes may be read, None for what has died; to be booked or left as they are meanwhile."""
+        for index, reference in list(self.noted.items()):
+            if self.is_settled or self.nodes[index] != self.newest_node:
+                yield index, reference()
+
+    def __del__(self) -> None:
+        # May run anywhere, see `Handle.__del__`.
+        if self.noted:
+            self.books.moves.noted.ended.append((self.number, self.noted_bytes))
+
+
+class NotedTensors:
+    """All that a store has only noted. Guarded by the store's lock.
+
+    Attributes:
+        num_bytes: of it, as far as is known; never too few.
+        ended: (number, bytes) of logs that have died; appended to by finalizers.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self.ended: deque[tuple[int, int]] = deque()
+        self._logs: dict[int, weakref.ref[NotedLog]] = {}
+
+    def add(self, noted: NotedTensor, node: int, nbytes: int) -> None:
+        """Note a tensor, saved by the autograd node of that number. On the way of every pack."""
+        log = noted.log
+        if not log.noted:
+            self.drop_ended()
+            self._logs[log.number] = weakref.ref(log)
+        nodes = log.nodes
+        noted.index = index = len(nodes)
+        log.noted[index] = weakref.ref(noted)
+        nodes.append(node)
+        log.sizes.append(nbytes)
+        log.records.append(None)
+        log.noted_bytes += nbytes
+        self.num_bytes += nbytes
+
+    def drop_ended(self) -> None:
+        """What dead logs had noted is not counted any more."""
+        while self.ended:
+            number, nbytes = self.ended.popleft()
+            del self._logs[number]
+            self.num_bytes -= nbytes
+
+    def take(self) -> Iterator[NotedTensor]:
+        """Take out everything that is settled, to be booked."""
+        self.drop_ended()
+        for reference in list(self._logs.values()):
+            log = reference()
+            if log is not None:
+                yield from self.take_from(log)
+
+    def take_from(self, log: NotedLog, *, shared_only: bool = False) -> Iterator[NotedTensor]:
+        """Likewise, from one log; `shared_only`: what somebody else holds too, or may."""
+        for index, noted in log.settled():
+            if noted is not None and shared_only and _use_count(noted.storage_id) == _NUM_OWNERS_ALONE:
+                continue
+            self._forget(log, index)
+            if noted is not None:
+                yield noted
+
+    def remove(self, noted: NotedTensor) -> None:
+        """Take out one."""
+        self._forget(noted.log, noted.index)
+
+    def _forget(self, log: NotedLog, index: int) -> None:
+        self.num_bytes -= log.forget(index)
+        if not log.noted:
+            del self._logs[log.number]
+
+    def living(self) -> Iterator[NotedTensor]:
+        """All that is noted and alive."""
+        for reference in list(self._logs.values()):
+            log = reference()
+            if log is not None:
+                for tensor in list(log.noted.values()):
+                    noted = tensor()
+                    if noted is not None:
+                        yield noted
+
+    def give_up(self) -> None:
+        """The store is closed: keep nobody's bytes."""
+        for noted in self.living():
+            noted.alias = None
