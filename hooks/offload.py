@@ -198,7 +198,8 @@ class _Scope:
         if not is_storable(tensor) or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
             return self.keep(tensor, "unsupported")
         storage = tensor.untyped_storage()
-        if storage.nbytes() < self._min_bytes or not tensor.numel():
+        nbytes = storage.nbytes()
+        if nbytes < self._min_bytes or not tensor.numel():
             return self.keep(tensor, "small")
         base = tensor._base
         root = tensor if base is None else base
@@ -220,7 +221,7 @@ class _Scope:
         saved = SavedTensor(
             alias, tensor._version, reference, address, storage._cdata, next(self._store.keys), self._log
         )
-        self._books.note(saved, node, storage.nbytes())
+        self._books.note(saved, node, nbytes)
         return saved
 
     @uncompiled

@@ -103,13 +103,6 @@ class Moves:
         self._records[record.key] = record
         self.num_live += 1
 
-    def note(self, noted: NotedTensor, node: int, nbytes: int) -> None:
-        """A tensor was saved; see NOTE [Noted, then booked]."""
-        counters = self.counters
-        counters.packed_tensors += 1
-        counters.packed_bytes += nbytes
-        self.noted.add(noted, node, nbytes)
-
     def is_short_of(self, nbytes: int) -> bool:
         """Whether a pack of so many bytes has to see to it that there is room for all that was saved."""
         host = self.books.host

@@ -11,7 +11,7 @@ same address, and it needs no table that somebody would have to clean up.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from sys import getrefcount
 
 import torch
@@ -40,14 +40,11 @@ _NUM_REFERENCES_UNSHARED = getrefcount(_unshared.untyped_storage())
 """To a living storage's Python object, as `is_sole_owner` counts them, when nobody else refers to it."""
 _use_count = torch._C._storage_Use_Count
 
+storage_address: Callable[[torch.Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
+"""Where the tensor's storage begins (despite torch's name for it, the offset is not in it).
 
-def storage_address(tensor: torch.Tensor) -> int:
-    """Where the tensor's storage begins (despite the name of what torch offers, the offset is not in it).
-
-    Unlike `data_ptr()` it leaves a copy-on-write storage shared.
-    """
-    address: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
-    return address
+Unlike `data_ptr()` it leaves a copy-on-write storage shared.
+"""
 
 
 def claims_of(storage: torch.UntypedStorage) -> Claims:

@@ -88,7 +88,10 @@ class Residency:
             noted.log.newest_node = node
             if moves.is_short_of(nbytes):
                 self._relieve()
-            moves.note(noted, node, nbytes)
+            counters = moves.counters
+            counters.packed_tensors += 1
+            counters.packed_bytes += nbytes
+            moves.noted.add(noted, node, nbytes)
 
     def track(self, record: Record, settled: Iterable[Record] = ()) -> None:
         """Begin to keep the books of a record. Its bytes are not read before it is settled.
