@@ -56,6 +56,7 @@ class Unshown(NamedTuple):
 
 
 _RESIDENCY, _MOVES, _OFFLOAD = "tierstore/residency.py", "tierstore/moves.py", "hooks/offload.py"
+_SAVED = "hooks/saved.py"
 
 MUTATIONS = [
     Mutation(
@@ -198,8 +199,8 @@ MUTATIONS = [
         "R2",
         "no table keeps what the graph has dropped",
         "tierstore/store.py",
-        "        return Handle(record, self)",
-        "        handle = Handle(record, self)\n"
+        "        claim(record, alias.untyped_storage())\n        return Handle(record, self)",
+        "        claim(record, alias.untyped_storage())\n        handle = Handle(record, self)\n"
         '        self.__dict__.setdefault("table", {})[record.key] = handle\n'
         "        return handle",
         ("hooks/test_lifetime.py::test_graph_ends_nothing_is_held",),
@@ -275,9 +276,9 @@ MUTATIONS = [
     Mutation(
         "R3",
         "what was unpacked once can be unpacked again",
-        _OFFLOAD,
-        "        return self._log.fetch(self._index, self._layout)",
-        "        log, self._log = self._log, None\n        return log.fetch(self._index, self._layout)",
+        _SAVED,
+        "            return log.fetch(self.index, self.layout)",
+        "            self.log = None\n            return log.fetch(self.index, self.layout)",
         ("hooks/test_repeated_backward.py::test_retain_graph_three_backwards_same_bits",),
     ),
     Mutation(
@@ -321,17 +322,17 @@ MUTATIONS = [
     Mutation(
         "R4",
         "they join only as views of the same living tensor",
-        "hooks/aliases.py",
-        "            and record.root() is root\n",
-        "",
+        _MOVES,
+        " and record.root is noted.root:",
+        ":",
         ("hooks/test_aliases.py::test_two_counters_of_one_storage_edit_of_one_refuses_only_its_graph",),
     ),
     Mutation(
         "R4",
         "they join only at the same version",
-        "hooks/aliases.py",
-        " or record.version != tensor._version",
-        "",
+        "tierstore/ownership.py",
+        " and record.version == version and",
+        " and",
         ("hooks/test_aliases.py::test_saved_edited_and_saved_again_second_graph_not_refused",),
     ),
     Mutation(
@@ -386,24 +387,24 @@ MUTATIONS = [
         "R4",
         "a tensor is measured by its storage",
         _OFFLOAD,
-        "        if storage.nbytes() < self._min_bytes or not tensor.numel():",
-        "        if tensor.numel() * tensor.itemsize < self._min_bytes or not tensor.numel():",
+        "        nbytes = storage.nbytes()\n",
+        "        nbytes = tensor.numel() * tensor.itemsize\n",
         ("hooks/test_kept.py::test_small_storages_kept_by_the_size_of_the_storage_not_of_the_view",),
     ),
     Mutation(
         "R4",
         "a saved tensor is held by weak reference",
         _OFFLOAD,
-        "            record.root = weakref.ref(root)",
-        "            record.root = lambda: root",
+        "        reference = weakref.ref(root)",
+        "        reference = lambda: root",
         ("hooks/test_lifetime.py::test_tensors_of_the_user_die_with_their_last_reference",),
     ),
     Mutation(
         "R4",
         "nothing joins once the bytes were read",
         _RESIDENCY,
-        "            if record.span is not None or record.source is None or self._closed is not None:",
-        "            if record.source is None or self._closed is not None:",
+        "            if record.span is not None or record.source is None or self.closed is not None:",
+        "            if record.source is None or self.closed is not None:",
         ("store/test_residency_stages.py::test_join_once_the_bytes_were_read_is_refused",),
     ),
     Mutation(
@@ -419,8 +420,8 @@ MUTATIONS = [
         "R4",
         "a copy-on-write storage stays shared",
         "tierstore/ownership.py",
-        "    address: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]",
-        "    address: int = tensor.untyped_storage().data_ptr()",
+        "storage_address: Callable[[torch.Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]",
+        "storage_address = lambda tensor: tensor.untyped_storage().data_ptr()",
         ("hooks/test_aliases.py::test_copy_on_write_clone_saved_is_not_copied",),
     ),
     Mutation(
@@ -523,24 +524,24 @@ MUTATIONS = [
         "R5",
         "what was held is looked at again at each pack",
         _RESIDENCY,
-        "            moves.relieve(_NUM_EXAMINED_PER_PACK)",
-        "            moves.relieve(0)",
+        "        self.moves.relieve(_NUM_EXAMINED_PER_PACK)",
+        "        self.moves.relieve(0)",
         ("hooks/test_kept.py::test_input_let_go_later_taken_by_later_packs",),
     ),
     Mutation(
         "R5",
         "what was held is looked at again at the end of the scope",
-        _RESIDENCY,
-        "                    self.moves.relieve(None)\n",
-        "                    pass\n",
+        _OFFLOAD,
+        "            self._books.survey(log)\n",
+        "",
         ("hooks/test_kept.py::test_let_go_before_the_scope_ends_taken_then",),
     ),
     Mutation(
         "R5",
         "what was held is looked at again at the first unpack",
         "hooks/order.py",
-        "            self._start()\n            books.settle()\n",
-        "            self._start()\n",
+        "        self.started = True\n        self.books.survey(self)\n",
+        "        self.started = True\n",
         ("hooks/test_kept.py::test_let_go_after_the_scope_taken_when_backward_begins",),
     ),
     Mutation(
@@ -582,7 +583,7 @@ MUTATIONS = [
         "R6",
         "the observed order is learned",
         "hooks/order.py",
-        "            self._orders.learn(self._signature, self._observed)",
+        "            self._orders.learn(self._signature, tuple(self._asked_for))",
         "            pass",
         ("hooks/test_order.py::test_odd_order_learned_from_the_first_step",),
     ),
@@ -622,8 +623,8 @@ MUTATIONS = [
         "R6",
         "an order is learned for its own sequence of packs",
         "hooks/order.py",
-        "        self._signature = hash((self._signature, node - nodes[0] if nodes else 0, record.nbytes))\n",
-        "",
+        "            signature = hash((signature, node - first, nbytes))",
+        "            pass",
         ("hooks/test_scopes.py::test_training_models_one_after_the_other_in_one_store_same_bits",),
     ),
     Mutation(
@@ -1055,7 +1056,7 @@ MUTATIONS = [
         "R13",
         "a forked child cannot use what it inherited",
         _RESIDENCY,
-        "        self._closed = StoreClosedError(self._name, reason)\n        self.moves.abandon()",
+        "        self.closed = StoreClosedError(self._name, reason)\n        self.moves.abandon()",
         "        self.moves.abandon()",
         ("store/test_lifetime.py::test_fork_child_has_no_file_and_cannot_use_what_it_inherited",),
     ),
@@ -1105,8 +1106,8 @@ MUTATIONS = [
         _RESIDENCY,
         "        self.lock = threading.Lock()\n"
         "        self._progress = threading.Condition(self.lock)\n"
-        "        self._closed = StoreClosedError(self._name, reason)",
-        "        self._closed = StoreClosedError(self._name, reason)",
+        "        self.closed = StoreClosedError(self._name, reason)",
+        "        self.closed = StoreClosedError(self._name, reason)",
         ("store/test_lifetime.py::test_fork_while_others_put_harms_neither_side",),
     ),
     Mutation(
@@ -1208,24 +1209,24 @@ MUTATIONS = [
     Mutation(
         "R15",
         "the newest node's tensors are not read yet",
-        _OFFLOAD,
-        "            self._books.track(record, settled)\n            self._fresh.append(record)",
-        "            self._books.track(record, [*settled, record])",
+        "tierstore/noted.py",
+        "            if self.is_settled or self.nodes[index] != self.newest_node:",
+        "            if True:",
         ("hooks/test_order.py::test_what_the_newest_node_saved_is_not_read_before_another_saves",),
     ),
     Mutation(
         "R15",
         "not before the last tensor of the node either",
-        _OFFLOAD,
-        "        if node != self._node:",
-        "        if True:",
+        "tierstore/noted.py",
+        "            if self.is_settled or self.nodes[index] != self.newest_node:",
+        "            if self.is_settled or index + 1 < len(self.nodes):",
         ("hooks/test_order.py::test_what_the_newest_node_saved_is_not_read_when_it_saves_more",),
     ),
     Mutation(
         "R15",
         "a pack of a later node settles what was saved before",
-        _OFFLOAD,
-        "            if settled:\n                self._books.settle(settled, examine=False)\n",
+        _RESIDENCY,
+        "            noted.log.newest_node = node\n",
         "",
         ("hooks/test_lifetime.py::test_memory_of_stored_tensors_is_freed_while_the_graph_lives",),
     ),
@@ -1233,8 +1234,8 @@ MUTATIONS = [
         "R15",
         "the end of the scope settles what is left",
         _OFFLOAD,
-        "        self._books.settle(self._fresh)\n",
-        "        self._books.settle()\n",
+        "            log.is_settled = True\n",
+        "",
         ("hooks/test_kept.py::test_input_let_go_later_taken_by_flush",),
     ),
 ]

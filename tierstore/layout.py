@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ __all__ = [
     "is_storable",
     "layout_of",
     "memory_at",
+    "outside_of_modes",
     "rebuild",
     "span_of",
 ]
@@ -123,6 +125,20 @@ def span_of(layouts: Iterable[Layout], storage_bytes: int) -> tuple[int, int]:
     first -= first % _SPAN_ALIGNMENT_BYTES
     end += -end % _SPAN_ALIGNMENT_BYTES
     return first, min(end, storage_bytes)
+
+
+_MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
+for _key in ("PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "Functionalize"):
+    _MODES = _MODES | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _key))
+
+
+def outside_of_modes() -> AbstractContextManager[object]:
+    """Inside it, operations are what they are: no dispatch mode, nor a transform of `torch.func`, gets to see them.
+
+    For those that are not the caller's: whoever asks for the store's figures may be inside any of them.
+    """
+    guard: AbstractContextManager[object] = torch._C._ExcludeDispatchKeyGuard(_MODES)
+    return guard
 
 
 def is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -34,7 +34,7 @@ from .errors import CorruptDataError, StoreFullError
 from .eviction import EvictionOrder
 from .handle import Handle, Record, State
 from .host import HostBooks, Window
-from .layout import in_dtype, layout_of, span_of
+from .layout import in_dtype, layout_of, outside_of_modes, span_of
 from .noted import NotedTensors
 from .ownership import claim, is_sole_owner, records_over, storage_address, unclaim
 from .pending import Pending
@@ -117,7 +117,8 @@ class Moves:
     def book_one(self, noted: NotedTensor) -> None:
         """Give a noted tensor its record, or its share in one; its bytes may be read from now on."""
         self.noted.remove(noted)
-        self._book(noted)
+        with outside_of_modes():
+            self._book(noted)
 
     def _book(self, noted: NotedTensor) -> None:
         alias, log = noted.alias, noted.log
@@ -127,8 +128,7 @@ class Moves:
         if handle is not None:
             layout = layout_of(alias)
             handle.record.layouts.append(layout)
-            self.counters.packed_bytes -= log.sizes[noted.index]
-            self.counters.deduplicated_bytes += alias.nbytes
+            self._count_join(noted, alias)
         else:
             handle = log.owner.handle_for(noted)
             layout = handle.record.layout
@@ -143,11 +143,31 @@ class Moves:
                 return handle
         return None
 
+    def _count_join(self, noted: NotedTensor, alias: torch.Tensor) -> None:
+        if not noted.joined:
+            noted.joined = True
+            self.counters.packed_bytes -= noted.log.sizes[noted.index]
+            self.counters.deduplicated_bytes += alias.nbytes
+
     def survey(self, log: NotedLog) -> None:
-        """Book what of the log others hold too, and note what of all that is booked they hold."""
-        for noted in self.noted.take_from(log, shared_only=True):
-            self._book(noted)
+        """Find out what others hold: of the log, which is booked then, and of all that is booked."""
+        if not log.is_surveyed:
+            log.is_surveyed = log.is_settled
+            for group, is_ours_alone in self.noted.by_storage(log):
+                if not is_ours_alone:
+                    for noted in group:
+                        self.book_one(noted)
+                elif len(group) > 1:
+                    self._count_joins(group)
         self.pending.survey()
+
+    def _count_joins(self, group: list[NotedTensor]) -> None:
+        seen = set()
+        for noted in group:
+            view_of = id(noted.root), noted.version  # which the group keeps
+            if view_of in seen and noted.alias is not None:
+                self._count_join(noted, noted.alias)
+            seen.add(view_of)
 
     def relieve(self, how_many: int | None) -> None:
         """Take what is ours into the books, if there is not room for all that may be; see NOTE [No sooner than needed].
@@ -160,8 +180,10 @@ class Moves:
 
     def examine(self, how_many: int | None = None) -> None:
         """Admit what is ours alone now: of all that was settled, and of some (None: all) that others held."""
-        for noted in self.noted.take():
-            self._book(noted)
+        if self.noted.num_bytes:
+            with outside_of_modes():
+                for noted in self.noted.take():
+                    self._book(noted)
         for record in self.pending.take(how_many):
             if record.state is not State.PENDING:
                 continue

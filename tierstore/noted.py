@@ -7,9 +7,10 @@ version, and where its storage lay, and a count of bytes goes up. There is no re
 what backward gets is what was kept. That is a quarter of the cost of a record.
 
 A noted tensor is *booked*, that is, gets its record, when the count says that room may be short, when somebody else is
-seen to hold its storage too, or when somebody asks for exact figures. Those of one log are booked in the order of
-packing, and views of one storage find each other then, as if they had been booked at once. A tensor that dies before
-was nobody's concern; its bytes are counted until its log dies too, or until they are looked for.
+seen to hold its storage too once the scope has ended, or when somebody asks for exact figures. Those of one log are
+booked in the order of packing, and views of one storage find each other then, as if they had been booked at once. A
+tensor that dies before was nobody's concern; its bytes are counted until its log dies too, or until they are looked
+for.
 
 The packed object gives its alias up only after the record has one of its own. Whoever took the alias just before, to
 give it to autograd, counts as one more owner of the storage for as long as it is used.
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["NotedLog", "NotedTensor", "NotedTensors"]
 
 _use_count = torch._C._storage_Use_Count
-_NUM_OWNERS_ALONE = 2
-"""Of a storage that only one alias holds: that, and the storage's own Python object (torch 2.11 and 2.13)."""
 
 
 class NotedTensor:
@@ -49,11 +48,13 @@ class NotedTensor:
         storage_id: of the storage, for as long as the alias is there.
         key: of its record.
         log, index: where it is noted, and its number there.
+        joined: it is counted as a view of what another one is of.
         handle, layout: once it is booked.
     """
 
     __slots__ = (
-        "__weakref__", "address", "alias", "handle", "index", "key", "layout", "log", "root", "storage_id", "version",
+        "__weakref__", "address", "alias", "handle", "index", "joined", "key", "layout", "log", "root", "storage_id",
+        "version",
     )  # fmt: skip
 
     layout: Layout
@@ -76,6 +77,7 @@ class NotedTensor:
         self.storage_id = storage_id
         self.key = key
         self.log = log
+        self.joined = False
         self.handle: Handle | None = None
 
     def become(self, handle: Handle, layout: Layout) -> None:
@@ -102,6 +104,7 @@ class NotedLog:
         records: of each; None while it is only noted.
         noted_bytes: of all that is only noted, dead tensors included.
         is_settled: that one has run too.
+        is_surveyed: it is known who else holds what is noted here.
     """
 
     _numbers = itertools.count()
@@ -117,6 +120,7 @@ class NotedLog:
         self.noted_bytes = 0
         self.newest_node = -1
         self.is_settled = False
+        self.is_surveyed = False
 
     def append_booked(self, record: Record, node: int) -> int:
         """A tensor that has a record already; returns its index."""
@@ -134,7 +138,7 @@ class NotedLog:
         return nbytes
 
     def settled(self) -> Iterator[tuple[int, NotedTensor | None]]:
-        """Those whose bytes may be read, None for what has died; to be booked or left as they are meanwhile."""
+        """What is noted and may be read, by index; None for what has died. May be taken out meanwhile."""
         for index, reference in list(self.noted.items()):
             if self.is_settled or self.nodes[index] != self.newest_node:
                 yield index, reference()
@@ -186,16 +190,24 @@ class NotedTensors:
         for reference in list(self._logs.values()):
             log = reference()
             if log is not None:
-                yield from self.take_from(log)
+                yield from self._take_from(log)
 
-    def take_from(self, log: NotedLog, *, shared_only: bool = False) -> Iterator[NotedTensor]:
-        """Likewise, from one log; `shared_only`: what somebody else holds too, or may."""
+    def _take_from(self, log: NotedLog) -> Iterator[NotedTensor]:
         for index, noted in log.settled():
-            if noted is not None and shared_only and _use_count(noted.storage_id) == _NUM_OWNERS_ALONE:
-                continue
             self._forget(log, index)
             if noted is not None:
                 yield noted
+
+    @staticmethod
+    def by_storage(log: NotedLog) -> Iterator[tuple[list[NotedTensor], bool]]:
+        """What is settled in a log, in groups of one storage each, and whether nobody else holds that."""
+        groups: dict[int, list[NotedTensor]] = {}
+        for _, noted in log.settled():
+            if noted is not None:
+                groups.setdefault(noted.storage_id, []).append(noted)
+        for storage_id, group in groups.items():
+            # Besides the aliases, the storage's own Python object is counted (torch 2.11 and 2.13).
+            yield group, _use_count(storage_id) == len(group) + 1
 
     def remove(self, noted: NotedTensor) -> None:
         """Take out one."""
