@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 __all__ = ["Census"]
 
@@ -21,6 +23,20 @@ class Census:
     def exception(self, suite: str, name: str, reason: str) -> None:
         """The case `name` of `suite` was left out, or held to less, for that reason."""
         self._exceptions.setdefault(suite, {})[name] = reason
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, in plain values."""
+        counts = {suite: dict(outcomes) for suite, outcomes in self._num_cases.items()}
+        return {"num_cases": counts, "exceptions": self._exceptions}
+
+    def add(self, other: Mapping[str, Any]) -> None:
+        """What another process counted, as its `as_dict` gave it."""
+        for suite, outcomes in other.get("num_cases", {}).items():
+            for outcome, number in outcomes.items():
+                self.count(suite, outcome, number)
+        for suite, reasons in other.get("exceptions", {}).items():
+            for name, reason in reasons.items():
+                self.exception(suite, name, reason)
 
     def lines(self) -> list[str]:
         """The account of every suite: its counts, then its exceptions by name."""

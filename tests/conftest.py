@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,26 @@ _CENSUS = pytest.StashKey[Census]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_CENSUS] = Census()
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, torch.get_num_threads() // num_workers))
+    if config.pluginmanager.hasplugin("dsession"):  # pytest-xdist, in the process that hands out the tests
+        config.pluginmanager.register(_CensusOfWorkers(config.stash[_CENSUS]))
+
+
+class _CensusOfWorkers:
+    """Adds up what the workers of a parallel run have counted."""
+
+    def __init__(self, census: Census) -> None:
+        self._census = census
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._census.add(getattr(node, "workeroutput", {}).get("census", {}))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["census"] = session.config.stash[_CENSUS].as_dict()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
