@@ -92,6 +92,15 @@ def _nothing_leaks(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
+def no_gc() -> Iterator[None]:
+    """Only reference counts free anything: a reference cycle stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def store_directory(tmp_path: Path) -> Iterator[Path]:
     """An empty directory for a store; must be empty again at the end."""
     directory = tmp_path / "drive"

@@ -61,6 +61,14 @@ _SAVED = "hooks/saved.py"
 MUTATIONS = [
     Mutation(
         "R1",
+        "a tensor that is only noted is guarded too",
+        _SAVED,
+        "        check_unchanged(alias, self.version)\n",
+        "",
+        ("hooks/test_noted.py::test_changed_in_place_refused_as_by_torch",),
+    ),
+    Mutation(
+        "R1",
         "a stored tensor that was changed is refused",
         _RESIDENCY,
         "if source._version != record.version:",
@@ -118,9 +126,9 @@ MUTATIONS = [
     Mutation(
         "R1",
         "no false alarm: the version when it was saved counts",
-        "tierstore/handle.py",
-        "        self.version: int = source._version",
-        "        self.version: int = 0",
+        _OFFLOAD,
+        "alias, tensor._version, reference,",
+        "alias, 0, reference,",
         ("hooks/test_in_place.py::test_edits_of_tensors_that_are_not_needed_no_false_alarm",),
     ),
     Mutation(
@@ -142,9 +150,9 @@ MUTATIONS = [
     Mutation(
         "R2",
         "a saved output is not held itself",
-        "tierstore/layout.py",
-        "    alias = tensor.detach()\n",
-        "    alias = tensor\n",
+        _OFFLOAD,
+        "        alias, address = tensor.detach(), ",
+        "        alias, address = tensor, ",
         ("hooks/test_lifetime.py::test_graph_ends_nothing_is_held",),
     ),
     Mutation(
@@ -204,6 +212,14 @@ MUTATIONS = [
         '        self.__dict__.setdefault("table", {})[record.key] = handle\n'
         "        return handle",
         ("hooks/test_lifetime.py::test_graph_ends_nothing_is_held",),
+    ),
+    Mutation(
+        "R2",
+        "what a closed store had only noted is freed and refused",
+        _SAVED,
+        "        if alias is None or log.books.closed is not None:",
+        "        if alias is None:",
+        ("hooks/test_noted.py::test_forked_child_cannot_use_what_it_inherited",),
     ),
     Mutation(
         "R2",
@@ -283,6 +299,14 @@ MUTATIONS = [
     ),
     Mutation(
         "R3",
+        "what autograd was given before the tensor was booked stays whole",
+        "tierstore/store.py",
+        "        record = Record(noted.key, alias_of(alias, layout), nbytes",
+        "        record = Record(noted.key, alias, nbytes",
+        ("hooks/test_noted.py::test_given_to_autograd_just_before_it_is_booked_stays_whole",),
+    ),
+    Mutation(
+        "R3",
         "threads that ask for the same bytes share one read",
         _MOVES,
         "        if record.state is not State.READING or record.held is not None:",
@@ -314,9 +338,9 @@ MUTATIONS = [
     Mutation(
         "R4",
         "views of one storage are stored once",
-        "hooks/aliases.py",
-        "            return handle, layout\n",
-        "            pass\n",
+        _MOVES,
+        "                return handle\n        return None",
+        "                pass\n        return None",
         ("hooks/test_aliases.py::test_chunks_of_one_product_stored_once_and_restored_as_one",),
     ),
     Mutation(
@@ -334,6 +358,14 @@ MUTATIONS = [
         " and record.version == version and",
         " and",
         ("hooks/test_aliases.py::test_saved_edited_and_saved_again_second_graph_not_refused",),
+    ),
+    Mutation(
+        "R4",
+        "whoever asks for figures inside a mode changes nothing",
+        _MOVES,
+        "            with outside_of_modes():\n                for noted",
+        "            if True:\n                for noted",
+        ("hooks/test_noted.py::test_figures_asked_for_inside_a_mode_same_bits_from_disk",),
     ),
     Mutation(
         "R4",
@@ -362,8 +394,8 @@ MUTATIONS = [
     Mutation(
         "R4",
         "all views' bytes are stored",
-        _RESIDENCY,
-        "            record.layouts.append(layout)\n",
+        _MOVES,
+        "        handle.record.layouts.append(layout)\n",
         "",
         ("hooks/test_aliases.py::test_chunks_of_one_product_stored_once_and_restored_as_one",),
     ),
@@ -527,6 +559,14 @@ MUTATIONS = [
         "        self.moves.relieve(_NUM_EXAMINED_PER_PACK)",
         "        self.moves.relieve(0)",
         ("hooks/test_kept.py::test_input_let_go_later_taken_by_later_packs",),
+    ),
+    Mutation(
+        "R5",
+        "a storage that moved before it was booked is managed elsewhere",
+        "tierstore/store.py",
+        "nbytes, noted.address, layout,",
+        "nbytes, storage_address(alias), layout,",
+        ("hooks/test_noted.py::test_moved_before_it_is_booked_stays_where_it_is",),
     ),
     Mutation(
         "R5",

@@ -120,28 +120,40 @@ class Moves:
         with outside_of_modes():
             self._book(noted)
 
+    def join_if_booked(self, noted: NotedTensor) -> None:
+        """A tensor was just noted: if there is a record of the same bytes, unread, share that."""
+        alias = noted.alias
+        if alias is not None and (handle := self._handle_of_same_bytes(noted, alias)) is not None:
+            self.noted.remove(noted)
+            self._join(noted, alias, handle)
+
     def _book(self, noted: NotedTensor) -> None:
         alias, log = noted.alias, noted.log
         if alias is None:
             return  # the store is closed
         handle = self._handle_of_same_bytes(noted, alias)
         if handle is not None:
-            layout = layout_of(alias)
-            handle.record.layouts.append(layout)
-            self._count_join(noted, alias)
-        else:
-            handle = log.owner.handle_for(noted)
-            layout = handle.record.layout
-            self._keep(handle.record)
-            self.pending.settle((handle.record,))
-        log.records[noted.index] = handle.record
-        noted.become(handle, layout)
+            self._join(noted, alias, handle)
+            return
+        handle = log.owner.handle_for(noted)
+        record = handle.record
+        self._keep(record)
+        self.pending.settle((record,))
+        log.records[noted.index] = record
+        noted.become(handle, record.layout)
 
     def _handle_of_same_bytes(self, noted: NotedTensor, alias: torch.Tensor) -> Handle | None:
         for record, handle in records_over(alias.untyped_storage(), noted.version, noted.log.books):
             if record.span is None and record.source is not None and record.root is noted.root:
                 return handle
         return None
+
+    def _join(self, noted: NotedTensor, alias: torch.Tensor, handle: Handle) -> None:
+        layout = layout_of(alias)
+        handle.record.layouts.append(layout)
+        self._count_join(noted, alias)
+        noted.log.records[noted.index] = handle.record
+        noted.become(handle, layout)
 
     def _count_join(self, noted: NotedTensor, alias: torch.Tensor) -> None:
         if not noted.joined:

@@ -86,12 +86,15 @@ class Residency:
                 self._check_open()
             moves = self.moves
             noted.log.newest_node = node
-            if moves.is_short_of(nbytes):
+            is_short = moves.is_short_of(nbytes)
+            if is_short:
                 self._relieve()
             counters = moves.counters
             counters.packed_tensors += 1
             counters.packed_bytes += nbytes
             moves.noted.add(noted, node, nbytes)
+            if is_short:
+                moves.join_if_booked(noted)
 
     def track(self, record: Record, settled: Iterable[Record] = ()) -> None:
         """Begin to keep the books of a record. Its bytes are not read before it is settled.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -16,12 +15,3 @@ def _one_thread_per_operation() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
-
-
-@pytest.fixture
-def no_gc() -> Iterator[None]:
-    """Only reference counts free anything: a reference cycle stays."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()

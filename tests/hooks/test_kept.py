@@ -169,7 +169,7 @@ def test_small_storages_kept_by_the_size_of_the_storage_not_of_the_view(store: T
     weight = torch.randn(SIDE, requires_grad=True)
     with tiered_offload(store, min_bytes=NBYTES):
         loss = (weight * torch.randn(SIDE, SIDE)[0]).sum()  # a row that pins its whole storage
-        loss = loss + (torch.randn(1).expand(SIDE, SIDE) * weight).sum()  # a large tensor that owns four bytes
+        loss = loss + (torch.randn(1).expand(2 * SIDE, SIDE) * weight).sum()  # a large tensor that owns four bytes
     stats = store.stats()
     assert stats.packed_bytes == NBYTES
     assert stats.kept_bytes["small"] > 0

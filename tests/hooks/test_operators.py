@@ -47,6 +47,7 @@ ABSENT_BEFORE = {"nn.functional.linear_cross_entropy.chunked_none": (2, 13)}
 
 KEPT = {
     "istft": "alive elsewhere",  # forward checks its window, and drops the graph of that while it holds the window
+    "max_pool2d_with_indices_backward": "alive elsewhere",  # likewise the graph of the pooling, and its input
     "sparse.mm.reduce": "unsupported",
     "sparse.sampled_addmm": "unsupported",
     "to_sparse": "unsupported",
