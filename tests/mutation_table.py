@@ -153,7 +153,7 @@ MUTATIONS = [
         _OFFLOAD,
         "        alias, address = tensor.detach(), ",
         "        alias, address = tensor, ",
-        ("hooks/test_lifetime.py::test_graph_ends_nothing_is_held",),
+        ("hooks/test_noted.py::test_graph_dropped_nothing_is_held",),
     ),
     Mutation(
         "R2",

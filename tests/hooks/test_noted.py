@@ -59,6 +59,17 @@ def test_while_there_is_room_no_record_is_made(roomy: TierStore) -> None:
     assert (stats.packed_tensors, stats.packed_bytes) == (8, 8 * NBYTES)
 
 
+@pytest.mark.usefixtures("no_gc")
+def test_graph_dropped_nothing_is_held(roomy: TierStore) -> None:
+    """A node that saves its own output would be a reference cycle if that were held."""
+    weight = torch.ones(SIDE, SIDE, requires_grad=True)
+    with tiered_offload(roomy, min_bytes=0):
+        loss = (weight * 2).exp().sum()
+    assert len(list(roomy.books.moves.noted.living())) == 1
+    del loss
+    assert list(roomy.books.moves.noted.living()) == []
+
+
 def test_figures_asked_for_everything_is_booked(roomy: TierStore) -> None:
     weight = torch.ones(3, requires_grad=True)
     with tiered_offload(roomy, min_bytes=NBYTES):
