@@ -32,7 +32,7 @@ from tierstore.uncompiled import is_compiled_call, traceable, uncompiled, uncomp
 
 from .aliases import join_record
 from .compiled import warn_of_compiled_caller
-from .order import PackLog
+from .order import PackLog, open_log
 from .select import Kept, stays_alive
 from .traced import traced_saved
 
@@ -210,7 +210,7 @@ class _Scope:
         self._select = select
         self._lookahead_bytes = lookahead_bytes
         self._orders = orders
-        self._log = self._new_log()
+        self._log = open_log(store, lookahead_bytes, orders)
         self._node = -1
         self._fresh: list[Record] = []  # saved by the newest node: see NOTE [Not before the kernel]
 
@@ -243,9 +243,6 @@ class _Scope:
         self._books.settle(self._fresh)
         self._fresh = []
 
-    def _new_log(self) -> PackLog:
-        return PackLog(self._lookahead_bytes, self._orders, self._store.host_bytes or self._store.staging_bytes)
-
     def _store_tensor(self, tensor: torch.Tensor, root: torch.Tensor) -> SavedTensor:
         node = _sequence_nr()
         settled: list[Record] = []
@@ -264,7 +261,7 @@ class _Scope:
             self._books.track(record, settled)
             self._fresh.append(record)
         if self._log.started:
-            self._log = self._new_log()
+            self._log = open_log(self._store, self._lookahead_bytes, self._orders)
         return SavedTensor(handle, layout, self._log, self._log.append(handle.record, node))
 
 

@@ -13,18 +13,19 @@ from tierstore.handle import Record
 from tierstore.layout import Layout
 from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
 from tierstore.residency import Residency
+from tierstore.store import TierStore
 from tierstore.uncompiled import uncompiled
 
 from .compiled import large_nodes, warn_if_region
 
-__all__ = ["PackLog", "living_log"]
+__all__ = ["PackLog", "living_log", "open_log"]
 
 _numbers = itertools.count()
 _living: weakref.WeakValueDictionary[int, PackLog] = weakref.WeakValueDictionary()
 
 
 class PackLog:
-    """What was packed between the start of a scope (or the last backward) and the next backward.
+    """What was packed on one thread between one backward and the next, in however many scopes.
 
     Referenced by the saved tensors themselves, so it goes when the graph goes; it keeps nobody's bytes.
 
@@ -92,6 +93,20 @@ class PackLog:
         # One dictionary entry: fit for a finalizer. Half of a graph is no order to go by.
         if self._orders is not None and len(self._observed) * 2 > len(self._nodes):
             self._orders.learn(self._signature, self._observed)
+
+
+def open_log(store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None) -> PackLog:
+    """The log for what this thread packs next: the one it has, unless that has been asked for something, or is gone.
+
+    A model whose blocks have a scope each is one graph, so it is one log.
+    """
+    logs: weakref.WeakValueDictionary[object, PackLog]
+    logs = store.of_thread.__dict__.setdefault("logs", weakref.WeakValueDictionary())
+    options = (lookahead_bytes, orders is None)
+    log = logs.get(options)
+    if log is None or log.started:
+        log = logs[options] = PackLog(lookahead_bytes, orders, store.host_bytes or store.staging_bytes)
+    return log
 
 
 def living_log(number: int) -> PackLog:

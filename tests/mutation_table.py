@@ -814,7 +814,7 @@ MUTATIONS = [
         "R10",
         "what was fetched ahead is dropped before a pack waits",
         _MOVES,
-        "            if not (self._spill_next() or self._drop_next()):",
+        "            if not (self._spill_next() or self._drop(self._eviction.next_clean())):",
         "            if not self._spill_next():",
         ("store/test_store_budgets.py", "store/test_residency_stages.py"),
     ),

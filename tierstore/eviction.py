@@ -48,18 +48,20 @@ class EvictionOrder:
         """The record was asked for: whatever is still to be asked for is worth more."""
         self._clean.pop(record.key, None)
         self._used[record.key] = record
+        self._used.move_to_end(record.key)
 
     def remove(self, record: Record) -> None:
         """The record may not leave any more, or has left."""
         for queue in (self._dirty, self._asked, self._clean, self._used):
             queue.pop(record.key, None)
 
+    def next_used(self) -> Record | None:
+        """What to drop next of what is on disk already and was asked for; None where there is nothing."""
+        return next(iter(self._used.values()), None)
+
     def next_clean(self) -> Record | None:
         """What to drop next of what is on disk already; None where there is nothing."""
-        for queue in (self._used, self._clean):
-            if queue:
-                return next(iter(queue.values()))
-        return None
+        return self.next_used() or next(iter(self._clean.values()), None)
 
     def next_dirty(self) -> Record | None:
         """What to write next; None where there is nothing."""

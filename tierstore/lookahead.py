@@ -67,6 +67,9 @@ class Lookahead:
         self._records: list[Record] = []
         self._order: Sequence[int] = ()
         self._rank: list[int] = []  # of each index in the order
+        self._asked = bytearray()  # of each index: whether it was asked for
+        self._ranks_of: dict[int, list[int]] = {}  # by the key of each record: of its indices, ascending
+        self._position = -1  # rank of what was asked for last
         self._next = 0  # rank of the first that was not looked at
         self._ahead: dict[int, int] = {}  # bytes that were fetched ahead and not asked for yet, by index
         self._ahead_bytes = 0
@@ -75,13 +78,29 @@ class Lookahead:
         """Backward begins: `records[i]` was packed as number i; those named in `order` will be asked for in turn."""
         self._records, self._order = records, order
         self._rank = [-1] * len(records)
+        self._asked = bytearray(len(records))
+        self._ranks_of = {}
         for rank, index in enumerate(order):
             self._rank[index] = rank
+            self._ranks_of.setdefault(records[index].key, []).append(rank)
 
     def asked_for(self, index: int) -> None:
-        """Saved tensor `index` was asked for: the position moves there."""
+        """Saved tensor `index` was asked for: the position moves there, back too if it was asked for before.
+
+        Backward goes through a graph again where it is retained.
+        """
         self._ahead_bytes -= self._ahead.pop(index, 0)
-        self._next = max(self._next, self._rank[index] + 1)
+        if index < len(self._rank):  # else it was packed on another thread, while backward began
+            rank = self._rank[index]
+            again, self._asked[index] = self._asked[index], 1
+            if rank >= 0:
+                self._position = rank
+                self._next = rank + 1 if again else max(self._next, rank + 1)
+
+    def needs_first(self, record: Record) -> bool:
+        """Whether the record is asked for just now, or will be before the one that `peek` names."""
+        ranks = self._ranks_of.get(record.key, ())
+        return any(self._position <= rank < self._next for rank in ranks)
 
     def peek(self) -> Record | None:
         """The next record to fetch; None: far enough, or nothing left."""
@@ -92,6 +111,7 @@ class Lookahead:
     def advance(self, fetched_bytes: int) -> None:
         """The record that `peek` named was dealt with; so many bytes are being fetched for it."""
         if fetched_bytes:
-            self._ahead[self._order[self._next]] = fetched_bytes
-            self._ahead_bytes += fetched_bytes
+            index = self._order[self._next]
+            self._ahead_bytes += fetched_bytes - self._ahead.get(index, 0)
+            self._ahead[index] = fetched_bytes
         self._next += 1

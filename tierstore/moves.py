@@ -146,7 +146,7 @@ class Moves:
         nbytes, host = record.nbytes, self.books.host
         window = host if nbytes <= (host.limit_bytes or 0) else self.books.staging
         while not (self._may_move(nbytes) if window is self.books.staging else host.fits(nbytes)):
-            if not (self._spill_next() or self._drop_next()):
+            if not (self._spill_next() or self._drop(self._eviction.next_clean())):
                 return False
         if record.device is not None:
             self._offload(record, window)
@@ -261,6 +261,11 @@ class Moves:
         return self.num_spills + self.num_restores + self.num_discards
 
     @property
+    def has_doomed(self) -> bool:
+        """Whether a job still holds what nobody wants any more."""
+        return any(record.state is State.DOOMED for record in self._jobs)
+
+    @property
     def unwritten_bytes(self) -> int:
         """Of records that stayed in staging, because they could not be written or were asked for in time."""
         return sum(record.nbytes for record in self._parked.values())
@@ -294,8 +299,10 @@ class Moves:
             record.phase = 0 if record.device is not None else (storage_address(source) + record.span[0]) % _PAGE_BYTES
         return record.span
 
-    def _drop(self, record: Record) -> None:
-        """The bytes are on disk: forget those in memory."""
+    def _drop(self, record: Record | None) -> bool:
+        """The bytes are on disk: forget those in memory. False: there is no such record."""
+        if record is None:
+            return False
         self._eviction.remove(record)
         first, end = record.span or (0, 0)
         record.nbytes = end - first
@@ -305,12 +312,6 @@ class Moves:
         self._free_memory(record)
         self.slots.take_back()  # the very pages that whoever needs this room is going to fill
         record.move(State.DISK)
-
-    def _drop_next(self) -> bool:
-        victim = self._eviction.next_clean()
-        if victim is None:
-            return False
-        self._drop(victim)
         return True
 
     # --- up: disk to host memory, host memory to the device -----------------------------------------------------
@@ -323,8 +324,9 @@ class Moves:
         if window is None:
             if not demanded:
                 return False
-            while (window := self.books.window_for_prefetch(record.nbytes)) is None and self._drop_next():
-                pass
+            while (window := self.books.window_for_prefetch(record.nbytes)) is None:
+                if not self._drop(self._eviction.next_clean()):
+                    break
             window = window or self.books.staging  # overdrawn, by one tensor for each thread that waits
         record.slot = self.slots.allocate(record.nbytes, record.phase)
         self.books.charge(record, window)
@@ -378,8 +380,10 @@ class Moves:
         while (record := ahead.peek()) is not None:
             fetched_bytes = record.nbytes
             if record.state is State.DISK:
-                if not self.start_restore(record, demanded=False):
-                    return
+                while not self.start_restore(record, demanded=False):
+                    used = self._eviction.next_used()
+                    if used is None or ahead.needs_first(used) or not self._drop(used):
+                        return
             elif record.state is State.QUEUED:
                 self.cancel_spill(record)
                 self.counters.forwarded_bytes += record.nbytes

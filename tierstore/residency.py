@@ -206,7 +206,7 @@ class Residency:
             self.moves.examine()
             self._make_room()
             while True:
-                while self.moves.num_spills or self.moves.num_discards:
+                while self.moves.num_spills or self.moves.num_discards or self.moves.has_doomed:
                     self._wait(_PACK_WAITS)
                 self._raise_spill_error()
                 if not self.moves.unwritten_bytes:

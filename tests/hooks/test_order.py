@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, Around, assert_same_gradients, training
-from tierstore import TierStore, tiered_offload
+from tests.hooks.programs import SIDE, Around, Mlp, assert_same_gradients, training
+from tierstore import StoreStats, TierStore, offload_module, tiered_offload
 
 Settle = Callable[[], None]
 
@@ -146,6 +146,47 @@ def test_odd_order_learned_from_the_first_step(make_store: MakeStore) -> None:
     learned, reverse = misses("learned"), misses("reverse")
     assert sum(learned[1:]) < sum(reverse[1:])
     assert max(learned[1:]) <= 2
+
+
+def test_blocks_with_a_scope_each_prefetched_from_one_to_the_next(store: TierStore) -> None:
+    """They are one graph: only the first request of its backward finds nothing on the way."""
+    blocks = [offload_module(Mlp(), store=store, min_bytes=1) for _ in range(4)]
+    for _ in range(3):
+        batch = torch.randn(SIDE, SIDE)
+        for block in blocks:
+            batch = block(batch) * batch
+        store.flush()
+        before = store.stats().prefetch_misses
+        batch.sum().backward()
+        assert store.stats().prefetch_misses - before == 1
+
+
+@pytest.mark.parametrize("prefetch", ["learned", "reverse"])
+def test_retained_graph_prefetched_each_time(make_store: MakeStore, prefetch: str) -> None:
+    """There is room for a third of it, so each backward has to read it all again."""
+    store = make_store(staging_bytes="1MiB")
+    weights = [torch.randn(256, 256, requires_grad=True) for _ in range(12)]
+    with tiered_offload(store, min_bytes=0, prefetch=prefetch):
+        hidden = torch.randn(256, 256)
+        for weight in weights:
+            hidden = (hidden * weight).tanh()
+        loss = hidden.sum()
+    del hidden
+    store.flush()
+    for _ in range(3):
+        before = store.stats()
+        loss.backward(retain_graph=True)
+        asked, misses = _requests(before, store.stats())
+        assert asked >= 12
+        assert misses <= 1
+
+
+def _requests(before: StoreStats, after: StoreStats) -> tuple[int, int]:
+    """How often something was asked for that was on disk when backward began, and how often it still was."""
+    hits, late, misses = (
+        getattr(after, name) - getattr(before, name) for name in ("prefetch_hits", "prefetch_late", "prefetch_misses")
+    )
+    return hits + late + misses, misses
 
 
 @pytest.mark.parametrize("prefetch", ["learned", "reverse", "none"])

@@ -129,19 +129,46 @@ def test_lookahead_never_holds_more_than_the_limit_and_one_record(data: st.DataO
     ahead, records = Lookahead(limit), _records(num)
     ahead.begin(records, order)
     fetched: dict[int, int] = {}
-    seen: list[int] = []
-    done: set[int] = set()
+    position, before = 0, set[int]()
     for index in asked:
         ahead.asked_for(index)
         fetched.pop(index, None)
-        done.add(order.index(index))
+        after = order.index(index) + 1
+        position = after if index in before else max(position, after)
+        before.add(index)
         while (record := ahead.peek()) is not None:
             assert sum(fetched.values()) < limit
-            assert order.index(record.key) > max(done)
-            seen.append(record.key)
-            if sizes[record.key]:
-                fetched[record.key] = sizes[record.key]
-            ahead.advance(sizes[record.key])
+            assert record.key == order[position]
+            position += 1
+            newly_fetched = 0 if record.key in fetched else sizes[record.key]
+            ahead.advance(newly_fetched)
+            if newly_fetched:
+                fetched[record.key] = newly_fetched
         assert sum(fetched.values()) < limit + max(sizes) or limit == 0
-    assert len(seen) == len(set(seen))
-    assert [order.index(key) for key in seen] == sorted(order.index(key) for key in seen)
+        assert position == num or sum(fetched.values()) >= limit
+
+
+def test_lookahead_begins_again_where_a_graph_is_gone_through_again() -> None:
+    ahead, records = Lookahead(100), _records(4)
+    ahead.begin(records, [3, 2, 1, 0])
+    for index in (3, 2, 1, 0):
+        ahead.asked_for(index)
+    assert ahead.peek() is None
+    ahead.asked_for(3)
+    assert ahead.peek() is records[2]
+
+
+def test_lookahead_does_not_go_back_for_what_is_asked_for_late() -> None:
+    ahead, records = Lookahead(100), _records(4)
+    ahead.begin(records, [3, 2, 1, 0])
+    ahead.asked_for(1)
+    ahead.asked_for(3)
+    assert ahead.peek() is records[0]
+
+
+def test_lookahead_asked_for_what_was_packed_after_it_began_stays_where_it_is() -> None:
+    """Another thread may be packing just then."""
+    ahead, records = Lookahead(100), _records(2)
+    ahead.begin(records, [1, 0])
+    ahead.asked_for(2)
+    assert ahead.peek() is records[1]
