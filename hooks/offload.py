@@ -80,7 +80,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         select: called with each saved tensor that could be stored; False keeps it where it is.
         prefetch: "learned": in the order seen for the same graph before, else as "reverse"; "reverse": in reverse
             topological order; "none": only when asked for.
-        lookahead_bytes: how far ahead of backward to fetch; None: as far as the staging window reaches.
+        lookahead_bytes: how far ahead of backward to fetch; None: as far as there is room.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -112,7 +112,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         self._device_bytes = parse_size(device_bytes, "device_bytes")
         self._select = select
         self._orders = store.learned_orders if prefetch == "learned" else None
-        self._lookahead_bytes = store.staging_bytes
+        self._lookahead_bytes = store.host_bytes + store.staging_bytes
         if lookahead_bytes is not None:
             self._lookahead_bytes = parse_size(lookahead_bytes, "lookahead_bytes")
         if prefetch == "none":

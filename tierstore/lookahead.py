@@ -13,13 +13,16 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from .handle import Record
+from .plan import Plan, Trace, make_plan
 
 __all__ = ["LearnedOrders", "Lookahead", "reverse_topological"]
 
 Signature = int
 """Stands for a sequence of packs: which sizes, at which nodes, in which order."""
 
-_MAX_ORDERS = 64
+_MAX_TRACES = 64
+_MAX_PACKS = 2**18
+"""Of all traces together: some ten megabytes."""
 
 
 def reverse_topological(nodes: Sequence[int]) -> list[int]:
@@ -28,31 +31,58 @@ def reverse_topological(nodes: Sequence[int]) -> list[int]:
 
 
 class LearnedOrders:
-    """The orders of unpacks seen, by signature of the packs; the least recently used is forgotten.
+    """The traces seen, by signature of all their packs; the least recently used are forgotten.
 
-    Single dictionary operations, so any thread may call it, finalizers too.
+    Single operations on dictionaries, so any thread may call it, finalizers too.
     """
 
     def __init__(self) -> None:
-        self._orders: OrderedDict[Signature, tuple[int, ...]] = OrderedDict()
+        self._traces: OrderedDict[Signature, Trace] = OrderedDict()
+        self._plans: dict[tuple[Signature, int, int], Plan] = {}
 
-    def learn(self, signature: Signature, order: Sequence[int]) -> None:
-        """Remember an order."""
-        self._orders[signature] = tuple(order)
-        self._orders.move_to_end(signature)
-        if len(self._orders) > _MAX_ORDERS:
+    def learn(self, trace: Trace) -> None:
+        """Remember a trace. One that ends in the midst of what is known of the same packs adds nothing."""
+        signature = trace.signatures[-1]
+        known = self._traces.get(signature)
+        if known is None or not (trace == known or trace.ends_within(known)):
+            self._traces[signature] = trace
+            self._plans = {}
+        self._touch(signature)
+        while len(traces := list(self._traces.values())) > _MAX_TRACES or (
+            len(traces) > 1 and sum(map(len, traces)) > _MAX_PACKS
+        ):
             try:
-                self._orders.popitem(last=False)
+                self._traces.popitem(last=False)
             except KeyError:
                 pass  # another thread was quicker
+            self._plans = {}
 
-    def recall(self, signature: Signature) -> tuple[int, ...] | None:
+    def recall(self, signature: Signature) -> Sequence[int] | None:
         """The order seen for such packs, None where none was."""
+        trace = self._traces.get(signature)
+        if trace is None:
+            return None
+        self._touch(signature)
+        return trace.order
+
+    def predict(self, num_packs: int, signature: Signature, host_bytes: int, device_bytes: int) -> Plan | None:
+        """What to expect after so many packs: the plan of the trace seen last that begins with them; None: nothing."""
+        traces = list(self._traces.items())
+        for whole, trace in reversed(traces):
+            if trace.continues(num_packs, signature):
+                key = whole, host_bytes, device_bytes
+                plan = self._plans.get(key)
+                if plan is None:
+                    others = [other for other_whole, other in traces if other_whole != whole]
+                    plan = self._plans[key] = make_plan(trace, others, host_bytes, device_bytes)
+                return plan
+        return None
+
+    def _touch(self, signature: Signature) -> None:
         try:
-            self._orders.move_to_end(signature)
-            return self._orders[signature]
+            self._traces.move_to_end(signature)
         except KeyError:
-            return None  # never learned, or just forgotten on another thread
+            pass  # just forgotten on another thread
 
 
 class Lookahead:
@@ -96,6 +126,14 @@ class Lookahead:
             if rank >= 0:
                 self._position = rank
                 self._next = rank + 1 if again else max(self._next, rank + 1)
+
+    def come_back_for(self, record: Record) -> None:
+        """The record has left memory: if it was dealt with, and is still to be asked for, that was in vain."""
+        for rank in self._ranks_of.get(record.key, ()):
+            if self._position < rank < self._next:
+                self._ahead_bytes -= self._ahead.pop(self._order[rank], 0)
+                self._next = rank
+                return
 
     def needs_first(self, record: Record) -> bool:
         """Whether the record is asked for just now, or will be before the one that `peek` names."""

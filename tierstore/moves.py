@@ -37,6 +37,7 @@ from .host import HostBooks, Window
 from .layout import in_dtype, span_of
 from .ownership import claim, is_sole_owner, storage_address, unclaim
 from .pending import Pending
+from .plan import Place
 from .slab import Slot
 from .slots import Slots
 from .stats import Counters
@@ -70,6 +71,7 @@ class Moves:
         self.disk_bytes_peak = 0
         self.released: deque[Record] = deque()
         self.pending = Pending()
+        self.ahead: Lookahead | None = None  # of the backward that asked last
         self.blocked: deque[Record] = deque()  # ours, but there is no room; packs wait until it is empty
         self.num_spills = 0  # queued or running, those whose handle is gone included
         self.num_restores = 0
@@ -144,7 +146,8 @@ class Moves:
     def _try_admit(self, record: Record) -> bool:
         """Find a place in host memory, or begin to move out what is there already; False: not yet."""
         nbytes, host = record.nbytes, self.books.host
-        window = host if nbytes <= (host.limit_bytes or 0) else self.books.staging
+        goes = nbytes > (host.limit_bytes or 0) or (record.place is Place.DISK and self._may_move(nbytes))
+        window = self.books.staging if goes else host
         while not (self._may_move(nbytes) if window is self.books.staging else host.fits(nbytes)):
             if not (self._spill_next() or self._drop(self._eviction.next_clean())):
                 return False
@@ -186,7 +189,15 @@ class Moves:
 
     def _spill_next(self) -> bool:
         """Begin to move out what is needed last; False: nothing can be moved now."""
-        victim = self._eviction.next_dirty()
+        return self._spill(self._eviction.next_dirty())
+
+    def send_ahead(self) -> None:
+        """Begin to move out what the plan sends to disk, as far as staging has room."""
+        while (record := self._eviction.next_leaving()) is not None and self.books.staging.fits(record.nbytes):
+            if not self._spill(record):
+                return
+
+    def _spill(self, victim: Record | None) -> bool:
         if victim is None or victim.demanded or self.disk_is_full or self.is_closed:
             return False
         if not (victim.forced or victim.slot is not None or is_sole_owner(victim)):
@@ -245,6 +256,7 @@ class Moves:
                 self._drop(record)
         else:
             self._stay(record)
+            record.place = None  # not again before it must
             self._eviction.add_dirty(record)
             self._note_failure(outcome)
 
@@ -304,6 +316,8 @@ class Moves:
         if record is None:
             return False
         self._eviction.remove(record)
+        if self.ahead is not None:
+            self.ahead.come_back_for(record)
         first, end = record.span or (0, 0)
         record.nbytes = end - first
         record.first_byte = first

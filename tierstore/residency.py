@@ -62,7 +62,6 @@ class Residency:
         self.moves = Moves(host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
         self.lock = threading.Lock()
         self._progress = threading.Condition(self.lock)
-        self._ahead: Lookahead | None = None  # of the backward that asked last
         self._num_getting = 0  # threads that wait for bytes, or have been given them and not yet woken
         self._closed: StoreClosedError | None = None
 
@@ -169,7 +168,7 @@ class Residency:
             if record.state is State.DISK:
                 moves.start_restore(record, demanded=True)
             if ahead is not None:
-                self._ahead = ahead
+                moves.ahead = ahead
                 ahead.asked_for(index)
                 moves.prefetch(ahead)
             if record.state in _IN_MEMORY:
@@ -320,8 +319,9 @@ class Residency:
     def _advance(self) -> None:
         """Something was freed, or a job is over: those who found no room before may find it now."""
         self.moves.admit_blocked()
-        if self._ahead is not None and self._closed is None:
-            self.moves.prefetch(self._ahead)
+        self.moves.send_ahead()
+        if self.moves.ahead is not None and self._closed is None:
+            self.moves.prefetch(self.moves.ahead)
         self._progress.notify_all()
 
     def _check_unchanged(self, record: Record, layout: Layout) -> torch.Tensor:
