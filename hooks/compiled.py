@@ -39,7 +39,7 @@ def large_nodes(spans: Iterable[tuple[int, int, int]], budget_bytes: int) -> dic
     """The autograd nodes that saved more than `budget_bytes`, and how many bytes; empty if none can be compiled.
 
     Args:
-        spans: (node, number of a storage, bytes) of all saved tensors.
+        spans: (node, number of the storage, bytes) of each saved tensor.
     """
     if "torch._dynamo" not in sys.modules:
         return {}

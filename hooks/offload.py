@@ -32,7 +32,7 @@ from tierstore.uncompiled import is_compiled_call, traceable, uncompiled, uncomp
 
 from .aliases import join_record
 from .compiled import warn_of_compiled_caller
-from .order import PackLog
+from .order import PackLog, open_log
 from .saved import SavedTensor
 from .select import Kept, stays_alive
 
@@ -80,7 +80,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         select: called with each saved tensor that could be stored; False keeps it where it is.
         prefetch: "learned": in the order seen for the same graph before, else as "reverse"; "reverse": in reverse
             topological order; "none": only when asked for.
-        lookahead_bytes: how far ahead of backward to fetch; None: as far as the staging window reaches.
+        lookahead_bytes: how far ahead of backward to fetch; None: as far as there is room.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -112,7 +112,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         self._device_bytes = parse_size(device_bytes, "device_bytes")
         self._select = select
         self._orders = store.learned_orders if prefetch == "learned" else None
-        self._lookahead_bytes = store.staging_bytes
+        self._lookahead_bytes = store.host_bytes + store.staging_bytes
         if lookahead_bytes is not None:
             self._lookahead_bytes = parse_size(lookahead_bytes, "lookahead_bytes")
         if prefetch == "none":
@@ -128,8 +128,8 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
 
     @uncompiled
     def _enter(self) -> None:
-        scope = _Scope(self._store, self._min_bytes, self._select, self._lookahead_bytes, self._orders)
         self._store.books.keep_on_device(self._device_bytes)
+        scope = _Scope(self._store, self._min_bytes, self._select, self._lookahead_bytes, self._orders)
         try:
             _push_hooks(scope.pack, _unpack)
         except RuntimeError as error:
@@ -222,6 +222,8 @@ class _Scope:
             alias, tensor._version, reference, address, storage._cdata, next(self._store.keys), self._log
         )
         self._books.note(saved, node, nbytes)
+        if self._log.plan is not None or saved.index == 0:
+            self._log.follow_plan(saved.index)
         return saved
 
     @uncompiled
@@ -250,7 +252,7 @@ class _Scope:
         self._log = self._new_log()
 
     def _new_log(self) -> PackLog:
-        return PackLog(self._store, self._lookahead_bytes, self._orders)
+        return open_log(self._store, self._lookahead_bytes, self._orders)
 
     def _book(self, tensor: torch.Tensor, root: weakref.ref[torch.Tensor], node: int) -> SavedTensor:
         """Hand over at once what is on an accelerator, and has to leave it soon, or lies over restored bytes."""
@@ -264,8 +266,12 @@ class _Scope:
             self._books.track(handle.record)
             self._fresh.append(handle.record)
             self._fresh_node = node
-        saved = SavedTensor(None, tensor._version, root, 0, 0, handle.record.key, self._log)
-        saved.index = self._books.enter(self._log, handle.record, node)
+        log = self._log
+        saved = SavedTensor(None, tensor._version, root, 0, 0, handle.record.key, log)
+        saved.index = self._books.enter(log, handle.record, node)
+        if log.plan is not None or saved.index == 0:
+            log.follow_plan(saved.index)
+            log.place(handle.record, saved.index)
         saved.become(handle, layout)
         return saved
 

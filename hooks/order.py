@@ -12,48 +12,66 @@ from tierstore.handle import State
 from tierstore.layout import Layout
 from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
 from tierstore.noted import NotedLog
+from tierstore.plan import Trace
 from tierstore.store import TierStore
 from tierstore.uncompiled import uncompiled
 
 from .compiled import large_nodes, warn_if_region
 
-__all__ = ["PackLog", "living_log"]
+__all__ = ["PackLog", "living_log", "open_log"]
 
 _living: weakref.WeakValueDictionary[int, PackLog] = weakref.WeakValueDictionary()
 
 
 class PackLog(NotedLog):
-    """What was packed between the start of a scope (or the last backward) and the next backward, and its order.
+    """What was packed on one thread between one backward and the next, in however many scopes, and its order.
 
     Args:
         store: where it was packed.
         lookahead_bytes: how far ahead of backward to fetch.
         orders: where orders are learned and recalled; None: the reverse-topological order is followed always.
+        device_bytes: what may stay on accelerators.
 
     Attributes:
         started: backward has asked for something.
         lookahead, reload_ahead: what backward will ask for next, from the disk and from host memory.
     """
 
-    def __init__(self, store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None) -> None:
+    def __init__(self, store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None, device_bytes: int) -> None:
         super().__init__(store)
         _living[self.number] = self
         self.lookahead = Lookahead(lookahead_bytes)
         self.reload_ahead = Lookahead(RELOAD_BYTES if lookahead_bytes else 0)
         self.started = False
         self._orders = orders
-        self._signature: int | None = None  # once something is known to have left memory
+        self._budgets = store.host_bytes, device_bytes
+        self._signature = 0  # of the packs so far, as long as there is a plan
         self._asked_for: dict[int, None] = {}
-        self._budget_bytes = store.host_bytes or store.staging_bytes  # for one autograd node, without a look at it
+        self._trace: tuple[list[int], list[int], list[int], list[bool]] | None = None
+        self._region_bytes = store.host_bytes or store.staging_bytes  # for one autograd node, without a look at it
         self._large_nodes: dict[int, int] = {}
+
+    # --- forward ------------------------------------------------------------------------------------------------
+
+    def follow_plan(self, index: int) -> None:
+        """Pack `index`, the first or the next after those that followed the plan, has come: does it go on as known?"""
+        self._signature = _add_pack(self._signature, self.nodes[index] - self.nodes[0], self.sizes[index])
+        plan, orders = self.plan, self._orders
+        if plan is None or not plan.trace.continues(index + 1, self._signature):
+            plan = None if orders is None else orders.predict(index + 1, self._signature, *self._budgets)
+            self.plan = plan if plan is not None and plan.is_needed else None
+
+    # --- backward -----------------------------------------------------------------------------------------------
 
     def asked_for(self, index: int) -> None:
         """Backward asks for saved tensor `index`."""
         if not self.started:
             self._start()
+            if self._trace is not None and self.records[index] is None:  # else it is asked for first
+                self.books.look_ahead(self.lookahead)
         self._asked_for[index] = None
         if self._large_nodes:
-            warn_if_region(self._large_nodes.pop(self.nodes[index], None), self._budget_bytes)
+            warn_if_region(self._large_nodes.pop(self.nodes[index], None), self._region_bytes)
 
     def fetch(self, index: int, layout: Layout) -> torch.Tensor:
         """Saved tensor `index`, which is booked; waits only if its bytes are not in memory.
@@ -64,47 +82,79 @@ class PackLog(NotedLog):
         record = self.records[index]
         if record is None:
             raise RuntimeError(f"saved tensor {index} is not booked")
-        if self._signature is None and record.state is not State.PENDING:
+        if self._trace is None:
+            if record.state is State.PENDING:
+                return self.books.fetch(record, layout)
             self._look_ahead()
-        if self._signature is None:
-            return self.books.fetch(record, layout)
         return self.books.fetch(record, layout, self.lookahead, self.reload_ahead, index)
 
     def _start(self) -> None:
         self.started = True
+        self.plan = None
+        for record in self.records:
+            if record is not None:
+                record.place = None  # what has not gone by now need not go
         self.books.survey(self)
-        self._large_nodes = large_nodes(self._spans(), self._budget_bytes)
+        self._large_nodes = large_nodes(zip(self.nodes, self._storages(), self.sizes, strict=True), self._region_bytes)
         if any(record is not None and record.state is not State.PENDING for record in self.records):
             self._look_ahead()
-            self.books.look_ahead(self.lookahead)
 
     def _look_ahead(self) -> None:
-        first = self.nodes[0]
-        signature = 0
-        for node, nbytes in zip(self.nodes, self.sizes, strict=True):
-            signature = hash((signature, node - first, nbytes))
-        self._signature = signature
-        learned = self._orders.recall(signature) if self._orders is not None else None
+        """Something has left its place: from now on what will be asked for is brought back before."""
+        signatures = list(self._signatures())
+        learned = self._orders.recall(signatures[-1]) if self._orders is not None else None
         order = learned or reverse_topological(self.nodes)
         self.lookahead.begin(self.records, order)
         self.reload_ahead.begin(self.records, order)
+        # Later, records have the sizes of what is on disk, and who else held them is past.
+        first: dict[int, int] = {}
+        indices = [first.setdefault(storage, index) for index, storage in enumerate(self._storages())]
+        kept = [record is not None and record.state is State.PENDING and record.shared for record in self.records]
+        sizes = [0 if is_kept else nbytes for nbytes, is_kept in zip(self.sizes, kept, strict=True)]
+        on_device = [record is not None and record.device is not None for record in self.records]
+        self._trace = signatures, indices, sizes, on_device
 
-    def _spans(self) -> Iterator[tuple[int, int, int]]:
-        """(node, storage, bytes) of all saved tensors that are alive; views of one storage have the same number."""
-        for node, nbytes, record in zip(self.nodes, self.sizes, self.records, strict=True):
-            if record is not None:
-                yield node, record.key, nbytes
-        for reference in self.noted.values():
+    def _signatures(self) -> Iterator[int]:
+        signature = 0
+        for node, nbytes in zip(self.nodes, self.sizes, strict=True):
+            signature = _add_pack(signature, node - self.nodes[0], nbytes)
+            yield signature
+
+    def _storages(self) -> list[int]:
+        """Of each pack a number that it shares with other packs of the same storage, as far as they are alive."""
+        numbers = [-1 - index if record is None else record.key for index, record in enumerate(self.records)]
+        for index, reference in list(self.noted.items()):
             noted = reference()
             if noted is not None:
-                yield self.nodes[noted.index], -noted.storage_id, self.sizes[noted.index]
+                numbers[index] = -noted.storage_id  # an address, so no index
+        return numbers
 
     @uncompiled
     def __del__(self) -> None:
-        # Some dictionary entries: fit for a finalizer. Half of a graph is no order to go by.
-        if self._orders is not None and self._signature is not None and len(self._asked_for) * 2 > len(self.nodes):
-            self._orders.learn(self._signature, tuple(self._asked_for))
+        # Fit for a finalizer: no more than entries of dictionaries. Nothing asked for is nothing to go by.
+        if self._orders is not None and self._trace is not None:
+            num_packs = len(self._trace[0])  # another thread may have packed more since
+            self._orders.learn(Trace(*self._trace, [index for index in self._asked_for if index < num_packs]))
         super().__del__()
+
+
+def _add_pack(signature: int, node: int, nbytes: int) -> int:
+    return hash((signature, node, nbytes))
+
+
+def open_log(store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None) -> PackLog:
+    """The log for what this thread packs next: the one it has, unless that has been asked for something, or is gone.
+
+    A model whose blocks have a scope each is one graph, so it is one log.
+    """
+    logs: weakref.WeakValueDictionary[object, PackLog]
+    logs = store.of_thread.__dict__.setdefault("logs", weakref.WeakValueDictionary())
+    device_bytes = store.books.moves.devices.resident.limit_bytes or 0
+    options = (lookahead_bytes, orders is None, device_bytes)
+    log = logs.get(options)
+    if log is None or log.started:
+        log = logs[options] = PackLog(store, lookahead_bytes, orders, device_bytes)
+    return log
 
 
 def living_log(number: int) -> PackLog:

@@ -27,6 +27,7 @@ import torch
 from .handle import Record, State
 from .host import Window
 from .ownership import unclaim
+from .plan import Place
 from .slab import Slot
 
 __all__ = ["AcceleratorCopies", "Copies", "DeviceTier", "Marker"]
@@ -142,6 +143,7 @@ class DeviceTier:
         self._reload_bytes = reload_bytes
         self.resident = Window(0)  # ours alone, not chosen to leave; the limit is the last scope's `device_bytes`
         self._resident: OrderedDict[int, tuple[Record, int]] = OrderedDict()  # with bytes; saved first, first
+        self._leaving: OrderedDict[int, Record] = OrderedDict()  # those of them that the plan sends away
         self._flights: deque[_Flight] = deque()
         self._in_flight = Window(flight_bytes)
         self._reloaded: OrderedDict[int, tuple[Record, int]] = OrderedDict()
@@ -169,9 +171,16 @@ class DeviceTier:
         record.move(State.DEVICE)
         self._resident[record.key] = record, record.nbytes
         self.resident.charge(record.nbytes)
+        if record.place in (Place.HOST, Place.DISK):
+            self._leaving[record.key] = record
 
     def surplus(self) -> Record | None:
-        """What has to leave the device next, None if `device_bytes` is kept: what was saved first."""
+        """What has to leave the device next: by the plan, or, if `device_bytes` is exceeded, what was saved first."""
+        while self._leaving:
+            key, record = next(iter(self._leaving.items()))
+            if record.place in (Place.HOST, Place.DISK):
+                return record
+            del self._leaving[key]  # backward has begun: it need not leave any more
         if self.resident.fits(0):
             return None
         return next(iter(self._resident.values()))[0]
@@ -179,6 +188,7 @@ class DeviceTier:
     def leave(self, record: Record) -> None:
         """The record is not resident any more."""
         _, nbytes = self._resident.pop(record.key, (record, 0))
+        self._leaving.pop(record.key, None)
         self.resident.discharge(nbytes)
 
     def offload(self, record: Record, source: torch.Tensor, slot: Slot, first: int, end: int) -> None:

@@ -1,7 +1,7 @@
 """Which record leaves host memory next. Pure: keys in, keys out, no bytes, no clock.
 
-Backward needs last what forward saved first, so what was saved first leaves first (farthest next use). What is on
-disk already costs nothing to drop and goes before anything that would have to be written.
+What is needed last leaves first (farthest next use): what forward saved first, unless it is known better. What is on
+disk already costs nothing to drop.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from .handle import Record
+from .plan import Place
 
 __all__ = ["EvictionOrder"]
 
@@ -18,12 +19,13 @@ __all__ = ["EvictionOrder"]
 class EvictionOrder:
     """The records that may leave, in the order in which they should. Every operation takes (amortised) log n at most.
 
-    Records become ours in another order than they were saved in; it is the order of saving, their keys', that counts.
+    Records become ours in another order than they were saved in; what counts is when they are needed, their worth.
     """
 
     def __init__(self) -> None:
         self._dirty: dict[int, Record] = {}  # in memory only
-        self._keys: list[int] = []  # a heap of their keys, and of some that have left
+        self._worths: list[tuple[int, int]] = []  # a heap of their worths and keys, and of some that have left
+        self._leaving: OrderedDict[int, Record] = OrderedDict()  # those of them that the plan sends to disk
         self._asked: OrderedDict[int, Record] = OrderedDict()  # in memory only, asked for on their way out
         self._clean: OrderedDict[int, Record] = OrderedDict()  # on disk too, needed last first
         self._used: OrderedDict[int, Record] = OrderedDict()  # on disk too, and asked for already
@@ -31,9 +33,11 @@ class EvictionOrder:
     def add_dirty(self, record: Record) -> None:
         """The record is in memory only."""
         self._dirty[record.key] = record
-        heappush(self._keys, record.key)
-        if len(self._keys) > 2 * len(self._dirty) + 64:
-            self._keys = sorted(self._dirty)
+        heappush(self._worths, (record.worth, record.key))
+        if record.place is Place.DISK:
+            self._leaving[record.key] = record
+        if len(self._worths) > 2 * len(self._dirty) + 64:
+            self._worths = sorted((dirty.worth, dirty.key) for dirty in self._dirty.values())
 
     def add_asked(self, record: Record) -> None:
         """The record was on its way out and stays after all: it is needed soon, so it leaves last."""
@@ -48,26 +52,37 @@ class EvictionOrder:
         """The record was asked for: whatever is still to be asked for is worth more."""
         self._clean.pop(record.key, None)
         self._used[record.key] = record
+        self._used.move_to_end(record.key)
 
     def remove(self, record: Record) -> None:
         """The record may not leave any more, or has left."""
-        for queue in (self._dirty, self._asked, self._clean, self._used):
+        for queue in (self._dirty, self._leaving, self._asked, self._clean, self._used):
             queue.pop(record.key, None)
+
+    def next_used(self) -> Record | None:
+        """What to drop next of what is on disk already and was asked for; None where there is nothing."""
+        return next(iter(self._used.values()), None)
 
     def next_clean(self) -> Record | None:
         """What to drop next of what is on disk already; None where there is nothing."""
-        for queue in (self._used, self._clean):
-            if queue:
-                return next(iter(queue.values()))
-        return None
+        return self.next_used() or next(iter(self._clean.values()), None)
 
     def next_dirty(self) -> Record | None:
         """What to write next; None where there is nothing."""
-        while self._keys:
-            if (record := self._dirty.get(self._keys[0])) is not None:
+        while self._worths:
+            if (record := self._dirty.get(self._worths[0][1])) is not None:
                 return record
-            heappop(self._keys)
+            heappop(self._worths)
         return next(iter(self._asked.values()), None)
+
+    def next_leaving(self) -> Record | None:
+        """What the plan sends to disk next, though it need not leave yet; None where there is nothing."""
+        while self._leaving:
+            key, record = next(iter(self._leaving.items()))
+            if record.place is Place.DISK:
+                return record
+            del self._leaving[key]  # backward has begun: it need not leave any more
+        return None
 
     def __iter__(self) -> Iterator[Record]:
         for queue in (self._used, self._clean, self._dirty, self._asked):

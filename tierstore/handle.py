@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .host import Window
     from .layout import Layout
     from .noted import NotedTensor
+    from .plan import Place
     from .residency import Residency
     from .slab import Slot
 
@@ -117,6 +118,8 @@ class Record:
         held: what a running job works on, kept alive by it; None: no job is running.
         stored_bytes: taken on disk; 0 where nothing is.
         kind: for the codec.
+        worth: of what has to leave, the lowest goes first: its key, unless it is known when it is needed.
+        place: where it waits for backward, if that is known.
         demanded: how many threads wait for the bytes.
         wanted: backward will ask for it soon: it stays in memory once it is written.
         urgent: the queued read was told so.
@@ -126,9 +129,9 @@ class Record:
 
     __slots__ = (
         "__weakref__", "address", "books", "cause", "charged_bytes", "claims", "demanded", "device", "fetched",
-        "first_byte", "forced", "handle", "held", "key", "kind", "layout", "layouts", "nbytes", "phase", "ready",
-        "root", "shared", "slot", "source", "span", "state", "storage_id", "stored_bytes", "stream", "urgent",
-        "version", "views", "wanted", "window",
+        "first_byte", "forced", "handle", "held", "key", "kind", "layout", "layouts", "nbytes", "phase", "place",
+        "ready", "root", "shared", "slot", "source", "span", "state", "storage_id", "stored_bytes", "stream", "urgent",
+        "version", "views", "wanted", "window", "worth",
     )  # fmt: skip
 
     def __init__(self, key: int, source: torch.Tensor, nbytes: int, address: int, layout: Layout, kind: Kind) -> None:
@@ -160,6 +163,8 @@ class Record:
         self.held: object = None
         self.stored_bytes = 0
         self.kind = kind
+        self.worth = key
+        self.place: Place | None = None
         self.demanded = 0
         self.wanted = False
         self.urgent = False

@@ -13,13 +13,16 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from .handle import Record
+from .plan import Plan, Trace, make_plan
 
 __all__ = ["LearnedOrders", "Lookahead", "reverse_topological"]
 
 Signature = int
 """Stands for a sequence of packs: which sizes, at which nodes, in which order."""
 
-_MAX_ORDERS = 64
+_MAX_TRACES = 64
+_MAX_PACKS = 2**18
+"""Of all traces together: some ten megabytes."""
 
 
 def reverse_topological(nodes: Sequence[int]) -> list[int]:
@@ -28,31 +31,58 @@ def reverse_topological(nodes: Sequence[int]) -> list[int]:
 
 
 class LearnedOrders:
-    """The orders of unpacks seen, by signature of the packs; the least recently used is forgotten.
+    """The traces seen, by signature of all their packs; the least recently used are forgotten.
 
-    Single dictionary operations, so any thread may call it, finalizers too.
+    Single operations on dictionaries, so any thread may call it, finalizers too.
     """
 
     def __init__(self) -> None:
-        self._orders: OrderedDict[Signature, tuple[int, ...]] = OrderedDict()
+        self._traces: OrderedDict[Signature, Trace] = OrderedDict()
+        self._plans: dict[tuple[Signature, int, int], Plan] = {}
 
-    def learn(self, signature: Signature, order: Sequence[int]) -> None:
-        """Remember an order."""
-        self._orders[signature] = tuple(order)
-        self._orders.move_to_end(signature)
-        if len(self._orders) > _MAX_ORDERS:
+    def learn(self, trace: Trace) -> None:
+        """Remember a trace. One that ends in the midst of what is known of the same packs adds nothing."""
+        signature = trace.signatures[-1]
+        known = self._traces.get(signature)
+        if known is None or not (trace == known or trace.ends_within(known)):
+            self._traces[signature] = trace
+            self._plans = {}
+        self._touch(signature)
+        while len(traces := list(self._traces.values())) > _MAX_TRACES or (
+            len(traces) > 1 and sum(map(len, traces)) > _MAX_PACKS
+        ):
             try:
-                self._orders.popitem(last=False)
+                self._traces.popitem(last=False)
             except KeyError:
                 pass  # another thread was quicker
+            self._plans = {}
 
-    def recall(self, signature: Signature) -> tuple[int, ...] | None:
+    def recall(self, signature: Signature) -> Sequence[int] | None:
         """The order seen for such packs, None where none was."""
+        trace = self._traces.get(signature)
+        if trace is None:
+            return None
+        self._touch(signature)
+        return trace.order
+
+    def predict(self, num_packs: int, signature: Signature, host_bytes: int, device_bytes: int) -> Plan | None:
+        """What to expect after so many packs: the plan of the trace seen last that begins with them; None: nothing."""
+        traces = list(self._traces.items())
+        for whole, trace in reversed(traces):
+            if trace.continues(num_packs, signature):
+                key = whole, host_bytes, device_bytes
+                plan = self._plans.get(key)
+                if plan is None:
+                    others = [other for other_whole, other in traces if other_whole != whole]
+                    plan = self._plans[key] = make_plan(trace, others, host_bytes, device_bytes)
+                return plan
+        return None
+
+    def _touch(self, signature: Signature) -> None:
         try:
-            self._orders.move_to_end(signature)
-            return self._orders[signature]
+            self._traces.move_to_end(signature)
         except KeyError:
-            return None  # never learned, or just forgotten on another thread
+            pass  # just forgotten on another thread
 
 
 class Lookahead:
@@ -67,6 +97,10 @@ class Lookahead:
         self._records: Sequence[Record | None] = ()
         self._order: Sequence[int] = ()
         self._rank: list[int] = []  # of each index in the order
+        self._asked = bytearray()  # of each index: whether it was asked for
+        self._ranks_of: dict[int, list[int]] = {}  # by the key of each known record: of its indices, ascending
+        self._num_unknown = 0
+        self._position = -1  # rank of what was asked for last
         self._next = 0  # rank of the first that was not looked at
         self._ahead: dict[int, int] = {}  # bytes that were fetched ahead and not asked for yet, by index
         self._ahead_bytes = 0
@@ -78,13 +112,51 @@ class Lookahead:
         """
         self._records, self._order = records, order
         self._rank = [-1] * len(records)
+        self._asked = bytearray(len(records))
         for rank, index in enumerate(order):
             self._rank[index] = rank
+        self._know_records()
+
+    def _know_records(self) -> None:
+        self._ranks_of = {}
+        self._num_unknown = 0
+        for rank, index in enumerate(self._order):
+            record = self._records[index]
+            if record is None:
+                self._num_unknown += 1
+            else:
+                self._ranks_of.setdefault(record.key, []).append(rank)
+
+    def _ranks(self, record: Record) -> Sequence[int]:
+        if self._num_unknown and record.key not in self._ranks_of:
+            self._know_records()
+        return self._ranks_of.get(record.key, ())
 
     def asked_for(self, index: int) -> None:
-        """Saved tensor `index` was asked for: the position moves there."""
+        """Saved tensor `index` was asked for: the position moves there, back too if it was asked for before.
+
+        Backward goes through a graph again where it is retained.
+        """
         self._ahead_bytes -= self._ahead.pop(index, 0)
-        self._next = max(self._next, self._rank[index] + 1)
+        if index < len(self._rank):  # else it was packed on another thread, while backward began
+            rank = self._rank[index]
+            again, self._asked[index] = self._asked[index], 1
+            if rank >= 0:
+                self._position = rank
+                self._next = rank + 1 if again else max(self._next, rank + 1)
+
+    def come_back_for(self, record: Record) -> None:
+        """The record has left memory: if it was dealt with, and is still to be asked for, that was in vain."""
+        for rank in self._ranks(record):
+            if self._position < rank < self._next:
+                self._ahead_bytes -= self._ahead.pop(self._order[rank], 0)
+                self._next = rank
+                return
+
+    def needs_first(self, record: Record) -> bool:
+        """Whether the record is asked for just now, or will be before the one that `peek` names."""
+        ranks = self._ranks(record)
+        return any(self._position <= rank < self._next for rank in ranks)
 
     def peek(self) -> Record | None:
         """The next record to fetch; None: far enough, or nothing left."""
@@ -100,6 +172,7 @@ class Lookahead:
     def advance(self, fetched_bytes: int) -> None:
         """The record that `peek` named was dealt with; so many bytes are being fetched for it."""
         if fetched_bytes:
-            self._ahead[self._order[self._next]] = fetched_bytes
-            self._ahead_bytes += fetched_bytes
+            index = self._order[self._next]
+            self._ahead_bytes += fetched_bytes - self._ahead.get(index, 0)
+            self._ahead[index] = fetched_bytes
         self._next += 1

@@ -38,6 +38,7 @@ from .layout import in_dtype, layout_of, outside_of_modes, span_of
 from .noted import NotedTensors
 from .ownership import claim, is_sole_owner, records_over, storage_address, unclaim
 from .pending import Pending
+from .plan import Place
 from .slab import Slot
 from .slots import Slots
 from .stats import Counters
@@ -73,6 +74,7 @@ class Moves:
         self.released: deque[Record] = deque()
         self.noted = NotedTensors()
         self.pending = Pending()
+        self.ahead: Lookahead | None = None  # of the backward that asked last
         self.blocked: deque[Record] = deque()  # ours, but there is no room; packs wait until it is empty
         self.num_spills = 0  # queued or running, those whose handle is gone included
         self.num_restores = 0
@@ -138,6 +140,7 @@ class Moves:
         handle = log.owner.handle_for(noted)
         record = handle.record
         self._keep(record)
+        log.place(record, noted.index)
         self.pending.settle((record,))
         log.records[noted.index] = record
         noted.become(handle, record.layout)
@@ -163,14 +166,12 @@ class Moves:
 
     def survey(self, log: NotedLog) -> None:
         """Find out what others hold: of the log, which is booked then, and of all that is booked."""
-        if not log.is_surveyed:
-            log.is_surveyed = log.is_settled
-            for group, is_ours_alone in self.noted.by_storage(log):
-                if not is_ours_alone:
-                    for noted in group:
-                        self.book_one(noted)
-                elif len(group) > 1:
-                    self._count_joins(group)
+        for group, is_ours_alone in self.noted.by_storage(log):
+            if not is_ours_alone:
+                for noted in group:
+                    self.book_one(noted)
+            elif len(group) > 1:
+                self._count_joins(group)
         self.pending.survey()
 
     def _count_joins(self, group: list[NotedTensor]) -> None:
@@ -181,13 +182,18 @@ class Moves:
                 self._count_join(noted, noted.alias)
             seen.add(view_of)
 
-    def relieve(self, how_many: int | None) -> None:
+    def relieve(self, how_many: int | None, *, is_planned: bool = False) -> None:
         """Take what is ours into the books, if there is not room for all that may be; see NOTE [No sooner than needed].
 
-        Of the records that others held when last seen, `how_many` (None: all) are looked at again.
+        Of the records that others held when last seen, `how_many` (None: all) are looked at again. `is_planned`: by
+        the plan something may have to leave, whether there is room or not.
         """
         self.noted.drop_ended()
-        if self.pending.must_be_examined or not self.books.host.fits(self.pending.num_bytes + self.noted.num_bytes):
+        if (
+            is_planned
+            or self.pending.must_be_examined
+            or not self.books.host.fits(self.pending.num_bytes + self.noted.num_bytes)
+        ):
             self.examine(how_many)
 
     def examine(self, how_many: int | None = None) -> None:
@@ -233,9 +239,10 @@ class Moves:
     def _try_admit(self, record: Record) -> bool:
         """Find a place in host memory, or begin to move out what is there already; False: not yet."""
         nbytes, host = record.nbytes, self.books.host
-        window = host if nbytes <= (host.limit_bytes or 0) else self.books.staging
+        goes = nbytes > (host.limit_bytes or 0) or (record.place is Place.DISK and self._may_move(nbytes))
+        window = self.books.staging if goes else host
         while not (self._may_move(nbytes) if window is self.books.staging else host.fits(nbytes)):
-            if not (self._spill_next() or self._drop_next()):
+            if not (self._spill_next() or self._drop(self._eviction.next_clean())):
                 return False
         if record.device is not None:
             self._offload(record, window)
@@ -275,7 +282,15 @@ class Moves:
 
     def _spill_next(self) -> bool:
         """Begin to move out what is needed last; False: nothing can be moved now."""
-        victim = self._eviction.next_dirty()
+        return self._spill(self._eviction.next_dirty())
+
+    def send_ahead(self) -> None:
+        """Begin to move out what the plan sends to disk, as far as staging has room."""
+        while (record := self._eviction.next_leaving()) is not None and self.books.staging.fits(record.nbytes):
+            if not self._spill(record):
+                return
+
+    def _spill(self, victim: Record | None) -> bool:
         if victim is None or victim.demanded or self.disk_is_full or self.is_closed:
             return False
         if not (victim.forced or victim.slot is not None or is_sole_owner(victim)):
@@ -334,6 +349,7 @@ class Moves:
                 self._drop(record)
         else:
             self._stay(record)
+            record.place = None  # not again before it must
             self._eviction.add_dirty(record)
             self._note_failure(outcome)
 
@@ -348,6 +364,11 @@ class Moves:
     def num_jobs(self) -> int:
         """What the engine was asked to do and has not reported back."""
         return self.num_spills + self.num_restores + self.num_discards
+
+    @property
+    def has_doomed(self) -> bool:
+        """Whether a job still holds what nobody wants any more."""
+        return any(record.state is State.DOOMED for record in self._jobs)
 
     @property
     def unwritten_bytes(self) -> int:
@@ -383,9 +404,13 @@ class Moves:
             record.phase = 0 if record.device is not None else (storage_address(source) + record.span[0]) % _PAGE_BYTES
         return record.span
 
-    def _drop(self, record: Record) -> None:
-        """The bytes are on disk: forget those in memory."""
+    def _drop(self, record: Record | None) -> bool:
+        """The bytes are on disk: forget those in memory. False: there is no such record."""
+        if record is None:
+            return False
         self._eviction.remove(record)
+        if self.ahead is not None:
+            self.ahead.come_back_for(record)
         first, end = record.span or (0, 0)
         record.nbytes = end - first
         record.first_byte = first
@@ -394,12 +419,6 @@ class Moves:
         self._free_memory(record)
         self.slots.take_back()  # the very pages that whoever needs this room is going to fill
         record.move(State.DISK)
-
-    def _drop_next(self) -> bool:
-        victim = self._eviction.next_clean()
-        if victim is None:
-            return False
-        self._drop(victim)
         return True
 
     # --- up: disk to host memory, host memory to the device -----------------------------------------------------
@@ -412,8 +431,9 @@ class Moves:
         if window is None:
             if not demanded:
                 return False
-            while (window := self.books.window_for_prefetch(record.nbytes)) is None and self._drop_next():
-                pass
+            while (window := self.books.window_for_prefetch(record.nbytes)) is None:
+                if not self._drop(self._eviction.next_clean()):
+                    break
             window = window or self.books.staging  # overdrawn, by one tensor for each thread that waits
         record.slot = self.slots.allocate(record.nbytes, record.phase)
         self.books.charge(record, window)
@@ -467,8 +487,10 @@ class Moves:
         while (record := ahead.peek()) is not None:
             fetched_bytes = record.nbytes
             if record.state is State.DISK:
-                if not self.start_restore(record, demanded=False):
-                    return
+                while not self.start_restore(record, demanded=False):
+                    used = self._eviction.next_used()
+                    if used is None or ahead.needs_first(used) or not self._drop(used):
+                        return
             elif record.state is State.QUEUED:
                 self.cancel_spill(record)
                 self.counters.forwarded_bytes += record.nbytes

@@ -30,6 +30,7 @@ from .handle import Handle, HandleOwner, Record
 from .layout import Layout
 
 if TYPE_CHECKING:
+    from .plan import Plan
     from .residency import Residency
 
 __all__ = ["NotedLog", "NotedTensor", "NotedTensors"]
@@ -104,7 +105,9 @@ class NotedLog:
         records: of each; None while it is only noted.
         noted_bytes: of all that is only noted, dead tensors included.
         is_settled: that one has run too.
-        is_surveyed: it is known who else holds what is noted here.
+        first_key: of the record of the first.
+        num_surveyed: of so many it is known who else holds them.
+        plan: where they belong, if the packs so far are those of a graph that is known.
     """
 
     _numbers = itertools.count()
@@ -120,15 +123,28 @@ class NotedLog:
         self.noted_bytes = 0
         self.newest_node = -1
         self.is_settled = False
-        self.is_surveyed = False
+        self.num_surveyed = 0
+        self.plan: Plan | None = None
+        self.first_key = 0
 
     def append_booked(self, record: Record, node: int) -> int:
         """A tensor that has a record already; returns its index."""
+        index = len(self.nodes)
+        if not index:
+            self.first_key = record.key
         self.newest_node = node
+        self.is_settled = False
         self.nodes.append(node)
         self.sizes.append(record.nbytes)
         self.records.append(record)
-        return len(self.nodes) - 1
+        return index
+
+    def place(self, record: Record, index: int) -> None:
+        """Tell a record where it belongs."""
+        plan = self.plan
+        if plan is not None and index < len(plan.places) and plan.trace.records[index] == index:
+            record.worth = self.first_key + plan.worths[index]
+            record.place = plan.places[index]
 
     def forget(self, index: int) -> int:
         """Tensor `index` is not just noted any more; returns its bytes."""
@@ -142,6 +158,16 @@ class NotedLog:
         for index, reference in list(self.noted.items()):
             if self.is_settled or self.nodes[index] != self.newest_node:
                 yield index, reference()
+
+    def unsurveyed(self) -> Iterator[NotedTensor]:
+        """What of it has come since the last survey, and is settled and alive."""
+        for index in range(self.num_surveyed, len(self.nodes)):
+            if not self.is_settled and self.nodes[index] == self.newest_node:
+                return
+            self.num_surveyed = index + 1
+            noted = self.noted[index]() if index in self.noted else None
+            if noted is not None:
+                yield noted
 
     def __del__(self) -> None:
         # May run anywhere, see `Handle.__del__`.
@@ -170,6 +196,9 @@ class NotedTensors:
             self._logs[log.number] = weakref.ref(log)
         nodes = log.nodes
         noted.index = index = len(nodes)
+        if not index:
+            log.first_key = noted.key
+        log.is_settled = False
         log.noted[index] = weakref.ref(noted)
         nodes.append(node)
         log.sizes.append(nbytes)
@@ -200,11 +229,10 @@ class NotedTensors:
 
     @staticmethod
     def by_storage(log: NotedLog) -> Iterator[tuple[list[NotedTensor], bool]]:
-        """What is settled in a log, in groups of one storage each, and whether nobody else holds that."""
+        """What is new in a log, in groups of one storage each, and whether nobody else holds that."""
         groups: dict[int, list[NotedTensor]] = {}
-        for _, noted in log.settled():
-            if noted is not None:
-                groups.setdefault(noted.storage_id, []).append(noted)
+        for noted in log.unsurveyed():
+            groups.setdefault(noted.storage_id, []).append(noted)
         for storage_id, group in groups.items():
             # Besides the aliases, the storage's own Python object is counted (torch 2.11 and 2.13).
             yield group, _use_count(storage_id) == len(group) + 1

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from .handle import Record, State
 from .ownership import is_sole_owner
+from .plan import Place
 
 __all__ = ["Pending"]
 
@@ -22,7 +23,7 @@ class Pending:
 
     Attributes:
         num_bytes: of all of them.
-        must_be_examined: one of them is on an accelerator, which it may have to leave at once.
+        must_be_examined: one of them is to leave as soon as it is ours: an accelerator, or, by the plan, memory.
     """
 
     def __init__(self) -> None:
@@ -39,12 +40,13 @@ class Pending:
                 self._fresh[record.key] = record
                 self._unsurveyed.append(record)
                 self.num_bytes += record.nbytes
-                self.must_be_examined |= record.device is not None
+                self.must_be_examined |= record.device is not None or record.place is Place.DISK
 
     def share(self, record: Record) -> None:
         """Somebody else holds the record's storage."""
         record.shared = True
         self._shared[record.key] = record
+        self.must_be_examined |= record.place is Place.DISK
         self.num_bytes += record.nbytes
 
     def survey(self) -> None:

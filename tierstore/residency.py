@@ -66,7 +66,6 @@ class Residency:
         self.moves = Moves(host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
         self.lock = threading.Lock()
         self._progress = threading.Condition(self.lock)
-        self._ahead: Lookahead | None = None  # of the backward that asked last
         self._num_getting = 0  # threads that wait for bytes, or have been given them and not yet woken
         self.closed: StoreClosedError | None = None
 
@@ -86,9 +85,10 @@ class Residency:
                 self._check_open()
             moves = self.moves
             noted.log.newest_node = node
-            is_short = moves.is_short_of(nbytes)
+            is_planned = noted.log.plan is not None
+            is_short = is_planned or moves.is_short_of(nbytes)
             if is_short:
-                self._relieve()
+                self._relieve(is_planned=is_planned)
             counters = moves.counters
             counters.packed_tensors += 1
             counters.packed_bytes += nbytes
@@ -223,7 +223,7 @@ class Residency:
             if record.state is State.DISK:
                 moves.start_restore(record, demanded=True)
             if ahead is not None:
-                self._ahead = ahead
+                moves.ahead = ahead
                 ahead.asked_for(index)
                 moves.prefetch(ahead)
             if record.state in _IN_MEMORY:
@@ -244,7 +244,7 @@ class Residency:
         with self.lock:
             if self.closed is None:
                 self._drain()
-                self._ahead = ahead
+                self.moves.ahead = ahead
                 self.moves.prefetch(ahead)
 
     def prefetch(self, records: Iterable[Record]) -> None:
@@ -268,7 +268,7 @@ class Residency:
             self.moves.examine()
             self._make_room()
             while True:
-                while self.moves.num_spills or self.moves.num_discards:
+                while self.moves.num_spills or self.moves.num_discards or self.moves.has_doomed:
                     self._wait(_PACK_WAITS)
                 self._raise_spill_error()
                 if not self.moves.unwritten_bytes:
@@ -387,8 +387,9 @@ class Residency:
     def _advance(self) -> None:
         """Something was freed, or a job is over: those who found no room before may find it now."""
         self.moves.admit_blocked()
-        if self._ahead is not None and self.closed is None:
-            self.moves.prefetch(self._ahead)
+        self.moves.send_ahead()
+        if self.moves.ahead is not None and self.closed is None:
+            self.moves.prefetch(self.moves.ahead)
         self._progress.notify_all()
 
     def _check_unchanged(self, record: Record, layout: Layout) -> torch.Tensor:
@@ -407,10 +408,10 @@ class Residency:
         self._check_open()
         self._drain()
 
-    def _relieve(self) -> None:
+    def _relieve(self, *, is_planned: bool = False) -> None:
         """Book what may have to leave, and find room; may wait."""
         self._drain()
-        self.moves.relieve(_NUM_EXAMINED_PER_PACK)
+        self.moves.relieve(_NUM_EXAMINED_PER_PACK, is_planned=is_planned)
         if self.moves.blocked or self.moves.spill_error is not None:
             self._make_room()
 

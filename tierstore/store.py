@@ -8,6 +8,7 @@ books (`residency.py`), which decide what leaves memory; the engine (`engine.py`
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
@@ -133,6 +134,7 @@ class TierStore:
         self.released: deque[Record] = self.books.moves.released
         self.learned_orders = LearnedOrders()
         self.keys = itertools.count(1)
+        self.of_thread = threading.local()  # the hooks' own
         self._finalizer = weakref.finalize(self, self._core.engine.request_stop)
         self._finalizer.atexit = False  # `lifetime` does it, and joins
 

@@ -274,12 +274,13 @@ def test_moved_before_it_is_booked_stays_where_it_is(make_store: MakeStore) -> N
     with tiered_offload(store, min_bytes=0):
         hidden = torch.randn(SIDE, SIDE)
         product = hidden * weight
-    content, storage = hidden.clone(), hidden.untyped_storage()
-    storage.resize_(0)
-    in_its_place = torch.zeros(SIDE, SIDE)
-    storage.resize_(NBYTES).copy_(content.untyped_storage())
-    assert in_its_place.data_ptr() != hidden.data_ptr()
-    del hidden, storage
+        content, storage = hidden.clone(), hidden.untyped_storage()
+        storage.resize_(0)
+        in_its_place = torch.zeros(SIDE, SIDE)
+        storage.resize_(NBYTES).copy_(content.untyped_storage())
+        assert in_its_place.data_ptr() != hidden.data_ptr()
+        del hidden, storage
+    assert store.books.moves.num_live == 0
     with tiered_offload(store, min_bytes=NBYTES):
         more = chain(3, torch.ones(3, requires_grad=True))
     store.flush()

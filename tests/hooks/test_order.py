@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, Around, assert_same_gradients, training
-from tierstore import TierStore, tiered_offload
+from tests.hooks.programs import SIDE, Around, Mlp, assert_same_gradients, training
+from tierstore import StoreStats, TierStore, offload_module, tiered_offload
 
 Settle = Callable[[], None]
 
@@ -146,6 +146,139 @@ def test_odd_order_learned_from_the_first_step(make_store: MakeStore) -> None:
     learned, reverse = misses("learned"), misses("reverse")
     assert sum(learned[1:]) < sum(reverse[1:])
     assert max(learned[1:]) <= 2
+
+
+def test_blocks_with_a_scope_each_prefetched_from_one_to_the_next(store: TierStore) -> None:
+    """They are one graph: only the first request of its backward finds nothing on the way."""
+    blocks = [offload_module(Mlp(), store=store, min_bytes=1) for _ in range(4)]
+    for _ in range(3):
+        batch = torch.randn(SIDE, SIDE)
+        for block in blocks:
+            batch = block(batch) * batch
+        store.flush()
+        before = store.stats().prefetch_misses
+        batch.sum().backward()
+        assert store.stats().prefetch_misses - before == 1
+
+
+@pytest.mark.parametrize("prefetch", ["learned", "reverse"])
+def test_retained_graph_prefetched_each_time(make_store: MakeStore, prefetch: str) -> None:
+    """There is room for a third of it, so each backward has to read it all again."""
+    store = make_store(staging_bytes="1MiB")
+    weights = [torch.randn(256, 256, requires_grad=True) for _ in range(12)]
+    with tiered_offload(store, min_bytes=0, prefetch=prefetch):
+        hidden = torch.randn(256, 256)
+        for weight in weights:
+            hidden = (hidden * weight).tanh()
+        loss = hidden.sum()
+    del hidden
+    store.flush()
+    for _ in range(3):
+        before = store.stats()
+        loss.backward(retain_graph=True)
+        asked, misses = _requests(before, store.stats())
+        assert asked >= 12
+        assert misses <= 1
+
+
+def _chain(num_layers: int, side: int = 256) -> Callable[[int], torch.Tensor]:
+    """Makes a loss of the first so many layers; each saves one matrix of `side`² floats that nobody else keeps."""
+    weights = [torch.randn(side, side, requires_grad=True) for _ in range(num_layers)]
+    batch = torch.randn(side, side)
+
+    def loss_of(num: int) -> torch.Tensor:
+        hidden = batch
+        for weight in weights[:num]:
+            hidden = (hidden * weight).tanh()
+        return hidden.sum()
+
+    return loss_of
+
+
+MATRIX_BYTES = 256 * 256 * 4
+
+
+def _spilled(store: TierStore, before: StoreStats) -> int:
+    store.flush()
+    return store.stats().spilled_bytes - before.spilled_bytes
+
+
+def test_known_graph_what_has_to_go_goes_while_there_is_room_and_no_more_than_that(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=4 * MATRIX_BYTES)
+    loss_of = _chain(10)
+    spilled = []
+    for _ in range(3):
+        before = store.stats()
+        with tiered_offload(store, min_bytes=0):
+            loss = loss_of(3)
+            early = _spilled(store, before)
+            loss = loss + loss_of(7)
+        spilled.append((early, _spilled(store, before)))
+        loss.backward()
+        del loss
+    first, *later = spilled
+    assert first == (0, 6 * MATRIX_BYTES), "with room for four, the first three stay until there is no room"
+    assert later == [(2 * MATRIX_BYTES, 6 * MATRIX_BYTES)] * 2, "the newest one may not be read yet"
+
+
+def test_known_graph_goes_on_otherwise_nothing_more_goes_early(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=4 * MATRIX_BYTES)
+    loss_of, other_loss_of = _chain(10), _chain(4, 128)
+    spilled = []
+    for step in range(4):
+        before = store.stats()
+        with tiered_offload(store, min_bytes=0):
+            loss = loss_of(2)
+            early = _spilled(store, before)
+            loss = loss + (other_loss_of(2) if step == 2 else loss_of(8))
+        spilled.append((early, _spilled(store, before)))
+        loss.backward()
+        del loss
+    assert spilled[1] == (MATRIX_BYTES, 6 * MATRIX_BYTES)
+    assert spilled[2] == (MATRIX_BYTES, 2 * MATRIX_BYTES), "what both begin with had gone before they parted"
+    assert spilled[3] == (0, 6 * MATRIX_BYTES), "it may be the smaller one again, all of which may stay"
+
+
+def test_graphs_by_turns_each_keep_their_order(make_store: MakeStore) -> None:
+    """One that backward goes through from its first root to its last, and one in between that it does not."""
+    store = make_store(staging_bytes="600KiB")
+    weights = [torch.randn(256, 256, requires_grad=True) for _ in range(6)]
+    counts = []
+    for step in range(8):
+        with tiered_offload(store, min_bytes=0):
+            losses = [(weight * 2).exp().sum() for weight in weights[: 6 - step % 2]]
+        store.flush()
+        before = store.stats()
+        for loss in losses if step % 2 else reversed(losses):
+            loss.backward()
+        counts.append(_requests(before, store.stats())[1])
+        del losses, loss
+    assert max(counts[2:]) <= 1
+
+
+def test_order_of_backward_decides_what_stays(make_store: MakeStore) -> None:
+    """The first root is used first: from the second step on its matrix stays, though it was saved first."""
+    store = make_store(host_bytes=2 * MATRIX_BYTES)
+    weights = [torch.randn(256, 256, requires_grad=True) for _ in range(6)]
+    restored_first = []
+    for _ in range(3):
+        with tiered_offload(store, min_bytes=0):
+            losses = [(weight * 2).exp().sum() for weight in weights]
+        store.flush()
+        states = [record.state.name for record in store.books.moves._records.values()]
+        restored_first.append(states.index("HOST"))
+        for loss in losses:
+            loss.backward()
+        del losses, loss
+    assert restored_first == [4, 0, 0]
+
+
+def _requests(before: StoreStats, after: StoreStats) -> tuple[int, int]:
+    """How often something was asked for that was on disk when backward began, and how often it still was."""
+    hits, late, misses = (
+        getattr(after, name) - getattr(before, name) for name in ("prefetch_hits", "prefetch_late", "prefetch_misses")
+    )
+    return hits + late + misses, misses
 
 
 @pytest.mark.parametrize("prefetch", ["learned", "reverse", "none"])

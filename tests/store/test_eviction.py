@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierstore.eviction import EvictionOrder
+from tierstore.plan import Place
 
 
-def _record(key: int) -> Any:
-    return SimpleNamespace(key=key)
+def _record(key: int, worth: int | None = None, place: Place | None = None) -> Any:
+    return SimpleNamespace(key=key, worth=key if worth is None else worth, place=place)
 
 
 def test_dirty_saved_first_leaves_first_whenever_it_was_added() -> None:
@@ -25,6 +26,34 @@ def test_dirty_saved_first_leaves_first_whenever_it_was_added() -> None:
         left.append(record)
     assert left == records
     assert len(order) == 0
+
+
+def test_dirty_known_to_be_needed_last_leaves_first() -> None:
+    order = EvictionOrder()
+    records = [_record(key, worth) for key, worth in ((1, 7), (2, 5), (3, 5), (4, 6))]
+    for record in records:
+        order.add_dirty(record)
+    left = []
+    while (record := order.next_dirty()) is not None:
+        order.remove(record)
+        left.append(record.key)
+    assert left == [2, 3, 4, 1]
+
+
+def test_leaving_by_the_plan_in_the_order_of_saving_until_backward_begins() -> None:
+    order = EvictionOrder()
+    records = [_record(key, place=place) for key, place in enumerate([Place.DISK, None, Place.HOST, *3 * [Place.DISK]])]
+    for record in records:
+        order.add_dirty(record)
+    assert order.next_leaving() is records[0]
+    order.remove(records[0])
+    assert order.next_leaving() is records[3]
+    records[3].place = None
+    assert order.next_leaving() is records[4]
+    for record in records:
+        record.place = None
+    assert order.next_leaving() is None
+    assert len(order) == 5, "they may still leave when they have to"
 
 
 def test_dirty_asked_for_leaves_last() -> None:
@@ -54,7 +83,7 @@ def test_dirty_that_has_left_takes_no_memory() -> None:
         record = _record(key)
         order.add_dirty(record)
         order.remove(record)
-    assert len(order._keys) < 200
+    assert len(order._worths) < 200
 
 
 def test_clean_restored_last_is_needed_last_and_dropped_first() -> None:

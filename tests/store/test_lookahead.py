@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
+from tierstore.plan import Place, Trace
 
 
 def _records(num: int) -> list[Any]:
@@ -31,28 +33,92 @@ def test_reverse_topological_of_a_chain() -> None:
     assert reverse_topological([3, 3, 5, 9, 9, 9]) == [3, 4, 5, 2, 0, 1]
 
 
+def _trace(signatures: Sequence[int], order: Iterable[int], size: int = 1) -> Trace:
+    num = len(signatures)
+    return Trace(signatures, range(num), [size] * num, [False] * num, order)
+
+
 def test_learned_order_is_recalled_and_replaced() -> None:
     orders = LearnedOrders()
     assert orders.recall(1) is None
     order = [2, 0, 1]
-    orders.learn(1, order)
+    orders.learn(_trace([7, 8, 1], order))
     order.clear()
-    assert orders.recall(1) == (2, 0, 1)
-    orders.learn(1, [1, 0, 2])
-    assert orders.recall(1) == (1, 0, 2)
+    assert list(orders.recall(1) or ()) == [2, 0, 1]
+    orders.learn(_trace([7, 8, 1], [1, 0, 2]))
+    assert list(orders.recall(1) or ()) == [1, 0, 2]
+
+
+def test_learned_order_is_not_replaced_by_a_backward_that_ended_in_its_midst() -> None:
+    orders = LearnedOrders()
+    orders.learn(_trace([7, 8, 1], [2, 0, 1]))
+    orders.learn(_trace([7, 8, 1], [2, 0]))
+    assert list(orders.recall(1) or ()) == [2, 0, 1]
+    orders.learn(_trace([7, 8, 1], [2, 1]))
+    assert list(orders.recall(1) or ()) == [2, 1]
 
 
 @pytest.mark.parametrize("touch", ["learn", "recall"])
 def test_learned_order_used_all_the_time_is_never_forgotten(touch: str) -> None:
     orders = LearnedOrders()
-    orders.learn(-1, [0])
+    orders.learn(_trace([-1], [0]))
     for signature in range(500):
-        orders.learn(signature, [signature])
+        orders.learn(_trace([signature], [0]))
         if touch == "learn":
-            orders.learn(-1, [0])
-        assert orders.recall(-1) == (0,)
-    assert orders.recall(499) == (499,)
+            orders.learn(_trace([-1], [0]))
+        assert orders.recall(-1) is not None
+    assert orders.recall(499) is not None
     assert orders.recall(0) is None, "it grows without end"
+
+
+def test_learned_orders_of_huge_graphs_are_fewer() -> None:
+    orders = LearnedOrders()
+    for first in range(4):
+        orders.learn(_trace(range(first * 10**6, first * 10**6 + 100_000), [0]))
+    known = [orders.recall(first * 10**6 + 99_999) is not None for first in range(4)]
+    assert known == [False, False, True, True]
+    orders.learn(_trace(range(10**7, 10**7 + 300_000), [0]))
+    assert orders.recall(10**7 + 299_999) is not None, "the newest one stays, however large"
+    assert orders.recall(3 * 10**6 + 99_999) is None
+
+
+def test_prediction_is_of_the_graph_seen_last_that_begins_so() -> None:
+    orders = LearnedOrders()
+    assert orders.predict(1, 1, 0, 0) is None
+    old, new, other = _trace([1, 2, 3], [2, 1, 0]), _trace([1, 2, 4], [2, 1, 0]), _trace([5, 6], [1, 0])
+    for trace in (old, new, other):
+        orders.learn(trace)
+
+    def predicted(num_packs: int, signature: int) -> Trace | None:
+        plan = orders.predict(num_packs, signature, 0, 0)
+        return plan and plan.trace
+
+    assert predicted(1, 1) is new
+    assert predicted(2, 2) is new
+    assert predicted(3, 3) is old
+    assert predicted(2, 6) is other
+    assert predicted(3, 5) is None
+    assert predicted(4, 4) is None
+    orders.recall(3)
+    assert predicted(1, 1) is old
+
+
+def test_prediction_follows_what_is_learned_and_the_budgets() -> None:
+    orders = LearnedOrders()
+    orders.learn(_trace([1, 2], [1, 0], size=10))
+
+    def places(host_bytes: int) -> list[Place | None]:
+        plan = orders.predict(1, 1, host_bytes, 0)
+        assert plan is not None
+        assert orders.predict(2, 2, host_bytes, 0) is plan, "it is made anew each time"
+        return list(plan.places)
+
+    assert places(10) == [Place.DISK, Place.HOST]
+    assert places(20) == [Place.HOST, Place.HOST]
+    orders.learn(_trace([1, 2], [0, 1], size=10))
+    assert places(10) == [Place.HOST, Place.DISK]
+    orders.learn(_trace([1, 2], [0, 1], size=0))
+    assert places(10) == [None, None], "others keep them now"
 
 
 def test_learned_orders_from_many_threads_lose_no_thread() -> None:
@@ -62,8 +128,9 @@ def test_learned_orders_from_many_threads_lose_no_thread() -> None:
     def use(first: int) -> None:
         try:
             for signature in range(first, first + 400):
-                orders.learn(signature % 97 + first, range(signature % 7))
+                orders.learn(_trace([signature % 97 + first], [0]))
                 orders.recall(signature % 89)
+                orders.predict(1, signature % 89, 0, 0)
         except BaseException as error:  # noqa: BLE001 - for the main thread
             errors.append(error)
 
@@ -129,19 +196,81 @@ def test_lookahead_never_holds_more_than_the_limit_and_one_record(data: st.DataO
     ahead, records = Lookahead(limit), _records(num)
     ahead.begin(records, order)
     fetched: dict[int, int] = {}
-    seen: list[int] = []
-    done: set[int] = set()
+    position, before = 0, set[int]()
     for index in asked:
         ahead.asked_for(index)
         fetched.pop(index, None)
-        done.add(order.index(index))
+        after = order.index(index) + 1
+        position = after if index in before else max(position, after)
+        before.add(index)
         while (record := ahead.peek()) is not None:
             assert sum(fetched.values()) < limit
-            assert order.index(record.key) > max(done)
-            seen.append(record.key)
-            if sizes[record.key]:
-                fetched[record.key] = sizes[record.key]
-            ahead.advance(sizes[record.key])
+            assert record.key == order[position]
+            position += 1
+            newly_fetched = 0 if record.key in fetched else sizes[record.key]
+            ahead.advance(newly_fetched)
+            if newly_fetched:
+                fetched[record.key] = newly_fetched
         assert sum(fetched.values()) < limit + max(sizes) or limit == 0
-    assert len(seen) == len(set(seen))
-    assert [order.index(key) for key in seen] == sorted(order.index(key) for key in seen)
+        assert position == num or sum(fetched.values()) >= limit
+
+
+def test_lookahead_begins_again_where_a_graph_is_gone_through_again() -> None:
+    ahead, records = Lookahead(100), _records(4)
+    ahead.begin(records, [3, 2, 1, 0])
+    for index in (3, 2, 1, 0):
+        ahead.asked_for(index)
+    assert ahead.peek() is None
+    ahead.asked_for(3)
+    assert ahead.peek() is records[2]
+
+
+def test_lookahead_does_not_go_back_for_what_is_asked_for_late() -> None:
+    ahead, records = Lookahead(100), _records(4)
+    ahead.begin(records, [3, 2, 1, 0])
+    ahead.asked_for(1)
+    ahead.asked_for(3)
+    assert ahead.peek() is records[0]
+
+
+def test_lookahead_asked_for_what_was_packed_after_it_began_stays_where_it_is() -> None:
+    """Another thread may be packing just then."""
+    ahead, records = Lookahead(100), _records(2)
+    ahead.begin(records, [1, 0])
+    ahead.asked_for(2)
+    assert ahead.peek() is records[1]
+
+
+def test_lookahead_comes_back_for_what_has_left_memory() -> None:
+    ahead, records = Lookahead(100), _records(5)
+    ahead.begin(records, [4, 3, 2, 1, 0])
+    ahead.asked_for(4)
+    for _ in range(3):
+        ahead.advance(30)
+    ahead.come_back_for(records[0])
+    assert ahead.peek() is records[0], "it was not dealt with yet"
+    ahead.come_back_for(records[4])
+    assert ahead.peek() is records[0], "it was asked for already"
+    ahead.come_back_for(records[2])
+    assert ahead.peek() is records[2]
+    ahead.advance(30)
+    ahead.advance(0)
+    assert ahead.peek() is records[0]
+    ahead.advance(10)
+    assert ahead.peek() is None
+    assert ahead._ahead_bytes == 100
+
+
+def test_lookahead_knows_what_is_needed_before_what_it_fetches() -> None:
+    ahead = Lookahead(100)
+    first, second, third = _records(3)
+    ahead.begin([third, second, first, first], [3, 2, 1, 0])
+    ahead.asked_for(3)
+    assert ahead.needs_first(first), "it is being asked for"
+    ahead.advance(0)
+    assert ahead.peek() is second
+    assert ahead.needs_first(first)
+    ahead.asked_for(2)
+    ahead.asked_for(1)
+    assert not ahead.needs_first(first)
+    assert not ahead.needs_first(third)

@@ -458,6 +458,21 @@ def test_flush_ends_when_the_last_queued_handle_is_dropped(bench: Bench) -> None
     until_empty(store)
 
 
+def test_flush_returns_when_what_was_dropped_while_it_was_read_is_gone(bench: Bench) -> None:
+    store, disk = bench.open()
+    handle = store.put(_tensor())
+    store.flush()
+    disk.hold("read")
+    store.prefetch([handle])
+    disk.await_begin("read", handle)
+    del handle
+    flush = bench.on_thread(store, store.flush)
+    disk.let_go()
+    flush.result(20)
+    stats = store.stats()
+    assert (stats.disk_bytes, stats.staging_used_bytes) == (0, 0)
+
+
 def test_put_goes_on_when_the_queued_handles_are_dropped(bench: Bench) -> None:
     store, _, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
     put = bench.on_thread(store, store.put, _tensor(5))

@@ -1,0 +1,108 @@
+"""Where saved tensors are to wait, from what was seen before."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierstore.plan import Place, Trace, make_plan
+
+DEVICE, HOST, DISK = Place.DEVICE, Place.HOST, Place.DISK
+
+
+def _trace(
+    sizes: list[int], order: list[int] | None = None, records: list[int] | None = None, on_device: bool = False
+) -> Trace:
+    """Its signatures are the sums of the sizes up to each pack: they stand for all of it, as those of the hooks do."""
+    signatures = [hash(tuple(sizes[: i + 1])) for i in range(len(sizes))]
+    num = range(len(sizes))
+    return Trace(
+        signatures,
+        records or num,
+        sizes,
+        [on_device] * len(sizes),
+        reversed(num) if order is None else order,
+    )
+
+
+def test_what_backward_needs_first_stays_as_far_as_the_budget_reaches() -> None:
+    plan = make_plan(_trace([10, 10, 10, 10]), [], 25, 0)
+    assert plan.places == [DISK, DISK, HOST, HOST]
+    assert plan.is_needed
+
+
+def test_what_fits_into_what_is_left_of_the_budget_stays() -> None:
+    assert make_plan(_trace([5, 10, 10, 10]), [], 25, 0).places == [HOST, DISK, HOST, HOST]
+
+
+def test_order_of_backward_decides_not_that_of_forward() -> None:
+    plan = make_plan(_trace([10, 10, 10], order=[0, 1, 2]), [], 10, 0)
+    assert plan.places == [HOST, DISK, DISK]
+    assert plan.worths[0] > plan.worths[1] > plan.worths[2] > 0
+
+
+def test_all_that_fits_needs_no_plan() -> None:
+    plan = make_plan(_trace([10, 10]), [], 20, 0)
+    assert plan.places == [HOST, HOST]
+    assert not plan.is_needed
+
+
+def test_record_saved_more_than_once_counts_once_and_by_its_first_use() -> None:
+    plan = make_plan(_trace([10, 10, 10], order=[2, 1, 0], records=[0, 1, 0]), [], 10, 0)
+    assert plan.places[:2] == [HOST, DISK]
+    assert plan.worths[0] > plan.worths[1]
+
+
+def test_what_others_keep_takes_no_part_of_the_budget() -> None:
+    assert make_plan(_trace([10, 0, 10, 0]), [], 20, 0).places == [HOST, None, HOST, None]
+
+
+def test_never_asked_for_leaves_first_when_it_must_and_not_early() -> None:
+    plan = make_plan(_trace([10, 10, 10], order=[2, 0]), [], 10, 0)
+    assert plan.places == [DISK, None, HOST]
+    assert plan.worths[1] < plan.worths[0] < plan.worths[2]
+
+
+def test_device_keeps_what_is_needed_before_all_others() -> None:
+    plan = make_plan(_trace([10, 10, 10, 10], on_device=True), [], 10, 20)
+    assert plan.places == [DISK, HOST, DEVICE, DEVICE]
+    assert make_plan(_trace([10, 10], on_device=True), [], 20, 10).is_needed
+    assert not make_plan(_trace([10, 10], on_device=True), [], 0, 20).is_needed
+
+
+def test_budget_of_the_device_is_not_for_host_memory() -> None:
+    assert make_plan(_trace([10, 10]), [], 10, 20).places == [DISK, HOST]
+
+
+def test_graph_that_may_be_a_shorter_one_sends_away_what_that_one_would_too() -> None:
+    long, short, other = _trace([10] * 6), _trace([10] * 3), _trace([1] * 6)
+    assert make_plan(long, [], 20, 0).places == [DISK] * 4 + [HOST] * 2
+    assert make_plan(long, [short, other], 20, 0).places == [DISK, None, None, DISK, HOST, HOST]
+    assert make_plan(long, [short], 20, 0).is_needed
+
+
+@given(st.lists(st.integers(1, 3), max_size=30), st.lists(st.integers(1, 3), max_size=30), st.integers(0, 30))
+def test_length_in_common_is_that_of_the_common_beginning(mine: list[int], theirs: list[int], shared: int) -> None:
+    theirs = mine[:shared] + theirs
+    expected = 0
+    while expected < min(len(mine), len(theirs)) and mine[expected] == theirs[expected]:
+        expected += 1
+    assert _trace(mine).length_in_common(_trace(theirs)) == expected
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(0, 200), st.randoms())
+def test_stays_never_more_than_the_budget_and_goes_never_what_would_fit(sizes: list[int], budget: int, random) -> None:  # type: ignore[no-untyped-def]
+    order = random.sample(range(len(sizes)), len(sizes))
+    places = make_plan(_trace(sizes, order=order), [], budget, 0).places
+    left = budget - sum(size for size, place in zip(sizes, places, strict=True) if place is HOST)
+    assert left >= 0
+    assert all(size > left for size, place in zip(sizes, places, strict=True) if place is DISK)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(0, 200))
+def test_continues_only_with_what_it_began_with(sizes: list[int], budget: int) -> None:
+    trace = _trace(sizes)
+    for num in range(1, len(sizes) + 1):
+        assert trace.continues(num, trace.signatures[num - 1])
+        assert not trace.continues(num, trace.signatures[num - 1] ^ 1)
+    assert not trace.continues(len(sizes) + 1, trace.signatures[-1])

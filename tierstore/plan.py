@@ -1,0 +1,138 @@
+"""Where the saved tensors of a graph are best kept, known from the last time it came along. Pure: numbers in and out.
+
+What backward asks for first stays: as much of it as the budgets hold. The rest goes to disk as soon as it is ours,
+instead of when the budget is full: the drive then has all of forward to write it in, and backward to read it.
+
+NOTE [Before the graph is known]
+The plan is followed while forward is still under way, and more than one known graph may begin with what has been packed
+so far. Then only what all of them send away goes early: nothing is written that did not have to be if it is another one
+of them after all. At the first pack with which no known graph goes on, there is no plan any more.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+__all__ = ["Place", "Plan", "Trace", "make_plan"]
+
+
+class Place(enum.Enum):
+    """Where a record waits for backward."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+class Trace:
+    """What was packed, and in which order backward asked for it.
+
+    Args:
+        signatures: for each pack, what stands for the sequence of packs up to it.
+        records: for each pack, the index of the first pack of the same record.
+        sizes: for each pack, the record's bytes; 0: somebody else kept them, the store had nothing to do.
+        on_device: for each pack, whether the record is on an accelerator.
+        order: of the unpacks, as indices of packs, each once.
+    """
+
+    def __init__(
+        self,
+        signatures: Iterable[int],
+        records: Iterable[int],
+        sizes: Iterable[int],
+        on_device: Iterable[bool],
+        order: Iterable[int],
+    ) -> None:
+        self.signatures = array("q", signatures)
+        self.records = array("q", records)
+        self.sizes = array("q", sizes)
+        self.on_device = bytes(on_device)
+        self.order = array("q", order)
+
+    def __len__(self) -> int:
+        return len(self.signatures)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trace) and self._parts() == other._parts()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _parts(self) -> tuple[object, ...]:
+        return self.signatures, self.records, self.sizes, self.on_device, self.order
+
+    def continues(self, num_packs: int, signature: int) -> bool:
+        """Whether it has begun with those packs."""
+        return num_packs <= len(self.signatures) and self.signatures[num_packs - 1] == signature
+
+    def ends_within(self, other: Trace) -> bool:
+        """Whether backward went the way of the other, but ended before it."""
+        return len(self.order) < len(other.order) and other.order[: len(self.order)] == self.order
+
+    def length_in_common(self, other: Trace) -> int:
+        """The number of packs with which both begin: each signature stands for all before it, so halving finds it."""
+        return bisect_left(
+            range(min(len(self), len(other))), 1, key=lambda i: self.signatures[i] != other.signatures[i]
+        )
+
+
+class Plan:
+    """For each pack of a trace what is to become of its record.
+
+    Attributes:
+        trace: which was seen.
+        worths: the higher, the sooner the record is needed, at most the number of packs; the lowest leaves first.
+        places: None: nothing is decided, it leaves when it has to.
+        is_needed: there is more than the budgets hold.
+    """
+
+    def __init__(self, trace: Trace, worths: Sequence[int], places: Sequence[Place | None], *, is_needed: bool) -> None:
+        self.trace = trace
+        self.worths = worths
+        self.places = places
+        self.is_needed = is_needed
+
+
+def make_plan(trace: Trace, others: Iterable[Trace], host_bytes: int, device_bytes: int) -> Plan:
+    """Place the records of `trace`, unless one of `others`, which may turn out to be the one that comes, objects."""
+    places = _places(trace, host_bytes, device_bytes)
+    is_needed = Place.DISK in places or (Place.HOST in places and any(trace.on_device))
+    for other in others:
+        num_packs = trace.length_in_common(other)
+        if num_packs:
+            theirs = _places(other, host_bytes, device_bytes)
+            for index in range(num_packs):
+                if theirs[index] is not places[index]:
+                    places[index] = None
+    return Plan(trace, _worths(trace), places, is_needed=is_needed)
+
+
+def _worths(trace: Trace) -> list[int]:
+    """By the first use; what is never asked for is worth nothing."""
+    worths = [0] * len(trace)
+    for rank, index in enumerate(trace.order):
+        record = trace.records[index]
+        worths[record] = max(worths[record], len(trace) - rank)
+    return worths
+
+
+def _places(trace: Trace, host_bytes: int, device_bytes: int) -> list[Place | None]:
+    """In the order of need, as much as the device may keep, then as the host may; None: it is never asked for."""
+    places: list[Place | None] = [None] * len(trace)
+    used_device_bytes = used_host_bytes = 0
+    for index in trace.order:
+        record = trace.records[index]
+        size = trace.sizes[record]
+        if places[record] is not None or not size:
+            continue
+        if trace.on_device[record] and used_device_bytes + size <= device_bytes:
+            used_device_bytes += size
+            places[record] = Place.DEVICE
+        elif used_host_bytes + size <= host_bytes:
+            used_host_bytes += size
+            places[record] = Place.HOST
+        else:
+            places[record] = Place.DISK
+    return places
