@@ -134,7 +134,8 @@ class PackLog(NotedLog):
         # Fit for a finalizer: no more than entries of dictionaries. Nothing asked for is nothing to go by.
         if self._orders is not None and self._trace is not None:
             num_packs = len(self._trace[0])  # another thread may have packed more since
-            self._orders.learn(Trace(*self._trace, [index for index in self._asked_for if index < num_packs]))
+            order = [index for index in self._asked_for if index < num_packs]
+            self._orders.learn(Trace(*self._trace, order))
         super().__del__()
 
 

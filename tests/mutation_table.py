@@ -56,7 +56,7 @@ class Unshown(NamedTuple):
 
 
 _RESIDENCY, _MOVES, _OFFLOAD = "tierstore/residency.py", "tierstore/moves.py", "hooks/offload.py"
-_SAVED = "hooks/saved.py"
+_SAVED, _BOOKING = "hooks/saved.py", "tierstore/booking.py"
 
 MUTATIONS = [
     Mutation(
@@ -338,7 +338,7 @@ MUTATIONS = [
     Mutation(
         "R4",
         "views of one storage are stored once",
-        _MOVES,
+        _BOOKING,
         "                return handle\n        return None",
         "                pass\n        return None",
         ("hooks/test_aliases.py::test_chunks_of_one_product_stored_once_and_restored_as_one",),
@@ -346,7 +346,7 @@ MUTATIONS = [
     Mutation(
         "R4",
         "they join only as views of the same living tensor",
-        _MOVES,
+        _BOOKING,
         " and record.root is noted.root:",
         ":",
         ("hooks/test_aliases.py::test_two_counters_of_one_storage_edit_of_one_refuses_only_its_graph",),
@@ -362,7 +362,7 @@ MUTATIONS = [
     Mutation(
         "R4",
         "whoever asks for figures inside a mode changes nothing",
-        _MOVES,
+        _BOOKING,
         "            with outside_of_modes():\n                for noted",
         "            if True:\n                for noted",
         ("hooks/test_noted.py::test_figures_asked_for_inside_a_mode_same_bits_from_disk",),
@@ -394,7 +394,7 @@ MUTATIONS = [
     Mutation(
         "R4",
         "all views' bytes are stored",
-        _MOVES,
+        _BOOKING,
         "        handle.record.layouts.append(layout)\n",
         "",
         ("hooks/test_aliases.py::test_chunks_of_one_product_stored_once_and_restored_as_one",),
@@ -623,7 +623,7 @@ MUTATIONS = [
         "R6",
         "the observed order is learned",
         "hooks/order.py",
-        "            self._orders.learn(Trace(*self._trace, [index for index in self._asked_for if index < num_packs]))",
+        "            self._orders.learn(Trace(*self._trace, order))",
         "            pass",
         ("hooks/test_order.py::test_odd_order_learned_from_the_first_step",),
     ),

@@ -28,15 +28,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .booking import Booking
 from .device import AcceleratorCopies, Copies, DeviceTier
 from .disk.tier import Stored
 from .errors import CorruptDataError, StoreFullError
 from .eviction import EvictionOrder
-from .handle import Handle, Record, State
+from .handle import Record, State
 from .host import HostBooks, Window
-from .layout import in_dtype, layout_of, outside_of_modes, span_of
-from .noted import NotedTensors
-from .ownership import claim, is_sole_owner, records_over, storage_address, unclaim
+from .layout import in_dtype, span_of
+from .ownership import claim, is_sole_owner, storage_address, unclaim
 from .pending import Pending
 from .plan import Place
 from .slab import Slot
@@ -46,7 +46,7 @@ from .stats import Counters
 if TYPE_CHECKING:
     from .engine import Engine
     from .lookahead import Lookahead
-    from .noted import NotedLog, NotedTensor
+    from .noted import NotedLog
 
 __all__ = ["Moves"]
 
@@ -68,12 +68,12 @@ class Moves:
         self.slots = Slots(self.books, host_bytes + staging_bytes)
         self.devices = DeviceTier(copies or AcceleratorCopies())
         self.counters = Counters()
-        self.num_live = 0
         self.disk_bytes = 0
         self.disk_bytes_peak = 0
         self.released: deque[Record] = deque()
-        self.noted = NotedTensors()
         self.pending = Pending()
+        self.booking = Booking(self.pending, self.counters)
+        self.noted = self.booking.noted
         self.ahead: Lookahead | None = None  # of the backward that asked last
         self.blocked: deque[Record] = deque()  # ours, but there is no room; packs wait until it is empty
         self.num_spills = 0  # queued or running, those whose handle is gone included
@@ -84,7 +84,7 @@ class Moves:
         self.spill_error: Exception | None = None
         self.is_closed = False
         self.is_abandoned = False
-        self._records: dict[int, Record] = {}
+        self._records = self.booking.records
         self._jobs: set[Record] = set()  # those that a job of the engine is about
         self._eviction = EvictionOrder()
         self._parked: dict[int, Record] = {}  # in HOST, but charged to staging: they were on their way out
@@ -94,16 +94,12 @@ class Moves:
 
     def register(self, record: Record) -> None:
         """Begin to keep the books of a record, in PENDING."""
-        self._keep(record)
+        self._records[record.key] = record
         self.counters.packed_tensors += 1
         self.counters.packed_bytes += record.nbytes
         if record.device is not None:
             self.slots.slab.pin(record.device.type)
             self.devices.note_stream(record)
-
-    def _keep(self, record: Record) -> None:
-        self._records[record.key] = record
-        self.num_live += 1
 
     def is_short_of(self, nbytes: int) -> bool:
         """Whether a pack of so many bytes has to see to it that there is room for all that was saved."""
@@ -116,71 +112,10 @@ class Moves:
             or self.spill_error is not None
         )
 
-    def book_one(self, noted: NotedTensor) -> None:
-        """Give a noted tensor its record, or its share in one; its bytes may be read from now on."""
-        self.noted.remove(noted)
-        with outside_of_modes():
-            self._book(noted)
-
-    def join_if_booked(self, noted: NotedTensor) -> None:
-        """A tensor was just noted: if there is a record of the same bytes, unread, share that."""
-        alias = noted.alias
-        if alias is not None and (handle := self._handle_of_same_bytes(noted, alias)) is not None:
-            self.noted.remove(noted)
-            self._join(noted, alias, handle)
-
-    def _book(self, noted: NotedTensor) -> None:
-        alias, log = noted.alias, noted.log
-        if alias is None:
-            return  # the store is closed
-        handle = self._handle_of_same_bytes(noted, alias)
-        if handle is not None:
-            self._join(noted, alias, handle)
-            return
-        handle = log.owner.handle_for(noted)
-        record = handle.record
-        self._keep(record)
-        log.place(record, noted.index)
-        self.pending.settle((record,))
-        log.records[noted.index] = record
-        noted.become(handle, record.layout)
-
-    def _handle_of_same_bytes(self, noted: NotedTensor, alias: torch.Tensor) -> Handle | None:
-        for record, handle in records_over(alias.untyped_storage(), noted.version, noted.log.books):
-            if record.span is None and record.source is not None and record.root is noted.root:
-                return handle
-        return None
-
-    def _join(self, noted: NotedTensor, alias: torch.Tensor, handle: Handle) -> None:
-        layout = layout_of(alias)
-        handle.record.layouts.append(layout)
-        self._count_join(noted, alias)
-        noted.log.records[noted.index] = handle.record
-        noted.become(handle, layout)
-
-    def _count_join(self, noted: NotedTensor, alias: torch.Tensor) -> None:
-        if not noted.joined:
-            noted.joined = True
-            self.counters.packed_bytes -= noted.log.sizes[noted.index]
-            self.counters.deduplicated_bytes += alias.nbytes
-
     def survey(self, log: NotedLog) -> None:
         """Find out what others hold: of the log, which is booked then, and of all that is booked."""
-        for group, is_ours_alone in self.noted.by_storage(log):
-            if not is_ours_alone:
-                for noted in group:
-                    self.book_one(noted)
-            elif len(group) > 1:
-                self._count_joins(group)
+        self.booking.survey(log)
         self.pending.survey()
-
-    def _count_joins(self, group: list[NotedTensor]) -> None:
-        seen = set()
-        for noted in group:
-            view_of = id(noted.root), noted.version  # which the group keeps
-            if view_of in seen and noted.alias is not None:
-                self._count_join(noted, noted.alias)
-            seen.add(view_of)
 
     def relieve(self, how_many: int | None, *, is_planned: bool = False) -> None:
         """Take what is ours into the books, if there is not room for all that may be; see NOTE [No sooner than needed].
@@ -198,10 +133,7 @@ class Moves:
 
     def examine(self, how_many: int | None = None) -> None:
         """Admit what is ours alone now: of all that was settled, and of some (None: all) that others held."""
-        if self.noted.num_bytes:
-            with outside_of_modes():
-                for noted in self.noted.take():
-                    self._book(noted)
+        self.booking.book_all()
         for record in self.pending.take(how_many):
             if record.state is not State.PENDING:
                 continue
@@ -540,7 +472,6 @@ class Moves:
         """The handle is gone."""
         if self._records.pop(record.key, None) is None:
             return  # it was never registered: the store refused it
-        self.num_live -= 1
         state = record.state
         if state is State.FREED or (state is State.CLOSED and record.held is not None):
             return  # its job has ended it, or will

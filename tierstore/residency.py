@@ -94,7 +94,7 @@ class Residency:
             counters.packed_bytes += nbytes
             moves.noted.add(noted, node, nbytes)
             if is_short:
-                moves.join_if_booked(noted)
+                moves.booking.join_if_booked(noted)
 
     def track(self, record: Record, settled: Iterable[Record] = ()) -> None:
         """Begin to keep the books of a record. Its bytes are not read before it is settled.
@@ -165,7 +165,7 @@ class Residency:
             if noted.handle is None:
                 self._check_open()
                 self._drain()
-                self.moves.book_one(noted)
+                self.moves.booking.book_one(noted)
 
     def join(self, record: Record, layout: Layout, nbytes: int) -> bool:
         """Let one more view share the record; False if its bytes have been read already. Does not wait."""

@@ -206,7 +206,7 @@ class TierStore:
             self.books.drain()
             return StoreStats.of(
                 moves.counters,
-                live_handles=moves.num_live + sum(1 for _ in moves.noted.living()),
+                live_handles=moves.booking.num_live(),
                 device_bytes=moves.devices.held_bytes,
                 host_bytes=moves.books.host.used_bytes,
                 host_bytes_peak=moves.books.host.peak_bytes,

@@ -86,9 +86,9 @@ def test_room_runs_short_what_was_noted_first_leaves_first(make_store: MakeStore
     weight = torch.ones(3, requires_grad=True)
     with tiered_offload(store, min_bytes=NBYTES):
         loss = chain(3, weight)
-        assert store.books.moves.num_live == 0
+        assert len(store.books.moves.booking.records) == 0
         loss = chain(1, loss)
-        assert store.books.moves.num_live == 6
+        assert len(store.books.moves.booking.records) == 6
     store.flush()
     assert store.stats().spilled_bytes == 2 * NBYTES
     loss.backward()
@@ -102,7 +102,7 @@ def test_graphs_that_came_and_went_are_not_counted(make_store: MakeStore) -> Non
     for _ in range(10):
         with tiered_offload(store, min_bytes=NBYTES):
             chain(3, weight).backward()
-    assert store.books.moves.num_live == 0
+    assert len(store.books.moves.booking.records) == 0
     stats = store.stats()
     assert (stats.spilled_bytes, stats.packed_tensors) == (0, 60)
 
@@ -145,7 +145,7 @@ def test_changed_in_place_refused_as_by_torch(roomy: TierStore) -> None:
         loss = hidden.sum()
         hidden.add_(1)
         del hidden
-    assert roomy.books.moves.num_live == 0
+    assert len(roomy.books.moves.booking.records) == 0
     with pytest.raises(ModifiedInPlaceError, match=r"is at version 1; expected version 0"):
         loss.backward()
 
@@ -236,7 +236,7 @@ def test_figures_asked_for_inside_a_mode_same_bits_from_disk(
     with tiered_offload(store, min_bytes=NBYTES):
         loss = chain(3, weight)
     inside(store.stats)
-    assert store.books.moves.num_live == 6
+    assert len(store.books.moves.booking.records) == 6
     with tiered_offload(store, min_bytes=NBYTES):
         more = chain(4, weight)
     store.flush()
@@ -280,7 +280,7 @@ def test_moved_before_it_is_booked_stays_where_it_is(make_store: MakeStore) -> N
         storage.resize_(NBYTES).copy_(content.untyped_storage())
         assert in_its_place.data_ptr() != hidden.data_ptr()
         del hidden, storage
-    assert store.books.moves.num_live == 0
+    assert len(store.books.moves.booking.records) == 0
     with tiered_offload(store, min_bytes=NBYTES):
         more = chain(3, torch.ones(3, requires_grad=True))
     store.flush()

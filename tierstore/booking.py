@@ -1,0 +1,109 @@
+"""From noted to booked: a saved tensor gets its record, or its share in one. See NOTE [Noted, then booked].
+
+The store's lock is held in all of it, and nothing in it waits.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .handle import Handle, Record
+from .layout import layout_of, outside_of_modes
+from .noted import NotedLog, NotedTensor, NotedTensors
+from .ownership import records_over
+from .pending import Pending
+from .stats import Counters
+
+__all__ = ["Booking"]
+
+
+class Booking:
+    """All records of a store, and what has none yet.
+
+    Attributes:
+        records: of all living handles, by key.
+        noted: saved tensors that have no record.
+    """
+
+    def __init__(self, pending: Pending, counters: Counters) -> None:
+        self.records: dict[int, Record] = {}
+        self.noted = NotedTensors()
+        self._pending = pending
+        self._counters = counters
+
+    def num_live(self) -> int:
+        """How many handles there are, or would be, if everything were booked."""
+        return len(self.records) + sum(1 for _ in self.noted.living())
+
+    def book_all(self) -> None:
+        """Book everything that is settled."""
+        if self.noted.num_bytes:
+            with outside_of_modes():
+                for noted in self.noted.take():
+                    self._book(noted)
+
+    def book_one(self, noted: NotedTensor) -> None:
+        """Book a tensor; its bytes may be read from now on."""
+        self.noted.remove(noted)
+        with outside_of_modes():
+            self._book(noted)
+
+    def join_if_booked(self, noted: NotedTensor) -> None:
+        """A tensor was just noted: if there is a record of the same bytes, unread, share that."""
+        alias = noted.alias
+        if alias is not None and (handle := self._handle_of_same_bytes(noted, alias)) is not None:
+            self.noted.remove(noted)
+            self._join(noted, alias, handle)
+
+    def survey(self, log: NotedLog) -> None:
+        """Find out what of the log others hold; that is booked."""
+        for group, is_ours_alone in self.noted.by_storage(log):
+            if not is_ours_alone:
+                for noted in group:
+                    self.book_one(noted)
+            elif len(group) > 1:
+                self._count_joins(group)
+
+    def _book(self, noted: NotedTensor) -> None:
+        alias, log = noted.alias, noted.log
+        if alias is None:
+            return  # the store is closed
+        handle = self._handle_of_same_bytes(noted, alias)
+        if handle is not None:
+            self._join(noted, alias, handle)
+            return
+        handle = log.owner.handle_for(noted)
+        record = handle.record
+        log.place(record, noted.index)
+        self.records[record.key] = record
+        self._pending.settle((record,))
+        log.records[noted.index] = record
+        noted.become(handle, record.layout)
+
+    @staticmethod
+    def _handle_of_same_bytes(noted: NotedTensor, alias: torch.Tensor) -> Handle | None:
+        for record, handle in records_over(alias.untyped_storage(), noted.version, noted.log.books):
+            if record.span is None and record.source is not None and record.root is noted.root:
+                return handle
+        return None
+
+    def _join(self, noted: NotedTensor, alias: torch.Tensor, handle: Handle) -> None:
+        layout = layout_of(alias)
+        handle.record.layouts.append(layout)
+        self._count_join(noted, alias)
+        noted.log.records[noted.index] = handle.record
+        noted.become(handle, layout)
+
+    def _count_joins(self, group: list[NotedTensor]) -> None:
+        seen = set()
+        for noted in group:
+            view_of = id(noted.root), noted.version  # the group keeps the weak references, so these are theirs alone
+            if view_of in seen and noted.alias is not None:
+                self._count_join(noted, noted.alias)
+            seen.add(view_of)
+
+    def _count_join(self, noted: NotedTensor, alias: torch.Tensor) -> None:
+        if not noted.joined:
+            noted.joined = True
+            self._counters.packed_bytes -= noted.log.sizes[noted.index]
+            self._counters.deduplicated_bytes += alias.nbytes
