@@ -1,8 +1,8 @@
 """Training that does not fit into memory: what does a step cost under a limit that the kernel enforces?
 
 A byte-level transformer whose saved tensors alone exceed a memory cgroup of 1000 MiB. Plain training is killed there,
-and is shown so. The floor beside the store is the same training without a limit and without hooks, while a bare
-thread moves the bytes that the store moves: what is left then is what the drive and the memory bus take away from
+and is shown so. The floor beside the store is the same training without a limit and without hooks, while bare
+threads move the bytes that the store moves: what is left then is what the drive and the memory bus take away from
 training on these cores, whoever moves the bytes. How many they are is measured first, by a short training with the
 store.
 
@@ -19,9 +19,9 @@ import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from queue import SimpleQueue
@@ -44,6 +44,7 @@ PROBE_STEPS = 3
 LIMIT_BYTES = 1000 * 2**20
 HOST_BYTES = 128 * 2**20
 BLOCK_BYTES = 10 * 2**20
+IN_FLIGHT = 4
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 VARIANTS = ("unlimited", "plain, limited", "bare mover", "tierstore, limited", "file per tensor, limited")
@@ -194,31 +195,40 @@ def with_tierstore(scratch: Path) -> Iterator[Run]:
 
 
 class MoverRun(Run):
-    """A bare thread that writes so many bytes in forward and reads so many in backward, O_DIRECT, one buffer."""
+    """Bare movement beside training: so many bytes written in forward and read in backward, with no hooks.
+
+    O_DIRECT, from and to buffers that are used again, as many transfers in flight as the store's engine has lanes
+    (with one, a drive that is slow to answer would have the floor wait where the store does not).
+    """
 
     def __init__(self, scratch: Path, written_bytes: int, read_bytes: int) -> None:
         super().__init__(self._forward)
         self._file = os.open(scratch, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
         os.posix_fallocate(self._file, 0, max(written_bytes, read_bytes) + BLOCK_BYTES)
-        self._buffer = mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._buffer.write(os.urandom(BLOCK_BYTES))
         self._written_bytes, self._read_bytes = written_bytes, read_bytes
-        self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._idle = threading.Event()
+        self._jobs: list[Future[object]] = []
+        self._buffers: SimpleQueue[mmap.mmap] = SimpleQueue()
+        for _ in range(IN_FLIGHT):
+            buffer = mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            buffer.write(os.urandom(BLOCK_BYTES))
+            self._buffers.put(buffer)
+        self._threads = ThreadPoolExecutor(IN_FLIGHT)
         self._waited_seconds = 0.0
-        self._thread = threading.Thread(target=self._move)
-        self._thread.start()
+
+    def _forward(self) -> AbstractContextManager[object]:
+        self._begin(lambda buffer, offset: os.pwrite(self._file, buffer, offset), self._written_bytes)
+        return nullcontext()
 
     def between(self) -> None:
         """See `Run`."""
-        self._orders.put(self._read)
+        self._begin(lambda buffer, offset: os.preadv(self._file, [buffer], offset), self._read_bytes)
 
     def after(self) -> None:
         """See `Run`: the step ends when the bytes have been moved."""
-        self._orders.put(self._idle.set)
         started = time.perf_counter()
-        self._idle.wait()
-        self._idle.clear()
+        for job in self._jobs:
+            job.result()
+        self._jobs.clear()
         self._waited_seconds = time.perf_counter() - started
 
     def figures(self) -> Figures:
@@ -230,26 +240,18 @@ class MoverRun(Run):
         }
 
     def close(self) -> None:
-        """End the thread."""
-        self._orders.put(None)
-        self._thread.join()
+        """End the threads."""
+        self._threads.shutdown()
         os.close(self._file)
 
-    def _forward(self) -> AbstractContextManager[object]:
-        self._orders.put(self._write)
-        return nullcontext()
+    def _begin(self, transfer: Callable[[mmap.mmap, int], int], num_bytes: int) -> None:
+        def run(offset: int) -> None:
+            buffer = self._buffers.get()
+            if transfer(buffer, offset) != BLOCK_BYTES:
+                raise RuntimeError("a transfer was cut short")
+            self._buffers.put(buffer)
 
-    def _move(self) -> None:
-        while (order := self._orders.get()) is not None:
-            order()
-
-    def _write(self) -> None:
-        for offset in range(0, self._written_bytes, BLOCK_BYTES):
-            os.pwrite(self._file, self._buffer, offset)
-
-    def _read(self) -> None:
-        for offset in range(0, self._read_bytes, BLOCK_BYTES):
-            os.preadv(self._file, [self._buffer], offset)
+        self._jobs += [self._threads.submit(run, offset) for offset in range(0, num_bytes, BLOCK_BYTES)]
 
 
 @contextmanager
