@@ -62,14 +62,14 @@ class Moves:
     def __init__(self, *, host_bytes: int, staging_bytes: int, copies: Copies | None = None) -> None:
         self.engine: Engine
         self.books = HostBooks(host_bytes, staging_bytes)
-        self.slots = Slots(self.books, host_bytes + staging_bytes)
+        self.pending = Pending()
+        self.slots = Slots(self.books, host_bytes + staging_bytes, self.pending)
         self.devices = DeviceTier(copies or AcceleratorCopies())
         self.counters = Counters()
         self.num_live = 0
         self.disk_bytes = 0
         self.disk_bytes_peak = 0
         self.released: deque[Record] = deque()
-        self.pending = Pending()
         self.blocked: deque[Record] = deque()  # ours, but there is no room; packs wait until it is empty
         self.num_spills = 0  # queued or running, those whose handle is gone included
         self.num_restores = 0
@@ -104,6 +104,7 @@ class Moves:
         """
         if self.pending.must_be_examined or not self.books.host.fits(self.pending.num_bytes):
             self.examine(how_many)
+        self.slots.trim()
 
     def examine(self, how_many: int | None = None) -> None:
         """Admit what is ours alone now: of all that was settled, and of some (None: all) that others held."""
@@ -122,6 +123,7 @@ class Moves:
             self._offload_surplus()
         elif not self._try_admit(record):
             self.blocked.append(record)
+        self.slots.trim()
 
     def admit_blocked(self) -> None:
         """There may be room now for those that found none."""

@@ -109,6 +109,7 @@ class Residency:
             if self._closed is None:
                 self._drain()
                 self.moves.pending.settle(records)
+                self.moves.slots.trim()
                 if examine:
                     self.moves.relieve(None)
                     self.moves.pending.survey()
