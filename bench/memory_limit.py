@@ -38,8 +38,8 @@ from .peers import file_per_tensor
 
 SHAPE = ModelShape(layers=12, width=128, heads=2, context=512)
 BATCH = 24
-STEPS = 5
-WARM_UP_STEPS = 2
+STEPS = 4
+WARM_UP_STEPS = 1
 PROBE_STEPS = 3
 LIMIT_BYTES = 1000 * 2**20
 HOST_BYTES = 128 * 2**20
@@ -51,6 +51,7 @@ VARIANTS = ("unlimited", "plain, limited", "bare mover", "tierstore, limited", "
 
 BENCHMARK = Benchmark(
     name="memory_limit",
+    rounds=2,
     question="A training step under a memory limit of 1000 MiB (and beside unlimited memory)",
     variants=VARIANTS,
     environment=dict.fromkeys(VARIANTS, ENVIRONMENT),
