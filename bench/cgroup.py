@@ -6,8 +6,8 @@ cgroups(7) and the kernel's admin guide. Making one takes root, or a subtree tha
 
 from __future__ import annotations
 
-import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -115,9 +115,8 @@ def memory_cgroup() -> Iterator[MemoryCgroup]:
     """
     paths = find_memory_cgroup(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
     above = paths.own if paths.files is V1 or paths.own == paths.mount else paths.own.parent
-    directory = above / f"tierstore-bench-{os.getpid()}"
     try:
-        directory.mkdir()
+        directory = Path(tempfile.mkdtemp(prefix="tierstore-bench-", dir=above))
     except OSError as error:
         raise CgroupError(f"a memory cgroup cannot be made here ({error.strerror}); run this as root") from error
     try:
