@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from .goals import unit_of
 from .harness import Benchmark, Results
 
-__all__ = ["draw", "figures_to_plot"]
+__all__ = ["draw", "draw_panel", "figures_to_plot"]
 
 _OURS, _OTHERS, _DOTS = "#1f6f9f", "#b9c2c9", "#333333"
 _MOST_PANELS = 4
@@ -30,7 +30,7 @@ def draw(benchmark: Benchmark, results: Results, directory: Path) -> Path | None
     figure = Figure(figsize=(3.0 + 2.6 * len(names), height_inches), layout="constrained")
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for name, panel in zip(names, panels, strict=True):
-        _draw_panel(panel, name, benchmark, results)
+        draw_panel(panel, name, benchmark, results)
     panels[0].set_yticks(range(len(benchmark.variants)), benchmark.variants)
     panels[0].invert_yaxis()
     figure.suptitle(benchmark.question, fontsize=10)
@@ -47,7 +47,8 @@ def figures_to_plot(benchmark: Benchmark, results: Results) -> list[str]:
     return [name for name in benchmark.plotted if name in given]
 
 
-def _draw_panel(panel: Axes, name: str, benchmark: Benchmark, results: Results) -> None:
+def draw_panel(panel: Axes, name: str, benchmark: Benchmark, results: Results) -> None:
+    """One figure: a bar for each variant's median, a dot for each run, the place of the variant as its height."""
     words, unit = unit_of(name)
     scale = 2**20 if unit == "MiB" else 1
     for place, variant in enumerate(benchmark.variants):

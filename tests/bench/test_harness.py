@@ -11,11 +11,12 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 import bench.__main__ as command
 from bench.harness import RESULTS, Record, Results, read_results, run_benchmark
-from bench.plots import draw, figures_to_plot
+from bench.plots import draw, draw_panel, figures_to_plot
 from bench.report import goals_as_markdown, show, show_goals, verdicts_of
 from tests.bench.toy import BENCHMARK as TOY
 
@@ -121,6 +122,16 @@ def test_draw_is_of_the_results(toy_results: Path, tmp_path: Path) -> None:
     other = Results([Record("one", 1, {"width_seconds": 7.0})], results.machine, results.versions)
     assert again == one
     assert draw(TOY, other, tmp_path).read_bytes() != one
+
+
+def test_draw_bars_are_medians_and_dots_the_runs() -> None:
+    runs = [Record("two", number, {"size_bytes": size * 2.0**20}) for number, size in enumerate((1, 9, 2))]
+    panel = Figure().subplots()
+    draw_panel(panel, "size_bytes", TOY, Results(runs, {}, {}))
+    (bar,) = panel.patches
+    assert (bar.get_width(), bar.get_y() + bar.get_height() / 2) == (2, TOY.variants.index("two"))
+    assert list(panel.lines[0].get_xdata()) == [1, 9, 2]
+    assert panel.get_xlabel() == "size (MiB)"
 
 
 @pytest.mark.parametrize("name", command.NAMES)

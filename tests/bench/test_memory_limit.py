@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,45 @@ def test_cgroup_beyond_its_limit_the_process_is_killed_and_counted(cgroup: Memor
     assert allocate(cgroup, 256 * MIB) == -9
     assert cgroup.num_oom_kills == 1
     assert cgroup.peak_bytes <= 64 * MIB
+
+
+def started(cgroup: MemoryCgroup, each_step: str) -> memory_limit.Training:
+    """A process inside that does so for every line that it is sent, the number of the line in `n`."""
+    program = f"import sys, json\nfor n, _ in enumerate(sys.stdin):\n  {each_step}"
+    command = cgroup.command([sys.executable, "-c", program])
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return memory_limit.Training("toy", process, cgroup)
+
+
+@contextmanager
+def ended(training: memory_limit.Training) -> Iterator[memory_limit.Training]:
+    """Its process is gone afterwards."""
+    with training._process:
+        yield training
+
+
+def test_training_takes_a_step_when_told_and_gives_its_medians(cgroup: MemoryCgroup) -> None:
+    step = "print(json.dumps({'step_seconds': [3, 1, 2][n], 'last_loss': n}), flush=True)"
+    with ended(started(cgroup, step)) as training:
+        steps = [training.step() for _ in range(3)]
+        assert [each["step_seconds"] for each in steps] == [3, 1, 2]
+        figures = training.figures(steps)
+    assert (figures["step_seconds"], figures["last_loss"], figures["out_of_memory_kills"]) == (2, 2, 0)
+    assert figures["peak_memory_bytes"] > MIB
+
+
+def test_training_that_the_kernel_ends_has_no_figures_but_the_kill(cgroup: MemoryCgroup) -> None:
+    cgroup.limit(64 * MIB)
+    with ended(started(cgroup, f"b'x' * {256 * MIB}")) as training:
+        assert [training.step(), training.step()] == [{}, {}]
+        assert not training.is_running
+        assert set(training.figures([{}])) == {"peak_memory_bytes", "out_of_memory_kills"}
+        assert training.figures([{}])["out_of_memory_kills"] == 1
+
+
+def test_training_that_fails_in_any_other_way_raises(cgroup: MemoryCgroup) -> None:
+    with ended(started(cgroup, "sys.exit(3)")) as training, pytest.raises(RuntimeError, match="exit code 3"):
+        training.step()
 
 
 def test_mover_moves_what_it_was_told_to(tmp_path: Path) -> None:
