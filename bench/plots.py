@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from .goals import unit_of
 from .harness import Benchmark, Results
+from .report import in_short
 
 __all__ = ["draw", "draw_panel", "figures_to_plot"]
 
@@ -60,7 +61,7 @@ def draw_panel(panel: Axes, name: str, benchmark: Benchmark, results: Results) -
         median = statistics.median(values)
         panel.barh(place, median, color=_OURS if variant.startswith("tierstore") else _OTHERS)
         panel.plot(values, [place] * len(values), ".", color=_DOTS, markersize=3)
-        panel.text(max(values), place, f"  {median:.3g}", va="center", fontsize=8)
+        panel.text(max(values), place, f"  {in_short(median)}", va="center", fontsize=8)
     panel.set_xlabel(f"{words} ({unit})" if unit else words, fontsize=9)
     panel.tick_params(labelsize=8)
     panel.margins(x=0.18)

@@ -11,7 +11,7 @@ from rich.table import Table
 from .goals import Verdict, figures_by_round, judge, unit_of
 from .harness import Benchmark, Figures, Results
 
-__all__ = ["goals_as_markdown", "show", "show_goals", "verdicts_of"]
+__all__ = ["goals_as_markdown", "in_short", "show", "show_goals", "verdicts_of"]
 
 _STYLES = {"met": "green", "missed": "red", "not measured": "yellow"}
 
@@ -57,7 +57,7 @@ def _cell(name: str, runs: Sequence[Figures], baseline: Sequence[Figures], compa
         return "-"
     scale = 2**20 if unit_of(name)[1] == "MiB" else 1
     median = statistics.median(values)
-    text = _short(median / scale)
+    text = in_short(median / scale)
     firsts = [run[name] for run in baseline if name in run]
     if firsts and runs is not baseline and compare != "none":
         first = statistics.median(firsts)
@@ -66,11 +66,11 @@ def _cell(name: str, runs: Sequence[Figures], baseline: Sequence[Figures], compa
         elif first:
             text += f" x{median / first:.2f}"
     if len(values) > 1 and min(values) != max(values):
-        text += f"\n{_short(min(values) / scale)} to {_short(max(values) / scale)}"
+        text += f"\n{in_short(min(values) / scale)} to {in_short(max(values) / scale)}"
     return text
 
 
-def _short(value: float) -> str:
+def in_short(value: float) -> str:
     """Three digits, or all those before the point."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
