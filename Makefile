@@ -17,7 +17,7 @@ check: $(INSTALLED)           ## style, types, directions of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(INSTALLED)           ## step time and throughput beside peers and the raw device
+bench: $(INSTALLED)           ## every question of bench/: tables, all goals in one table, plots (a quarter of an hour)
 	$(BIN)/python -m bench
 
 mutations: $(INSTALLED)       ## break every rule that keeps gradients right, once; which test notices? (minutes)

@@ -46,7 +46,9 @@ BENCHMARK = Benchmark(
         "plain, freed memory returned": RETURN_FREED_MEMORY,
         "tierstore, freed memory returned": RETURN_FREED_MEMORY,
     },
+    rounds=2,
     settings={"model": vars(SHAPE), "batch": BATCH, "steps": STEPS, "tierstore_host_bytes": HOST_BYTES},
+    plotted=("step_seconds", "peak_memory_bytes"),
 )
 
 Forward = Callable[[], AbstractContextManager[object]]

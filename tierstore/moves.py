@@ -65,7 +65,7 @@ class Moves:
     def __init__(self, *, host_bytes: int, staging_bytes: int, copies: Copies | None = None) -> None:
         self.engine: Engine
         self.books = HostBooks(host_bytes, staging_bytes)
-        self.slots = Slots(self.books, host_bytes + staging_bytes)
+        self.slots = Slots(self.books, host_bytes + staging_bytes, self.uncharged_bytes)
         self.devices = DeviceTier(copies or AcceleratorCopies())
         self.counters = Counters()
         self.disk_bytes = 0
@@ -107,10 +107,15 @@ class Moves:
         held_bytes = host.used_bytes + self.pending.num_bytes + self.noted.num_bytes
         return (
             held_bytes + nbytes > (host.limit_bytes or 0)
+            or self.slots.slab.cached_bytes > 0
             or self.pending.must_be_examined
             or bool(self.blocked)
             or self.spill_error is not None
         )
+
+    def uncharged_bytes(self) -> int:
+        """Of all that was saved and may still be where autograd left it."""
+        return self.pending.num_bytes + self.noted.num_bytes
 
     def survey(self, log: NotedLog) -> None:
         """Find out what others hold: of the log, which is booked then, and of all that is booked."""
@@ -124,12 +129,9 @@ class Moves:
         the plan something may have to leave, whether there is room or not.
         """
         self.noted.drop_ended()
-        if (
-            is_planned
-            or self.pending.must_be_examined
-            or not self.books.host.fits(self.pending.num_bytes + self.noted.num_bytes)
-        ):
+        if is_planned or self.pending.must_be_examined or not self.books.host.fits(self.uncharged_bytes()):
             self.examine(how_many)
+        self.slots.trim()
 
     def examine(self, how_many: int | None = None) -> None:
         """Admit what is ours alone now: of all that was settled, and of some (None: all) that others held."""
@@ -149,6 +151,7 @@ class Moves:
             self._offload_surplus()
         elif not self._try_admit(record):
             self.blocked.append(record)
+        self.slots.trim()
 
     def admit_blocked(self) -> None:
         """There may be room now for those that found none."""
@@ -357,7 +360,7 @@ class Moves:
 
     def start_restore(self, record: Record, *, demanded: bool) -> bool:
         """Give the record a slot and have it read; False: there is no room for what nobody waits for."""
-        if not self.books.host.fits(self.noted.num_bytes + self.pending.num_bytes + record.nbytes):
+        if not self.books.host.fits(self.uncharged_bytes() + record.nbytes):
             self.examine(0)
         window = self.books.window_for_prefetch(record.nbytes)
         if window is None:

@@ -95,6 +95,7 @@ class Residency:
             moves.noted.add(noted, node, nbytes)
             if is_short:
                 moves.booking.join_if_booked(noted)
+                moves.slots.trim()
 
     def track(self, record: Record, settled: Iterable[Record] = ()) -> None:
         """Begin to keep the books of a record. Its bytes are not read before it is settled.
@@ -143,6 +144,7 @@ class Residency:
             if self.closed is None:
                 self._drain()
                 self.moves.pending.settle(records)
+                self.moves.slots.trim()
 
     def survey(self, log: NotedLog) -> None:
         """A scope or a forward ends: look again at all that waits for its other owners to let go. Does not wait.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import torch
 
@@ -16,13 +17,15 @@ class Slots:
     """Gives out slots, and takes each back when nobody uses its memory any more. Guarded by the store's lock.
 
     Args:
-        books: `lent` is charged here; what `staging` leaves unused may be kept as free pages.
+        books: `lent` is charged here; what `host` and `staging` leave unused may be kept as free pages.
         size_bytes: of the slab.
+        uncharged_bytes: tells how much of what `host` leaves unused is taken, but not charged yet.
     """
 
-    def __init__(self, books: HostBooks, size_bytes: int) -> None:
+    def __init__(self, books: HostBooks, size_bytes: int, uncharged_bytes: Callable[[], int]) -> None:
         self.slab = Slab(size_bytes)
         self._books = books
+        self._uncharged_bytes = uncharged_bytes
         self._returned: deque[Slot] = deque()  # appended to by finalizers
         self._handed_out: set[Slot] = set()  # keeps their watches
 
@@ -64,6 +67,12 @@ class Slots:
         self.trim()
 
     def trim(self) -> None:
-        """Pages without a slot are kept for reuse within what staging leaves free: nobody's memory."""
-        staging = self._books.staging
-        self.slab.trim(max(0, (staging.limit_bytes or 0) - staging.used_bytes))
+        """Pages without a slot are kept for reuse within what both windows leave free: nobody's memory.
+
+        To be called whenever less is left free than before.
+        """
+        if self.slab.cached_bytes:
+            host, staging = self._books.host, self._books.staging
+            free_host = (host.limit_bytes or 0) - host.used_bytes - self._uncharged_bytes()
+            free_staging = (staging.limit_bytes or 0) - staging.used_bytes
+            self.slab.trim(max(0, free_host) + max(0, free_staging))

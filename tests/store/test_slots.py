@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tierstore.host import HostBooks
 from tierstore.slots import Slots
 
@@ -11,7 +13,7 @@ NBYTES = 2 * 2**20
 def _one_slot() -> tuple[HostBooks, Slots]:
     """With room for a single slot in the slab."""
     books = HostBooks(0, NBYTES)
-    return books, Slots(books, NBYTES)
+    return books, Slots(books, NBYTES, lambda: 0)
 
 
 def test_lent_slot_is_used_again_only_when_its_storage_is_gone_and_taken_back() -> None:
@@ -55,3 +57,28 @@ def test_slot_that_was_never_handed_out_is_free_at_once() -> None:
     slots.let_go(slot)
     assert books.lent.used_bytes == 0
     assert slots.allocate(NBYTES).start == start
+
+
+@pytest.mark.parametrize("taken", ["host", "staging", "uncharged"])
+def test_free_pages_are_kept_within_what_both_windows_leave_free(taken: str) -> None:
+    books, uncharged = HostBooks(2 * NBYTES, NBYTES), [0]
+    slots = Slots(books, 4 * NBYTES, lambda: sum(uncharged))
+    for slot in [slots.allocate(NBYTES) for _ in range(4)]:
+        slots.free(slot)
+    assert slots.slab.cached_bytes == 3 * NBYTES
+    if taken == "uncharged":
+        uncharged.append(NBYTES)
+    else:
+        getattr(books, taken).charge(NBYTES)
+    slots.trim()
+    assert slots.slab.cached_bytes == 2 * NBYTES
+
+
+def test_free_pages_of_a_window_that_is_overdrawn_take_none_of_the_other() -> None:
+    books = HostBooks(NBYTES, NBYTES)
+    slots = Slots(books, 2 * NBYTES, lambda: 0)
+    for slot in [slots.allocate(NBYTES) for _ in range(2)]:
+        slots.free(slot)
+    books.staging.charge(3 * NBYTES)
+    slots.trim()
+    assert slots.slab.cached_bytes == NBYTES

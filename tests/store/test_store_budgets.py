@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tierstore import Handle, StoreFullError, StoreStats, TierStore
+from tierstore import Handle, StoreFullError, StoreStats, TierStore, tiered_offload
 from tierstore.disk.scratch import SCRATCH_BYTES
 from tierstore.handle import State
 
@@ -374,3 +374,33 @@ def test_spilled_and_cancelled_bytes_add_up(make_store: MakeStore) -> None:
     assert NBYTES * num_written <= stats.spilled_bytes <= (NBYTES + 128) * num_written
     assert stats.written_bytes >= stats.spilled_bytes
     assert stats.written_bytes % 4096 == 0
+
+
+def test_free_pages_of_restored_tensors_are_kept_for_reuse_and_count_against_the_budget(make_store: MakeStore) -> None:
+    mib = 2**20
+    store = make_store(host_bytes=8 * mib, staging_bytes=4 * mib)
+    moves = store.books.moves
+    held, cached = [], []
+
+    def look(tensor: torch.Tensor) -> bool:
+        with store.books.lock:
+            books, pending_bytes = moves.books, moves.pending.num_bytes
+            taken = min(books.host.used_bytes + pending_bytes, 8 * mib) + books.staging.used_bytes
+            held.append(taken + moves.slots.slab.cached_bytes)
+        cached.append(moves.slots.slab.cached_bytes)
+        return True
+
+    x = torch.ones(2 * mib // 4, requires_grad=True)
+    for _ in range(3):
+        with tiered_offload(store, select=look):
+            y = x
+            for _ in range(16):
+                y = (y * y.exp()).cos()
+        y.sum().backward()
+    handles = []
+    for number in range(4):
+        look(x)
+        handles.append(store.put(_tensor(number, 2 * mib)))
+    look(x)
+    assert max(cached) > 4 * mib, "what the host window leaves free is not used"
+    assert max(held) <= 12 * mib

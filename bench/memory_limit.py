@@ -1,0 +1,318 @@
+"""Training that does not fit into memory: what does a step cost under a limit that the kernel enforces?
+
+A byte-level transformer whose saved tensors alone exceed a memory cgroup of 1000 MiB. Plain training is killed there,
+and is shown so. The floor beside the store is the same training without a limit and without hooks, while bare
+threads move the bytes that the store moves: what is left then is what the drive and the memory bus take away from
+training on these cores, whoever moves the bytes. How many they are is seen in the store's own first steps.
+
+A shared machine is twice as fast in one minute as in the next. So a variant is measured beside those that it is
+compared with: each trains in a process of its own, in a cgroup of its own, but they take turns, a step each, whoever
+went first goes last the next time, and the ratio of the steps of each turn counts.
+
+All variants run with the same fixed malloc threshold (mallopt(3), M_MMAP_THRESHOLD): glibc keeps freed blocks of up
+to 32 MiB for itself otherwise, and what a limited process then holds is a matter of the order of its allocations.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from tierstore.demo.model import ByteTransformer, ModelShape, random_batch
+from tierstore.demo.text import load_text
+
+from .cgroup import MemoryCgroup, memory_cgroup
+from .goals import Goal
+from .harness import Benchmark, main_of_one_variant
+from .peers import file_per_tensor
+
+SHAPE = ModelShape(layers=12, width=128, heads=2, context=512)
+BATCH = 24
+WARM_UP_STEPS = 2
+TURNS = 4
+LIMIT_BYTES = 1000 * 2**20
+HOST_BYTES = 128 * 2**20
+BLOCK_BYTES = 10 * 2**20
+IN_FLIGHT = 4
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+
+UNLIMITED, KILLED, MOVER = "unlimited", "plain, limited", "bare mover"
+STORE, FILES = "tierstore, limited", "file per tensor, limited"
+BESIDE = {UNLIMITED: (), KILLED: (), MOVER: (UNLIMITED,), STORE: (UNLIMITED, MOVER), FILES: (UNLIMITED, STORE)}
+"""What each variant takes turns with."""
+
+BENCHMARK = Benchmark(
+    name="memory_limit",
+    question="A training step under a memory limit of 1000 MiB",
+    variants=tuple(BESIDE),
+    rounds=2,
+    compare="none",
+    environment=dict.fromkeys(BESIDE, ENVIRONMENT),
+    settings={
+        "model": vars(SHAPE),
+        "batch": BATCH,
+        "turns": TURNS,
+        "limit_bytes": LIMIT_BYTES,
+        "tierstore_host_bytes": HOST_BYTES,
+        "num_threads": torch.get_num_threads(),
+    },
+    timeout_seconds=420,
+    plotted=("step_to_unlimited", "peak_memory_bytes"),
+    goals=(
+        Goal("plain training does not fit", "out_of_memory_kills", KILLED, at_least=1),
+        Goal("step, of the bare mover's", "step_to_bare_mover", STORE, at_most=1.05),
+        Goal("step, of that with unlimited memory", "step_to_unlimited", STORE, at_most=1.15),
+        Goal("step, of the store's", "step_to_tierstore", FILES, at_least=1.7),
+        Goal("last loss, bit for bit", "last_loss", STORE, equals=1, of=(UNLIMITED,)),
+    ),
+)
+
+Forward = Callable[[], AbstractContextManager[object]]
+Figures = dict[str, float]
+
+
+def measure(variant: str, scratch: Path) -> Figures:
+    """Medians of the variant's steps and of their ratios to those taken in turn with them."""
+    with ExitStack() as stack:
+        trainings = [stack.enter_context(training(name, scratch)) for name in (variant, *BESIDE[variant])]
+        first = trainings[0]
+        turns = [[each.step() for each in trainings] for _ in range(WARM_UP_STEPS)]
+        for turn in range(TURNS):
+            order = trainings if turn % 2 else trainings[::-1]
+            steps = {each.variant: each.step() for each in order}
+            turns.append([steps[each.variant] for each in trainings])
+            if not first.is_running:
+                break
+        figures = first.figures([own for own, *_ in turns[WARM_UP_STEPS:]])
+        for place, name in enumerate(BESIDE[variant], start=1):
+            ratios = [turn[0]["step_seconds"] / turn[place]["step_seconds"] for turn in turns[WARM_UP_STEPS:]]
+            figures[f"step_to_{name.split(',')[0].replace(' ', '_')}"] = statistics.median(ratios)
+        return figures
+
+
+class Training:
+    """One training in a process and a cgroup of its own, which takes a step when it is told to.
+
+    Args:
+        variant: which.
+        process: it.
+        cgroup: where it runs.
+    """
+
+    def __init__(self, variant: str, process: subprocess.Popen[str], cgroup: MemoryCgroup) -> None:
+        self.variant = variant
+        self.is_running = True
+        self._process = process
+        self._cgroup = cgroup
+
+    def step(self) -> Figures:
+        """Have it take one step; returns that step's figures, none if the kernel ended it for want of memory.
+
+        Raises:
+            RuntimeError: it ended in any other way.
+        """
+        if not self.is_running:
+            return {}
+        try:
+            print("step", file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if line:
+            return json.loads(line)
+        self.is_running = False
+        if self._process.wait() != -signal.SIGKILL or not self._cgroup.num_oom_kills:
+            raise RuntimeError(f"{self.variant}: exit code {self._process.returncode}")
+        return {}
+
+    def figures(self, steps: list[Figures]) -> Figures:
+        """Medians of its steps, and what its cgroup has seen."""
+        names = dict.fromkeys(name for step in steps for name in step)
+        seen = {"peak_memory_bytes": self._cgroup.peak_bytes, "out_of_memory_kills": self._cgroup.num_oom_kills}
+        medians = {name: statistics.median(step[name] for step in steps) for name in names}
+        return medians | ({"last_loss": steps[-1]["last_loss"]} if names else {}) | seen
+
+
+@contextmanager
+def training(variant: str, scratch: Path) -> Iterator[Training]:
+    """Start one; the mover's after a short training with the store, to see what that moves.
+
+    Raises:
+        CgroupError: there can be no memory cgroup.
+    """
+    written_bytes = read_bytes = 0
+    if variant == MOVER:
+        with training(STORE, scratch) as probe:
+            moved = [probe.step() for _ in range(WARM_UP_STEPS + 1)][-1]
+        written_bytes, read_bytes = int(moved["spilled_bytes"]), int(moved["restored_bytes"])
+    request = json.dumps([variant, str(scratch), written_bytes, read_bytes])
+    with memory_cgroup() as cgroup:
+        if variant.endswith(", limited"):
+            cgroup.limit(LIMIT_BYTES)
+        command = cgroup.command([sys.executable, "-m", "bench.memory_limit", "--train", request])
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            yield Training(variant, process, cgroup)
+
+
+def train(variant: str, scratch: Path, written_bytes: int, read_bytes: int) -> None:
+    """In the cgroup: one step for each line of standard input, a line of figures for each step."""
+    torch.manual_seed(0)
+    model = ByteTransformer(SHAPE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    corpus = torch.frombuffer(bytearray(load_text(None, SHAPE.context + 1)), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(0)
+    prepared: dict[str, Callable[[], AbstractContextManager[Run]]] = {
+        MOVER: lambda: with_mover(scratch, written_bytes, read_bytes),
+        STORE: lambda: with_tierstore(scratch),
+        FILES: lambda: nullcontext(Run(lambda: file_per_tensor(scratch))),
+    }
+    with prepared.get(variant, lambda: nullcontext(Run()))() as run:
+        for _ in sys.stdin:
+            batch = random_batch(corpus, BATCH, SHAPE.context, generator)
+            started = time.perf_counter()
+            with run.forward():
+                loss = model(*batch)
+            run.between()
+            loss.backward()
+            run.after()
+            optimizer.step()
+            optimizer.zero_grad()
+            seconds = time.perf_counter() - started
+            print(json.dumps({"step_seconds": seconds, "last_loss": loss.item()} | run.figures()), flush=True)
+
+
+class Run:
+    """What a variant does around the parts of a step."""
+
+    def __init__(self, forward: Forward = nullcontext) -> None:
+        self.forward = forward
+
+    def between(self) -> None:
+        """After forward."""
+
+    def after(self) -> None:
+        """After backward."""
+
+    def figures(self) -> Figures:
+        """Of the step that has just ended."""
+        return {}
+
+
+class StoreRun(Run):
+    """With a store: what it moved and where training waited for it, step by step."""
+
+    def __init__(self, store: Any, forward: Forward) -> None:
+        super().__init__(forward)
+        self._store = store
+        self._last: Figures = {}
+
+    def figures(self) -> Figures:
+        """See `Run`."""
+        stats = self._store.stats()
+        totals = {
+            "spilled_bytes": stats.spilled_bytes,
+            "restored_bytes": stats.restored_bytes,
+            "waited_seconds": sum(stats.stall_seconds.values()),
+        }
+        step = {name: total - self._last.get(name, 0) for name, total in totals.items()}
+        self._last = totals
+        return step
+
+
+@contextmanager
+def with_tierstore(scratch: Path) -> Iterator[Run]:
+    from tierstore import TierStore, tiered_offload
+
+    with TierStore(scratch, host_bytes=HOST_BYTES) as store:
+        yield StoreRun(store, lambda: tiered_offload(store))
+
+
+class MoverRun(Run):
+    """Bare movement beside training: so many bytes written in forward and read in backward, with no hooks.
+
+    O_DIRECT, from and to buffers that are used again, as many transfers in flight as the store's engine has lanes
+    (with one, a drive that is slow to answer would have the floor wait where the store does not).
+    """
+
+    def __init__(self, scratch: Path, written_bytes: int, read_bytes: int) -> None:
+        super().__init__(self._forward)
+        self._file = os.open(scratch, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
+        os.posix_fallocate(self._file, 0, max(written_bytes, read_bytes) + BLOCK_BYTES)
+        self._written_bytes, self._read_bytes = written_bytes, read_bytes
+        self._jobs: list[Future[object]] = []
+        self._buffers: SimpleQueue[mmap.mmap] = SimpleQueue()
+        for _ in range(IN_FLIGHT):
+            buffer = mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            buffer.write(os.urandom(BLOCK_BYTES))
+            self._buffers.put(buffer)
+        self._threads = ThreadPoolExecutor(IN_FLIGHT)
+        self._waited_seconds = 0.0
+
+    def _forward(self) -> AbstractContextManager[object]:
+        self._begin(lambda buffer, offset: os.pwrite(self._file, buffer, offset), self._written_bytes)
+        return nullcontext()
+
+    def between(self) -> None:
+        """See `Run`."""
+        self._begin(lambda buffer, offset: os.preadv(self._file, [buffer], offset), self._read_bytes)
+
+    def after(self) -> None:
+        """See `Run`: the step ends when the bytes have been moved."""
+        started = time.perf_counter()
+        for job in self._jobs:
+            job.result()
+        self._jobs.clear()
+        self._waited_seconds = time.perf_counter() - started
+
+    def figures(self) -> Figures:
+        """See `Run`."""
+        return {
+            "spilled_bytes": self._written_bytes,
+            "restored_bytes": self._read_bytes,
+            "waited_seconds": self._waited_seconds,
+        }
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown()
+        os.close(self._file)
+
+    def _begin(self, transfer: Callable[[mmap.mmap, int], int], num_bytes: int) -> None:
+        def run(offset: int) -> None:
+            buffer = self._buffers.get()
+            if transfer(buffer, offset) != BLOCK_BYTES:
+                raise RuntimeError("a transfer was cut short")
+            self._buffers.put(buffer)
+
+        self._jobs += [self._threads.submit(run, offset) for offset in range(0, num_bytes, BLOCK_BYTES)]
+
+
+@contextmanager
+def with_mover(scratch: Path, written_bytes: int, read_bytes: int) -> Iterator[Run]:
+    run = MoverRun(scratch, written_bytes, read_bytes)
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--train"]:
+        variant, scratch, *moved_bytes = json.loads(sys.argv[2])
+        train(variant, Path(scratch), *moved_bytes)
+    else:
+        main_of_one_variant(measure)
