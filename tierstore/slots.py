@@ -11,17 +11,19 @@ from .slab import Slab, Slot
 
 __all__ = ["Slots"]
 
+_SPARE_BYTES = 2**30  # of addresses, not of memory: many slots' worth
+
 
 class Slots:
     """Gives out slots, and takes each back when nobody uses its memory any more. Guarded by the store's lock.
 
     Args:
         books: `lent` is charged here; what `staging` leaves unused may be kept as free pages.
-        size_bytes: of the slab.
+        size_bytes, spare_bytes: of the slab.
     """
 
-    def __init__(self, books: HostBooks, size_bytes: int) -> None:
-        self.slab = Slab(size_bytes)
+    def __init__(self, books: HostBooks, size_bytes: int, spare_bytes: int = _SPARE_BYTES) -> None:
+        self.slab = Slab(size_bytes, spare_bytes)
         self._books = books
         self._returned: deque[Slot] = deque()  # appended to by finalizers
         self._handed_out: set[Slot] = set()  # keeps their watches
