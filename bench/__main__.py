@@ -1,50 +1,104 @@
-"""`python -m bench [NAME ...]`: run the benchmarks, write `bench/results/*.jsonl`, print one table each."""
+"""`python -m bench [NAME ...]`: run the benchmarks, write `bench/results/`, print a table each and one of all goals."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 from rich.console import Console
 
 from tierstore.demo.place import store_directory
 from tierstore.errors import ConfigError
 
-from .harness import run_benchmark, show
+from .harness import RESULTS, Benchmark, Results, read_results, run_benchmark
+from .report import goals_as_markdown, show, show_goals, verdicts_of
 
-NAMES = ("pack_cost", "disk_throughput", "training_step")
+NAMES = (
+    "pack_cost",
+    "disk_throughput",
+    "training_step",
+    "memory_limit",
+    "host_peak",
+)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Run the benchmarks, a table each.")
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Run the benchmarks: tables, goals, plots.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all by default")
     parser.add_argument("--path", help="a directory on the disk to measure; a temporary one by default")
     parser.add_argument("--rounds", type=int, help="how often each variant runs; more than usual, or fewer")
+    parser.add_argument("--quick", action="store_true", help="one round each: a first look")
+    parser.add_argument("--plot", action="store_true", help="run nothing: tables and plots of the last run again")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(NAMES):
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
-    console = Console()
+    rounds = 1 if arguments.quick else arguments.rounds
+    if rounds is not None and rounds < 1:
+        parser.error("--rounds: give 1 or more")
+    benchmarks = [load(name) for name in arguments.names or NAMES]
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    if arguments.plot:
+        return conclude(benchmarks, console, show_each=True)
     try:
-        return run_all(arguments.names or NAMES, arguments.path, arguments.rounds, console)
+        run_all(benchmarks, arguments.path, rounds, console)
     except ConfigError as error:
         parser.error(str(error))
+    return conclude(benchmarks, console, show_each=False)
 
 
-def run_all(names: list[str] | tuple[str, ...], path: str | None, rounds: int | None, console: Console) -> int:
-    """Run the named benchmarks; returns 1 if any variant failed."""
-    failed = False
+def load(name: str) -> Benchmark:
+    """The benchmark of that name."""
+    return import_module(f"bench.{name}").BENCHMARK
+
+
+def run_all(benchmarks: Sequence[Benchmark], path: str | None, rounds: int | None, console: Console) -> None:
+    """Run them, and print the table of each as soon as it is there."""
     with store_directory(path) as directory:
-        for name in names:
-            benchmark = import_module(f"bench.{name}").BENCHMARK
+        for benchmark in benchmarks:
             started = time.monotonic()
             with console.status("") as status:
-                records = run_benchmark(benchmark, directory, rounds, status.update)
-            show(benchmark, records, console)
+                run_benchmark(benchmark, directory, rounds, status.update)
+            if results := read_results(benchmark.name):
+                show(benchmark, results, console)
             console.print(f"{time.monotonic() - started:.0f} s\n")
-            failed |= any(record.failure is not None for record in records)
+
+
+def conclude(benchmarks: Sequence[Benchmark], console: Console, *, show_each: bool, directory: Path = RESULTS) -> int:
+    """Print the goals, write them down, and draw the plots; returns 1 if a run failed or there are no results.
+
+    A goal that was missed is a result like any other. What is written down covers every benchmark, those that were
+    not run this time with the results that they have.
+    """
+    every = {name: load(name) for name in NAMES}
+    results = {name: read_results(name, directory) for name in every}
+    asked_for = {benchmark.name: results[benchmark.name] for benchmark in benchmarks}
+    for benchmark in benchmarks:
+        if (found := asked_for[benchmark.name]) is not None and show_each:
+            show(benchmark, found, console)
+    verdicts = {name: verdicts_of(benchmark, results[name]) for name, benchmark in every.items()}
+    show_goals({name: verdicts[name] for name in asked_for}, console)
+    (directory / "goals.md").write_text(goals_as_markdown(verdicts, results))
+    draw_all(benchmarks, asked_for, console, directory)
+    failed = any(found is None or any(r.failure is not None for r in found.records) for found in asked_for.values())
     return int(failed)
+
+
+def draw_all(
+    benchmarks: Sequence[Benchmark], results: dict[str, Results | None], console: Console, directory: Path
+) -> None:
+    """A plot of each, where matplotlib is installed."""
+    try:
+        from .plots import draw
+    except ImportError:
+        console.print("no plots: matplotlib is not installed (it is in the extra 'dev')")
+        return
+    for benchmark in benchmarks:
+        if (found := results[benchmark.name]) is not None:
+            draw(benchmark, found, directory)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,152 @@
+"""What a benchmark asks of its figures, and whether a run met it. Pure: figures in, verdicts out.
+
+A goal about two variants is judged round by round: within a round the variants ran one after another, so what the
+machine did to one it mostly did to the other too. The median over the rounds decides.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+__all__ = ["Goal", "Verdict", "figures_by_round", "judge", "unit_of"]
+
+Figures = Mapping[str, float]
+Rounds = Mapping[int, Mapping[str, Figures]]
+"""Round, variant, figures."""
+
+UNITS = {
+    "_gb_per_second": "GB/s",
+    "_cpu_seconds_per_gb": "CPU s/GB",
+    "_microseconds": "µs",
+    "_seconds": "s",
+    "_bytes": "MiB",
+}
+
+
+def unit_of(figure: str) -> tuple[str, str]:
+    """A figure's name in words without its unit, and the unit ("" for a number without one)."""
+    for suffix, unit in UNITS.items():
+        if figure.endswith(suffix):
+            return figure.removesuffix(suffix).replace("_", " "), unit
+    return figure.replace("_", " "), ""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One figure of one variant, against a bound, in one of four ways.
+
+    ========================  ==================================================================
+    neither `of` nor `beyond`  the figure itself
+    `of`                       its ratio to the best of those variants' in the same round
+    `beyond`                   its difference from that variant's
+    both                       what it is beyond that variant, as a ratio to what the best of `of` is beyond it
+    ========================  ==================================================================
+
+    Attributes:
+        what: in words, for the table.
+        figure: its name.
+        variant: whose.
+        at_most, at_least, equals: the bound; exactly one.
+    """
+
+    what: str
+    figure: str
+    variant: str
+    at_most: float | None = None
+    at_least: float | None = None
+    equals: float | None = None
+    of: Sequence[str] = ()
+    beyond: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.of, str):
+            raise ValueError(f"goal {self.what!r}: `of` is a sequence of variants")
+        if sum(bound is not None for bound in (self.at_most, self.at_least, self.equals)) != 1:
+            raise ValueError(f"goal {self.what!r} needs one of at_most, at_least and equals")
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Every variant that it is about."""
+        return (self.variant, *self.of, *([self.beyond] if self.beyond else []))
+
+    @property
+    def bound(self) -> float:
+        """Whichever was given."""
+        return next(bound for bound in (self.at_most, self.at_least, self.equals) if bound is not None)
+
+    @property
+    def asked(self) -> str:
+        """The bound in words, such as "≤ 1.05 x bare mover"."""
+        sign = "≤" if self.at_most is not None else "≥" if self.at_least is not None else "="
+        unit = "" if self.of else unit_of(self.figure)[1]
+        bound = self.bound / 2**20 if unit == "MiB" else self.bound
+        words = f"{sign} {bound:g}" + (f" {unit}" if unit else "")
+        if self.of:
+            words += f" x {'the best of ' if len(self.of) > 1 else ''}{', '.join(self.of)}"
+        return words + (f", beyond {self.beyond}" if self.beyond else "")
+
+    def admits(self, value: float) -> bool:
+        """Whether a value keeps to the bound."""
+        if self.at_most is not None:
+            return value <= self.at_most
+        if self.at_least is not None:
+            return value >= self.at_least
+        return value == self.equals
+
+    def value_in(self, variants: Mapping[str, Figures]) -> float | None:
+        """What one round says; None if a variant gave no such figure there."""
+        if any(self.figure not in variants.get(name, {}) for name in self.variants):
+            return None
+        level = variants[self.beyond][self.figure] if self.beyond else 0
+        value = variants[self.variant][self.figure] - level
+        if not self.of:
+            return value
+        best = max if self.at_least is not None else min
+        other = best(variants[name][self.figure] - level for name in self.of)
+        return value / other if other else float("inf")
+
+
+class Verdict(NamedTuple):
+    """A goal and what came of it.
+
+    Attributes:
+        median, least, most: over the rounds; None: not measured.
+        outcome: of the median.
+    """
+
+    goal: Goal
+    median: float | None
+    least: float | None
+    most: float | None
+    outcome: Literal["met", "missed", "not measured"]
+
+    @property
+    def measured(self) -> str:
+        """The median in words, with its spread."""
+        if self.median is None or self.least is None or self.most is None:
+            return "-"
+        unit = "" if self.goal.of else unit_of(self.goal.figure)[1]
+        scale = 2**20 if unit == "MiB" else 1
+        median, least, most = (f"{value / scale:.3g}" for value in (self.median, self.least, self.most))
+        return f"{median}{f' {unit}' if unit else ''}" + (f" ({least} to {most})" if least != most else "")
+
+
+def judge(goal: Goal, rounds: Rounds) -> Verdict:
+    """Whether a run met the goal."""
+    values = [value for variants in rounds.values() if (value := goal.value_in(variants)) is not None]
+    if not values:
+        return Verdict(goal, None, None, None, "not measured")
+    median = statistics.median(values)
+    return Verdict(goal, median, min(values), max(values), "met" if goal.admits(median) else "missed")
+
+
+def figures_by_round(runs: Sequence[tuple[int, str, Figures | None]]) -> Rounds:
+    """From (round, variant, figures) of each run; a run that failed has none."""
+    rounds: dict[int, dict[str, Figures]] = {}
+    for number, variant, figures in runs:
+        if figures is not None:
+            rounds.setdefault(number, {})[variant] = figures
+    return rounds

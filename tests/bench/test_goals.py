@@ -1,0 +1,86 @@
+"""Goals: what is compared with what, which bound decides, and how it reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.goals import Goal, figures_by_round, judge
+
+ROUND = {"floor": {"time_seconds": 2.0}, "peer": {"time_seconds": 5.0}, "ours": {"time_seconds": 3.0}}
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ({}, 3.0),
+        ({"of": ("floor",)}, 1.5),
+        ({"of": ("peer",)}, 0.6),
+        ({"beyond": "floor"}, 1.0),
+        ({"beyond": "floor", "of": ("peer",)}, 1 / 3),
+    ],
+)
+def test_value_each_way_of_comparing(options: dict[str, object], value: float) -> None:
+    assert Goal("goal", "time_seconds", "ours", at_most=1, **options).value_in(ROUND) == pytest.approx(value)
+
+
+def test_value_beside_several_takes_the_one_that_is_hardest_to_match() -> None:
+    assert Goal("goal", "time_seconds", "ours", at_most=1, of=("floor", "peer")).value_in(ROUND) == 1.5
+    assert Goal("goal", "time_seconds", "ours", at_least=1, of=("floor", "peer")).value_in(ROUND) == 0.6
+
+
+@pytest.mark.parametrize(
+    ("bound", "at_bound", "beyond_bound"),
+    [({"at_most": 2}, True, False), ({"at_least": 2}, True, True), ({"equals": 2}, True, False)],
+)
+def test_admits_each_bound_inclusive(bound: dict[str, float], at_bound: bool, beyond_bound: bool) -> None:
+    goal = Goal("goal", "time_seconds", "ours", **bound)
+    assert (goal.admits(2), goal.admits(2.1)) == (at_bound, beyond_bound)
+    assert goal.admits(1.9) is (bound == {"at_most": 2})
+
+
+@pytest.mark.parametrize("bounds", [{}, {"at_most": 1, "at_least": 1}])
+def test_goal_without_exactly_one_bound_refused(bounds: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="needs one of"):
+        Goal("goal", "time_seconds", "ours", **bounds)
+
+
+def test_goal_string_for_variants_refused() -> None:
+    with pytest.raises(ValueError, match="sequence"):
+        Goal("goal", "time_seconds", "ours", at_most=1, of="floor")
+
+
+def test_judge_compares_within_rounds_and_takes_the_median() -> None:
+    # The machine was three times slower in the second round; each ratio is of one round.
+    times = {1: (1.0, 1.1), 2: (3.0, 3.6), 3: (1.0, 2.0)}
+    runs = [(n, "floor", {"time_seconds": a}) for n, (a, _) in times.items()]
+    runs += [(n, "ours", {"time_seconds": b}) for n, (_, b) in times.items()]
+    verdict = judge(Goal("goal", "time_seconds", "ours", at_most=1.3, of=("floor",)), figures_by_round(runs))
+    assert (verdict.outcome, verdict.measured) == ("met", "1.2 (1.1 to 2)")
+    assert (
+        judge(Goal("goal", "time_seconds", "ours", at_most=1.1, of=("floor",)), figures_by_round(runs)).outcome
+        == "missed"
+    )
+
+
+def test_judge_round_without_one_of_the_variants_does_not_count() -> None:
+    runs = [(1, "floor", None), (1, "ours", {"time_seconds": 9.0})]
+    runs += [(2, "floor", {"time_seconds": 1.0}), (2, "ours", {"time_seconds": 2.0})]
+    goal = Goal("goal", "time_seconds", "ours", at_most=2, of=("floor",))
+    assert judge(goal, figures_by_round(runs)).median == 2
+    unmeasured = judge(goal, figures_by_round(runs[:2]))
+    assert (unmeasured.outcome, unmeasured.measured) == ("not measured", "-")
+
+
+@pytest.mark.parametrize(
+    ("goal", "asked"),
+    [
+        (Goal("goal", "held_bytes", "ours", at_most=2**27), "≤ 128 MiB"),
+        (Goal("goal", "time_seconds", "ours", at_most=1.05, of=("floor",)), "≤ 1.05 x floor"),
+        (Goal("goal", "time_seconds", "ours", at_most=1.05, of=("a", "b")), "≤ 1.05 x the best of a, b"),
+        (Goal("goal", "pack_microseconds", "ours", at_most=8, beyond="no hooks"), "≤ 8 µs, beyond no hooks"),
+        (Goal("goal", "time_seconds", "ours", at_least=8, of=("a",), beyond="b"), "≥ 8 x a, beyond b"),
+        (Goal("goal", "kills", "ours", equals=0), "= 0"),
+    ],
+)
+def test_asked_in_words(goal: Goal, asked: str) -> None:
+    assert goal.asked == asked

@@ -1,0 +1,166 @@
+"""The harness: fresh processes, interleaved rounds, what is written and read back, tables and plots of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import platform
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import bench.__main__ as command
+from bench.harness import RESULTS, Record, Results, read_results, run_benchmark
+from bench.plots import draw, figures_to_plot
+from bench.report import goals_as_markdown, show, show_goals, verdicts_of
+from tests.bench.toy import BENCHMARK as TOY
+
+
+@pytest.fixture(scope="module")
+def toy_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where one run of the toy benchmark wrote its results."""
+    directory = tmp_path_factory.mktemp("toy")
+    (directory / "drive").mkdir()
+    run_benchmark(TOY, directory / "drive", None, lambda text: None, directory / "results")
+    return directory / "results"
+
+
+def printed(*, by: object) -> str:
+    """What a function that takes a console last prints."""
+    console = Console(file=io.StringIO(), width=160, color_system=None)
+    by(console)  # type: ignore[operator]
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_run_each_round_starts_with_another_variant(toy_results: Path) -> None:
+    results = read_results("toy", toy_results)
+    assert results is not None
+    order = [(record.round, record.variant) for record in results.records]
+    assert order == [(1, "one"), (1, "two"), (1, "broken"), (2, "two"), (2, "broken"), (2, "one")]
+
+
+def test_run_writes_figures_or_why_there_are_none(toy_results: Path) -> None:
+    records = {record.variant: record for record in read_results("toy", toy_results).records}
+    assert records["one"].figures == {"width_seconds": 1.0, "size_bytes": 2.0**20, "only_one": 1.0}
+    assert records["two"].figures["width_seconds"] == 2.0, "its environment did not reach it"
+    assert (records["broken"].figures, records["broken"].failure) == (None, "exit code 1: RuntimeError: it broke")
+
+
+def test_run_lines_tell_machine_and_versions_but_no_host_or_path(toy_results: Path) -> None:
+    text = (toy_results / "toy.jsonl").read_text()
+    line = json.loads(text.splitlines()[0])
+    assert line["settings"] == {"answer": 42}
+    assert set(line["machine"]) == {"cpu", "cores", "memory_bytes", "disk", "file_system"}
+    assert line["versions"]["torch"]
+    assert not [word for word in line["machine"].values() if isinstance(word, str) and "/" in word]
+    assert str(Path.home()) not in text
+    assert str(toy_results.parent) not in text
+    if len(platform.node()) > 2:  # a name such as "vm" is part of other words
+        assert platform.node() not in text
+
+
+def test_run_that_takes_too_long_has_failed(tmp_path: Path) -> None:
+    slow = dataclasses.replace(TOY, variants=("slow",), timeout_seconds=0.2)
+    run_benchmark(slow, tmp_path, 1, lambda text: None, tmp_path / "results")
+    (record,) = read_results("toy", tmp_path / "results").records
+    assert record.failure == "not done within 0.2 s"
+
+
+def test_read_results_nothing_there_is_none(tmp_path: Path) -> None:
+    assert read_results("toy", tmp_path) is None
+
+
+def test_verdicts_of_met_missed_and_not_measured(toy_results: Path) -> None:
+    judged = verdicts_of(TOY, read_results("toy", toy_results))
+    assert [verdict.outcome for verdict in judged] == ["met", "missed", "not measured"]
+    assert [verdict.outcome for verdict in verdicts_of(TOY, None)] == ["not measured"] * 3
+
+
+def test_show_medians_ratios_and_failures(toy_results: Path) -> None:
+    text = printed(by=lambda console: show(TOY, read_results("toy", toy_results), console))
+    assert "2 x2.00" in text
+    assert "failed" in text
+    assert " - " in text, "what only one variant gives"
+    assert "broken, round 2: exit code 1: RuntimeError: it broke" in text
+
+
+def test_show_goals_and_their_page(toy_results: Path) -> None:
+    results = {"toy": read_results("toy", toy_results)}
+    verdicts = {"toy": verdicts_of(TOY, results["toy"])}
+    text = printed(by=lambda console: show_goals(verdicts, console))
+    page = goals_as_markdown(verdicts, results)
+    assert "| toy | too little (two) | ≥ 3 x one | 2 | missed |" in page
+    for outcome in ("met", "missed", "not measured"):
+        assert text.count(f" {outcome} ") == 1
+        assert page.count(f"| {outcome} |") == 1
+    assert f"{os.cpu_count()} cores" in page or "cores" in page
+
+
+@pytest.mark.parametrize("plotted", [None, ("size_bytes", "width_seconds"), ("absent",)])
+def test_draw_a_panel_for_each_figure(toy_results: Path, tmp_path: Path, plotted: tuple[str, ...] | None) -> None:
+    results, benchmark = read_results("toy", toy_results), dataclasses.replace(TOY, plotted=plotted)
+    file = draw(benchmark, results, tmp_path)
+    if plotted == ("absent",):
+        assert file is None
+        assert list(tmp_path.iterdir()) == []
+        return
+    assert file == tmp_path / "toy.png"
+    assert file.read_bytes().startswith(b"\x89PNG")
+    expected = ["width_seconds", "size_bytes", "only_one", "only_two"] if plotted is None else list(plotted)
+    assert figures_to_plot(benchmark, results) == expected
+
+
+def test_draw_is_of_the_results(toy_results: Path, tmp_path: Path) -> None:
+    results = read_results("toy", toy_results)
+    one = draw(TOY, results, tmp_path).read_bytes()
+    again = draw(TOY, results, tmp_path).read_bytes()
+    other = Results([Record("one", 1, {"width_seconds": 7.0})], results.machine, results.versions)
+    assert again == one
+    assert draw(TOY, other, tmp_path).read_bytes() != one
+
+
+@pytest.mark.parametrize("name", command.NAMES)
+def test_every_benchmark_names_its_own_variants_and_figures(name: str) -> None:
+    module = import_module(f"bench.{name}")
+    benchmark, results = module.BENCHMARK, read_results(name)
+    assert benchmark.name == name
+    assert callable(module.measure)
+    assert set(benchmark.environment) <= set(benchmark.variants)
+    for goal in benchmark.goals:
+        assert set(goal.variants) <= set(benchmark.variants), goal.what
+    if results is not None and {record.variant for record in results.records} == set(benchmark.variants):
+        given = {figure for record in results.records for figure in record.figures or {}}
+        assert {goal.figure for goal in benchmark.goals} | set(benchmark.plotted or ()) <= given
+
+
+def test_recorded_results_tables_page_and_plots_again(tmp_path: Path) -> None:
+    for file in RESULTS.glob("*.jsonl"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    recorded = {file.stem for file in RESULTS.glob("*.jsonl")}
+    benchmarks = [command.load(name) for name in command.NAMES if name in recorded]
+    text = printed(by=lambda console: command.conclude(benchmarks, console, show_each=True, directory=tmp_path))
+    assert all(benchmark.question[:20] in text for benchmark in benchmarks)
+    assert {file.stem for file in tmp_path.glob("*.png")} == {benchmark.name for benchmark in benchmarks}
+    assert all(f"| {name} |" in (tmp_path / "goals.md").read_text() for name in ("memory_limit", "host_peak"))
+
+
+def test_conclude_without_results_says_so_and_fails(tmp_path: Path) -> None:
+    benchmarks = [command.load("memory_limit")]
+    codes = []
+    text = printed(
+        by=lambda console: codes.append(command.conclude(benchmarks, console, show_each=True, directory=tmp_path))
+    )
+    assert codes == [1]
+    assert "not measured" in text
+
+
+@pytest.mark.parametrize("arguments", [["nothing"], ["--rounds", "0"], ["--path", "/does/not/exist", "pack_cost"]])
+def test_command_bad_arguments_exit_code_2(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", *arguments])
+    with pytest.raises(SystemExit) as refused:
+        command.main()
+    assert refused.value.code == 2

@@ -1,0 +1,111 @@
+"""What the benchmarks about memory stand on: a cgroup that limits, a mover that moves, a sampler that sees."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import host_peak, memory_limit
+from bench.cgroup import V1, V2, CgroupError, MemoryCgroup, find_memory_cgroup, memory_cgroup
+
+HYBRID = "5:memory:/jobs/one\n3:cpuset,cpu:/\n0::/\n"
+HYBRID_MOUNTS = (
+    "31 20 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"
+    "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+    "36 31 0:33 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n"
+    "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n"
+)
+MIB = 2**20
+
+
+def test_find_version_1_beside_an_empty_version_2() -> None:
+    paths = find_memory_cgroup(HYBRID, HYBRID_MOUNTS)
+    assert paths == (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup/memory/jobs/one"), V1)
+
+
+def test_find_version_2_alone() -> None:
+    mounts = "24 20 0:22 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+    paths = find_memory_cgroup("0::/user.slice/shell\n", mounts)
+    assert paths == (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/user.slice/shell"), V2)
+
+
+def test_find_none_mounted_says_so() -> None:
+    with pytest.raises(CgroupError, match="no cgroup hierarchy"):
+        find_memory_cgroup("5:memory:/\n", "20 1 8:1 / / rw - ext4 /dev/sda rw\n")
+
+
+@pytest.fixture
+def cgroup() -> Iterator[MemoryCgroup]:
+    """A real one."""
+    try:
+        with memory_cgroup() as made:
+            yield made
+    except CgroupError as error:
+        pytest.skip(str(error))
+
+
+def allocate(cgroup: MemoryCgroup, num_bytes: int) -> int:
+    """Exit code of a process inside that touches so much memory."""
+    return subprocess.run(cgroup.command([sys.executable, "-c", f"b'x' * {num_bytes}"]), check=False).returncode
+
+
+def test_cgroup_within_its_limit_the_peak_is_seen(cgroup: MemoryCgroup) -> None:
+    cgroup.limit(128 * MIB)
+    assert allocate(cgroup, 48 * MIB) == 0
+    assert 48 * MIB < cgroup.peak_bytes <= 128 * MIB
+    assert cgroup.num_oom_kills == 0
+
+
+def test_cgroup_beyond_its_limit_the_process_is_killed_and_counted(cgroup: MemoryCgroup) -> None:
+    cgroup.limit(64 * MIB)
+    assert allocate(cgroup, 256 * MIB) == -9
+    assert cgroup.num_oom_kills == 1
+    assert cgroup.peak_bytes <= 64 * MIB
+
+
+def test_mover_moves_what_it_was_told_to(tmp_path: Path) -> None:
+    def moved() -> tuple[int, int]:
+        counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(counts["wchar"]), int(counts["rchar"])
+
+    wanted = 3 * memory_limit.BLOCK_BYTES, 2 * memory_limit.BLOCK_BYTES
+    with memory_limit.with_mover(tmp_path, *wanted) as run:
+        before = moved()
+        for _ in range(2):
+            with run.forward():
+                pass
+            run.between()
+            run.after()
+        after = moved()
+    for first, last, each in zip(before, after, wanted, strict=True):
+        assert 2 * each <= last - first < 2 * each + MIB
+    assert (run.figures()["spilled_bytes"], run.figures()["restored_bytes"]) == wanted
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_host_peak_store_holds_less_than_it_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_peak, "NUM_TENSORS", 24)
+    figures = host_peak.measure("budget 32 MiB", tmp_path)
+    assert figures["num_samples"] > 0
+    assert figures["spilled_bytes"] > 0, "nothing had to leave memory: the workload shows nothing"
+    assert 0 < figures["held_bytes"] <= figures["promised_bytes"] == (32 + 128 + 24) * MIB
+    assert figures["host_peak_bytes"] <= 32 * MIB
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_host_peak_store_that_holds_more_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_peak, "NUM_TENSORS", 24)
+    monkeypatch.setattr("tierstore.host.Window.fits", lambda window, nbytes: True)  # a store that keeps no limit
+    assert host_peak.measure("budget 0", tmp_path)["held_of_promised"] > 1
