@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "Spill", "Transfers"]
 
-NUM_SPILLS = 8
-NUM_RESTORES = 8
+NUM_SPILLS = 6
+NUM_RESTORES = 6
 """Records in flight each way. The disk tier lets fewer to the device at once: while those are written or read, others
 are checksummed, entered into the index, or on their way between threads, and the device never waits for that."""
 
