@@ -196,7 +196,10 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
             down.append(pair(mover.spill, raw.spill, is_first=is_first))
             up.append(pair(mover.restore, raw.restore, is_first=is_first))
     figures = figures_of("spill", down[1:]) | figures_of("restore", up[1:])
-    above_raw = [sum(ours.cpu_seconds_per_gb - raw.cpu_seconds_per_gb for ours, raw in both) for both in zip(down, up, strict=True)]
+    above_raw = [
+        sum(ours.cpu_seconds_per_gb - raw.cpu_seconds_per_gb for ours, raw in both)
+        for both in zip(down, up, strict=True)
+    ]
     figures["cpu_above_raw_cpu_seconds_per_gb"] = statistics.median(above_raw[1:])
     return figures
 

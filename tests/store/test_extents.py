@@ -84,6 +84,17 @@ def test_allocator_takes_the_best_fit() -> None:
     assert allocator.allocate(3 * BLOCK) == 0
 
 
+def test_allocator_takes_the_oldest_range_that_has_room() -> None:
+    """So that the others empty themselves when use falls."""
+    allocator = ExtentAllocator()
+    for start in (1 << 20, 0, 2 << 20):
+        allocator.add_range(start, 4 * BLOCK)
+    starts = [allocator.allocate(size * BLOCK) for size in (3, 2, 1, 2, 3)]
+    assert starts == [1 << 20, 0, (1 << 20) + 3 * BLOCK, 2 * BLOCK, 2 << 20]
+    allocator.free(1 << 20, 3 * BLOCK)
+    assert allocator.allocate(BLOCK) == 1 << 20, "the exact fit in a younger one is not taken"
+
+
 @pytest.mark.parametrize(("start", "length"), [(0, 1), (2, 2), (3, 1), (15, 2), (16, 1), (40, 1)])
 def test_allocator_refuses_to_free_what_is_not_handed_out(start: int, length: int) -> None:
     allocator = ExtentAllocator()
