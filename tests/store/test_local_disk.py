@@ -28,6 +28,7 @@ from tests.store.disk_conformance import (
     random_bytes,
     read_back,
 )
+from tierstore.disk import records as records_module
 from tierstore.disk import scratch as scratch_module
 from tierstore.disk.codec_policy import CodecPolicy
 from tierstore.disk.local import LocalDisk
@@ -572,6 +573,27 @@ def test_working_memory_is_bounded_whatever_is_in_flight(open_disk: OpenDisk, mo
                 assert found == content
             assert disk.scratch_bytes == 2 * 2 * SCRATCH_BYTES
             assert 2 <= len(made) <= 4
+
+    on_loop(test)
+
+
+def test_turn_at_the_device_ends_before_the_checksum(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device has the next record while this one is verified."""
+    turns_taken = []
+    checksum = records_module._checksum
+
+    async def test() -> None:
+        async with open_disk() as disk:
+
+            def looking(view: memoryview, seed: int | None) -> int | None:
+                turns_taken.append(disk._shelf._turns.num_taken)
+                return checksum(view, seed)
+
+            monkeypatch.setattr(records_module, "_checksum", looking)
+            content = random_bytes(200_000)
+            await disk.write(1, memoryview(content), PLAIN)
+            assert await read_back(disk, 1, len(content)) == content
+            assert turns_taken == [0, 0]
 
     on_loop(test)
 
