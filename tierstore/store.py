@@ -90,7 +90,7 @@ class TierStore:
         disk_bytes: SizeLike | None = None,
         codec: str = "auto",
         staging_bytes: SizeLike = "112MiB",
-        inline_bytes: SizeLike | None = "64KiB",
+        inline_bytes: SizeLike | None = "128KiB",
         checksum: bool = True,
         copies: Copies | None = None,
         **unknown: Never,

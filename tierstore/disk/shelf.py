@@ -37,7 +37,7 @@ from .tier import Kind, Stored
 __all__ = ["RecordShelf"]
 
 _LONGEST_VALUE_BYTES = 2**30  # LMDB takes values below 4 GiB, and holds one in memory until it is committed
-_QUICK_BYTES = 64 * 2**10  # checksummed on the loop in microseconds: a hop to the pool would cost more
+_QUICK_BYTES = 128 * 2**10  # checksummed on the loop in microseconds: a hop to the pool would cost more
 _BEST_HOPE = 8  # encoding into an extent shorter than the record by more than this is not tried
 _STILL_IN_MEMORY = "the data is still in memory"
 _STILL_ON_DISK = "the record is still on disk and may be asked for again"
