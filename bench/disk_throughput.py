@@ -35,7 +35,7 @@ from .harness import Benchmark, main_of_one_variant
 TENSOR_BYTES = 16 * 2**20
 NUM_TENSORS = 96
 LOOKAHEAD = 8
-PAIRS = 6
+PAIRS = 4
 GIGABYTES = NUM_TENSORS * TENSOR_BYTES / 1e9
 
 BENCHMARK = Benchmark(
