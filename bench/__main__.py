@@ -20,6 +20,8 @@ from .report import goals_as_markdown, show, show_goals, verdicts_of
 NAMES = (
     "pack_cost",
     "disk_throughput",
+    "disk_layouts",
+    "fragmentation",
     "training_step",
     "memory_limit",
     "host_peak",

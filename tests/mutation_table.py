@@ -260,9 +260,9 @@ MUTATIONS = [
         "R2",
         "the I/O threads work to the end",
         "tierstore/engine.py",
-        '        self._io_threads = IoThreads(NUM_SPILLS + NUM_RESTORES, f"{self._name}-io")',
+        '        self._io_threads = IoThreads(_NUM_THREADS, f"{self._name}-io")',
         "        from concurrent.futures import ThreadPoolExecutor\n"
-        "        self._io_threads = ThreadPoolExecutor(NUM_SPILLS + NUM_RESTORES)",
+        "        self._io_threads = ThreadPoolExecutor(_NUM_THREADS)",
         ("store/test_lifetime.py::test_exit_with_a_store_open_is_clean",),
     ),
     Mutation(

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "Spill", "Transfers"]
 
-NUM_SPILLS = 4
-NUM_RESTORES = 4
-"""Records in flight each way; a 16 MiB record keeps a drive busy alone, four cover the gaps between them."""
+NUM_SPILLS = 6
+NUM_RESTORES = 6
+"""Records in flight each way. The disk tier lets fewer to the device at once: while those are written or read, others
+are checksummed, entered into the index, or on their way between threads, and the device never waits for that."""
+
+_NUM_THREADS = NUM_SPILLS + NUM_RESTORES + 2  # two for the index and the segments: every lane may be waiting for a turn
 
 DEMAND, PREFETCH = 0, 1
 
@@ -165,7 +168,7 @@ class Engine:
 
     def _run(self, open_disk: Callable[[Executor], DiskTier], owner: object) -> None:
         error: BaseException | None = None
-        self._io_threads = IoThreads(NUM_SPILLS + NUM_RESTORES, f"{self._name}-io")
+        self._io_threads = IoThreads(_NUM_THREADS, f"{self._name}-io")
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._main(open_disk))

@@ -108,10 +108,14 @@ class Slab:
 
     Args:
         size_bytes: of the region; reserved when the first slot is asked for, touched as slots are.
+        spare_bytes: addresses beyond it, for the room that phases and gaps between slots cost. Without them, seven
+            slots of 16 MiB would not fit into 112 MiB, and one of seven restores would go into fresh pages, unaligned
+            to huge ones. They take no memory; a pinned slab, whose every address does, has none.
     """
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, spare_bytes: int = 0) -> None:
         self.size_bytes = round_up(max(size_bytes, 1), _CHUNK_BYTES)
+        self._spare_bytes = round_up(spare_bytes, _CHUNK_BYTES)
         self._allocator = ExtentAllocator()
         self._region: mmap.mmap | None = None
         self._num_slots_in: Counter[int] = Counter()  # by chunk
@@ -128,7 +132,10 @@ class Slab:
         """A slot of `nbytes` whose address is `phase` modulo 4096. Never fails while the system has memory."""
         size = round_up(nbytes + phase)
         region = self._mapped()
-        start = self._allocator.allocate(size) if size <= self.size_bytes else None
+        start = self._allocator.allocate(size)
+        if start is None and self._spare_bytes >= size and not self._is_pinned:
+            self._open_spare()
+            start = self._allocator.allocate(size)
         if start is None:
             return Slot(_map(size), None, phase, nbytes, size)
         for chunk in self._chunks(start, size):
@@ -182,9 +189,13 @@ class Slab:
 
     def _mapped(self) -> mmap.mmap:
         if self._region is None:
-            self._region = _map(self.size_bytes)
+            self._region = _map(self.size_bytes + _CHUNK_BYTES + self._spare_bytes)
             self._allocator.add_range(0, self.size_bytes)
         return self._region
+
+    def _open_spare(self) -> None:
+        self._allocator.add_range(self.size_bytes + _CHUNK_BYTES, self._spare_bytes)  # ranges must not touch
+        self._spare_bytes = 0
 
     def _chunks(self, start: int, size: int) -> range:
         return range(start // _CHUNK_BYTES, (start + size - 1) // _CHUNK_BYTES + 1)

@@ -12,18 +12,26 @@ from .slab import Slab, Slot
 
 __all__ = ["Slots"]
 
+_SPARE_BYTES = 2**30  # of addresses, not of memory: many slots' worth
+
 
 class Slots:
     """Gives out slots, and takes each back when nobody uses its memory any more. Guarded by the store's lock.
 
     Args:
         books: `lent` is charged here; what `host` and `staging` leave unused may be kept as free pages.
-        size_bytes: of the slab.
+        size_bytes, spare_bytes: of the slab.
         uncharged_bytes: tells how much of what `host` leaves unused is taken, but not charged yet.
     """
 
-    def __init__(self, books: HostBooks, size_bytes: int, uncharged_bytes: Callable[[], int]) -> None:
-        self.slab = Slab(size_bytes)
+    def __init__(
+        self,
+        books: HostBooks,
+        size_bytes: int,
+        uncharged_bytes: Callable[[], int],
+        spare_bytes: int = _SPARE_BYTES,
+    ) -> None:
+        self.slab = Slab(size_bytes, spare_bytes)
         self._books = books
         self._uncharged_bytes = uncharged_bytes
         self._returned: deque[Slot] = deque()  # appended to by finalizers

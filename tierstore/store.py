@@ -29,9 +29,8 @@ from .config import (
     parse_size,
 )
 from .disk.local import LocalDisk
-from .disk.scratch import SCRATCH_BYTES
 from .disk.tier import DiskTier, Kind
-from .engine import NUM_RESTORES, NUM_SPILLS, Engine
+from .engine import Engine
 from .errors import ConfigError, StorageIOError, TierStoreError
 from .handle import Handle, Record
 from .layout import alias_of, is_storable, layout_of
@@ -93,7 +92,7 @@ class TierStore:
         disk_bytes: SizeLike | None = None,
         codec: str = "auto",
         staging_bytes: SizeLike = "112MiB",
-        inline_bytes: SizeLike | None = "64KiB",
+        inline_bytes: SizeLike | None = "128KiB",
         checksum: bool = True,
         copies: Copies | None = None,
         **unknown: Never,
@@ -119,7 +118,6 @@ class TierStore:
                 codec=codec,
                 checksum=checksum,
                 executor=executor,
-                num_io_threads=NUM_SPILLS + NUM_RESTORES,
             )
 
         self._core = _Core(
@@ -210,7 +208,7 @@ class TierStore:
                 device_bytes=moves.devices.held_bytes,
                 host_bytes=moves.books.host.used_bytes,
                 host_bytes_peak=moves.books.host.peak_bytes,
-                staging_bytes=self.staging_bytes + (NUM_SPILLS + NUM_RESTORES) * SCRATCH_BYTES,
+                staging_bytes=self.staging_bytes + disk.scratch_bytes,
                 staging_used_bytes=moves.books.staging.used_bytes,
                 lent_bytes=moves.books.lent.used_bytes,
                 disk_bytes=moves.disk_bytes,

@@ -84,6 +84,17 @@ def test_allocator_takes_the_best_fit() -> None:
     assert allocator.allocate(3 * BLOCK) == 0
 
 
+def test_allocator_takes_the_oldest_range_that_has_room() -> None:
+    """So that the others empty themselves when use falls."""
+    allocator = ExtentAllocator()
+    for start in (1 << 20, 0, 2 << 20):
+        allocator.add_range(start, 4 * BLOCK)
+    starts = [allocator.allocate(size * BLOCK) for size in (3, 2, 1, 2, 3)]
+    assert starts == [1 << 20, 0, (1 << 20) + 3 * BLOCK, 2 * BLOCK, 2 << 20]
+    allocator.free(1 << 20, 3 * BLOCK)
+    assert allocator.allocate(BLOCK) == 1 << 20, "the exact fit in a younger one is not taken"
+
+
 @pytest.mark.parametrize(("start", "length"), [(0, 1), (2, 2), (3, 1), (15, 2), (16, 1), (40, 1)])
 def test_allocator_refuses_to_free_what_is_not_handed_out(start: int, length: int) -> None:
     allocator = ExtentAllocator()
@@ -185,20 +196,70 @@ def test_next_segment_is_made_ahead_of_need(
     uvloop.run(test())
 
 
-def test_empty_segments_are_closed_but_one(
+def open_small_segments(directory: Path, executor: ThreadPoolExecutor, idle_seconds: float) -> ExtentSpace:
+    budget = DiskBudget(64 * 2**20)
+    return ExtentSpace(directory, budget, detect_io_mode(directory), executor, idle_seconds=idle_seconds)
+
+
+async def come_and_go(space: ExtentSpace, num_extents: int) -> None:
+    """Take so many extents, ten to a segment of 1 MiB, and give them back."""
+    for extent in [await space.take(100_000) for _ in range(num_extents)]:
+        space.give_back(extent)
+
+
+def test_empty_segments_are_used_again_by_the_next_step(
     tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
 
     async def test() -> None:
-        space = open_space(tmp_path, 64 * 2**20, executor)
-        taken = [await space.take(100_000) for _ in range(50)]
-        assert len(space.files()) > 4
-        for extent in taken:
+        space = open_small_segments(tmp_path, executor, idle_seconds=3600)
+        await come_and_go(space, 50)
+        inodes = set(space.inodes)
+        assert len(inodes) > 4
+        for _ in range(5):
+            await come_and_go(space, 50)
+        assert space.inodes == inodes
+        await space.close()
+
+    uvloop.run(test())
+
+
+def test_segments_empty_for_long_are_closed_but_one(
+    tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
+
+    async def test() -> None:
+        space = open_small_segments(tmp_path, executor, idle_seconds=0.01)
+        staying = [await space.take(100_000) for _ in range(15)]
+        await come_and_go(space, 50)
+        while len(space.files()) > 3:  # the two that are in use, one that is empty
+            await asyncio.sleep(0.005)
+        for extent in staying:
             space.give_back(extent)
-        while space.is_closing:
-            await asyncio.sleep(0)
-        assert len(space.files()) == 1
+        while len(space.files()) > 1:
+            await asyncio.sleep(0.005)
+        await space.close()
+        assert not space.inodes
+
+    uvloop.run(test())
+
+
+def test_empty_segments_are_closed_at_once_where_others_need_their_budget(
+    tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
+
+    async def test() -> None:
+        budget = DiskBudget(5 * 2**20)
+        space = ExtentSpace(tmp_path, budget, detect_io_mode(tmp_path), executor)
+        await come_and_go(space, 45)
+        assert budget.room_bytes < 2**20
+        assert not space.free_budget_for(6 * 2**20)
+        assert space.free_budget_for(2**20)
+        while budget.room_bytes < 2**20:
+            assert await space.wait_for_news()
         await space.close()
 
     uvloop.run(test())

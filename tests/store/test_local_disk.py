@@ -28,9 +28,12 @@ from tests.store.disk_conformance import (
     random_bytes,
     read_back,
 )
+from tierstore.disk import records as records_module
+from tierstore.disk import scratch as scratch_module
 from tierstore.disk.codec_policy import CodecPolicy
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.raw_records import lay_out, split_at
+from tierstore.disk.scratch import SCRATCH_BYTES, Scratch
 from tierstore.disk.tier import Kind
 from tierstore.errors import ConfigError, CorruptDataError, StorageIOError, StoreFullError
 
@@ -552,13 +555,45 @@ def _target_of(name: str) -> str:
         return ""
 
 
-def test_working_memory_is_bounded_by_the_pool(open_disk: OpenDisk) -> None:
+def test_working_memory_is_bounded_whatever_is_in_flight(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class CountedScratch(Scratch):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(scratch_module, "Scratch", CountedScratch)
+
     async def test() -> None:
-        async with open_disk(num_io_threads=4, codec="zstd") as disk:
-            content = memoryview(random_bytes(100_000))
-            await gather(*(disk.write(key, content, PLAIN) for key in range(64)))
-            assert disk.scratch_bytes == 4 * 2 * 2**20
-            assert 1 <= len(disk._shelf._scratch._idle) <= 4
+        async with open_disk(num_at_once=2, codec="zstd") as disk:
+            content = random_bytes(1000) * 300
+            await gather(*(disk.write(key, memoryview(content), PLAIN) for key in range(64)))
+            for found in await gather(*(read_back(disk, key, len(content)) for key in range(64))):
+                assert found == content
+            assert disk.scratch_bytes == 2 * 2 * SCRATCH_BYTES
+            assert 2 <= len(made) <= 4
+
+    on_loop(test)
+
+
+def test_turn_at_the_device_ends_before_the_checksum(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device has the next record while this one is verified."""
+    turns_taken = []
+    checksum = records_module._checksum
+
+    async def test() -> None:
+        async with open_disk() as disk:
+
+            def looking(view: memoryview, seed: int | None) -> int | None:
+                turns_taken.append(disk._shelf._turns.num_taken)
+                return checksum(view, seed)
+
+            monkeypatch.setattr(records_module, "_checksum", looking)
+            content = random_bytes(200_000)
+            await disk.write(1, memoryview(content), PLAIN)
+            assert await read_back(disk, 1, len(content)) == content
+            assert turns_taken == [0, 0]
 
     on_loop(test)
 

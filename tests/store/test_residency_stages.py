@@ -19,6 +19,7 @@ from tests.conftest import MakeStore
 from tierstore import Handle, ModifiedInPlaceError, StoreClosedError, TierStore
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
+from tierstore.engine import NUM_RESTORES, NUM_SPILLS
 from tierstore.handle import State
 from tierstore.layout import layout_of
 
@@ -234,7 +235,7 @@ def test_get_at_every_stage_returns_the_bytes(bench: Bench, stage: str) -> None:
 def test_get_of_a_queued_write_cancels_it(bench: Bench) -> None:
     store, disk = bench.open()
     disk.hold("write")
-    running = [store.put(_tensor(i)) for i in range(4)]  # one for each lane
+    running = [store.put(_tensor(i)) for i in range(NUM_SPILLS)]  # one for each lane
     for handle in running:
         disk.await_begin("write", handle)
     queued = store.put(_tensor(9))
@@ -266,7 +267,7 @@ def test_get_overtakes_every_queued_prefetch(bench: Bench) -> None:
     store.flush()
     disk.hold("read")
     store.prefetch(handles[:15])
-    for handle in handles[:4]:
+    for handle in handles[:NUM_RESTORES]:
         disk.await_begin("read", handle)
     wanted = [bench.on_thread(store, store.get, handles[i]) for i in (14, 19)]
     disk.let_go()
@@ -435,7 +436,7 @@ def test_close_with_long_queues_abandons_them(bench: Bench) -> None:
     num_written = len(disk.written)
     threading.Timer(0.05, disk.let_go).start()
     store.close()
-    assert len(disk.written) - num_written <= 4
+    assert len(disk.written) - num_written <= NUM_SPILLS
     del on_disk, queued
 
 

@@ -53,6 +53,20 @@ def test_allocate_beyond_the_slab_gives_a_mapping_of_its_own() -> None:
     assert slab.allocate(CHUNK).start is not None
 
 
+@pytest.mark.parametrize("phase", [0, 64, 4032])
+def test_slots_of_any_phase_that_fill_the_budget_are_all_in_the_region(phase: int) -> None:
+    """And so in the same pages, step after step."""
+    slab = Slab(7 * 8 * CHUNK, spare_bytes=64 * CHUNK)
+    seen = set()
+    for _ in range(3):
+        slots = [slab.allocate(8 * CHUNK, phase) for _ in range(7)]
+        seen.add(tuple(slot.start for slot in slots))
+        for slot in slots:
+            slab.free(slot)
+    (starts,) = seen
+    assert None not in starts
+
+
 def test_free_slot_is_used_again() -> None:
     slab = Slab(CHUNK)
     first = slab.allocate(CHUNK)

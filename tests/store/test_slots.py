@@ -13,7 +13,7 @@ NBYTES = 2 * 2**20
 def _one_slot() -> tuple[HostBooks, Slots]:
     """With room for a single slot in the slab."""
     books = HostBooks(0, NBYTES)
-    return books, Slots(books, NBYTES, lambda: 0)
+    return books, Slots(books, NBYTES, lambda: 0, spare_bytes=0)
 
 
 def test_lent_slot_is_used_again_only_when_its_storage_is_gone_and_taken_back() -> None:

@@ -16,7 +16,6 @@ import torch
 
 from tests.conftest import MakeStore
 from tierstore import Handle, StoreFullError, StoreStats, TierStore, tiered_offload
-from tierstore.disk.scratch import SCRATCH_BYTES
 from tierstore.handle import State
 
 NBYTES = 40_000
@@ -88,7 +87,7 @@ def test_every_budget_keeps_its_limits_and_the_bytes(make_store: MakeStore, stag
         stats = store.stats()
         assert stats.host_bytes_peak <= host_bytes
         assert stats.live_handles == 4
-        assert stats.staging_bytes == staging_bytes + 8 * SCRATCH_BYTES
+        assert stats.staging_bytes == staging_bytes + store._core.engine.disk.scratch_bytes
         del handles
         _until(lambda store=store: _is_empty(store.stats()))
         store.close()

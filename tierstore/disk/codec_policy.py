@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..codec import NO_CODEC, Codec
 from ..codec_choice import Choice, CodecChooser
@@ -16,20 +16,15 @@ _MOST_KINDS = 1024
 
 
 class CodecPolicy:
-    """A fixed codec, or the choice of one per kind of record. Lives on one loop; never blocks.
+    """A fixed codec, or the choice of one per kind of record. Lives on one loop; never blocks."""
 
-    Attributes:
-        num_jobs: in flight now; kept by whoever starts them.
-    """
-
-    def __init__(self, fixed: Codec | None, num_io_threads: int) -> None:
-        """`fixed`: None means "auto"."""
+    def __init__(self, fixed: Codec | None, num_at_once: Callable[[], int]) -> None:
+        """`fixed`: None means "auto". `num_at_once`: how many jobs share the disk now."""
         self._fixed = fixed
-        self._num_io_threads = num_io_threads
+        self._num_at_once = num_at_once
         self._chooser = CodecChooser()
         self._kinds: dict[int, Kind] = {}  # of live encoded records, for what decoding them teaches
         self._counts: dict[str, dict[str, int]] = {}
-        self.num_jobs = 0
 
     def order(self, kind: Kind, num_bytes: int, seed: int | None, *, is_space_short: bool) -> WriteOrder:
         """What to make of the next record; `seed` is its checksum's."""
@@ -72,6 +67,3 @@ class CodecPolicy:
             name = "others"
         counts = self._counts.setdefault(name, {})
         counts[codec] = counts.get(codec, 0) + 1
-
-    def _num_at_once(self) -> int:
-        return min(self.num_jobs, self._num_io_threads)

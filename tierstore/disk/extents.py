@@ -1,16 +1,18 @@
 """Extents: ranges of unnamed segment files, allocated as they are needed and never beyond the budget.
 
 Segments are about 1 GiB (growing one file under direct writes stalls; preallocating all of a drive is not
-ours to do). The next one is allocated off the loop before the current ones are full. Empty ones are closed
-one after the other, all but one, so that a store that breathes does not make and drop segments all the time:
-freeing 1 GiB takes the file system 0.1 s, and what still waits to be closed may be used again. Nothing is
-punched.
+ours to do). The next one is allocated off the loop before the current ones are full. Nothing is punched.
+
+A training step empties the store, and the next one fills it again. Writing a segment for the first time goes at half
+the speed (the file system converts blocks that were only reserved), so empty segments are kept, and closed when they
+have been empty for minutes, all but one; or at once where their space is needed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +28,9 @@ from .segments import Segment, close_segments, is_out_of_space, open_segment
 __all__ = ["SEGMENT_BYTES", "Extent", "ExtentSpace"]
 
 SEGMENT_BYTES = 2**30
+IDLE_SECONDS = 300.0
+"""An empty segment is kept for so long, at most for twice that: longer than most training steps take."""
+
 _RECORDS_PER_SEGMENT = 8  # large records get larger segments: at most an eighth is lost to what does not fit
 _SEGMENT_STRIDE = 1 << 48  # each segment's part of the allocator's line: they never touch
 
@@ -57,7 +62,15 @@ class ExtentSpace:
         inodes: of every segment that is open, or just being opened or closed.
     """
 
-    def __init__(self, directory: Path, budget: DiskBudget, mode: IoMode, executor: Executor) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        budget: DiskBudget,
+        mode: IoMode,
+        executor: Executor,
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
         self._directory = directory
         self._budget = budget
         self._mode = mode
@@ -66,6 +79,9 @@ class ExtentSpace:
         self.inodes: set[Inode] = set()
         self._segments: dict[int, Segment] = {}
         self._num_opened = 0
+        self._idle_seconds = idle_seconds
+        self._empty_since: dict[int, float] = {}  # by the loop's clock; also of those in use, when they last were
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._growth: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._num_promises = 0
@@ -113,7 +129,7 @@ class ExtentSpace:
         while (start := self._allocator.allocate(num_bytes)) is None:
             if self._may_grow_for(num_bytes):
                 self._start_growth(self._segment_bytes_for(num_bytes), num_bytes)
-            elif not self._free_budget_for(num_bytes) and not self._is_news_coming():
+            elif not self.free_budget_for(num_bytes) and not self._is_news_coming():
                 raise self._refuse(num_bytes)
             await self.wait_for_news()
         self._grow_ahead()
@@ -122,8 +138,8 @@ class ExtentSpace:
     def give_back(self, extent: Extent) -> None:
         """Free an extent. Only when nothing can still read or write it."""
         self._allocator.free(extent.start, extent.num_bytes)
-        if self._is_empty(extent.segment) and len(self._empty_segments()) > 1:
-            self._start_closing(keep=1)
+        if self._is_empty(extent.segment):
+            self._note_empty(extent.segment)
         self._announce()
 
     def trim(self, extent: Extent, num_bytes: int) -> Extent:
@@ -150,8 +166,17 @@ class ExtentSpace:
         await self._news.wait()
         return True
 
+    def free_budget_for(self, num_bytes: int) -> bool:
+        """Start to close empty segments if that makes room for something else; `wait_for_news` tells when."""
+        empty_bytes = sum(self._segments[number].num_bytes for number in self._empty_segments())
+        if not empty_bytes or self._budget.room_bytes + empty_bytes < num_bytes:
+            return False
+        self._start_closing(self._empty_segments)
+        return True
+
     async def close(self) -> None:
         """Close every segment. No extent may be in use by a job; all are gone. Idempotent."""
+        self._stop_idle_timer()
         while pending := [task for task in (self._growth, self._closing) if task is not None]:
             await asyncio.wait(pending)
         files = self.files()
@@ -189,6 +214,7 @@ class ExtentSpace:
             taken_bytes = segment.num_bytes
             self._segments[self._num_opened] = segment
             self._allocator.add_range(self._num_opened * _SEGMENT_STRIDE, taken_bytes)
+            self._note_empty(self._num_opened)
             self._num_opened += 1
         except (OSError, RuntimeError) as error:  # RuntimeError: the executor takes no more jobs
             # Nobody asked for a segment ahead of its need: that refusal only ends the asking.
@@ -213,29 +239,47 @@ class ExtentSpace:
         full.__cause__ = None if refusal is None else refusal.error
         return full
 
-    def _free_budget_for(self, num_bytes: int) -> bool:
-        """Start closing empty segments if that makes room for a longer one."""
-        empty_bytes = sum(self._segments[number].num_bytes for number in self._empty_segments())
-        if not empty_bytes or self._budget.room_bytes + empty_bytes < num_bytes:
-            return False
-        self._start_closing(keep=0)
-        return True
-
     def _empty_segments(self) -> list[int]:
         return [number for number in self._segments if self._is_empty(number)]
 
     def _is_empty(self, number: int) -> bool:
         return self._allocator.is_unused(number * _SEGMENT_STRIDE, self._segments[number].num_bytes)
 
-    def _start_closing(self, *, keep: int) -> None:
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close_empty(keep))
+    def _note_empty(self, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._empty_since[number] = loop.time()
+        if self._idle_timer is None and len(self._empty_segments()) > 1:
+            self._idle_timer = loop.call_later(self._idle_seconds, self._close_idle)
 
-    async def _close_empty(self, keep: int) -> None:
+    def _close_idle(self) -> None:
+        self._stop_idle_timer()
+        self._start_closing(self._idle_segments)
+        if len(self._empty_segments()) > 1:
+            self._idle_timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._close_idle)
+
+    def _idle_segments(self) -> list[int]:
+        """Those that have been empty for long; while all that are empty have been, one of them is kept."""
+        empty = self._empty_segments()
+        latest = asyncio.get_running_loop().time() - self._idle_seconds
+        idle = [number for number in empty if self._empty_since[number] <= latest]
+        return idle[1:] if len(idle) == len(empty) else idle
+
+    def _stop_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+
+    def _start_closing(self, which: Callable[[], list[int]]) -> None:
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close_segments(which))
+
+    async def _close_segments(self, which: Callable[[], list[int]]) -> None:
+        """Close one after the other: freeing 1 GiB takes the file system 0.1 s, and what waits may be used again."""
         try:
-            while len(empty := self._empty_segments()) > keep:
-                number = min(empty, key=lambda number: self._segments[number].num_bytes)
+            while numbers := which():
+                number = min(numbers, key=lambda number: self._segments[number].num_bytes)
                 segment = self._segments.pop(number)
+                del self._empty_since[number]
                 self._allocator.remove_range(number * _SEGMENT_STRIDE, segment.num_bytes)
                 await run_job(self._executor, close_segments, [segment.file], self.inodes)
                 self._budget.segment_bytes -= segment.num_bytes

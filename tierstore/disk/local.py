@@ -29,11 +29,14 @@ from .forking import let_go_of
 from .index import Index, map_bytes_for
 from .io_mode import detect_io_mode
 from .jobs import run_job, to_the_end
-from .scratch import SCRATCH_BYTES
+from .scratch import SCRATCH_BYTES, Turns
 from .shelf import RecordShelf
 from .tier import DiskUsage, Kind, Stored
 
 __all__ = ["LocalDisk"]
+
+NUM_AT_ONCE = 4
+"""A 16 MiB record keeps a drive busy alone; four cover the gaps between them."""
 
 
 class LocalDisk:
@@ -44,7 +47,7 @@ class LocalDisk:
     zero bytes is a record like any other.
 
     Attributes:
-        scratch_bytes: the most working memory that the jobs hold, all together.
+        scratch_bytes: the most working memory that its jobs hold, all together.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class LocalDisk:
         codec: str,
         checksum: bool,
         executor: Executor,
-        num_io_threads: int = 8,
+        num_at_once: int = NUM_AT_ONCE,
         session: int = 0,
     ) -> None:
         """Open an empty tier.
@@ -69,7 +72,8 @@ class LocalDisk:
             codec: as `parse_codec`.
             checksum: verify on reading what was written.
             executor: runs the jobs; not shut down before `close` has returned.
-            num_io_threads: how many of them it runs at once.
+            num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most.
+                With more jobs than that, the others take checksums meanwhile.
             session: part of every checksum: a record of another session is refused.
 
         Raises:
@@ -82,11 +86,12 @@ class LocalDisk:
             raise ConfigError("disk_bytes", disk_bytes, "give 0 or more bytes")
         if inline_bytes is not None and inline_bytes < 0:
             raise ConfigError("inline_bytes", inline_bytes, "give 0 or more bytes, or None")
-        self.scratch_bytes = num_io_threads * SCRATCH_BYTES
+        self.scratch_bytes = 2 * num_at_once * SCRATCH_BYTES
         self._executor = executor
         self._closed_because: str | None = None
         self._budget = DiskBudget(round_up(disk_bytes))
-        self._policy = CodecPolicy(fixed, num_io_threads)
+        turns = Turns(num_at_once)
+        self._policy = CodecPolicy(fixed, lambda: turns.num_taken)
         with translated("open", str(directory), "nothing was stored"):
             self._mode = detect_io_mode(self._directory)
             self._index = Index.without_name(self._directory, map_bytes_for(disk_bytes))
@@ -100,6 +105,7 @@ class LocalDisk:
             inline_bytes=inline_bytes,
             session=session,
             has_checksums=checksum,
+            turns=turns,
         )
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:

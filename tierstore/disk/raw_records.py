@@ -1,6 +1,6 @@
 """Unencoded records: straight between the caller's memory and the disk, whatever the address. Blocking jobs.
 
-O_DIRECT wants memory aligned to 512 or 4096 bytes; torch's is aligned to 64. So the aligned interior of the
+O_DIRECT wants memory aligned to a block; torch's is aligned to 64 bytes. So the aligned interior of the
 caller's memory is written as it lies, and the unaligned head and tail follow it in a side block::
 
     memory   ──┤head├───────────── interior ─────────────┤tail├──
@@ -50,7 +50,7 @@ def write_raw(descriptor: int, offset: int, source: memoryview, alignment_bytes:
         descriptor: the segment; O_DIRECT unless `alignment_bytes` is 1.
         offset: the extent's, a multiple of 4096.
         source: uint8, shape [n], any address, may be read-only; the extent holds n rounded up to 4096.
-        alignment_bytes: what the descriptor asks of memory: 4096, 512, or 1 (buffered).
+        alignment_bytes: what the descriptor asks of memory: 4096, or 1 (buffered).
         scratch: for the side block.
 
     Raises:

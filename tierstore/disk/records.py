@@ -105,17 +105,21 @@ def write_record(
         DoesNotFitError: the place is shorter than the record and encoding does not make up for it.
         OSError: the device failed. In both cases nothing that counts was written.
     """
+    samples: tuple[Sample, ...] = ()
+    encode_seconds = 0.0
+    if order.codec != NO_CODEC or order.probe:
+        with pool.lend() as scratch:
+            samples = probe(source, order.itemsize_bytes, scratch) if order.probe else ()
+            started = time.perf_counter()
+            if order.codec != NO_CODEC:
+                written = _write_encoded(place, source, order, value_limit_bytes, scratch)
+                if written is not None:
+                    return written._replace(samples=samples)
+            encode_seconds = time.perf_counter() - started
+    if round_up(len(source)) > place.num_bytes:
+        raise DoesNotFitError
+    checksum = _checksum(source, order.seed)
     with pool.lend() as scratch:
-        samples = probe(source, order.itemsize_bytes, scratch) if order.probe else ()
-        started = time.perf_counter()
-        if order.codec != NO_CODEC:
-            written = _write_encoded(place, source, order, value_limit_bytes, scratch)
-            if written is not None:
-                return written._replace(samples=samples)
-        encode_seconds = time.perf_counter() - started
-        if round_up(len(source)) > place.num_bytes:
-            raise DoesNotFitError
-        checksum = _checksum(source, order.seed)
         started = time.perf_counter()
         head_bytes = write_raw(place.descriptor, place.offset, source, place.alignment_bytes, scratch)
         write_seconds = time.perf_counter() - started
@@ -162,33 +166,32 @@ def read_record(place: Place, location: Location, seed: int, destination: memory
         DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
         OSError: the device failed; the record is still there, likewise.
     """
+    if location.codec != NO_CODEC.family:
+        with pool.lend() as scratch:
+            return _read_encoded(place, location, seed, destination, scratch)
     with pool.lend() as scratch:
         started = time.perf_counter()
-        if location.codec == NO_CODEC.family:
-            read_raw(
-                place.descriptor,
-                place.offset,
-                destination,
-                location.head_bytes,
-                place.alignment_bytes,
-                scratch,
-            )
-            read_seconds = time.perf_counter() - started
-            _verify(location, _checksum(destination, None if location.checksum is None else seed))
-            return ReadReport(read_seconds, 0.0)
-        hasher = None if location.checksum is None else record_hasher(seed)
-        decoder = BlockDecoder(destination, _codec_of(location), location.itemsize_bytes, scratch.workspace)
-        read_seconds = read_encoded(
-            place.descriptor,
-            place.offset,
-            location.encoded_bytes,
-            place.alignment_bytes,
-            decoder,
-            hasher,
-            scratch,
-        )
-        _verify(location, None if hasher is None else hasher.intdigest())
-        return ReadReport(read_seconds, time.perf_counter() - started - read_seconds)
+        read_raw(place.descriptor, place.offset, destination, location.head_bytes, place.alignment_bytes, scratch)
+        read_seconds = time.perf_counter() - started
+    _verify(location, _checksum(destination, None if location.checksum is None else seed))  # the next one reads already
+    return ReadReport(read_seconds, 0.0)
+
+
+def _read_encoded(place: Place, location: Location, seed: int, destination: memoryview, scratch: Scratch) -> ReadReport:
+    started = time.perf_counter()
+    hasher = None if location.checksum is None else record_hasher(seed)
+    decoder = BlockDecoder(destination, _codec_of(location), location.itemsize_bytes, scratch.workspace)
+    read_seconds = read_encoded(
+        place.descriptor,
+        place.offset,
+        location.encoded_bytes,
+        place.alignment_bytes,
+        decoder,
+        hasher,
+        scratch,
+    )
+    _verify(location, None if hasher is None else hasher.intdigest())
+    return ReadReport(read_seconds, time.perf_counter() - started - read_seconds)
 
 
 def decode_small_value(

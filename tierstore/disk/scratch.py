@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import mmap
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 from ..codec import BLOCK_BYTES, Workspace
 from .linux import address_of
 
-__all__ = ["SCRATCH_BYTES", "Scratch", "ScratchPool"]
+__all__ = ["SCRATCH_BYTES", "Scratch", "ScratchPool", "Turns"]
 
 SCRATCH_BYTES = 2 * 2**20
-"""Working memory of one job. A store with n I/O threads holds at most n of these."""
+"""Working memory of one job."""
 
 _SIDE_BYTES = 16 * 2**10
 
@@ -41,19 +41,44 @@ class Scratch:
 
 
 class ScratchPool:
-    """Lends scratch to jobs; as many exist as jobs ever ran at once. Any thread; never blocks."""
+    """Lends scratch to jobs, and with it a turn: so many of them work at once, whoever comes next waits.
 
-    def __init__(self) -> None:
-        self._idle: deque[Scratch] = deque()
+    A job that has read its record gives the turn back before it verifies it, so that the next one is at the device
+    without a gap; four reads that begin together would otherwise end together, and leave the device idle. Any thread;
+    `lend` blocks.
+    """
+
+    def __init__(self, num_turns: int) -> None:
+        self._num_turns = num_turns
+        self._idle: SimpleQueue[Scratch | None] = SimpleQueue()
+        for _ in range(num_turns):
+            self._idle.put(None)  # made when it is needed first
+
+    @property
+    def num_lent(self) -> int:
+        """Turns that are taken now."""
+        return self._num_turns - self._idle.qsize()
 
     @contextmanager
     def lend(self) -> Iterator[Scratch]:
-        """A scratch of the caller's own until the block ends; the one used last, for its warm cache."""
+        """A scratch of the caller's own until the block ends."""
+        scratch = self._idle.get()
         try:
-            scratch = self._idle.pop()
-        except IndexError:
-            scratch = Scratch()
-        try:
+            if scratch is None:
+                scratch = Scratch()
             yield scratch
         finally:
-            self._idle.append(scratch)
+            self._idle.put(scratch)
+
+
+class Turns:
+    """The turns of each direction: a read never waits behind writes."""
+
+    def __init__(self, num_each: int) -> None:
+        self.writes = ScratchPool(num_each)
+        self.reads = ScratchPool(num_each)
+
+    @property
+    def num_taken(self) -> int:
+        """How many jobs share the disk now."""
+        return self.writes.num_lent + self.reads.num_lent

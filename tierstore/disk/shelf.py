@@ -31,13 +31,13 @@ from .records import (
     read_record,
     write_record,
 )
-from .scratch import ScratchPool
+from .scratch import Turns
 from .tier import Kind, Stored
 
 __all__ = ["RecordShelf"]
 
 _LONGEST_VALUE_BYTES = 2**30  # LMDB takes values below 4 GiB, and holds one in memory until it is committed
-_QUICK_BYTES = 64 * 2**10  # checksummed on the loop in microseconds: a hop to the pool would cost more
+_QUICK_BYTES = 128 * 2**10  # checksummed on the loop in microseconds: a hop to the pool would cost more
 _BEST_HOPE = 8  # encoding into an extent shorter than the record by more than this is not tried
 _STILL_IN_MEMORY = "the data is still in memory"
 _STILL_ON_DISK = "the record is still on disk and may be asked for again"
@@ -53,6 +53,11 @@ class _Record(NamedTuple):
     source: memoryview
     kind: Kind
     order: WriteOrder
+
+
+def _is_quick(record: _Record) -> bool:
+    order = record.order
+    return order.codec == NO_CODEC and not order.probe and len(record.source) <= _QUICK_BYTES
 
 
 class RecordShelf:
@@ -75,6 +80,7 @@ class RecordShelf:
         inline_bytes: int | None,
         session: int,
         has_checksums: bool,
+        turns: Turns,
     ) -> None:
         self.locations: dict[int, Location] = {}
         self._undeleted: dict[int, Location] = {}  # discarded, but the index refused: tried again with the next
@@ -84,7 +90,7 @@ class RecordShelf:
         self._budget = budget
         self._policy = policy
         self._executor = executor
-        self._scratch = ScratchPool()
+        self._turns = turns
         self._inline_bytes = inline_bytes
         self._session = session
         self._has_checksums = has_checksums
@@ -117,7 +123,10 @@ class RecordShelf:
 
     async def _charge_value(self, num_bytes: int, *, may_wait: bool) -> bool:
         """Count a value against the budget; False if it has no room, nor will what is on its way back make it."""
-        while not self._budget.add_value(value_charge_bytes(num_bytes)):
+        charge_bytes = value_charge_bytes(num_bytes)
+        while not self._budget.add_value(charge_bytes):
+            if may_wait:
+                self._space.free_budget_for(charge_bytes)
             if not may_wait or not await self._space.wait_for_news():
                 return False
         return True
@@ -130,10 +139,10 @@ class RecordShelf:
         """Its charge has been counted: that of the record as it is, not encoded."""
         charge_bytes = value_charge_bytes(len(record.source))
         try:
-            if record.order.codec == NO_CODEC and len(record.source) <= _QUICK_BYTES:
-                written = make_value(record.source, record.order, self._scratch)
+            if _is_quick(record):
+                written = make_value(record.source, record.order, self._turns.writes)
             else:
-                written = await self._run(make_value, record.source, record.order, self._scratch)
+                written = await self._run(make_value, record.source, record.order, self._turns.writes)
         except BaseException:
             self._budget.remove_value(charge_bytes)
             raise
@@ -198,7 +207,7 @@ class RecordShelf:
         try:
             with self._write_errors(record, f"segment {extent.segment} at offset {extent.offset}"):
                 return await self._run(
-                    write_record, place, record.source, record.order, value_limit_bytes, self._scratch
+                    write_record, place, record.source, record.order, value_limit_bytes, self._turns.writes
                 )
         except DoesNotFitError:
             reason = f"encoded, it does not fit into the longest free extent of {extent.num_bytes} bytes"
@@ -230,12 +239,13 @@ class RecordShelf:
         return Stored(location.taken_bytes, str(written.codec))
 
     async def _put(self, put: Put) -> Outcome:
-        """Have the index take it. A file system that is full for as long as a segment is tried on it is not full."""
+        """Have the index take it. A file system that is full of empty segments, or of one being tried, is not full."""
         is_last_try = False
         while True:
             outcome = await self._commits.submit(put)
             if outcome.error is None or not means_full(outcome.error) or is_last_try:
                 return outcome
+            self._space.free_budget_for(0)
             is_last_try = not await self._space.wait_for_news()
 
     async def read(self, key: int, destination: memoryview) -> int:
@@ -245,7 +255,7 @@ class RecordShelf:
         place = self._place_of(location)
         if place is None:
             receive = partial(
-                decode_small_value, location=location, seed=seed, destination=destination, pool=self._scratch
+                decode_small_value, location=location, seed=seed, destination=destination, pool=self._turns.reads
             )
             outcome = await self._commits.submit(Fetch(key, receive))
             with translated("read", "the index", _STILL_ON_DISK, key=key):
@@ -254,7 +264,7 @@ class RecordShelf:
             return location.encoded_bytes
         where = "the index's file" if location.segment is None else f"segment {location.segment}"
         with translated("read", f"{where} at offset {place.offset}", _STILL_ON_DISK, key=key):
-            report = await self._run(read_record, place, location, seed, destination, self._scratch)
+            report = await self._run(read_record, place, location, seed, destination, self._turns.reads)
         self._policy.learn_read(key, location, report)
         return location.encoded_bytes if location.segment is None else location.taken_bytes
 
@@ -297,11 +307,7 @@ class RecordShelf:
             self._space.give_back(Extent(location.segment, location.offset, location.taken_bytes))
 
     async def _run(self, job: Callable[_P, _T], *arguments: _P.args, **keywords: _P.kwargs) -> _T:
-        self._policy.num_jobs += 1
-        try:
-            return await run_job(self._executor, job, *arguments, **keywords)
-        finally:
-            self._policy.num_jobs -= 1
+        return await run_job(self._executor, job, *arguments, **keywords)
 
     def _write_errors(self, record: _Record, place: str) -> AbstractContextManager[None]:
         num_bytes = len(record.source)

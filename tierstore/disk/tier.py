@@ -59,7 +59,13 @@ class DiskUsage:
 
 
 class DiskTier(Protocol):
-    """Keeps records: bytes under a key. All coroutines run on the engine's loop and do not block it."""
+    """Keeps records: bytes under a key. All coroutines run on the engine's loop and do not block it.
+
+    Attributes:
+        scratch_bytes: the most working memory that its jobs hold in this process, all together.
+    """
+
+    scratch_bytes: int
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         """Store `source` as the record `key`.
