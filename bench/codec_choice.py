@@ -7,7 +7,7 @@ A step moves a set of real saved tensors (`bench/trained_tensors.py`) down to di
   the time of a step is until both are done, so CPU seconds spent on encoding make it longer.
 
 All codecs are measured in one process, by turns: some unmeasured steps, in which "auto" sees the machine as it is
-now and not as another codec left it, then measured ones. After two turns, fixed codecs that are far behind drop out,
+now and not as another codec left it, then measured ones. After one turn, fixed codecs that are far behind drop out,
 so that those that matter are measured close together in time. Ratios are medians over turns of "auto" to its
 neighbour in the same turn. "First use" is the first step of a new store, which knows nothing yet, beside that of one
 without codec.
@@ -33,8 +33,8 @@ from .trained_tensors import KINDS, tensors_of_kind
 CODECS = ("none", "auto", "zstd:1", "shuffle-zstd:1")
 FIXED = tuple(codec for codec in CODECS if codec != "auto")
 SCENES = ("moving alone", "beside compute")
-QUALIFYING_TURNS = 2
-TURNS = 15
+QUALIFYING_TURNS = 1
+TURNS = 11
 STEPS = 2
 SETTLE_SECONDS = 0.3
 CLOSE = 1.5

@@ -58,7 +58,7 @@ class ByteConvolutions(nn.Module):
 
 
 def tensors_of_kind(kind: str, directory: Path) -> list[Tensor]:
-    """The set of tensors of one kind; made at the first use and kept in `directory`."""
+    """The set of tensors of one kind; made at the first use and kept in a folder of `directory`."""
     if not _file_of(kind, directory).exists():
         for made, tensors in _make(kind).items():
             _save(tensors, _file_of(made, directory))
@@ -67,10 +67,11 @@ def tensors_of_kind(kind: str, directory: Path) -> list[Tensor]:
 
 
 def _file_of(kind: str, directory: Path) -> Path:
-    return directory / f"tierstore-bench-{kind.replace(',', '').replace(' ', '-')}.pt"
+    return directory / "tierstore-bench-tensors" / f"{kind.replace(',', '').replace(' ', '-')}.pt"
 
 
 def _save(tensors: list[Tensor], file: Path) -> None:
+    file.parent.mkdir(exist_ok=True)
     unfinished = file.with_suffix(".unfinished")
     torch.save(tensors, unfinished)
     os.replace(unfinished, file)

@@ -6,11 +6,12 @@ A record costs time in two ways, and what each is worth depends on what else the
              encoded  n·max(r/W, e/p + r/(k·W)) + n·max(r/R, d/p + r/(k·R))
                       r: ratio; e, d: CPU seconds per byte to write and to read it, beyond those of an unencoded one;
                       p: cores that are free for it; k: records that are moved at once
-    cost  =  demand · moving  +  price · n·(e + d)
+    cost  =  demand² · moving  +  price · n·(e + d)
 
-*demand* is how busy the disk would be if nothing were encoded: where training leaves it idle most of the time,
-moving is hidden and faster moving gains nothing. *price* is the share of the CPU seconds that is taken from
-training: nearly nothing where cores are idle, all of it where training keeps them busy.
+*demand* is how busy the disk would be if nothing were encoded: the busier, the more of its time is waited for; where
+training leaves it idle most of the time, moving is hidden and faster moving gains nothing. *price* is the share of
+the CPU seconds that is taken from training: nearly nothing where cores are idle, all of it where training keeps them
+busy.
 
 Where a figure is missing, nothing is encoded. Near the end of the disk budget the best ratio wins whatever it costs.
 """
@@ -32,6 +33,8 @@ SMALLEST_PROBED_BYTES = 64 * 2**10
 
 _PROBE_AFTER_RECORDS = (4, 16, 64, 256)  # the first of a kind may be unlike the others; then ever more seldom
 _PROBE_AFTER_BYTES = 64 * 2**20  # a probe costs some milliseconds at most: below 2 % of what it rides on
+_TRIAL_AFTER_RECORDS = (16, 64, 256)  # encoded ones: then raw ones show what the disk can do now
+_TRIAL_RECORDS = 4
 _SWITCH_BELOW = 0.9  # of the cost of what is done now: a gain that is not just noise
 _LEAST_PRICE = 0.1  # of a CPU second: encoding on idle cores still takes memory bandwidth and power
 _LEAST_CORES = 0.5  # that encoding gets where none are free: it waits for its turn
@@ -123,6 +126,9 @@ class _ClassState:
     records_since_probe: int = 0
     bytes_since_probe: int = 0
     num_probes: int = 0
+    encoded_since_trial: int = 0
+    trial_records_left: int = 0
+    num_trials: int = 0
     figures: dict[Codec, _Figures] = field(default_factory=dict)
 
 
@@ -152,11 +158,13 @@ class CodecChooser:
         state = self._state_of(kind, num_bytes)
         state.records_since_probe += 1
         state.bytes_since_probe += num_bytes
-        state.codec = self._smallest(state, kind) if is_space_short else self._cheapest(state, load)
-        worst_ratio = _WORST_RATIO
-        if not is_space_short and state.codec in state.figures:
-            worst_ratio = min(worst_ratio, (1 + state.figures[state.codec].ratio) / 2)
-        return Choice(state.codec, worst_ratio, self._is_probe_due(state, num_bytes))
+        probe = self._is_probe_due(state, num_bytes)
+        if is_space_short:
+            return Choice(self._smallest(state, kind), _WORST_RATIO, probe)
+        state.codec = self._cheapest(state, load)
+        if state.codec == NO_CODEC or self._is_trial_due(state, load):
+            return Choice(NO_CODEC, _WORST_RATIO, probe)
+        return Choice(state.codec, min(_WORST_RATIO, (1 + state.figures[state.codec].ratio) / 2), probe)
 
     def learn_samples(self, kind: Kind, num_bytes: int, samples: Iterable[Sample]) -> None:
         """Take in what a probe of a record found."""
@@ -236,6 +244,26 @@ class CodecChooser:
         state.records_since_probe = state.bytes_since_probe = 0
         return True
 
+    def _is_trial_due(self, state: _ClassState, load: Load) -> bool:
+        """Whether to write a record raw after all: where everything is encoded, a disk that was slow stays so.
+
+        Only where it matters: on a disk of twice the speed another choice would be right.
+        """
+        if state.trial_records_left:
+            state.trial_records_left -= 1
+            return True
+        state.encoded_since_trial += 1
+        after = _TRIAL_AFTER_RECORDS[min(state.num_trials, len(_TRIAL_AFTER_RECORDS) - 1)]
+        if state.encoded_since_trial < after:
+            return False
+        write, read = self._disk_seconds_per_byte()
+        faster = (write / 2, read / 2)
+        if self._cost(state.figures[state.codec], load, faster) < self._cost(None, load, faster):
+            return False
+        state.num_trials += 1
+        state.encoded_since_trial, state.trial_records_left = 0, _TRIAL_RECORDS - 1
+        return True
+
     def _learn(self, state: _ClassState, codec: Codec, ratio: float, encode: float, decode: float | None) -> None:
         figures = state.figures.get(codec)
         if figures is not None:
@@ -247,26 +275,35 @@ class CodecChooser:
         if self._write_bytes_per_second is None or not state.figures:
             return NO_CODEC
         shrinking = {codec: figures for codec, figures in state.figures.items() if figures.ratio < _WORST_RATIO}
-        costs = {codec: self._cost(figures, load) for codec, figures in shrinking.items()}
-        costs[NO_CODEC] = load.demand * sum(self._disk_seconds_per_byte())
+        disk = self._disk_seconds_per_byte()
+        costs = {codec: self._cost(figures, load, disk) for codec, figures in shrinking.items()}
+        costs[NO_CODEC] = self._cost(None, load, disk)
         best = min(costs, key=lambda codec: costs[codec])
         present = state.codec if state.codec in costs else NO_CODEC
         if costs[best] >= _SWITCH_BELOW * costs[present]:
             best = present
         return best if costs[best] < costs[NO_CODEC] else NO_CODEC
 
-    def _cost(self, figures: _Figures, load: Load) -> float:
-        """Of an encoded byte's way down and up, in seconds of the training."""
+    def _cost(self, figures: _Figures | None, load: Load, disk: tuple[float, float]) -> float:
+        """Of a byte's way down and up, in seconds of the training.
+
+        Args:
+            figures: of the codec; None: unencoded.
+            load: lately.
+            disk: seconds per byte that it takes to write and to read.
+        """
+        if figures is None:
+            return load.demand**2 * sum(disk)
         encode_seconds = max(0.0, figures.encode_seconds_per_byte - (self._raw_write_seconds or 0.0))
         decode_seconds = max(0.0, figures.decode_seconds_per_byte - (self._raw_read_seconds or 0.0))
-        write, read = (figures.ratio * seconds for seconds in self._disk_seconds_per_byte())
+        write, read = (figures.ratio * seconds for seconds in disk)
         cores = min(max(load.free_cores, _LEAST_CORES), self._num_lanes)
         moving_seconds = max(write, encode_seconds / cores + write / self._num_lanes)
         moving_seconds += max(read, decode_seconds / cores + read / self._num_lanes)
         cpu_seconds = encode_seconds + decode_seconds
         wanted_cores = max(1.0, cpu_seconds / moving_seconds)
         price = max(_LEAST_PRICE, 1 - max(0.0, load.free_cores - _SHARED_CORES) / wanted_cores)
-        return load.demand * moving_seconds + price * cpu_seconds
+        return load.demand**2 * moving_seconds + price * cpu_seconds
 
     def _smallest(self, state: _ClassState, kind: Kind) -> Codec:
         tried = {codec: figures.ratio for codec, figures in state.figures.items()}

@@ -97,9 +97,12 @@ def test_slow_disk_takes_what_is_fastest_overall() -> None:
 
 
 def test_free_cores_decide_between_strong_and_fast() -> None:
-    """At 1 GB/s one core cannot keep up with byte planes, four can."""
+    """At 0.7 GB/s one core cannot keep up with byte planes, four can; nor is a core and a half enough for the last."""
     assert choose(chooser(0.7, 0.7, ACTIVATIONS), load=Load(1.0, 4.5)) == SHUFFLE
     assert choose(chooser(0.7, 0.7, ACTIVATIONS), load=Load(1.0, 1.0)) == NO_CODEC
+    slow_to_encode = ((ZSTD, 0.7, 1 / 1.6, 100.0),)
+    assert choose(chooser(1.0, 1.0, slow_to_encode), load=Load(1.0, 4.5)) == ZSTD
+    assert choose(chooser(1.0, 1.0, slow_to_encode), load=Load(1.0, 1.5)) == NO_CODEC
 
 
 def test_short_space_takes_the_best_ratio_whatever_it_costs() -> None:
@@ -137,7 +140,7 @@ def test_slow_decoding_overrules_the_probe() -> None:
 def test_only_what_encoding_adds_counts() -> None:
     """A record as it is takes CPU time too, for its checksum; the least of late, not a read into fresh pages."""
     made = chooser(measured=((BITS, 1 / 8, 4.0, 4.0),))
-    beside = Load(0.4, 0.0)
+    beside = Load(0.63, 0.0)
     assert choose(made, MASK, beside) == NO_CODEC
     for _ in range(80):
         made.learn_written(MASK, RECORD, NO_CODEC, RECORD, 0.2 * RECORD / GB)
@@ -173,6 +176,24 @@ def test_encoding_stops_where_a_record_is_unlike_its_kind() -> None:
     assert choice.worst_ratio == pytest.approx(0.6, abs=0.01)
     assert made.choose(FLOAT, RECORD, MOVING_ALONE, is_space_short=True).worst_ratio == 15 / 16
     assert CodecChooser().choose(FLOAT, RECORD, MOVING_ALONE, is_space_short=True).worst_ratio == 15 / 16
+
+
+def test_raw_records_show_now_and_then_whether_the_disk_is_still_slow() -> None:
+    """Four of them, ever more seldom, so that one disk that was slow at first is not taken for slow for ever."""
+    made = chooser(2.2, 2.2, RELU)
+    load = Load(1.0, 2.0)
+    raw = [number for number in range(400) if choose(made, load=load) == NO_CODEC]
+    assert raw == [*range(15, 19), *range(82, 86), *range(341, 345)]
+    for _ in range(10):
+        made.learn_write_speed(20 * GB)
+        made.learn_read_speed(20 * GB)
+    assert choose(made, load=load) == NO_CODEC
+
+
+@pytest.mark.parametrize("measured", [ZEROS, MASKS], ids=["zeros", "masks"])
+def test_no_raw_records_are_spent_where_encoding_pays_on_any_disk(measured: Measured) -> None:
+    made = chooser(measured=measured)
+    assert NO_CODEC not in {choose(made) for _ in range(1000)}
 
 
 def test_probes_come_back_ever_more_seldom() -> None:
