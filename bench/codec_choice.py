@@ -34,9 +34,9 @@ CODECS = ("none", "auto", "zstd:1", "shuffle-zstd:1")
 FIXED = tuple(codec for codec in CODECS if codec != "auto")
 SCENES = ("moving alone", "beside compute")
 QUALIFYING_TURNS = 1
-TURNS = 11
+TURNS = 9
 STEPS = 2
-SETTLE_SECONDS = 0.3
+SETTLE_SECONDS = 0.8
 CLOSE = 1.5
 COMPUTE_PER_MOVE = 2.0
 MATRIX = 768

@@ -6,12 +6,11 @@ A record costs time in two ways, and what each is worth depends on what else the
              encoded  n·max(r/W, e/p + r/(k·W)) + n·max(r/R, d/p + r/(k·R))
                       r: ratio; e, d: CPU seconds per byte to write and to read it, beyond those of an unencoded one;
                       p: cores that are free for it; k: records that are moved at once
-    cost  =  demand² · moving  +  price · n·(e + d)
+    cost  =  demand · moving  +  price · n·(e + d)
 
-*demand* is how busy the disk would be if nothing were encoded: the busier, the more of its time is waited for; where
-training leaves it idle most of the time, moving is hidden and faster moving gains nothing. *price* is the share of
-the CPU seconds that is taken from training: nearly nothing where cores are idle, all of it where training keeps them
-busy.
+*demand* is how busy the disk would be if nothing were encoded: where training leaves it idle most of the time,
+moving is hidden and faster moving gains nothing. *price* is the share of the CPU seconds that is taken from
+training: nearly nothing where cores are idle, all of it where training keeps them busy.
 
 Where a figure is missing, nothing is encoded. Near the end of the disk budget the best ratio wins whatever it costs.
 """
@@ -293,7 +292,7 @@ class CodecChooser:
             disk: seconds per byte that it takes to write and to read.
         """
         if figures is None:
-            return load.demand**2 * sum(disk)
+            return load.demand * sum(disk)
         encode_seconds = max(0.0, figures.encode_seconds_per_byte - (self._raw_write_seconds or 0.0))
         decode_seconds = max(0.0, figures.decode_seconds_per_byte - (self._raw_read_seconds or 0.0))
         write, read = (figures.ratio * seconds for seconds in disk)
@@ -303,7 +302,7 @@ class CodecChooser:
         cpu_seconds = encode_seconds + decode_seconds
         wanted_cores = max(1.0, cpu_seconds / moving_seconds)
         price = max(_LEAST_PRICE, 1 - max(0.0, load.free_cores - _SHARED_CORES) / wanted_cores)
-        return load.demand**2 * moving_seconds + price * cpu_seconds
+        return load.demand * moving_seconds + price * cpu_seconds
 
     def _smallest(self, state: _ClassState, kind: Kind) -> Codec:
         tried = {codec: figures.ratio for codec, figures in state.figures.items()}

@@ -140,7 +140,7 @@ def test_slow_decoding_overrules_the_probe() -> None:
 def test_only_what_encoding_adds_counts() -> None:
     """A record as it is takes CPU time too, for its checksum; the least of late, not a read into fresh pages."""
     made = chooser(measured=((BITS, 1 / 8, 4.0, 4.0),))
-    beside = Load(0.63, 0.0)
+    beside = Load(0.4, 0.0)
     assert choose(made, MASK, beside) == NO_CODEC
     for _ in range(80):
         made.learn_written(MASK, RECORD, NO_CODEC, RECORD, 0.2 * RECORD / GB)
