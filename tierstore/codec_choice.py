@@ -39,6 +39,7 @@ _LEAST_PRICE = 0.1  # of a CPU second: encoding on idle cores still takes memory
 _LEAST_CORES = 0.5  # that encoding gets where none are free: it waits for its turn
 _SHARED_CORES = 0.5  # of the idle ones: a busy training's cores are idle for moments that no job fits into
 _NEWEST_WEIGHT = 0.25
+_MOST_GROWTH = 1.5  # of a CPU time at once: a single record may have paid for fresh pages
 _WORST_RATIO = 15 / 16
 _MOST_KINDS = 1024
 
@@ -112,9 +113,9 @@ class _Figures:
 
     def learn(self, ratio: float, encode: float, decode: float | None) -> None:
         self.ratio = _blend(self.ratio, ratio)
-        self.encode_seconds_per_byte = _blend(self.encode_seconds_per_byte, encode)
+        self.encode_seconds_per_byte = _blend_cpu(self.encode_seconds_per_byte, encode)
         if decode is not None:
-            self.decode_seconds_per_byte = _blend(self.decode_seconds_per_byte, decode)
+            self.decode_seconds_per_byte = _blend_cpu(self.decode_seconds_per_byte, decode)
 
 
 @dataclass(slots=True)
@@ -202,7 +203,7 @@ class CodecChooser:
         if codec == NO_CODEC:
             self._raw_read_seconds = _least(self._raw_read_seconds, seconds / num_bytes)
         elif (figures := self._state_of(kind, num_bytes).figures.get(codec)) is not None:
-            figures.decode_seconds_per_byte = _blend(figures.decode_seconds_per_byte, seconds / num_bytes)
+            figures.decode_seconds_per_byte = _blend_cpu(figures.decode_seconds_per_byte, seconds / num_bytes)
 
     def learn_write_speed(self, bytes_per_second: float, *, is_lower_bound: bool = False) -> None:
         """Take in what the disk wrote of late; a lower bound where it was not asked for all it can do."""
@@ -321,6 +322,10 @@ def _newer(known: float | None, newest: float, is_lower_bound: bool) -> float | 
     if is_lower_bound and (known is None or newest <= known):
         return known
     return newest if known is None else _blend(known, newest)
+
+
+def _blend_cpu(known: float, newest: float) -> float:
+    return _blend(known, min(newest, _MOST_GROWTH * known))
 
 
 def _blend(known: float, newest: float) -> float:

@@ -132,9 +132,17 @@ def test_what_was_seen_overrules_the_probe() -> None:
 def test_slow_decoding_overrules_the_probe() -> None:
     made = chooser(0.2, 0.2, ((ZSTD, 0.5, 1.0, 1.0),))
     assert choose(made) == ZSTD
-    for _ in range(20):
+    for _ in range(60):
         made.learn_read(FLOAT, RECORD, ZSTD, RECORD / 0.01 / GB)
     assert choose(made) == NO_CODEC
+
+
+def test_one_read_into_fresh_pages_does_not_overrule_the_probe() -> None:
+    made = chooser(measured=MASKS)
+    assert choose(made, MASK, BESIDE_TRAINING) == BITS
+    for _ in range(2):
+        made.learn_read(MASK, RECORD, BITS, RECORD / 0.2 / GB)
+    assert choose(made, MASK, BESIDE_TRAINING) == BITS
 
 
 def test_only_what_encoding_adds_counts() -> None:

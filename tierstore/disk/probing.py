@@ -14,7 +14,7 @@ from .tier import Kind
 
 __all__ = ["SAMPLE_BYTES", "content_of", "probe"]
 
-SAMPLE_BYTES = 128 * 2**10
+SAMPLE_BYTES = 256 * 2**10
 _NUM_PIECES = 8  # of a sample, spread over the record
 _LOOK_BYTES = 512  # of each piece
 _MANY = 0.25  # of the elements
