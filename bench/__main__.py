@@ -25,6 +25,7 @@ NAMES = (
     "training_step",
     "memory_limit",
     "host_peak",
+    "codec_choice",
 )
 
 

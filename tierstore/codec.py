@@ -7,8 +7,9 @@ others::
     │ u32 little-endian            │ payload              │
     │ bit 31: stored as it is      │ a zstd frame (of the │
     │ bits 0-30: length of payload │ bytes or of their    │
-    │                              │ byte planes), or the │
-    │                              │ bytes themselves     │
+    │                              │ byte planes), packed │
+    │                              │ bits, or the bytes   │
+    │                              │ themselves           │
     └──────────────────────────────┴──────────────────────┘
 
 Blocks of their own let a record be decoded straight into its destination from chunks of any size, and let the
@@ -21,6 +22,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from .bits import pack_bits, packed_bytes, unpack_bits
 from .byte_planes import join_planes, split_planes
 from .errors import ConfigError
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import zstandard
 
 __all__ = [
+    "BITS",
     "BLOCK_BYTES",
     "ENCODED_BLOCK_BYTES",
     "NO_CODEC",
@@ -76,8 +79,8 @@ class Codec(NamedTuple):
     """How bytes are encoded.
 
     Attributes:
-        family: "none", "zstd" or "shuffle-zstd".
-        level: zstd's; 0 for "none".
+        family: "none", "zstd", "shuffle-zstd", or "bits", which only "auto" uses.
+        level: zstd's; 0 for the others.
     """
 
     family: str
@@ -88,6 +91,8 @@ class Codec(NamedTuple):
 
 
 NO_CODEC = Codec("none")
+BITS = Codec("bits")
+"""Bytes that are 0 or 1, as bits; others are stored as they are."""
 
 
 def parse_codec(text: str) -> Codec | None:
@@ -158,18 +163,25 @@ def encode_block(block: memoryview, out: memoryview, codec: Codec, itemsize_byte
         itemsize_bytes: the byte planes' stride.
         workspace: not used by anyone else meanwhile.
     """
-    payload = block
-    if codec.family == "shuffle-zstd":
-        split_planes(block, workspace.planes, itemsize_bytes)
-        payload = workspace.planes[: len(block)]
     room = out[_HEADER_BYTES : _HEADER_BYTES + len(block)]
-    length = workspace.compressor(codec.level).stream_reader(payload, size=len(payload)).readinto(room)
+    if codec == BITS:
+        length = pack_bits(block, room) or len(block)
+    else:
+        length = _compress(block, room, codec, itemsize_bytes, workspace)
     header = length
-    if length == len(block):  # the room is used up: the frame is cut, or no shorter than the block
+    if length == len(block):  # no bits; or the room is used up: the frame is cut, or no shorter than the block
         room[:] = block
         header |= _STORED_AS_IS
     out[:_HEADER_BYTES] = header.to_bytes(_HEADER_BYTES, "little")
     return _HEADER_BYTES + length
+
+
+def _compress(block: memoryview, room: memoryview, codec: Codec, itemsize_bytes: int, workspace: Workspace) -> int:
+    payload = block
+    if codec.family == "shuffle-zstd":
+        split_planes(block, workspace.planes, itemsize_bytes)
+        payload = workspace.planes[: len(block)]
+    return workspace.compressor(codec.level).stream_reader(payload, size=len(payload)).readinto(room)
 
 
 class BlockDecoder:
@@ -217,6 +229,10 @@ class BlockDecoder:
             if len(payload) != len(block):
                 raise DamagedBytesError(f"a block of {len(block)} bytes", f"one of {len(payload)} bytes")
             block[:] = payload
+        elif self._codec == BITS:
+            if len(payload) != packed_bytes(len(block)):
+                raise DamagedBytesError(f"{len(block)} bits", f"{len(payload)} bytes")
+            unpack_bits(payload, block)
         elif self._codec.family == "shuffle-zstd":
             planes = self._workspace.planes[: len(block)]
             self._decompress(payload, planes)

@@ -1,12 +1,18 @@
 """Which codec a record gets under "auto": figures in, a decision out. Pure: no clock, no compression, no I/O.
 
-Encoding pays only if it takes less time than it saves::
+A record costs time in two ways, and what each is worth depends on what else the machine is doing::
 
-    raw      n/W + n/R                       W, R: the disk's bytes per second, all transfers together
-    encoded  n·e + n·r/W + n·r/R + n·d       r: ratio; e, d: seconds one core spends per byte
+    moving   raw      n/W + n/R                  W, R: the disk's bytes per second, all transfers together
+             encoded  n·max(r/W, e/p + r/(k·W)) + n·max(r/R, d/p + r/(k·R))
+                      r: ratio; e, d: CPU seconds per byte to write and to read it, beyond those of an unencoded one;
+                      p: cores that are free for it; k: records that are moved at once
+    cost  =  demand · moving  +  price · n·(e + d)
 
-and must be clearly below, because those core seconds are also taken from the training beside it. Where a
-figure is missing, nothing is encoded. Near the end of the disk budget the best ratio wins whatever it costs.
+*demand* is how busy the disk would be if nothing were encoded: where training leaves it idle most of the time,
+moving is hidden and faster moving gains nothing. *price* is the share of the CPU seconds that is taken from
+training: nearly nothing where cores are idle, all of it where training keeps them busy.
+
+Where a figure is missing, nothing is encoded. Near the end of the disk budget the best ratio wins whatever it costs.
 """
 
 from __future__ import annotations
@@ -16,19 +22,42 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .codec import NO_CODEC, Codec, is_shrinking
+from .codec import BITS, NO_CODEC, Codec, is_shrinking
 from .disk.tier import Kind
 
-__all__ = ["Choice", "CodecChooser", "Sample", "candidates"]
+__all__ = ["SMALLEST_PROBED_BYTES", "UNKNOWN_LOAD", "Choice", "CodecChooser", "Load", "Sample", "candidates"]
 
-_SMALLEST_PROBED_BYTES = 64 * 2**10
-_PROBE_EVERY_RECORDS = 256
-_PROBE_EVERY_BYTES = 64 * 2**20  # a probe costs about a millisecond: below 2 % of what it rides on
-_SWITCH_BELOW = 0.8  # of the raw time: clearly faster
-_STAY_BELOW = 0.9
+SMALLEST_PROBED_BYTES = 64 * 2**10
+"""Shorter records are not encoded unless space is short."""
+
+_PROBE_AFTER_RECORDS = (4, 16, 64, 256)  # the first of a kind may be unlike the others; then ever more seldom
+_PROBE_AFTER_BYTES = 64 * 2**20  # a probe costs some milliseconds at most: below 2 % of what it rides on
+_TRIAL_AFTER_RECORDS = (16, 64, 256)  # encoded ones: then raw ones show what the disk can do now
+_TRIAL_RECORDS = 4
+_SWITCH_BELOW = 0.9  # of the cost of what is done now: a gain that is not just noise
+_LEAST_PRICE = 0.1  # of a CPU second: encoding on idle cores still takes memory bandwidth and power
+_LEAST_CORES = 0.5  # that encoding gets where none are free: it waits for its turn
+_SHARED_CORES = 0.5  # of the idle ones: a busy training's cores are idle for moments that no job fits into
 _NEWEST_WEIGHT = 0.25
-_SMALLEST_TIMED_BYTES = 2**20  # shorter transfers time the system call, not the disk
+_MOST_GROWTH = 1.5  # of a CPU time at once: a single record may have paid for fresh pages
+_WORST_RATIO = 15 / 16
 _MOST_KINDS = 1024
+
+
+class Load(NamedTuple):
+    """What the machine was doing lately, without the store's own encoding.
+
+    Attributes:
+        demand: share of the time that the disk would be busy if nothing were encoded, 0 to 1.
+        free_cores: how many cores nobody else used.
+    """
+
+    demand: float
+    free_cores: float
+
+
+UNKNOWN_LOAD = Load(1.0, 0.0)
+"""Every byte and every CPU second counts: only what gains on any machine is encoded."""
 
 
 class Sample(NamedTuple):
@@ -49,9 +78,16 @@ class Sample(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What to do with a record: the codec, and whether to probe it on the way (for those that follow)."""
+    """What to do with a record.
+
+    Attributes:
+        codec: how to encode it.
+        worst_ratio: encoding stops, and the record is stored as it is, where it turns out to shrink less than this.
+        probe: try the candidates on the way, for the records that follow.
+    """
 
     codec: Codec
+    worst_ratio: float
     probe: bool
 
 
@@ -69,7 +105,7 @@ class _KindClass(NamedTuple):
 
 @dataclass(slots=True)
 class _Figures:
-    """Moving averages of one codec on one class."""
+    """Moving averages of one codec on one class; CPU seconds."""
 
     ratio: float
     encode_seconds_per_byte: float
@@ -77,9 +113,9 @@ class _Figures:
 
     def learn(self, ratio: float, encode: float, decode: float | None) -> None:
         self.ratio = _blend(self.ratio, ratio)
-        self.encode_seconds_per_byte = _blend(self.encode_seconds_per_byte, encode)
+        self.encode_seconds_per_byte = _blend_cpu(self.encode_seconds_per_byte, encode)
         if decode is not None:
-            self.decode_seconds_per_byte = _blend(self.decode_seconds_per_byte, decode)
+            self.decode_seconds_per_byte = _blend_cpu(self.decode_seconds_per_byte, decode)
 
 
 @dataclass(slots=True)
@@ -89,39 +125,51 @@ class _ClassState:
     codec: Codec = NO_CODEC
     records_since_probe: int = 0
     bytes_since_probe: int = 0
-    is_probed: bool = False
+    num_probes: int = 0
+    encoded_since_trial: int = 0
+    trial_records_left: int = 0
+    num_trials: int = 0
     figures: dict[Codec, _Figures] = field(default_factory=dict)
 
 
 def candidates(itemsize_bytes: int) -> tuple[Codec, ...]:
-    """The codecs that "auto" tries; byte planes only where an element has several bytes."""
-    plain = Codec("zstd", 1)
-    return (plain, Codec("shuffle-zstd", 1)) if itemsize_bytes > 1 else (plain,)
+    """The codecs that "auto" tries, the cheapest first; byte planes only where an element has several bytes."""
+    if itemsize_bytes == 1:
+        return BITS, Codec("zstd", 1)
+    return Codec("zstd", -3), Codec("zstd", 1), Codec("shuffle-zstd", 1)
 
 
 class CodecChooser:
     """Decides and learns. Not thread-safe (its owner is one loop); bounded in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_lanes: int = 4) -> None:
+        """`num_lanes`: how many records are written, or read, at once."""
+        self._num_lanes = num_lanes
         self._classes: OrderedDict[_KindClass, _ClassState] = OrderedDict()
         self._write_bytes_per_second: float | None = None
         self._read_bytes_per_second: float | None = None
+        self._raw_write_seconds: float | None = None  # of CPU, per byte; likewise to read
+        self._raw_read_seconds: float | None = None
 
-    def choose(self, kind: Kind, num_bytes: int, *, is_space_short: bool) -> Choice:
+    def choose(self, kind: Kind, num_bytes: int, load: Load, *, is_space_short: bool) -> Choice:
         """Decide on the next record."""
-        if num_bytes < _SMALLEST_PROBED_BYTES and not is_space_short:
-            return Choice(NO_CODEC, probe=False)
+        if num_bytes < SMALLEST_PROBED_BYTES and not is_space_short:
+            return Choice(NO_CODEC, _WORST_RATIO, probe=False)
         state = self._state_of(kind, num_bytes)
         state.records_since_probe += 1
         state.bytes_since_probe += num_bytes
-        state.codec = self._smallest(state, kind) if is_space_short else self._fastest(state)
-        return Choice(state.codec, self._is_probe_due(state, num_bytes))
+        probe = self._is_probe_due(state, num_bytes)
+        if is_space_short:
+            return Choice(self._smallest(state, kind), _WORST_RATIO, probe)
+        state.codec = self._cheapest(state, load)
+        if state.codec == NO_CODEC or self._is_trial_due(state, load):
+            return Choice(NO_CODEC, _WORST_RATIO, probe)
+        return Choice(state.codec, min(_WORST_RATIO, (1 + state.figures[state.codec].ratio) / 2), probe)
 
     def learn_samples(self, kind: Kind, num_bytes: int, samples: Iterable[Sample]) -> None:
         """Take in what a probe of a record found."""
         state = self._state_of(kind, num_bytes)
         for sample in samples:
-            state.is_probed = True
             self._learn(
                 state,
                 sample.codec,
@@ -131,25 +179,51 @@ class CodecChooser:
             )
 
     def learn_written(self, kind: Kind, num_bytes: int, codec: Codec, encoded_bytes: int, seconds: float) -> None:
-        """Take in a record for which `codec` was chosen; `encoded_bytes`: its full length if in vain."""
-        if codec != NO_CODEC and num_bytes:
+        """Take in a record for which `codec` was chosen.
+
+        Args:
+            kind: the record's.
+            num_bytes: its length.
+            codec: what was ordered, "none" too.
+            encoded_bytes: its length on disk; its full length if encoding was in vain.
+            seconds: of CPU, for everything that writing it took.
+        """
+        if num_bytes < SMALLEST_PROBED_BYTES:
+            return
+        if codec == NO_CODEC:
+            self._raw_write_seconds = _least(self._raw_write_seconds, seconds / num_bytes)
+        else:
             state = self._state_of(kind, num_bytes)
             self._learn(state, codec, encoded_bytes / num_bytes, seconds / num_bytes, None)
 
-    def learn_decoded(self, kind: Kind, num_bytes: int, codec: Codec, seconds: float) -> None:
-        """Take in how long one core decoded a record of `num_bytes`."""
-        figures = self._state_of(kind, num_bytes).figures.get(codec)
-        if figures is not None and num_bytes:
-            per_byte = _blend(figures.decode_seconds_per_byte, seconds / num_bytes)
-            figures.decode_seconds_per_byte = per_byte
+    def learn_read(self, kind: Kind, num_bytes: int, codec: Codec, seconds: float) -> None:
+        """Take in the CPU seconds that reading a record of `num_bytes` took."""
+        if num_bytes < SMALLEST_PROBED_BYTES:
+            return
+        if codec == NO_CODEC:
+            self._raw_read_seconds = _least(self._raw_read_seconds, seconds / num_bytes)
+        elif (figures := self._state_of(kind, num_bytes).figures.get(codec)) is not None:
+            figures.decode_seconds_per_byte = _blend_cpu(figures.decode_seconds_per_byte, seconds / num_bytes)
 
-    def learn_write_speed(self, num_bytes: int, seconds: float, num_at_once: int) -> None:
-        """Take in a transfer to disk, and how many shared the disk meanwhile."""
-        self._write_bytes_per_second = _newer_speed(self._write_bytes_per_second, num_bytes, seconds, num_at_once)
+    def learn_write_speed(self, bytes_per_second: float, *, is_lower_bound: bool = False) -> None:
+        """Take in what the disk wrote of late; a lower bound where it was not asked for all it can do."""
+        self._write_bytes_per_second = _newer(self._write_bytes_per_second, bytes_per_second, is_lower_bound)
 
-    def learn_read_speed(self, num_bytes: int, seconds: float, num_at_once: int) -> None:
+    def learn_read_speed(self, bytes_per_second: float, *, is_lower_bound: bool = False) -> None:
         """Likewise from disk."""
-        self._read_bytes_per_second = _newer_speed(self._read_bytes_per_second, num_bytes, seconds, num_at_once)
+        self._read_bytes_per_second = _newer(self._read_bytes_per_second, bytes_per_second, is_lower_bound)
+
+    def disk_seconds(self, written_bytes: int, read_bytes: int) -> float | None:
+        """How long the disk needs for them, unencoded; None where that is not known yet."""
+        if self._write_bytes_per_second is None:
+            return None
+        write_seconds, read_seconds = self._disk_seconds_per_byte()
+        return written_bytes * write_seconds + read_bytes * read_seconds
+
+    def _disk_seconds_per_byte(self) -> tuple[float, float]:
+        """To write and to read; once a write was seen."""
+        write_speed = self._write_bytes_per_second or 1.0
+        return 1 / write_speed, 1 / (self._read_bytes_per_second or write_speed)
 
     def _state_of(self, kind: Kind, num_bytes: int) -> _ClassState:
         place = _KindClass.of(kind, num_bytes)
@@ -160,12 +234,34 @@ class CodecChooser:
         return state
 
     def _is_probe_due(self, state: _ClassState, num_bytes: int) -> bool:
-        often = state.records_since_probe >= _PROBE_EVERY_RECORDS
-        due = not state.is_probed or (often and state.bytes_since_probe >= _PROBE_EVERY_BYTES)
-        if not due or num_bytes < _SMALLEST_PROBED_BYTES:
+        if num_bytes < SMALLEST_PROBED_BYTES:
             return False
-        state.is_probed = True  # one at a time, also while many records of the class are in flight
+        if state.num_probes:
+            after = _PROBE_AFTER_RECORDS[min(state.num_probes, len(_PROBE_AFTER_RECORDS)) - 1]
+            if state.records_since_probe < after or state.bytes_since_probe < _PROBE_AFTER_BYTES:
+                return False
+        state.num_probes += 1
         state.records_since_probe = state.bytes_since_probe = 0
+        return True
+
+    def _is_trial_due(self, state: _ClassState, load: Load) -> bool:
+        """Whether to write a record raw after all: where everything is encoded, a disk that was slow stays so.
+
+        Only where it matters: on a disk of twice the speed another choice would be right.
+        """
+        if state.trial_records_left:
+            state.trial_records_left -= 1
+            return True
+        state.encoded_since_trial += 1
+        after = _TRIAL_AFTER_RECORDS[min(state.num_trials, len(_TRIAL_AFTER_RECORDS) - 1)]
+        if state.encoded_since_trial < after:
+            return False
+        write, read = self._disk_seconds_per_byte()
+        faster = (write / 2, read / 2)
+        if self._cost(state.figures[state.codec], load, faster) < self._cost(None, load, faster):
+            return False
+        state.num_trials += 1
+        state.encoded_since_trial, state.trial_records_left = 0, _TRIAL_RECORDS - 1
         return True
 
     def _learn(self, state: _ClassState, codec: Codec, ratio: float, encode: float, decode: float | None) -> None:
@@ -175,33 +271,61 @@ class CodecChooser:
         else:
             state.figures[codec] = _Figures(ratio, encode, encode if decode is None else decode)
 
-    def _fastest(self, state: _ClassState) -> Codec:
-        write = self._write_bytes_per_second
-        if write is None or not state.figures:
+    def _cheapest(self, state: _ClassState, load: Load) -> Codec:
+        if self._write_bytes_per_second is None or not state.figures:
             return NO_CODEC
-        disk_seconds = 1 / write + 1 / (self._read_bytes_per_second or write)
-        costs = {codec: _cost(figures, disk_seconds) for codec, figures in state.figures.items()}
+        shrinking = {codec: figures for codec, figures in state.figures.items() if figures.ratio < _WORST_RATIO}
+        disk = self._disk_seconds_per_byte()
+        costs = {codec: self._cost(figures, load, disk) for codec, figures in shrinking.items()}
+        costs[NO_CODEC] = self._cost(None, load, disk)
         best = min(costs, key=lambda codec: costs[codec])
-        threshold = _STAY_BELOW if best == state.codec else _SWITCH_BELOW
-        return best if costs[best] < threshold * disk_seconds else NO_CODEC
+        present = state.codec if state.codec in costs else NO_CODEC
+        if costs[best] >= _SWITCH_BELOW * costs[present]:
+            best = present
+        return best if costs[best] < costs[NO_CODEC] else NO_CODEC
+
+    def _cost(self, figures: _Figures | None, load: Load, disk: tuple[float, float]) -> float:
+        """Of a byte's way down and up, in seconds of the training.
+
+        Args:
+            figures: of the codec; None: unencoded.
+            load: lately.
+            disk: seconds per byte that it takes to write and to read.
+        """
+        if figures is None:
+            return load.demand * sum(disk)
+        encode_seconds = max(0.0, figures.encode_seconds_per_byte - (self._raw_write_seconds or 0.0))
+        decode_seconds = max(0.0, figures.decode_seconds_per_byte - (self._raw_read_seconds or 0.0))
+        write, read = (figures.ratio * seconds for seconds in disk)
+        cores = min(max(load.free_cores, _LEAST_CORES), self._num_lanes)
+        moving_seconds = max(write, encode_seconds / cores + write / self._num_lanes)
+        moving_seconds += max(read, decode_seconds / cores + read / self._num_lanes)
+        cpu_seconds = encode_seconds + decode_seconds
+        wanted_cores = max(1.0, cpu_seconds / moving_seconds)
+        price = max(_LEAST_PRICE, 1 - max(0.0, load.free_cores - _SHARED_CORES) / wanted_cores)
+        return load.demand * moving_seconds + price * cpu_seconds
 
     def _smallest(self, state: _ClassState, kind: Kind) -> Codec:
-        if not state.figures:
-            return candidates(kind.itemsize_bytes)[0]  # tried blind: the encoder stops early if it is in vain
-        best = min(state.figures, key=lambda codec: state.figures[codec].ratio)
-        return best if is_shrinking(int(state.figures[best].ratio * 2**20), 2**20) else NO_CODEC
+        tried = {codec: figures.ratio for codec, figures in state.figures.items()}
+        if not tried:
+            return candidates(kind.itemsize_bytes)[-1]  # tried blind: the encoder stops early if it is in vain
+        best = min(tried, key=lambda codec: tried[codec])
+        return best if is_shrinking(int(tried[best] * 2**20), 2**20) else NO_CODEC
 
 
-def _cost(figures: _Figures, disk_seconds: float) -> float:
-    coding_seconds = figures.encode_seconds_per_byte + figures.decode_seconds_per_byte
-    return coding_seconds + figures.ratio * disk_seconds
+def _least(known: float | None, newest: float) -> float:
+    """The least of late: now and then a transfer pays for fresh pages, and an encoded one would have too."""
+    return newest if known is None else min(newest, 1.05 * known)
 
 
-def _newer_speed(known: float | None, num_bytes: int, seconds: float, num_at_once: int) -> float | None:
-    if num_bytes < _SMALLEST_TIMED_BYTES or seconds <= 0:
+def _newer(known: float | None, newest: float, is_lower_bound: bool) -> float | None:
+    if is_lower_bound and (known is None or newest <= known):
         return known
-    speed = num_bytes / seconds * max(1, num_at_once)
-    return speed if known is None else _blend(known, speed)
+    return newest if known is None else _blend(known, newest)
+
+
+def _blend_cpu(known: float, newest: float) -> float:
+    return _blend(known, min(newest, _MOST_GROWTH * known))
 
 
 def _blend(known: float, newest: float) -> float:

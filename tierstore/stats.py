@@ -79,7 +79,8 @@ class StoreStats:
 
         io_mode: how extents are read and written: "O_DIRECT", or "buffered" and why.
         host_memory: what the slab is made of: "pageable", "pinned", or "pageable" and why it is not pinned.
-        codec_choices: how often each codec was used, by kind of tensor.
+        codec_choices: how often each codec was used, by kind of tensor: its dtype and, under "auto", what a look at it
+            showed, such as "float32, many zeros". "bits" is a mask with a bit for each byte.
     """
 
     live_handles: int

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tierstore.byte_planes import join_planes, split_planes
 from tierstore.codec import (
+    BITS,
     BLOCK_BYTES,
     ENCODED_BLOCK_BYTES,
     NO_CODEC,
@@ -24,7 +25,14 @@ from tierstore.codec import (
 )
 from tierstore.errors import ConfigError
 
-CODECS = [Codec("zstd", 1), Codec("zstd", -5), Codec("zstd", 19), Codec("shuffle-zstd", 1), Codec("shuffle-zstd", 3)]
+CODECS = [
+    BITS,
+    Codec("zstd", 1),
+    Codec("zstd", -5),
+    Codec("zstd", 19),
+    Codec("shuffle-zstd", 1),
+    Codec("shuffle-zstd", 3),
+]
 
 
 def workspace() -> Workspace:
@@ -106,6 +114,35 @@ def test_planes_join_to_what_was_split(content: bytes, itemsize: int) -> None:
 def test_incompressible_block_grows_by_its_header_only() -> None:
     content = random.Random(1).randbytes(BLOCK_BYTES)
     assert len(encode(content, Codec("zstd", 1), 1)) == ENCODED_BLOCK_BYTES
+
+
+def mask_bytes(num_bytes: int) -> bytes:
+    return bytes(byte & 1 for byte in random.Random(num_bytes).randbytes(num_bytes))
+
+
+@pytest.mark.parametrize("num_bytes", [2, 7, 8, 9, 4001, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 77])
+def test_masks_take_a_bit_for_each_byte(num_bytes: int) -> None:
+    content = mask_bytes(num_bytes)
+    encoded = encode(content, BITS, 1)
+    num_blocks = -(-num_bytes // BLOCK_BYTES)
+    assert len(encoded) <= num_bytes // 8 + 5 * num_blocks
+    assert decode(encoded, num_bytes, BITS, 1, 4 + BLOCK_BYTES) == content
+
+
+@pytest.mark.parametrize("place", [0, 5, BLOCK_BYTES - 1, BLOCK_BYTES])
+def test_a_byte_that_is_no_bit_leaves_its_block_as_it_is(place: int) -> None:
+    content = bytearray(mask_bytes(2 * BLOCK_BYTES))
+    content[place] = 2
+    encoded = encode(bytes(content), BITS, 1)
+    assert len(encoded) == ENCODED_BLOCK_BYTES + 4 + BLOCK_BYTES // 8
+    assert decode(encoded, len(content), BITS, 1, ENCODED_BLOCK_BYTES) == content
+
+
+@pytest.mark.parametrize("num_bytes", [991, 992, 1001])
+def test_bits_of_another_length_are_refused(num_bytes: int) -> None:
+    encoded = encode(mask_bytes(1000), BITS, 1)
+    with pytest.raises(DamagedBytesError, match=f"{num_bytes} bits"):
+        decode(encoded, num_bytes, BITS, 1, 10_000)
 
 
 def test_planes_help_floats() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -30,7 +31,6 @@ from tests.store.disk_conformance import (
 )
 from tierstore.disk import records as records_module
 from tierstore.disk import scratch as scratch_module
-from tierstore.disk.codec_policy import CodecPolicy
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.raw_records import lay_out, split_at
 from tierstore.disk.scratch import SCRATCH_BYTES, Scratch
@@ -172,26 +172,59 @@ def test_record_of_several_calls_is_whole(open_disk: OpenDisk, monkeypatch: pyte
     on_loop(test)
 
 
+def seconds_that_fly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock of transfers is a second later: the disk seems slow."""
+    monkeypatch.setattr("tierstore.disk.codec_policy.time", SimpleNamespace(perf_counter=itertools.count().__next__))
+
+
 def test_auto_learns_to_encode_what_pays(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a disk that seems slow, masks are encoded after the first one, random bytes never are."""
-    real = CodecPolicy.learn_written
-
-    def slowed(self: CodecPolicy, key: int, kind: Kind, num_bytes: int, order: Any, written: Any) -> None:
-        real(self, key, kind, num_bytes, order, written._replace(write_seconds=num_bytes / 1e6))
-
-    monkeypatch.setattr(CodecPolicy, "learn_written", slowed)
+    """On a disk that seems slow, masks and zeros are encoded once its speed is known, random bytes never are."""
+    seconds_that_fly(monkeypatch)
 
     async def test() -> None:
         async with open_disk(codec="auto") as disk:
-            mask, noise = bytes(2**20), random_bytes(2**20)
+            noise, zeros = random_bytes(2**20), bytes(2**20)
+            mask = bytes(byte & 1 for byte in noise)
             for key in range(6):
-                await disk.write(2 * key, memoryview(mask), MASK)
-                await disk.write(2 * key + 1, memoryview(noise), PLAIN)
-            assert disk.codec_choices() == {
-                "uint8 DropoutBackward0": {"none": 1, "zstd:1": 5},
-                "float32 MulBackward0": {"none": 6},
-            }
-            assert await read_back(disk, 10, len(mask)) == mask
+                await disk.write(4 * key, memoryview(mask), MASK)
+                await disk.write(4 * key + 1, memoryview(noise), PLAIN)
+                await disk.write(4 * key + 2, memoryview(zeros), PLAIN)
+            choices = {kind: set(counts) for kind, counts in disk.codec_choices().items()}
+            assert choices["uint8 DropoutBackward0, many zeros"] == {"none", "bits"}
+            assert choices["float32 MulBackward0, all zeros"] > {"none"}
+            assert choices["float32 MulBackward0"] == {"none"}
+            assert await read_back(disk, 20, len(mask)) == mask
+            assert await read_back(disk, 22, len(zeros)) == zeros
+
+    on_loop(test)
+
+
+def test_auto_stops_encoding_a_record_that_is_unlike_its_kind(
+    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that shrink to a quarter, and one that shrinks by a sixth only: that one is stored as it is."""
+    seconds_that_fly(monkeypatch)
+
+    async def test() -> None:
+        async with open_disk(codec="auto") as disk:
+            usual = b"".join(random_bytes(2**10, seed) * 4 for seed in range(768))
+            unlike = b"".join(random_bytes(5 * 2**10, seed) + bytes(2**10) for seed in range(512))
+            for key in range(6):
+                await disk.write(key, memoryview(usual), PLAIN)
+            assert (await disk.write(10, memoryview(usual), PLAIN)).codec != "none"
+            assert (await disk.write(11, memoryview(unlike), PLAIN)).codec == "none"
+            assert await read_back(disk, 10, len(usual)) == usual
+            assert await read_back(disk, 11, len(unlike)) == unlike
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_a_fixed_codec_looks_at_no_content(open_disk: OpenDisk, codec: str) -> None:
+    async def test() -> None:
+        async with open_disk(codec=codec) as disk:
+            await disk.write(1, memoryview(bytes(2**20)), PLAIN)
+            assert set(disk.codec_choices()) == {"float32 MulBackward0"}
 
     on_loop(test)
 

@@ -2,56 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from ..codec import NO_CODEC, Codec
-from ..codec_choice import Choice, CodecChooser
+from ..codec_choice import SMALLEST_PROBED_BYTES, UNKNOWN_LOAD, CodecChooser
+from .load import Direction, LoadMeter, TransferClock, available_cores, read_machine
 from .location import Location
+from .probing import content_of
 from .records import ReadReport, WriteOrder, Written
 from .tier import Kind
 
 __all__ = ["CodecPolicy"]
 
 _MOST_KINDS = 1024
+_SMALLEST_TIMED_BYTES = 2**20  # shorter transfers time the system call, not the disk
+_METER_EVERY_SECONDS = 0.1
 
 
 class CodecPolicy:
     """A fixed codec, or the choice of one per kind of record. Lives on one loop; never blocks."""
 
-    def __init__(self, fixed: Codec | None, num_at_once: Callable[[], int]) -> None:
-        """`fixed`: None means "auto". `num_at_once`: how many jobs share the disk now."""
+    def __init__(self, fixed: Codec | None, num_at_once: int) -> None:
+        """`fixed`: None means "auto". `num_at_once`: so many records may be encoded at a time."""
         self._fixed = fixed
-        self._num_at_once = num_at_once
-        self._chooser = CodecChooser()
-        self._kinds: dict[int, Kind] = {}  # of live encoded records, for what decoding them teaches
+        self._chooser = CodecChooser(num_lanes=num_at_once)
+        self._clock = TransferClock()
+        self._meter = LoadMeter(available_cores(), read_machine())
+        self._metered_at = time.perf_counter()
+        self._load = UNKNOWN_LOAD
+        self._kinds: dict[int, Kind] = {}  # of live records, for what reading them teaches
         self._counts: dict[str, dict[str, int]] = {}
+
+    def kind_of(self, kind: Kind, source: memoryview) -> Kind:
+        """The record's kind, and what a look at it shows where that decides anything."""
+        if self._fixed is not None or len(source) < SMALLEST_PROBED_BYTES:
+            return kind
+        return kind._replace(content=content_of(source, kind))
 
     def order(self, kind: Kind, num_bytes: int, seed: int | None, *, is_space_short: bool) -> WriteOrder:
         """What to make of the next record; `seed` is its checksum's."""
-        choice = Choice(self._fixed or NO_CODEC, probe=False)
-        if self._fixed is None:
-            choice = self._chooser.choose(kind, num_bytes, is_space_short=is_space_short)
-        return WriteOrder(choice.codec, max(1, kind.itemsize_bytes), seed, choice.probe)
+        itemsize_bytes = max(1, kind.itemsize_bytes)
+        if self._fixed is not None:
+            return WriteOrder(self._fixed, itemsize_bytes, seed, probe=False)
+        self._update_load()
+        choice = self._chooser.choose(kind, num_bytes, self._load, is_space_short=is_space_short)
+        return WriteOrder(choice.codec, itemsize_bytes, seed, choice.probe, choice.worst_ratio)
+
+    @contextmanager
+    def writing(self, order: WriteOrder, num_bytes: int) -> Iterator[None]:
+        """Around the job that writes a record to an extent."""
+        with self._timed("write", num_bytes, order.codec == NO_CODEC):
+            yield
+
+    @contextmanager
+    def reading(self, location: Location) -> Iterator[None]:
+        """Around the job that reads a record from a file."""
+        with self._timed("read", location.logical_bytes, location.codec == NO_CODEC.family):
+            yield
 
     def learn_written(self, key: int, kind: Kind, num_bytes: int, order: WriteOrder, written: Written) -> None:
         """Take in how a write went."""
         self._count(kind, str(written.codec))
         if self._fixed is not None:
             return
-        self._chooser.learn_samples(kind, num_bytes, written.samples)
-        self._chooser.learn_written(kind, num_bytes, order.codec, written.encoded_bytes, written.encode_seconds)
-        self._chooser.learn_write_speed(written.encoded_bytes, written.write_seconds, self._num_at_once())
-        if written.codec != NO_CODEC:
+        if num_bytes >= SMALLEST_PROBED_BYTES:
             self._kinds[key] = kind
+        self._meter.count(written.cpu_seconds, self._chooser.disk_seconds(num_bytes, 0))
+        self._chooser.learn_samples(kind, num_bytes, written.samples)
+        self._chooser.learn_written(kind, num_bytes, order.codec, written.encoded_bytes, written.cpu_seconds)
+        if written.codec != NO_CODEC and written.encoded_bytes >= _SMALLEST_TIMED_BYTES:
+            speed = written.encoded_bytes / max(written.write_seconds, 1e-9)
+            self._chooser.learn_write_speed(speed, is_lower_bound=True)
 
     def learn_read(self, key: int, location: Location, report: ReadReport) -> None:
         """Take in how a read went."""
         if self._fixed is not None:
             return
-        self._chooser.learn_read_speed(location.encoded_bytes, report.read_seconds, self._num_at_once())
+        codec = Codec(location.codec, location.level)
+        self._meter.count(report.cpu_seconds, self._chooser.disk_seconds(0, location.logical_bytes))
         if (kind := self._kinds.get(key)) is not None:
-            codec = Codec(location.codec, location.level)
-            self._chooser.learn_decoded(kind, location.logical_bytes, codec, report.decode_seconds)
+            self._chooser.learn_read(kind, location.logical_bytes, codec, report.cpu_seconds)
+        if codec != NO_CODEC and location.encoded_bytes >= _SMALLEST_TIMED_BYTES:
+            speed = location.encoded_bytes / max(report.read_seconds, 1e-9)
+            self._chooser.learn_read_speed(speed, is_lower_bound=True)
 
     def forget(self, key: int) -> None:
         """The record is gone."""
@@ -61,8 +96,33 @@ class CodecPolicy:
         """How many records were stored with each codec, by kind; any thread."""
         return {kind: dict(counts) for kind, counts in list(self._counts.items())}
 
+    @contextmanager
+    def _timed(self, direction: Direction, num_bytes: int, is_raw: bool) -> Iterator[None]:
+        """Times what shows the disk's speed: an unencoded record that is long enough."""
+        if self._fixed is not None or not is_raw or num_bytes < _SMALLEST_TIMED_BYTES:
+            yield
+            return
+        moved_bytes = 0
+        self._clock.begin(direction, time.perf_counter())
+        try:
+            yield
+            moved_bytes = num_bytes
+        finally:
+            speed = self._clock.end(direction, time.perf_counter(), moved_bytes)
+        if speed is not None:
+            learn = self._chooser.learn_write_speed if direction == "write" else self._chooser.learn_read_speed
+            learn(speed)
+
+    def _update_load(self) -> None:
+        now = time.perf_counter()
+        if now - self._metered_at >= _METER_EVERY_SECONDS:
+            self._metered_at = now
+            self._load = self._meter.update(read_machine())
+
     def _count(self, kind: Kind, codec: str) -> None:
         name = f"{kind.dtype} {kind.origin}".strip() or "unknown"
+        if kind.content:
+            name += f", {kind.content}"
         if name not in self._counts and len(self._counts) >= _MOST_KINDS:
             name = "others"
         counts = self._counts.setdefault(name, {})

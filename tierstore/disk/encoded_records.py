@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -19,6 +20,9 @@ from .allocator import ALIGNMENT_BYTES, round_up
 from .linux import copy_memory
 from .scratch import Scratch
 from .transfer import read_all, write_all
+
+if TYPE_CHECKING:
+    from .records import WriteOrder
 
 __all__ = ["ChunkWriter", "decode_value", "encode_record", "encode_value", "read_encoded"]
 
@@ -88,38 +92,37 @@ class ChunkWriter:
 
 
 def encode_record(
-    source: memoryview,
-    codec: Codec,
-    itemsize_bytes: int,
-    writer: ChunkWriter,
-    limit_bytes: int,
-    scratch: Scratch,
+    source: memoryview, order: WriteOrder, writer: ChunkWriter, limit_bytes: int, scratch: Scratch
 ) -> bool:
-    """Encode into `writer`; False, as soon as it shows, if that does not shrink it or breaks the limit.
+    """Encode into `writer`; False, as soon as it shows, if that does not shrink it enough or breaks the limit.
 
     Raises:
         OSError: the device failed; the caller still owns the bytes.
     """
     done = 0
     for block in blocks_of(source):
-        writer.take(encode_block(block, writer.room(), codec, itemsize_bytes, scratch.workspace))
+        writer.take(encode_block(block, writer.room(), order.codec, order.itemsize_bytes, scratch.workspace))
         done += len(block)
-        if not is_shrinking(writer.encoded_bytes, done) or writer.encoded_bytes > limit_bytes:
+        if not _is_worth_it(writer.encoded_bytes, done, order) or writer.encoded_bytes > limit_bytes:
             return False
     return True
 
 
-def encode_value(source: memoryview, codec: Codec, itemsize_bytes: int, scratch: Scratch) -> bytes | None:
-    """The encoded record in one piece; None if encoding does not shrink it."""
+def encode_value(source: memoryview, order: WriteOrder, scratch: Scratch) -> bytes | None:
+    """The encoded record in one piece; None if encoding does not shrink it enough."""
     value = bytearray()
     done = 0
     for block in blocks_of(source):
-        length = encode_block(block, scratch.chunk, codec, itemsize_bytes, scratch.workspace)
+        length = encode_block(block, scratch.chunk, order.codec, order.itemsize_bytes, scratch.workspace)
         value += scratch.chunk[:length]
         done += len(block)
-        if not is_shrinking(len(value), done):
+        if not _is_worth_it(len(value), done, order):
             return None
     return bytes(value)
+
+
+def _is_worth_it(encoded_bytes: int, raw_bytes: int, order: WriteOrder) -> bool:
+    return is_shrinking(encoded_bytes, raw_bytes) and encoded_bytes <= order.worst_ratio * raw_bytes
 
 
 def decode_value(

@@ -90,8 +90,7 @@ class LocalDisk:
         self._executor = executor
         self._closed_because: str | None = None
         self._budget = DiskBudget(round_up(disk_bytes))
-        turns = Turns(num_at_once)
-        self._policy = CodecPolicy(fixed, lambda: turns.num_taken)
+        self._policy = CodecPolicy(fixed, num_at_once)
         with translated("open", str(directory), "nothing was stored"):
             self._mode = detect_io_mode(self._directory)
             self._index = Index.without_name(self._directory, map_bytes_for(disk_bytes))
@@ -105,7 +104,7 @@ class LocalDisk:
             inline_bytes=inline_bytes,
             session=session,
             has_checksums=checksum,
-            turns=turns,
+            turns=Turns(num_at_once),
         )
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:

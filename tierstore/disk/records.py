@@ -57,12 +57,14 @@ class WriteOrder(NamedTuple):
         itemsize_bytes: the byte planes' stride.
         seed: of the checksum; None: make none.
         probe: also try the candidates of "auto" on a sample.
+        worst_ratio: give up encoding, and store the bytes as they are, where it shrinks them less than this.
     """
 
     codec: Codec
     itemsize_bytes: int
     seed: int | None
     probe: bool
+    worst_ratio: float = 1.0
 
 
 class Written(NamedTuple):
@@ -74,7 +76,7 @@ class Written(NamedTuple):
         head_bytes: the unaligned head's length, of an unencoded record in an extent.
         checksum: None if none was asked for.
         value: the encoded bytes, where they were small enough for the index (nothing was written then).
-        encode_seconds: spent encoding, also in vain.
+        cpu_seconds: of this thread, for everything but the probe; encoding in vain included.
         write_seconds: spent in the device.
         samples: what the probe found.
     """
@@ -84,16 +86,21 @@ class Written(NamedTuple):
     head_bytes: int
     checksum: int | None
     value: bytes | memoryview | None
-    encode_seconds: float
+    cpu_seconds: float
     write_seconds: float
     samples: tuple[Sample, ...]
 
 
 class ReadReport(NamedTuple):
-    """What reading a record took."""
+    """What reading a record took.
+
+    Attributes:
+        read_seconds: spent in the device.
+        cpu_seconds: of this thread, for everything.
+    """
 
     read_seconds: float
-    decode_seconds: float
+    cpu_seconds: float
 
 
 def write_record(
@@ -106,16 +113,15 @@ def write_record(
         OSError: the device failed. In both cases nothing that counts was written.
     """
     samples: tuple[Sample, ...] = ()
-    encode_seconds = 0.0
+    cpu_started = time.thread_time()
     if order.codec != NO_CODEC or order.probe:
         with pool.lend() as scratch:
             samples = probe(source, order.itemsize_bytes, scratch) if order.probe else ()
-            started = time.perf_counter()
+            cpu_started = time.thread_time()
             if order.codec != NO_CODEC:
                 written = _write_encoded(place, source, order, value_limit_bytes, scratch)
                 if written is not None:
-                    return written._replace(samples=samples)
-            encode_seconds = time.perf_counter() - started
+                    return written._replace(cpu_seconds=time.thread_time() - cpu_started, samples=samples)
     if round_up(len(source)) > place.num_bytes:
         raise DoesNotFitError
     checksum = _checksum(source, order.seed)
@@ -123,7 +129,8 @@ def write_record(
         started = time.perf_counter()
         head_bytes = write_raw(place.descriptor, place.offset, source, place.alignment_bytes, scratch)
         write_seconds = time.perf_counter() - started
-    return Written(NO_CODEC, len(source), head_bytes, checksum, None, encode_seconds, write_seconds, samples)
+    cpu_seconds = time.thread_time() - cpu_started
+    return Written(NO_CODEC, len(source), head_bytes, checksum, None, cpu_seconds, write_seconds, samples)
 
 
 def _write_encoded(
@@ -131,32 +138,30 @@ def _write_encoded(
 ) -> Written | None:
     hasher = None if order.seed is None else record_hasher(order.seed)
     writer = ChunkWriter(place.descriptor, place.offset, scratch, hasher)
-    started = time.perf_counter()
-    if not encode_record(source, order.codec, order.itemsize_bytes, writer, place.num_bytes, scratch):
+    if not encode_record(source, order, writer, place.num_bytes, scratch):
         return None
-    encode_seconds = time.perf_counter() - started - writer.write_seconds
     encoded_bytes = writer.encoded_bytes
     value = writer.collected() if encoded_bytes <= value_limit_bytes else None
     if value is None:
         writer.finish()
     checksum = None if hasher is None else hasher.intdigest()
-    return Written(order.codec, encoded_bytes, 0, checksum, value, encode_seconds, writer.write_seconds, ())
+    return Written(order.codec, encoded_bytes, 0, checksum, value, 0.0, writer.write_seconds, ())
 
 
 def make_value(source: memoryview, order: WriteOrder, pool: ScratchPool) -> Written:
     """Encode and checksum a record that goes into the index. Touches no file."""
     value: bytes | None = None
     samples: tuple[Sample, ...] = ()
-    encode_seconds = 0.0
+    cpu_seconds = 0.0
     if order.codec != NO_CODEC or order.probe:
         with pool.lend() as scratch:
             samples = probe(source, order.itemsize_bytes, scratch) if order.probe else ()
-            started = time.perf_counter()
+            started = time.thread_time()
             if order.codec != NO_CODEC:
-                value = encode_value(source, order.codec, order.itemsize_bytes, scratch)
-            encode_seconds = time.perf_counter() - started
+                value = encode_value(source, order, scratch)
+            cpu_seconds = time.thread_time() - started
     codec, kept = (NO_CODEC, source) if value is None else (order.codec, memoryview(value))
-    return Written(codec, len(kept), 0, _checksum(kept, order.seed), kept, encode_seconds, 0.0, samples)
+    return Written(codec, len(kept), 0, _checksum(kept, order.seed), kept, cpu_seconds, 0.0, samples)
 
 
 def read_record(place: Place, location: Location, seed: int, destination: memoryview, pool: ScratchPool) -> ReadReport:
@@ -166,19 +171,21 @@ def read_record(place: Place, location: Location, seed: int, destination: memory
         DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
         OSError: the device failed; the record is still there, likewise.
     """
+    cpu_started = time.thread_time()
     if location.codec != NO_CODEC.family:
         with pool.lend() as scratch:
-            return _read_encoded(place, location, seed, destination, scratch)
-    with pool.lend() as scratch:
-        started = time.perf_counter()
-        read_raw(place.descriptor, place.offset, destination, location.head_bytes, place.alignment_bytes, scratch)
-        read_seconds = time.perf_counter() - started
-    _verify(location, _checksum(destination, None if location.checksum is None else seed))  # the next one reads already
-    return ReadReport(read_seconds, 0.0)
+            read_seconds = _read_encoded(place, location, seed, destination, scratch)
+    else:
+        with pool.lend() as scratch:
+            started = time.perf_counter()
+            read_raw(place.descriptor, place.offset, destination, location.head_bytes, place.alignment_bytes, scratch)
+            read_seconds = time.perf_counter() - started
+        # Meanwhile, the next one reads already.
+        _verify(location, _checksum(destination, None if location.checksum is None else seed))
+    return ReadReport(read_seconds, time.thread_time() - cpu_started)
 
 
-def _read_encoded(place: Place, location: Location, seed: int, destination: memoryview, scratch: Scratch) -> ReadReport:
-    started = time.perf_counter()
+def _read_encoded(place: Place, location: Location, seed: int, destination: memoryview, scratch: Scratch) -> float:
     hasher = None if location.checksum is None else record_hasher(seed)
     decoder = BlockDecoder(destination, _codec_of(location), location.itemsize_bytes, scratch.workspace)
     read_seconds = read_encoded(
@@ -191,7 +198,7 @@ def _read_encoded(place: Place, location: Location, seed: int, destination: memo
         scratch,
     )
     _verify(location, None if hasher is None else hasher.intdigest())
-    return ReadReport(read_seconds, time.perf_counter() - started - read_seconds)
+    return read_seconds
 
 
 def decode_small_value(

@@ -111,6 +111,7 @@ class RecordShelf:
         num_bytes = len(source)
         seed = record_seed(self._session, key) if self._has_checksums else None
         is_space_short = self.usage()[0] + num_bytes > self._budget.limit_bytes // 8 * 7
+        kind = self._policy.kind_of(kind, source)
         order = self._policy.order(kind, num_bytes, seed, is_space_short=is_space_short)
         record = _Record(key, source, kind, order)
         if self._is_value(num_bytes):
@@ -205,7 +206,8 @@ class RecordShelf:
             self._space.alignment_bytes,
         )
         try:
-            with self._write_errors(record, f"segment {extent.segment} at offset {extent.offset}"):
+            where = f"segment {extent.segment} at offset {extent.offset}"
+            with self._write_errors(record, where), self._policy.writing(record.order, len(record.source)):
                 return await self._run(
                     write_record, place, record.source, record.order, value_limit_bytes, self._turns.writes
                 )
@@ -263,7 +265,8 @@ class RecordShelf:
                     raise outcome.error
             return location.encoded_bytes
         where = "the index's file" if location.segment is None else f"segment {location.segment}"
-        with translated("read", f"{where} at offset {place.offset}", _STILL_ON_DISK, key=key):
+        errors = translated("read", f"{where} at offset {place.offset}", _STILL_ON_DISK, key=key)
+        with errors, self._policy.reading(location):
             report = await self._run(read_record, place, location, seed, destination, self._turns.reads)
         self._policy.learn_read(key, location, report)
         return location.encoded_bytes if location.segment is None else location.taken_bytes

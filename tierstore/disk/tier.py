@@ -20,11 +20,13 @@ class Kind(NamedTuple):
         dtype: the element type's name, such as "bfloat16"; "" where unknown.
         itemsize_bytes: bytes per element; the byte shuffle's stride.
         origin: what made the tensor (an autograd node's name), "" where unknown.
+        content: what a look at it showed, such as "many zeros"; "" where nothing did. The tier's own to fill in.
     """
 
     dtype: str = ""
     itemsize_bytes: int = 1
     origin: str = ""
+    content: str = ""
 
 
 class Stored(NamedTuple):

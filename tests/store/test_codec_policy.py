@@ -1,0 +1,155 @@
+"""The `codec` option at work: what is learned from jobs and from the machine changes what is ordered next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from tierstore.codec import NO_CODEC, Codec
+from tierstore.codec_choice import Sample
+from tierstore.disk.codec_policy import CodecPolicy
+from tierstore.disk.load import Readings
+from tierstore.disk.location import Location
+from tierstore.disk.records import ReadReport, WriteOrder, Written
+from tierstore.disk.tier import Kind
+
+KIND = Kind("float32", 4, "ReluBackward0", "many zeros")
+FAST = Codec("zstd", -3)
+RECORD = 16 * 2**20
+RAW_CPU = 0.1e-9
+"""Seconds per byte, like all that follow."""
+
+
+class Machine:
+    """Clocks that the test turns: four cores, none of them idle unless told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.idle = 0.0
+        self.process = 0.0
+
+    def pass_time(self, seconds: float, *, idle_cores: float) -> None:
+        self.now += seconds
+        self.idle += idle_cores * seconds
+        self.process += (4 - idle_cores) * seconds
+
+    def read(self) -> Readings:
+        return Readings(self.now, self.idle, self.process)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    made = Machine()
+    monkeypatch.setattr("tierstore.disk.codec_policy.time", SimpleNamespace(perf_counter=lambda: made.now))
+    monkeypatch.setattr("tierstore.disk.codec_policy.read_machine", made.read)
+    monkeypatch.setattr("tierstore.disk.codec_policy.available_cores", lambda: 4.0)
+    return made
+
+
+def ordered(policy: CodecPolicy) -> WriteOrder:
+    return policy.order(KIND, RECORD, None, is_space_short=False)
+
+
+def written(
+    codec: Codec = NO_CODEC, ratio: float = 1.0, cpu: float = RAW_CPU, samples: tuple[Sample, ...] = ()
+) -> Written:
+    return Written(codec, int(ratio * RECORD), 0, None, None, cpu * RECORD, 0.001, samples)
+
+
+def location(codec: Codec, ratio: float) -> Location:
+    return Location(0, 0, RECORD, int(ratio * RECORD), RECORD, codec.family, codec.level, 4, 0, None)
+
+
+def move_raw(policy: CodecPolicy, machine: Machine, *, times: int = 4, idle_cores: float) -> None:
+    """Records on their way down and up, unencoded, at 2 GB/s each way; the codec has been probed."""
+    order = WriteOrder(NO_CODEC, 4, None, probe=False)
+    sample = Sample(FAST, 1000, 160, 0.6e-6, 0.25e-6)
+    for key in range(times):
+        with policy.writing(order, RECORD):
+            machine.pass_time(RECORD / 2e9, idle_cores=idle_cores)
+        policy.learn_written(key, KIND, RECORD, order, written(samples=(sample,)))
+        with policy.reading(location(NO_CODEC, 1.0)):
+            machine.pass_time(RECORD / 2e9, idle_cores=idle_cores)
+        policy.learn_read(key, location(NO_CODEC, 1.0), ReadReport(0.001, RAW_CPU * RECORD))
+
+
+def a_while(policy: CodecPolicy, machine: Machine, *, idle_cores: float) -> Codec:
+    """What is ordered after some seconds in which the disk is busy and so many cores are idle."""
+    for _ in range(40):
+        move_raw(policy, machine, idle_cores=idle_cores)
+        order = ordered(policy)
+    return order.codec
+
+
+def test_auto_follows_the_load_of_the_cores(machine: Machine) -> None:
+    policy = CodecPolicy(None, 8)
+    assert ordered(policy).codec == NO_CODEC
+    assert a_while(policy, machine, idle_cores=4.0) == FAST
+    assert a_while(policy, machine, idle_cores=0.0) == NO_CODEC
+    assert a_while(policy, machine, idle_cores=4.0) == FAST
+
+
+def test_auto_follows_the_load_of_the_disk(machine: Machine) -> None:
+    """The same cores, half of one to spare: relieving a busy disk pays, an idle one not."""
+    policy = CodecPolicy(None, 8)
+    assert a_while(policy, machine, idle_cores=1.4) == FAST
+    for _ in range(20):
+        machine.pass_time(0.3, idle_cores=1.4)
+        order = ordered(policy)
+    assert order.codec == NO_CODEC
+
+
+def test_what_a_record_took_to_write_overrules_the_probe(machine: Machine) -> None:
+    policy = CodecPolicy(None, 8)
+    assert a_while(policy, machine, idle_cores=4.0) == FAST
+    for key in range(100, 120):
+        policy.learn_written(key, KIND, RECORD, WriteOrder(FAST, 4, None, probe=False), written(FAST, 0.9, 5e-9))
+    assert ordered(policy).codec == NO_CODEC
+
+
+def test_what_a_record_took_to_read_overrules_the_probe(machine: Machine) -> None:
+    policy = CodecPolicy(None, 8)
+    assert a_while(policy, machine, idle_cores=4.0) == FAST
+    policy.learn_written(100, KIND, RECORD, WriteOrder(FAST, 4, None, probe=False), written(FAST, 0.16, 0.6e-9))
+    for _ in range(20):
+        policy.learn_read(100, location(FAST, 0.16), ReadReport(0.001, 10e-9 * RECORD))
+    assert ordered(policy).codec == NO_CODEC
+    policy.forget(100)
+    policy.learn_read(100, location(FAST, 0.16), ReadReport(0.001, 10e-9 * RECORD))  # its kind is not known any more
+
+
+def test_a_transfer_that_fails_says_nothing_of_the_disk(machine: Machine) -> None:
+    policy = CodecPolicy(None, 8)
+    order = WriteOrder(NO_CODEC, 4, None, probe=False)
+
+    def fail() -> None:
+        machine.pass_time(1000.0, idle_cores=4.0)
+        raise OSError("it broke")
+
+    for _ in range(8):
+        with pytest.raises(OSError, match="it broke"), policy.writing(order, RECORD):
+            fail()
+    policy.learn_written(1, KIND, RECORD, order, written(samples=(Sample(FAST, 1000, 160, 0.6e-6, 0.25e-6),)))
+    assert ordered(policy).codec == NO_CODEC
+
+
+def test_choices_are_named_by_dtype_origin_and_content() -> None:
+    policy = CodecPolicy(None, 8)
+    order = WriteOrder(NO_CODEC, 4, None, probe=False)
+    for key, kind in enumerate((KIND, Kind("bfloat16", 2), Kind("bool", 1, content="all zeros"), Kind())):
+        policy.learn_written(key, kind, RECORD, order, written())
+    assert policy.choices() == {
+        "float32 ReluBackward0, many zeros": {"none": 1},
+        "bfloat16": {"none": 1},
+        "bool, all zeros": {"none": 1},
+        "unknown": {"none": 1},
+    }
+
+
+def test_a_fixed_codec_measures_nothing(machine: Machine) -> None:
+    policy = CodecPolicy(Codec("zstd", 1), 8)
+    assert a_while(policy, machine, idle_cores=4.0) == Codec("zstd", 1)
+    assert a_while(policy, machine, idle_cores=0.0) == Codec("zstd", 1)
+    assert policy.kind_of(Kind("float32", 4), memoryview(bytes(2**20))).content == ""

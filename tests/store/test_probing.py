@@ -1,0 +1,82 @@
+"""What a record's bytes tell before it is written."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from tierstore.codec import BITS, Codec
+from tierstore.codec_choice import candidates
+from tierstore.disk.probing import SAMPLE_BYTES, content_of, probe
+from tierstore.disk.scratch import Scratch
+from tierstore.disk.tier import Kind
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.flatten().view(torch.uint8).numpy())
+
+
+def kind_of(tensor: torch.Tensor) -> Kind:
+    return Kind(str(tensor.dtype).removeprefix("torch."), tensor.element_size())
+
+
+NORMAL = torch.randn(100_003, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "content"),
+    [
+        (NORMAL, ""),
+        (NORMAL.bfloat16(), ""),
+        (NORMAL.double(), ""),
+        (NORMAL.relu(), "many zeros"),
+        (NORMAL.relu().bfloat16(), "many zeros"),
+        (torch.zeros(70_000), "all zeros"),
+        (torch.zeros(70_000, dtype=torch.bool), "all zeros"),
+        (NORMAL > 0, "many zeros"),
+        (NORMAL > -2, ""),
+        (torch.zeros(70_000, dtype=torch.int64), ""),
+        (torch.nn.functional.dropout(NORMAL, 0.1), ""),
+        (torch.nn.functional.dropout(NORMAL, 0.4), "many zeros"),
+    ],
+)
+def test_content_is_named_by_its_zeros(tensor: torch.Tensor, content: str) -> None:
+    assert content_of(bytes_of(tensor), kind_of(tensor)) == content
+
+
+def test_content_is_looked_for_all_over_the_record() -> None:
+    """Zeros at the front, as of a buffer that fills up, do not stand for the rest."""
+    assert content_of(bytes_of(torch.cat([torch.zeros(15_000), NORMAL])), Kind("float32", 4)) == ""
+    assert content_of(bytes_of(torch.cat([NORMAL, torch.zeros(200_000)])), Kind("float32", 4)) == "many zeros"
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 3, 511, 4097])
+def test_content_of_what_is_short_or_no_whole_elements(num_bytes: int) -> None:
+    assert content_of(memoryview(b"\x01" * num_bytes), Kind("float32", 4)) == ""
+
+
+@pytest.mark.parametrize("num_bytes", [64 * 2**10, 64 * 2**10 + 5, SAMPLE_BYTES, 3 * 2**20 + 1])
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 12])
+def test_probe_tries_every_candidate_on_a_bounded_sample(num_bytes: int, itemsize: int) -> None:
+    content = memoryview(random.Random(0).randbytes(64) * (num_bytes // 64 + 1))[:num_bytes]
+    samples = probe(content, itemsize, Scratch())
+    assert tuple(found.codec for found in samples) == candidates(itemsize)
+    for found in samples:
+        assert num_bytes // 2 < found.raw_bytes <= SAMPLE_BYTES or found.raw_bytes > SAMPLE_BYTES - 8 * itemsize
+        assert found.encode_seconds >= 0
+        assert found.decode_seconds >= 0
+    assert samples[-1].encoded_bytes < 0.1 * samples[-1].raw_bytes
+
+
+def test_probe_sees_the_whole_record() -> None:
+    """Half zeros, half noise: a sample of the middle alone would find either."""
+    content = memoryview(bytes(2**20) + random.Random(0).randbytes(2**20))
+    found = {sample.codec: sample.encoded_bytes / sample.raw_bytes for sample in probe(content, 2, Scratch())}
+    assert found[Codec("zstd", 1)] == pytest.approx(0.5, abs=0.1)
+
+
+def test_probe_knows_masks() -> None:
+    samples = {sample.codec: sample for sample in probe(bytes_of(NORMAL > 0), 1, Scratch())}
+    assert samples[BITS].encoded_bytes == pytest.approx(samples[BITS].raw_bytes / 8, abs=8)
