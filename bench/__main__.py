@@ -14,7 +14,7 @@ from tierstore.errors import ConfigError
 
 from .harness import run_benchmark, show
 
-NAMES = ("pack_cost", "disk_throughput", "training_step")
+NAMES = ("pack_cost", "live_handles", "disk_throughput", "prefetch", "steady_state", "training_step")
 
 
 def main() -> int:

@@ -146,8 +146,8 @@ class Moves:
     def _try_admit(self, record: Record) -> bool:
         """Find a place in host memory, or begin to move out what is there already; False: not yet."""
         nbytes, host = record.nbytes, self.books.host
-        goes = nbytes > (host.limit_bytes or 0) or (record.place is Place.DISK and self._may_move(nbytes))
-        window = self.books.staging if goes else host
+        goes = record.place is Place.DISK and self._eviction.next_leaving() is None and self._may_move(nbytes)
+        window = self.books.staging if goes or nbytes > (host.limit_bytes or 0) else host
         while not (self._may_move(nbytes) if window is self.books.staging else host.fits(nbytes)):
             if not (self._spill_next() or self._drop(self._eviction.next_clean())):
                 return False
