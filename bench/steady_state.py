@@ -1,9 +1,9 @@
 """From the second step on: is anything written that need not be?
 
 All that the model saves is alive at the end of forward, so what a step saves (and nobody else keeps) beyond the host
-budget has to leave memory, and nothing more. Backward waits until every write that was decided on is done. Where it does
-not ("backward at once") and the drive is slow, many writes are still queued when backward begins: none of those may
-begin any more.
+budget has to leave memory, and nothing more. Backward waits until every write that was decided on is done. Where it
+does not ("backward at once") and the drive is slow, many writes are still queued when backward begins: none of those
+may begin any more.
 """
 
 from __future__ import annotations

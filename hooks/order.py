@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -58,7 +59,8 @@ class PackLog:
         self._signature = 0
         self._seen: set[int] = set()
         self._observed: list[int] = []
-        self._facts: tuple[list[int], list[int], list[bool]]
+        self._known: Trace | None = None
+        self._facts: tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]
         self._budget_bytes = budget_bytes
         self._large_nodes: dict[int, int] = {}
 
@@ -102,17 +104,27 @@ class PackLog:
             for record in self._records:
                 record.place = None  # what has not gone by now need not go
         self._large_nodes = large_nodes(self._records, self._nodes, self._budget_bytes)
-        learned = self._orders.recall(self._signature) if self._orders is not None else None
-        order = learned or reverse_topological(self._nodes)
+        known = self._known = self._orders.recall(self._signature) if self._orders is not None else None
+        order = reverse_topological(self._nodes) if known is None else known.order
         self.lookahead.begin(self._records, order)
         self.reload_ahead.begin(self._records, order)
 
     def _note_facts(self) -> None:
         """What a trace tells of the records; later their sizes are of what is on disk, and who held them is past."""
+        pending, known = State.PENDING, self._known
+        sizes = [0 if record.shared and record.state is pending else record.nbytes for record in self._records]
+        if known is not None:  # of the same packs, the rest is the same
+            self._facts = known.signatures, known.records, sizes, known.on_device
+            return
         first: dict[int, int] = {}
         indices = [first.setdefault(record.key, index) for index, record in enumerate(self._records)]
-        sizes = [0 if record.state is State.PENDING and record.shared else record.nbytes for record in self._records]
-        self._facts = indices, sizes, [record.device is not None for record in self._records]
+        on_device = [record.device is not None for record in self._records]
+        self._facts = (
+            self._signatures[: len(sizes)],
+            indices,
+            sizes,
+            on_device,
+        )  # others may be packed on another thread
 
     def _observe(self, index: int) -> None:
         if index not in self._seen:
@@ -125,8 +137,7 @@ class PackLog:
     def __del__(self) -> None:
         # Fit for a finalizer: no more than entries of dictionaries. Nothing asked for is nothing to go by.
         if self._orders is not None and self._observed:
-            num_packs = len(self._facts[0])  # another thread may have packed more since
-            self._orders.learn(Trace(self._signatures[:num_packs], *self._facts, self._observed))
+            self._orders.learn(Trace(*self._facts, self._observed))
 
 
 def open_log(store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None) -> PackLog:

@@ -57,13 +57,10 @@ class LearnedOrders:
                 pass  # another thread was quicker
             self._plans = {}
 
-    def recall(self, signature: Signature) -> Sequence[int] | None:
-        """The order seen for such packs, None where none was."""
-        trace = self._traces.get(signature)
-        if trace is None:
-            return None
+    def recall(self, signature: Signature) -> Trace | None:
+        """What was seen of such packs, None where nothing was."""
         self._touch(signature)
-        return trace.order
+        return self._traces.get(signature)
 
     def predict(self, num_packs: int, signature: Signature, host_bytes: int, device_bytes: int) -> Plan | None:
         """What to expect after so many packs: the plan of the trace seen last that begins with them; None: nothing."""
@@ -98,7 +95,9 @@ class Lookahead:
         self._order: Sequence[int] = ()
         self._rank: list[int] = []  # of each index in the order
         self._asked = bytearray()  # of each index: whether it was asked for
-        self._ranks_of: dict[int, list[int]] = {}  # by the key of each record: of its indices, ascending
+        self._ranks_by_key: dict[int, list[int]] | None = (
+            None  # of each record's indices, ascending; None: not needed yet
+        )
         self._position = -1  # rank of what was asked for last
         self._next = 0  # rank of the first that was not looked at
         self._ahead: dict[int, int] = {}  # bytes that were fetched ahead and not asked for yet, by index
@@ -109,10 +108,9 @@ class Lookahead:
         self._records, self._order = records, order
         self._rank = [-1] * len(records)
         self._asked = bytearray(len(records))
-        self._ranks_of = {}
+        self._ranks_by_key = None
         for rank, index in enumerate(order):
             self._rank[index] = rank
-            self._ranks_of.setdefault(records[index].key, []).append(rank)
 
     def asked_for(self, index: int) -> None:
         """Saved tensor `index` was asked for: the position moves there, back too if it was asked for before.
@@ -129,7 +127,7 @@ class Lookahead:
 
     def come_back_for(self, record: Record) -> None:
         """The record has left memory: if it was dealt with, and is still to be asked for, that was in vain."""
-        for rank in self._ranks_of.get(record.key, ()):
+        for rank in self._ranks_of(record):
             if self._position < rank < self._next:
                 self._ahead_bytes -= self._ahead.pop(self._order[rank], 0)
                 self._next = rank
@@ -137,8 +135,7 @@ class Lookahead:
 
     def needs_first(self, record: Record) -> bool:
         """Whether the record is asked for just now, or will be before the one that `peek` names."""
-        ranks = self._ranks_of.get(record.key, ())
-        return any(self._position <= rank < self._next for rank in ranks)
+        return any(self._position <= rank < self._next for rank in self._ranks_of(record))
 
     def peek(self) -> Record | None:
         """The next record to fetch; None: far enough, or nothing left."""
@@ -153,3 +150,10 @@ class Lookahead:
             self._ahead_bytes += fetched_bytes - self._ahead.get(index, 0)
             self._ahead[index] = fetched_bytes
         self._next += 1
+
+    def _ranks_of(self, record: Record) -> Sequence[int]:
+        if self._ranks_by_key is None:
+            self._ranks_by_key = {}
+            for rank, index in enumerate(self._order):
+                self._ranks_by_key.setdefault(self._records[index].key, []).append(rank)
+        return self._ranks_by_key.get(record.key, ())
