@@ -707,14 +707,14 @@ MUTATIONS = [
         "hooks/order.py",
         "                record.place = None",
         "                pass",
-        ("hooks/test_order.py::test_what_has_not_gone_when_backward_begins_stays",),
+        ("hooks/test_order.py::test_when_backward_begins_nothing_has_to_go_early_any_more",),
     ),
     Mutation(
         "R6",
         "what the plan sends away goes in the order of saving",
         _MOVES,
-        "self._eviction.next_leaving() is None and self._may_move(nbytes)",
-        "self._may_move(nbytes)",
+        "            return self._eviction.next_leaving() is None",
+        "            return True",
         ("hooks/test_order.py::test_what_is_to_go_goes_in_the_order_of_saving",),
     ),
     Mutation(

@@ -16,6 +16,7 @@ from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, Around, Mlp, assert_same_gradients, training
 from tierstore import StoreStats, TierStore, offload_module, tiered_offload
 from tierstore.handle import State
+from tierstore.plan import Place
 
 Settle = Callable[[], None]
 
@@ -305,35 +306,24 @@ def _stalled(store: TierStore) -> Iterator[Callable[[], None]]:
         go_on.set()
 
 
-def test_what_has_not_gone_when_backward_begins_stays(make_store: MakeStore) -> None:
-    """Of eight, two are to go; staging has room for one. The last one is settled when the scope ends: nobody waits."""
-    store = make_store(host_bytes=6 * MATRIX_BYTES, staging_bytes=MATRIX_BYTES)
-    weights = [torch.randn(256, 256, requires_grad=True) for _ in range(8)]
-    batch = torch.randn(256, 256)
-    num_flushed = []
+def test_when_backward_begins_nothing_has_to_go_early_any_more(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=2 * MATRIX_BYTES)
+    weights = [torch.randn(256, 256, requires_grad=True) for _ in range(4)]
+    num_to_go: list[int] = []
 
-    def step(during_backward: Callable[[], None]) -> None:
-        with tiered_offload(store, min_bytes=0):
-            hidden = batch
-            for number, weight in enumerate(weights):
-                hidden = (hidden * weight).tanh()
-                if number == 6:
-                    hidden.register_hook(lambda _: during_backward())
-            loss = hidden.sum()
-        del hidden
-        loss.backward()
+    def note(_: object = None) -> None:
+        places = [record.place for record in store.books.moves._records.values()]
+        num_to_go.append(places.count(Place.DISK))
 
     for _ in range(2):
-        step(lambda: None)
-    with _stalled(store) as go_on:
-        before = store.stats()
-
-        def flush() -> None:
-            go_on()
-            num_flushed.append(_spilled(store, before) // MATRIX_BYTES)
-
-        step(flush)
-    assert num_flushed == [1], "`flush` writes what is in staging, and no more than that goes"
+        with tiered_offload(store, min_bytes=0):
+            losses = [(weight * 2).exp().sum() for weight in weights]
+        note()
+        hook = weights[3].register_hook(note)
+        sum(losses).backward()  # type: ignore[union-attr]
+        hook.remove()
+        del losses
+    assert num_to_go == [0, 0, 2, 0], "before and during each of two backwards"
 
 
 def test_what_is_to_go_goes_in_the_order_of_saving(make_store: MakeStore) -> None:
