@@ -19,9 +19,12 @@ from .report import goals_as_markdown, show, show_goals, verdicts_of
 
 NAMES = (
     "pack_cost",
+    "live_handles",
     "disk_throughput",
     "disk_layouts",
     "fragmentation",
+    "prefetch",
+    "steady_state",
     "training_step",
     "memory_limit",
     "host_peak",

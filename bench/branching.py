@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,11 +20,9 @@ __all__ = ["SAVED_BYTES", "SETTINGS", "Branching", "Step", "medians", "train"]
 
 ROWS, WIDTH, STAGES = 8192, 256, 12
 TENSOR_BYTES = ROWS * WIDTH * 4
-SAVED_BYTES = STAGES * 12 * TENSOR_BYTES
+SAVED_BYTES = (STAGES * 8 - 1) * TENSOR_BYTES
 """About what one step saves and nobody else holds; what it is to the byte, each step counts."""
 SETTINGS = {"rows": ROWS, "width": WIDTH, "stages": STAGES}
-
-Figures = dict[str, float]
 
 
 class Stage(nn.Module):
@@ -86,15 +85,29 @@ class Step:
         return self._after.stall_seconds[cause] - self._before.stall_seconds[cause]
 
 
-def train(store: TierStore, num_steps: int, between: Callable[[], None] = lambda: None, **options: Any) -> list[Step]:
-    """Train for some steps; `between` is called between forward and backward."""
+def train(
+    store: TierStore,
+    num_steps: int,
+    between: Callable[[], None] = lambda: None,
+    *,
+    wrap: Callable[[nn.Module], nn.Module] | None = None,
+    **options: Any,
+) -> list[Step]:
+    """Train for some steps under `tiered_offload(store, **options)`.
+
+    Args:
+        between: called between forward and backward.
+        wrap: applied to every stage; there is no scope around the whole model then.
+    """
     torch.manual_seed(0)
     model, batch = Branching(), torch.randn(ROWS, WIDTH)
+    if wrap is not None:
+        model.stages = nn.ModuleList(wrap(stage) for stage in model.stages)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     steps = []
     for _ in range(num_steps):
         before, started = store.stats(), time.perf_counter()
-        with tiered_offload(store, **options):
+        with tiered_offload(store, **options) if wrap is None else nullcontext():
             loss = model(batch)
         num_live = store.stats().live_handles
         between()

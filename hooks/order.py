@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -47,7 +47,7 @@ class PackLog(NotedLog):
         self._budgets = store.host_bytes, device_bytes
         self._signature = 0  # of the packs so far, as long as there is a plan
         self._asked_for: dict[int, None] = {}
-        self._trace: tuple[list[int], list[int], list[int], list[bool]] | None = None
+        self._trace: tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]] | None = None
         self._region_bytes = store.host_bytes or store.staging_bytes  # for one autograd node, without a look at it
         self._large_nodes: dict[int, int] = {}
 
@@ -102,15 +102,18 @@ class PackLog(NotedLog):
     def _look_ahead(self) -> None:
         """Something has left its place: from now on what will be asked for is brought back before."""
         signatures = list(self._signatures())
-        learned = self._orders.recall(signatures[-1]) if self._orders is not None else None
-        order = learned or reverse_topological(self.nodes)
+        known = self._orders.recall(signatures[-1]) if self._orders is not None else None
+        order = reverse_topological(self.nodes) if known is None else known.order
         self.lookahead.begin(self.records, order)
         self.reload_ahead.begin(self.records, order)
-        # Later, records have the sizes of what is on disk, and who else held them is past.
+        pending = State.PENDING  # later, who else held a record is past
+        kept = [record is not None and record.state is pending and record.shared for record in self.records]
+        sizes = [0 if is_kept else nbytes for nbytes, is_kept in zip(self.sizes, kept, strict=True)]
+        if known is not None:  # of the same packs, the rest is the same
+            self._trace = known.signatures, known.records, sizes, known.on_device
+            return
         first: dict[int, int] = {}
         indices = [first.setdefault(storage, index) for index, storage in enumerate(self._storages())]
-        kept = [record is not None and record.state is State.PENDING and record.shared for record in self.records]
-        sizes = [0 if is_kept else nbytes for nbytes, is_kept in zip(self.sizes, kept, strict=True)]
         on_device = [record is not None and record.device is not None for record in self.records]
         self._trace = signatures, indices, sizes, on_device
 

@@ -57,13 +57,10 @@ class LearnedOrders:
                 pass  # another thread was quicker
             self._plans = {}
 
-    def recall(self, signature: Signature) -> Sequence[int] | None:
-        """The order seen for such packs, None where none was."""
-        trace = self._traces.get(signature)
-        if trace is None:
-            return None
+    def recall(self, signature: Signature) -> Trace | None:
+        """What was seen of such packs, None where nothing was."""
         self._touch(signature)
-        return trace.order
+        return self._traces.get(signature)
 
     def predict(self, num_packs: int, signature: Signature, host_bytes: int, device_bytes: int) -> Plan | None:
         """What to expect after so many packs: the plan of the trace seen last that begins with them; None: nothing."""
@@ -98,7 +95,7 @@ class Lookahead:
         self._order: Sequence[int] = ()
         self._rank: list[int] = []  # of each index in the order
         self._asked = bytearray()  # of each index: whether it was asked for
-        self._ranks_of: dict[int, list[int]] = {}  # by the key of each known record: of its indices, ascending
+        self._ranks_by_key: dict[int, list[int]] | None = None  # of the records known last; None: not needed yet
         self._num_unknown = 0
         self._position = -1  # rank of what was asked for last
         self._next = 0  # rank of the first that was not looked at
@@ -113,24 +110,9 @@ class Lookahead:
         self._records, self._order = records, order
         self._rank = [-1] * len(records)
         self._asked = bytearray(len(records))
+        self._ranks_by_key = None
         for rank, index in enumerate(order):
             self._rank[index] = rank
-        self._know_records()
-
-    def _know_records(self) -> None:
-        self._ranks_of = {}
-        self._num_unknown = 0
-        for rank, index in enumerate(self._order):
-            record = self._records[index]
-            if record is None:
-                self._num_unknown += 1
-            else:
-                self._ranks_of.setdefault(record.key, []).append(rank)
-
-    def _ranks(self, record: Record) -> Sequence[int]:
-        if self._num_unknown and record.key not in self._ranks_of:
-            self._know_records()
-        return self._ranks_of.get(record.key, ())
 
     def asked_for(self, index: int) -> None:
         """Saved tensor `index` was asked for: the position moves there, back too if it was asked for before.
@@ -147,7 +129,7 @@ class Lookahead:
 
     def come_back_for(self, record: Record) -> None:
         """The record has left memory: if it was dealt with, and is still to be asked for, that was in vain."""
-        for rank in self._ranks(record):
+        for rank in self._ranks_of(record):
             if self._position < rank < self._next:
                 self._ahead_bytes -= self._ahead.pop(self._order[rank], 0)
                 self._next = rank
@@ -155,8 +137,7 @@ class Lookahead:
 
     def needs_first(self, record: Record) -> bool:
         """Whether the record is asked for just now, or will be before the one that `peek` names."""
-        ranks = self._ranks(record)
-        return any(self._position <= rank < self._next for rank in ranks)
+        return any(self._position <= rank < self._next for rank in self._ranks_of(record))
 
     def peek(self) -> Record | None:
         """The next record to fetch; None: far enough, or nothing left."""
@@ -176,3 +157,16 @@ class Lookahead:
             self._ahead_bytes += fetched_bytes - self._ahead.get(index, 0)
             self._ahead[index] = fetched_bytes
         self._next += 1
+
+    def _ranks_of(self, record: Record) -> Sequence[int]:
+        known = self._ranks_by_key
+        if known is None or (self._num_unknown and record.key not in known):
+            known = self._ranks_by_key = {}
+            self._num_unknown = 0
+            for rank, index in enumerate(self._order):
+                ahead = self._records[index]
+                if ahead is None:
+                    self._num_unknown += 1
+                else:
+                    known.setdefault(ahead.key, []).append(rank)
+        return known.get(record.key, ())

@@ -174,8 +174,7 @@ class Moves:
     def _try_admit(self, record: Record) -> bool:
         """Find a place in host memory, or begin to move out what is there already; False: not yet."""
         nbytes, host = record.nbytes, self.books.host
-        goes = nbytes > (host.limit_bytes or 0) or (record.place is Place.DISK and self._may_move(nbytes))
-        window = self.books.staging if goes else host
+        window = self.books.staging if nbytes > (host.limit_bytes or 0) or self._goes_at_once(record) else host
         while not (self._may_move(nbytes) if window is self.books.staging else host.fits(nbytes)):
             if not (self._spill_next() or self._drop(self._eviction.next_clean())):
                 return False
@@ -189,6 +188,15 @@ class Moves:
         if window is self.books.staging:
             self._queue_spill(record)
         return True
+
+    def _goes_at_once(self, record: Record) -> bool:
+        """Whether the plan sends it away, or it is needed later than anything that is in memory, which is full."""
+        if not self._may_move(record.nbytes):
+            return False
+        if record.place is Place.DISK:
+            return self._eviction.next_leaving() is None
+        victim = None if self.books.host.fits(record.nbytes) else self._eviction.next_dirty()
+        return victim is not None and record.worth < victim.worth
 
     def _offload(self, record: Record, window: Window) -> None:
         source = record.source

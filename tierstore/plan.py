@@ -43,7 +43,7 @@ class Trace:
         signatures: Iterable[int],
         records: Iterable[int],
         sizes: Iterable[int],
-        on_device: Iterable[bool],
+        on_device: Iterable[int],
         order: Iterable[int],
     ) -> None:
         self.signatures = array("q", signatures)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from torch.nn import functional as F  # noqa: N812 - the name that everybody use
 from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, Around, Mlp, assert_same_gradients, training
 from tierstore import StoreStats, TierStore, offload_module, tiered_offload
+from tierstore.handle import State
+from tierstore.plan import Place
 
 Settle = Callable[[], None]
 
@@ -260,17 +264,84 @@ def test_order_of_backward_decides_what_stays(make_store: MakeStore) -> None:
     """The first root is used first: from the second step on its matrix stays, though it was saved first."""
     store = make_store(host_bytes=2 * MATRIX_BYTES)
     weights = [torch.randn(256, 256, requires_grad=True) for _ in range(6)]
-    restored_first = []
+    first_in_memory = []
     for _ in range(3):
         with tiered_offload(store, min_bytes=0):
             losses = [(weight * 2).exp().sum() for weight in weights]
         store.flush()
-        states = [record.state.name for record in store.books.moves._records.values()]
-        restored_first.append(states.index("HOST"))
+        states = [record.state for record in store.books.moves._records.values()]
+        first_in_memory.append(states.index(State.HOST))
         for loss in losses:
             loss.backward()
         del losses, loss
-    assert restored_first == [4, 0, 0]
+    assert first_in_memory == [4, 0, 0]
+
+
+def test_order_of_backward_decides_what_leaves_when_it_must(make_store: MakeStore) -> None:
+    """Which of two graphs it is shows only with the fourth root: none of the first three may go early."""
+    store = make_store(host_bytes=2 * MATRIX_BYTES)
+    weights = [torch.randn(256, 256, requires_grad=True) for _ in range(6)]
+    in_memory = []
+    for num_roots in (6, 3, 6, 6):
+        with tiered_offload(store, min_bytes=0):
+            losses = [(weight * 2).exp().sum() for weight in weights[:num_roots]]
+        store.flush()
+        in_memory.append([r.state is State.HOST for r in store.books.moves._records.values()])
+        for loss in losses if num_roots == 6 else reversed(losses):
+            loss.backward()
+        del losses, loss
+    assert in_memory[0] == [False] * 4 + [True] * 2, "nothing is known yet"
+    assert in_memory[3] == [True] * 2 + [False] * 4, "it is more likely the one that came last"
+
+
+@contextmanager
+def _stalled(store: TierStore) -> Iterator[Callable[[], None]]:
+    """The engine stands still until the yielded function is called: no write that is queued begins."""
+    stalled, go_on = threading.Event(), threading.Event()
+    store._core.engine._loop.call_soon_threadsafe(lambda: (stalled.set(), go_on.wait(30)))
+    assert stalled.wait(20)
+    try:
+        yield go_on.set
+    finally:
+        go_on.set()
+
+
+def test_when_backward_begins_nothing_has_to_go_early_any_more(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=2 * MATRIX_BYTES)
+    weights = [torch.randn(256, 256, requires_grad=True) for _ in range(4)]
+    num_to_go: list[int] = []
+
+    def note(_: object = None) -> None:
+        places = [record.place for record in store.books.moves._records.values()]
+        num_to_go.append(places.count(Place.DISK))
+
+    for _ in range(2):
+        with tiered_offload(store, min_bytes=0):
+            losses = [(weight * 2).exp().sum() for weight in weights]
+        note()
+        hook = weights[3].register_hook(note)
+        sum(losses).backward()  # type: ignore[union-attr]
+        hook.remove()
+        del losses
+    assert num_to_go == [0, 0, 2, 0], "before and during each of two backwards"
+
+
+def test_what_is_to_go_goes_in_the_order_of_saving(make_store: MakeStore) -> None:
+    """Staging has room for the third, but not for the second, which is needed later: the third waits behind it."""
+    store = make_store(host_bytes=3 * MATRIX_BYTES, staging_bytes=2 * MATRIX_BYTES)
+    sides = (256, 360, 256, 256, 256, 256)
+    weights = [torch.randn(side, side, requires_grad=True) for side in sides]
+    states = []
+    for step in range(3):
+        with tiered_offload(store, min_bytes=0):
+            losses = [(weight * 2).exp().sum() for weight in weights[:1]]
+            with _stalled(store) if step == 2 else nullcontext():
+                losses += [(weight * 2).exp().sum() for weight in weights[1:4]]
+                states = [record.state for record in store.books.moves._records.values()]
+            losses += [(weight * 2).exp().sum() for weight in weights[4:]]
+        sum(losses).backward()  # type: ignore[union-attr]
+        del losses
+    assert states[1:3] == [State.HOST, State.HOST]
 
 
 def _requests(before: StoreStats, after: StoreStats) -> tuple[int, int]:
