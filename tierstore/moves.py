@@ -103,12 +103,11 @@ class Moves:
 
     def is_short_of(self, nbytes: int) -> bool:
         """Whether a pack of so many bytes has to see to it that there is room for all that was saved."""
-        host = self.books.host
-        held_bytes = host.used_bytes + self.pending.num_bytes + self.noted.num_bytes
+        host, pending = self.books.host, self.pending
+        held_bytes = host.used_bytes + pending.num_bytes + self.noted.num_bytes + self.slots.slab.cached_bytes
         return (
             held_bytes + nbytes > (host.limit_bytes or 0)
-            or self.slots.slab.cached_bytes > 0
-            or self.pending.must_be_examined
+            or pending.must_be_examined
             or bool(self.blocked)
             or self.spill_error is not None
         )

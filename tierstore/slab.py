@@ -111,6 +111,9 @@ class Slab:
         spare_bytes: addresses beyond it, for the room that phases and gaps between slots cost. Without them, seven
             slots of 16 MiB would not fit into 112 MiB, and one of seven restores would go into fresh pages, unaligned
             to huge ones. They take no memory; a pinned slab, whose every address does, has none.
+
+    Attributes:
+        cached_bytes: pages that are held though no slot is in them.
     """
 
     def __init__(self, size_bytes: int, spare_bytes: int = 0) -> None:
@@ -119,14 +122,10 @@ class Slab:
         self._allocator = ExtentAllocator()
         self._region: mmap.mmap | None = None
         self._num_slots_in: Counter[int] = Counter()  # by chunk
+        self.cached_bytes = 0
         self._cached: dict[int, None] = {}  # chunks that have pages but no slot, oldest first
         self.description = "pageable"
         self._is_pinned = False
-
-    @property
-    def cached_bytes(self) -> int:
-        """Pages that are held though no slot is in them."""
-        return len(self._cached) * _CHUNK_BYTES
 
     def allocate(self, nbytes: int, phase: int = 0) -> Slot:
         """A slot of `nbytes` whose address is `phase` modulo 4096. Never fails while the system has memory."""
@@ -141,6 +140,7 @@ class Slab:
         for chunk in self._chunks(start, size):
             self._num_slots_in[chunk] += 1
             self._cached.pop(chunk, None)
+        self.cached_bytes = len(self._cached) * _CHUNK_BYTES
         return Slot(region, start, start + phase, nbytes, size)
 
     def free(self, slot: Slot) -> None:
@@ -153,6 +153,7 @@ class Slab:
             if not self._num_slots_in[chunk]:
                 del self._num_slots_in[chunk]
                 self._cached[chunk] = None
+        self.cached_bytes = len(self._cached) * _CHUNK_BYTES
 
     def trim(self, allowance_bytes: int) -> None:
         """Give pages without slots back to the kernel until no more than `allowance_bytes` of them are held."""
@@ -161,6 +162,7 @@ class Slab:
         while self._cached and self.cached_bytes > allowance_bytes:
             chunk, _ = self._cached.popitem()
             self._mapped().madvise(mmap.MADV_DONTNEED, chunk * _CHUNK_BYTES, _CHUNK_BYTES)
+            self.cached_bytes -= _CHUNK_BYTES
 
     def pin(self, device_type: str) -> None:
         """Register the region with the accelerator's driver, once; where that cannot be done, `description` says why.
