@@ -27,6 +27,7 @@ from torch import Tensor
 
 from tierstore import TierStore
 
+from .goals import Goal
 from .harness import Benchmark, main_of_one_variant
 from .trained_tensors import KINDS, tensors_of_kind
 
@@ -48,6 +49,13 @@ BENCHMARK = Benchmark(
     question='Codec "auto" beside the best fixed codec and beside none (ratios of times; 1: as fast)',
     variants=tuple(f"{kind}: {scene}" for kind in KINDS for scene in SCENES),
     rounds=1,
+    compare="none",
+    goals=tuple(
+        Goal(what, figure, f"{kind}: {scene}", at_most=1.05)
+        for kind in KINDS
+        for scene in SCENES
+        for what, figure in (("auto, of the best fixed", "auto_to_best"), ("auto, of none", "auto_to_none"))
+    ),
     settings={"turns": TURNS, "steps": STEPS, "settle_seconds": SETTLE_SECONDS, "compute_per_move": COMPUTE_PER_MOVE},
 )
 

@@ -17,6 +17,7 @@ import torch
 
 from tierstore import TierStore
 
+from .goals import Goal
 from .harness import Benchmark, main_of_one_variant
 
 ROUNDS, PER_ROUND = 12, 50_000
@@ -29,6 +30,16 @@ BENCHMARK = Benchmark(
         f"{num_live}, {how}" for how in ("oldest", "oldest, frozen", "any") for num_live in ("a thousand", "a million")
     ),
     settings={"rounds": ROUNDS, "per_round": PER_ROUND},
+    goals=tuple(
+        Goal(
+            "put and release, of that at a thousand",
+            "put_and_release_microseconds",
+            f"a million, {how}",
+            at_most=1.5,
+            of=(f"a thousand, {how}",),
+        )
+        for how in ("oldest", "oldest, frozen", "any")
+    ),
 )
 
 

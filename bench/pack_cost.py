@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .goals import Goal
 from .harness import Benchmark, main_of_one_variant
 from .peers import detach_only, save_on_cpu
 
@@ -29,6 +30,25 @@ BENCHMARK = Benchmark(
     variants=("no hooks", "detach hooks", "save_on_cpu", "tierstore"),
     compare="difference",
     settings={"tensor_bytes": TENSOR_BYTES, "tensors_per_step": TENSORS_PER_STEP, "steps": STEPS},
+    goals=(
+        Goal("pack, beyond no hooks", "forward_microseconds", "tierstore", at_most=8, beyond="no hooks"),
+        Goal(
+            "pack, of what save_on_cpu costs",
+            "forward_microseconds",
+            "tierstore",
+            at_most=8,
+            of=("save_on_cpu",),
+            beyond="no hooks",
+        ),
+        Goal(
+            "pack, unpack and release, of what save_on_cpu costs",
+            "both_microseconds",
+            "tierstore",
+            at_most=8,
+            of=("save_on_cpu",),
+            beyond="no hooks",
+        ),
+    ),
 )
 
 Forward = Callable[[], AbstractContextManager[object]]

@@ -17,6 +17,7 @@ import torch
 from tierstore import TierStore, offload_module
 
 from .branching import ROWS, SAVED_BYTES, SETTINGS, WIDTH, Branching, medians, train
+from .goals import Goal
 from .harness import Benchmark, main_of_one_variant
 from .paced_drive import open_paced_store
 
@@ -39,6 +40,14 @@ BENCHMARK = Benchmark(
     rounds=2,
     compare="difference",
     settings=SETTINGS | {"host_bytes": HOST_BYTES, "steps": STEPS, "slow_drive": ENOUGH},
+    goals=tuple(
+        goal
+        for variant in ("learned", "learned, a scope for each block", "learned, slow drive")
+        for goal in (
+            Goal("prefetched in time, percent of unpacks from disk", "hits_percent", variant, at_least=98),
+            Goal("waiting in unpack, percent of the step", "unpack_waits_percent", variant, at_most=3),
+        )
+    ),
 )
 
 

@@ -17,6 +17,7 @@ from tierstore import TierStore
 from tierstore.handle import Record, State
 
 from .branching import SAVED_BYTES, SETTINGS, medians, train
+from .goals import Goal
 from .harness import Benchmark, main_of_one_variant
 from .paced_drive import open_paced_store
 
@@ -32,6 +33,12 @@ BENCHMARK = Benchmark(
     rounds=1,
     compare="difference",
     settings=SETTINGS | {"steps": STEPS, "slow_bytes_per_second": SLOW_BYTES_PER_SECOND},
+    goals=tuple(
+        Goal(
+            "spilled, percent of saved beyond the budget", "spilled_of_saved_beyond_budget_percent", share, at_most=105
+        )
+        for share in SHARES
+    ),
 )
 
 
