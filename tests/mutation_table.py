@@ -665,7 +665,7 @@ MUTATIONS = [
         "hooks/order.py",
         "    return hash((signature, node, nbytes))",
         "    return 0",
-        ("hooks/test_scopes.py::test_training_models_one_after_the_other_in_one_store_same_bits",),
+        ("hooks/test_order.py::test_graphs_by_turns_each_keep_their_order",),
     ),
     Mutation(
         "R6",
