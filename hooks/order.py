@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
 from tierstore.device import RELOAD_BYTES
-from tierstore.handle import State
+from tierstore.handle import Record, State
 from tierstore.layout import Layout
 from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
 from tierstore.noted import NotedLog
@@ -63,6 +64,12 @@ class PackLog(NotedLog):
 
     # --- backward -----------------------------------------------------------------------------------------------
 
+    def come_in(self, index: int, record: Record) -> None:
+        """See `NotedLog.come_in`."""
+        super().come_in(index, record)
+        self.lookahead.come_in(index, record)
+        self.reload_ahead.come_in(index, record)
+
     def asked_for(self, index: int) -> None:
         """Backward asks for saved tensor `index`."""
         if not self.started:
@@ -95,40 +102,41 @@ class PackLog(NotedLog):
             if record is not None:
                 record.place = None  # what has not gone by now need not go
         self.books.survey(self)
-        self._large_nodes = large_nodes(zip(self.nodes, self._storages(), self.sizes, strict=True), self._region_bytes)
+        nodes, sizes, records = self._packs()
+        self._large_nodes = large_nodes(zip(nodes, self._storages(records), sizes, strict=True), self._region_bytes)
         if any(record is not None and record.state is not State.PENDING for record in self.records):
             self._look_ahead()
 
     def _look_ahead(self) -> None:
         """Something has left its place: from now on what will be asked for is brought back before."""
-        signatures = list(self._signatures())
+        nodes, sizes, records = self._packs()
+        signatures = list(_signatures(nodes, sizes))
         known = self._orders.recall(signatures[-1]) if self._orders is not None else None
-        order = reverse_topological(self.nodes) if known is None else known.order
+        order = reverse_topological(nodes) if known is None else known.order
         self.lookahead.begin(self.records, order)
         self.reload_ahead.begin(self.records, order)
         pending = State.PENDING  # later, who else held a record is past
-        kept = [record is not None and record.state is pending and record.shared for record in self.records]
-        sizes = [0 if is_kept else nbytes for nbytes, is_kept in zip(self.sizes, kept, strict=True)]
+        kept = [record is not None and record.state is pending and record.shared for record in records]
+        sizes = [0 if is_kept else nbytes for nbytes, is_kept in zip(sizes, kept, strict=True)]
         if known is not None:  # of the same packs, the rest is the same
             self._trace = known.signatures, known.records, sizes, known.on_device
             return
         first: dict[int, int] = {}
-        indices = [first.setdefault(storage, index) for index, storage in enumerate(self._storages())]
-        on_device = [record is not None and record.device is not None for record in self.records]
+        indices = [first.setdefault(storage, index) for index, storage in enumerate(self._storages(records))]
+        on_device = [record is not None and record.device is not None for record in records]
         self._trace = signatures, indices, sizes, on_device
 
-    def _signatures(self) -> Iterator[int]:
-        signature = 0
-        for node, nbytes in zip(self.nodes, self.sizes, strict=True):
-            signature = _add_pack(signature, node - self.nodes[0], nbytes)
-            yield signature
+    def _packs(self) -> _Packs:
+        """What is packed by now. Another thread may be in the midst of a pack, which enters its record last."""
+        num_packs = len(self.records)
+        return _Packs(self.nodes[:num_packs], self.sizes[:num_packs], self.records[:num_packs])
 
-    def _storages(self) -> list[int]:
+    def _storages(self, records: Sequence[Record | None]) -> list[int]:
         """Of each pack a number that it shares with other packs of the same storage, as far as they are alive."""
-        numbers = [-1 - index if record is None else record.key for index, record in enumerate(self.records)]
+        numbers = [-1 - index if record is None else record.key for index, record in enumerate(records)]
         for index, reference in list(self.noted.items()):
             noted = reference()
-            if noted is not None:
+            if noted is not None and index < len(numbers):
                 numbers[index] = -noted.storage_id  # an address, so no index
         return numbers
 
@@ -140,6 +148,21 @@ class PackLog(NotedLog):
             order = [index for index in self._asked_for if index < num_packs]
             self._orders.learn(Trace(*self._trace, order))
         super().__del__()
+
+
+class _Packs(NamedTuple):
+    """The lists of a log, all of the same length."""
+
+    nodes: list[int]
+    sizes: list[int]
+    records: list[Record | None]
+
+
+def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
+    signature = 0
+    for node, nbytes in zip(nodes, sizes, strict=True):
+        signature = _add_pack(signature, node - nodes[0], nbytes)
+        yield signature
 
 
 def _add_pack(signature: int, node: int, nbytes: int) -> int:

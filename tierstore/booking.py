@@ -77,7 +77,7 @@ class Booking:
         log.place(record, noted.index)
         self.records[record.key] = record
         self._pending.settle((record,))
-        log.records[noted.index] = record
+        log.come_in(noted.index, record)
         noted.become(handle, record.layout)
 
     @staticmethod
@@ -91,7 +91,7 @@ class Booking:
         layout = layout_of(alias)
         handle.record.layouts.append(layout)
         self._count_join(noted, alias)
-        noted.log.records[noted.index] = handle.record
+        noted.log.come_in(noted.index, handle.record)
         noted.become(handle, layout)
 
     def _count_joins(self, group: list[NotedTensor]) -> None:

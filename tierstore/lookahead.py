@@ -9,6 +9,7 @@ else.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -95,8 +96,7 @@ class Lookahead:
         self._order: Sequence[int] = ()
         self._rank: list[int] = []  # of each index in the order
         self._asked = bytearray()  # of each index: whether it was asked for
-        self._ranks_by_key: dict[int, list[int]] | None = None  # of the records known last; None: not needed yet
-        self._num_unknown = 0
+        self._ranks_by_key: dict[int, list[int]] | None = None  # of the known records; None: not needed yet
         self._position = -1  # rank of what was asked for last
         self._next = 0  # rank of the first that was not looked at
         self._ahead: dict[int, int] = {}  # bytes that were fetched ahead and not asked for yet, by index
@@ -105,7 +105,7 @@ class Lookahead:
     def begin(self, records: Sequence[Record | None], order: Sequence[int]) -> None:
         """Backward begins: `records[i]` was packed as number i; those named in `order` will be asked for in turn.
 
-        Where there is None, the tensor has never left its place; a record may come in later.
+        Where there is None, the tensor has never left its place; `come_in` tells when a record has come in.
         """
         self._records, self._order = records, order
         self._rank = [-1] * len(records)
@@ -113,6 +113,12 @@ class Lookahead:
         self._ranks_by_key = None
         for rank, index in enumerate(order):
             self._rank[index] = rank
+
+    def come_in(self, index: int, record: Record) -> None:
+        """`records[index]`, until now None, is that record."""
+        known = self._ranks_by_key
+        if known is not None and index < len(self._rank) and self._rank[index] >= 0:
+            insort(known.setdefault(record.key, []), self._rank[index])
 
     def asked_for(self, index: int) -> None:
         """Saved tensor `index` was asked for: the position moves there, back too if it was asked for before.
@@ -160,13 +166,10 @@ class Lookahead:
 
     def _ranks_of(self, record: Record) -> Sequence[int]:
         known = self._ranks_by_key
-        if known is None or (self._num_unknown and record.key not in known):
+        if known is None:
             known = self._ranks_by_key = {}
-            self._num_unknown = 0
             for rank, index in enumerate(self._order):
                 ahead = self._records[index]
-                if ahead is None:
-                    self._num_unknown += 1
-                else:
+                if ahead is not None:
                     known.setdefault(ahead.key, []).append(rank)
         return known.get(record.key, ())

@@ -139,6 +139,10 @@ class NotedLog:
         self.records.append(record)
         return index
 
+    def come_in(self, index: int, record: Record) -> None:
+        """Tensor `index`, until now only noted, has a record."""
+        self.records[index] = record
+
     def place(self, record: Record, index: int) -> None:
         """Tell a record where it belongs."""
         plan = self.plan

@@ -67,6 +67,7 @@ class Residency:
         self.lock = threading.Lock()
         self._progress = threading.Condition(self.lock)
         self._num_getting = 0  # threads that wait for bytes, or have been given them and not yet woken
+        self._num_packing = 0  # threads that wait for room
         self.closed: StoreClosedError | None = None
 
     # --- training threads: may wait -----------------------------------------------------------------------------
@@ -227,7 +228,7 @@ class Residency:
             if ahead is not None:
                 moves.ahead = ahead
                 ahead.asked_for(index)
-                moves.prefetch(ahead)
+                self._go_ahead()
             if record.state in _IN_MEMORY:
                 return self._hand_over(record, layout, reload_ahead, index)
             record.demanded += 1  # it may not leave memory again before it is handed over
@@ -247,7 +248,7 @@ class Residency:
             if self.closed is None:
                 self._drain()
                 self.moves.ahead = ahead
-                self.moves.prefetch(ahead)
+                self._go_ahead()
 
     def prefetch(self, records: Iterable[Record]) -> None:
         """Fetch the records, in this order, as far as there is room. Does not wait."""
@@ -390,9 +391,13 @@ class Residency:
         """Something was freed, or a job is over: those who found no room before may find it now."""
         self.moves.admit_blocked()
         self.moves.send_ahead()
-        if self.moves.ahead is not None and self.closed is None:
-            self.moves.prefetch(self.moves.ahead)
+        self._go_ahead()
         self._progress.notify_all()
+
+    def _go_ahead(self) -> None:
+        """Restore what backward will ask for next, unless a pack waits: that would take the very room it waits for."""
+        if self.moves.ahead is not None and self.closed is None and not self._num_packing:
+            self.moves.prefetch(self.moves.ahead)
 
     def _check_unchanged(self, record: Record, layout: Layout) -> torch.Tensor:
         source = record.source
@@ -429,7 +434,7 @@ class Residency:
         while moves.blocked:
             self._raise_spill_error()
             if moves.num_jobs or self._num_getting:
-                self._wait(_PACK_WAITS)
+                self._wait_for_room()
             elif not collected:
                 collected = True
                 self._collect_garbage()
@@ -437,6 +442,13 @@ class Residency:
                 raise self._full_error(moves.blocked[0].nbytes)
             moves.admit_blocked()
         self._raise_spill_error()
+
+    def _wait_for_room(self) -> None:
+        self._num_packing += 1
+        try:
+            self._wait(_PACK_WAITS)
+        finally:
+            self._num_packing -= 1
 
     def _collect_garbage(self) -> None:
         """Graphs in reference cycles may be all that fills the store."""

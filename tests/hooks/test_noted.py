@@ -339,3 +339,18 @@ def test_unpacked_while_another_thread_books_and_spills_same_bits(make_store: Ma
         thread.join()
     assert not failures
     assert store.stats().spilled_bytes > 0
+
+
+@pytest.mark.parametrize("num_entered", [1, 2])
+def test_backward_begins_in_the_midst_of_another_threads_pack_same_bits(store: TierStore, num_entered: int) -> None:
+    """One thread packs on, and waits for room, while another runs backward of what the first has packed before."""
+    weight = torch.ones(3, requires_grad=True)
+    with tiered_offload(store, min_bytes=NBYTES):
+        loss = chain(4, weight)
+        log = next(store.books.moves.noted.living()).log
+    store.flush()
+    for entered in (log.nodes, log.sizes)[:num_entered]:
+        entered.append(NBYTES)
+    loss.backward()
+    assert bits(weight.grad) == bits(torch.full((3,), 6.0**4))
+    assert store.stats().restored_bytes == 8 * NBYTES

@@ -279,3 +279,42 @@ def test_lookahead_knows_what_is_needed_before_what_it_fetches() -> None:
     ahead.asked_for(1)
     assert not ahead.needs_first(first)
     assert not ahead.needs_first(third)
+
+
+def test_lookahead_knows_records_that_come_in_later() -> None:
+    ahead = Lookahead(100)
+    first, second, third = _records(3)
+    records = [first, None, None, third]
+    ahead.begin(records, [3, 2, 1, 0])
+    ahead.asked_for(3)
+    for fetched_bytes in (30, 30):
+        assert ahead.peek() is first
+        ahead.advance(fetched_bytes)
+        ahead.come_back_for(second)
+        ahead.come_back_for(first)
+    for index in (1, 2):
+        records[index] = second
+        ahead.come_in(index, second)
+    ahead.come_back_for(second)
+    assert ahead.peek() is second
+    assert ahead.needs_first(third)
+    assert not ahead.needs_first(second)
+
+
+class _CountsLooks(list[Any]):
+    num_looks = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.num_looks += 1
+        return super().__getitem__(index)
+
+
+def test_lookahead_asked_about_records_of_other_graphs_does_not_search_each_time() -> None:
+    """Forward of the next step spills while this one's position is still the last."""
+    mine, *others = _records(101)
+    records = _CountsLooks([mine, *[None] * 99])
+    ahead = Lookahead(100)
+    ahead.begin(records, range(100))
+    for other in others:
+        ahead.come_back_for(other)
+    assert records.num_looks <= 100

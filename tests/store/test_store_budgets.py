@@ -17,6 +17,7 @@ import torch
 from tests.conftest import MakeStore
 from tierstore import Handle, StoreFullError, StoreStats, TierStore, tiered_offload
 from tierstore.handle import State
+from tierstore.lookahead import Lookahead
 
 NBYTES = 40_000
 HOST_BUDGETS = (0, 1, NBYTES - 1, NBYTES, NBYTES + 1, 3 * NBYTES, 8 * NBYTES)
@@ -115,6 +116,23 @@ def test_backward_alone_is_held_within_both_budgets_and_one_tensor(
         for i in reversed(range(20)):
             store.prefetch(handles[max(0, i - 3) : i])
             assert torch.equal(store.get(handles[i]), _tensor(i))
+
+
+def test_pack_that_needs_all_of_staging_gets_it_from_the_prefetch(make_store: MakeStore) -> None:
+    """What is dropped for a pack that waits is not fetched again before it has its room."""
+    store = make_store(host_bytes=400, staging_bytes=300)
+    small = [store.put(_tensor(i, 96)) for i in range(8)]
+    large = [store.put(_tensor(8, 384))]
+    store.flush()
+    records = [handle.record for handle in small]
+    assert {record.state for record in records} == {State.DISK}
+    ahead = Lookahead(10_000)
+    ahead.begin(records, range(8))
+    for i in range(3):
+        assert torch.equal(store.books.fetch(records[i], records[i].layout, ahead, None, i), _tensor(i, 96))
+        large.append(store.put(_tensor(9 + i, 384)))
+    for i, handle in enumerate([*small, *large]):
+        assert torch.equal(store.get(handle), _tensor(i, 96 if i < 8 else 384))
 
 
 def test_tensors_larger_than_every_budget_pass_through(make_store: MakeStore) -> None:
