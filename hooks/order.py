@@ -172,14 +172,15 @@ def _add_pack(signature: int, node: int, nbytes: int) -> int:
 def open_log(store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None) -> PackLog:
     """The log for what this thread packs next: the one it has, unless that has been asked for something, or is gone.
 
-    A model whose blocks have a scope each is one graph, so it is one log.
+    A model whose blocks have a scope each is one graph, so it is one log. One that is mostly of graphs that are gone,
+    without a backward, is left to what is still alive of it.
     """
     logs: weakref.WeakValueDictionary[object, PackLog]
     logs = store.of_thread.__dict__.setdefault("logs", weakref.WeakValueDictionary())
     device_bytes = store.books.moves.devices.resident.limit_bytes or 0
     options = (lookahead_bytes, orders is None, device_bytes)
     log = logs.get(options)
-    if log is None or log.started:
+    if log is None or log.started or log.is_mostly_dead():
         log = logs[options] = PackLog(store, lookahead_bytes, orders, device_bytes)
     return log
 

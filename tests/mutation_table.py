@@ -671,7 +671,7 @@ MUTATIONS = [
         "R6",
         "all scopes of one graph share one order",
         "hooks/order.py",
-        "    if log is None or log.started:",
+        "    if log is None or log.started or log.is_mostly_dead():",
         "    if True:",
         ("hooks/test_order.py::test_blocks_with_a_scope_each_prefetched_from_one_to_the_next",),
     ),
@@ -772,7 +772,7 @@ MUTATIONS = [
         _OFFLOAD,
         "        if self._log.started:",
         "        if False:",
-        ("hooks/test_scopes.py::test_checkpoint_inside_the_scope_same_bits",),
+        ("hooks/test_noted.py::test_packed_after_backward_began_belongs_to_a_log_of_its_own",),
     ),
     Mutation(
         "R7",
@@ -1364,10 +1364,10 @@ MUTATIONS = [
     Mutation(
         "R15",
         "a pack of a later node settles what was saved before",
-        _RESIDENCY,
-        "            noted.log.newest_node = node\n",
-        "",
-        ("hooks/test_lifetime.py::test_memory_of_stored_tensors_is_freed_while_the_graph_lives",),
+        "tierstore/noted.py",
+        "            if self.is_settled or self.nodes[index] != self.newest_node:",
+        "            if self.is_settled:",
+        ("hooks/test_order.py::test_what_the_newest_node_saved_is_not_read_before_another_saves",),
     ),
     Mutation(
         "R15",

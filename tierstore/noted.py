@@ -38,6 +38,9 @@ __all__ = ["NotedLog", "NotedTensor", "NotedTensors"]
 _use_count = torch._C._storage_Use_Count
 
 
+_FIRST_LOOK_PACKS = 1024
+
+
 class NotedTensor:
     """A tensor that was handed to a store, and what it takes to book it later.
 
@@ -125,6 +128,7 @@ class NotedLog:
         self.is_settled = False
         self.num_surveyed = 0
         self.plan: Plan | None = None
+        self._look_at = _FIRST_LOOK_PACKS
         self.first_key = 0
 
     def append_booked(self, record: Record, node: int) -> int:
@@ -156,6 +160,15 @@ class NotedLog:
         nbytes = self.sizes[index]
         self.noted_bytes -= nbytes
         return nbytes
+
+    def is_mostly_dead(self) -> bool:
+        """Whether most of it is gone. Looked at seldom: each time that twice as much has been packed."""
+        if len(self.nodes) < self._look_at:
+            return False
+        self._look_at = 2 * len(self.nodes)
+        num_noted = sum(1 for reference in list(self.noted.values()) if reference() is not None)
+        num_booked = sum(1 for record in list(self.records) if record is not None and record.source is not None)
+        return 2 * (num_noted + num_booked) < len(self.nodes)
 
     def settled(self) -> Iterator[tuple[int, NotedTensor | None]]:
         """What is noted and may be read, by index; None for what has died. May be taken out meanwhile."""

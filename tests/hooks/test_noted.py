@@ -117,6 +117,32 @@ def test_graphs_that_came_and_went_in_one_scope_do_not_push_anything_out(make_st
     assert store.stats().spilled_bytes == 0
 
 
+def test_log_of_graphs_that_are_gone_does_not_grow_without_end(roomy: TierStore) -> None:
+    """One graph lives on and is never asked for anything; thousands of others come and go."""
+    weight = torch.ones(3, requires_grad=True)
+    with tiered_offload(roomy, min_bytes=NBYTES):
+        living = chain(1, weight)
+    longest = 0
+    for _ in range(3000):
+        with tiered_offload(roomy, min_bytes=NBYTES):
+            chain(1, weight)
+        longest = max([longest, *(len(noted.log.nodes) for noted in roomy.books.moves.noted.living())])
+    assert longest <= 2048
+    assert roomy.books.moves.noted.num_bytes <= 2048 * NBYTES
+    living.backward()
+
+
+def test_packed_after_backward_began_belongs_to_a_log_of_its_own(roomy: TierStore) -> None:
+    """As reentrant checkpointing does: its own backward will ask for it, in an order of its own."""
+    weight = torch.ones(3, requires_grad=True)
+    with tiered_offload(roomy, min_bytes=NBYTES):
+        first = chain(1, weight)
+        first.backward(retain_graph=True)
+        second = chain(1, weight)
+    assert [len(log.nodes) for log in {noted.log for noted in roomy.books.moves.noted.living()}] == [2, 2]
+    (first + second).backward()
+
+
 def test_views_of_one_tensor_counted_once_whether_booked_or_not(roomy: TierStore) -> None:
     weight = torch.randn(SIDE, 3 * SIDE, requires_grad=True)
 
