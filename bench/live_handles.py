@@ -20,7 +20,7 @@ from tierstore import TierStore
 from .goals import Goal
 from .harness import Benchmark, main_of_one_variant
 
-ROUNDS, PER_ROUND = 12, 50_000
+ROUNDS, PER_ROUND = 8, 20_000
 NUM_LIVE = {"a thousand": 1000, "a million": 1_000_000}
 
 BENCHMARK = Benchmark(
@@ -29,6 +29,7 @@ BENCHMARK = Benchmark(
     variants=tuple(
         f"{num_live}, {how}" for how in ("oldest", "oldest, frozen", "any") for num_live in ("a thousand", "a million")
     ),
+    rounds=1,
     settings={"rounds": ROUNDS, "per_round": PER_ROUND},
     goals=tuple(
         Goal(
