@@ -37,7 +37,7 @@ BENCHMARK = Benchmark(
         "reverse, slow drive",
         "none, slow drive",
     ),
-    rounds=2,
+    rounds=1,
     compare="difference",
     settings=SETTINGS | {"host_bytes": HOST_BYTES, "steps": STEPS, "slow_drive": ENOUGH},
     goals=tuple(
