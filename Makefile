@@ -17,7 +17,7 @@ check: $(INSTALLED)           ## style, types, directions of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(INSTALLED)           ## every question of bench/: tables, all goals in one table, plots (a quarter of an hour)
+bench: $(INSTALLED)           ## every question of bench/: tables, all goals in one table, plots (some twenty minutes)
 	$(BIN)/python -m bench
 
 mutations: $(INSTALLED)       ## break every rule that keeps gradients right, once; which test notices? (minutes)

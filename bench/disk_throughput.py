@@ -49,6 +49,7 @@ BENCHMARK = Benchmark(
         "pairs": PAIRS,
         "raw_in_flight": NUM_AT_ONCE,
     },
+    rounds=2,
     plotted=("spill_to_raw", "restore_to_raw", "cpu_above_raw_cpu_seconds_per_gb"),
     goals=(
         Goal("spill, of the raw device", "spill_to_raw", "tierstore", at_least=0.95),
