@@ -9,7 +9,7 @@ demo: $(INSTALLED)            ## train a small language model on real text, with
 	$(BIN)/tierstore demo
 
 test: $(INSTALLED)            ## the test suite
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 check: $(INSTALLED)           ## style, types, directions of imports
 	$(BIN)/ruff check .
