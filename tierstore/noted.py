@@ -4,7 +4,7 @@ NOTE [Noted, then booked]
 As long as the budget has room for everything that was saved, all there is to do is to guard it: most graphs of most
 programs come and go like that. So what is packed is only *noted*: the packed object keeps an alias of the tensor, its
 version, and where its storage lay, and a count of bytes goes up. There is no record, no handle and no finalizer, and
-what backward gets is what was kept. That is a quarter of the cost of a record.
+what backward gets is what was kept. That is a third of what a record costs.
 
 A noted tensor is *booked*, that is, gets its record, when the count says that room may be short, when somebody else is
 seen to hold its storage too once the scope has ended, or when somebody asks for exact figures. Those of one log are
@@ -37,8 +37,8 @@ __all__ = ["NotedLog", "NotedTensor", "NotedTensors"]
 
 _use_count = torch._C._storage_Use_Count
 
-
 _FIRST_LOOK_PACKS = 1024
+"""A log is not looked through for what has died before it is as long as this."""
 
 
 class NotedTensor:
