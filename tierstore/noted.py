@@ -92,7 +92,7 @@ class NotedTensor:
 
 
 class NotedLog:
-    """What was packed between the start of a scope (or the last backward) and the next backward, in that order.
+    """What one thread packed between one backward and the next, in that order, in however many scopes.
 
     The tensors refer to the log, so it goes when the graph goes. It keeps nobody's bytes. Changed only under the
     store's lock.
@@ -103,11 +103,11 @@ class NotedLog:
     Attributes:
         number: unique in this process.
         nodes: which autograd node saved each tensor.
-        newest_node: which is saving tensors now; the kernel of that one may still have to run.
+        newest_node: which saved last; its kernel may still have to run.
+        is_settled: that has run too.
         sizes: bytes of each tensor's storage.
         records: of each; None while it is only noted.
         noted_bytes: of all that is only noted, dead tensors included.
-        is_settled: that one has run too.
         first_key: of the record of the first.
         num_surveyed: of so many it is known who else holds them.
         plan: where they belong, if the packs so far are those of a graph that is known.
