@@ -35,7 +35,7 @@ CODECS = ("none", "auto", "zstd:1", "shuffle-zstd:1")
 FIXED = tuple(codec for codec in CODECS if codec != "auto")
 SCENES = ("moving alone", "beside compute")
 QUALIFYING_TURNS = 1
-TURNS = 9
+TURNS = 5
 STEPS = 2
 SETTLE_SECONDS = 0.8
 CLOSE = 1.5
