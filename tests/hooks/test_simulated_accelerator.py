@@ -115,6 +115,8 @@ def _gradients(store: TierStore | None, device_bytes: int = 0, num_steps: int = 
         else:
             with tiered_offload(store, min_bytes=0, device_bytes=device_bytes):
                 loss = model(batch).square().mean()
+            if step == 1:
+                store.flush()  # in the other steps backward may be quicker than the drive
         loss.backward()
         found += [parameter.grad.clone() for parameter in model.parameters()]
     return found
@@ -132,8 +134,7 @@ def test_gradients_through_the_device_tier_same_bits(
     copies.synchronize()
     stats = store.stats()
     assert (copies.num_out > 0) == (device_bytes < 1 << 30)
-    sent_to_disk = stats.spilled_bytes + stats.forwarded_bytes + stats.cancelled_bytes  # backward may be quicker
-    assert (sent_to_disk > 0) == (host_bytes != "1GiB" and device_bytes < 1 << 30)
+    assert (stats.spilled_bytes > 0) == (host_bytes != "1GiB" and device_bytes < 1 << 30)
     assert (stats.live_handles, stats.device_bytes, stats.disk_bytes) == (0, 0, 0)
 
 
