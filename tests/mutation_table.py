@@ -318,6 +318,14 @@ MUTATIONS = [
     ),
     Mutation(
         "R3",
+        "only pages without a slot are moved",
+        "tierstore/slab.py",
+        "        donors = [chunk for chunk in reversed(self._cached) if chunk not in kept]",
+        "        donors = [chunk for chunk in [*self._num_slots_in, *self._cached] if chunk not in kept]",
+        ("store/test_slab.py",),
+    ),
+    Mutation(
+        "R3",
         "a slot belongs to the storage over it, not to one tensor",
         "tierstore/slab.py",
         "weakref.ref(storage, lambda _: on_return(self))",
@@ -1006,8 +1014,8 @@ MUTATIONS = [
         "R10",
         "a fragmented slab takes a one-off slot",
         "tierstore/slab.py",
-        "        if start is None:\n            return Slot(_map(size), None, phase, nbytes, size)",
-        "        if start is None:\n            raise MemoryError",
+        "            return Slot(_map(size), None, phase, nbytes, size)",
+        "            raise MemoryError",
         ("store/test_slab.py::test_allocate_beyond_the_slab_gives_a_mapping_of_its_own",),
     ),
     Mutation(

@@ -3,7 +3,8 @@
 Fresh pages cost three times a memcpy, and pinned pages more. So restored bytes go into slots of one region of exact
 size (not rounded to a power of two, as a pinning allocator would). For an accelerator the whole region is registered
 with the driver and stays. For CPU tensors free slots keep their pages only within the allowance their owner gives;
-the rest goes back to the kernel.
+the rest goes back to the kernel. A slot goes where pages are already, if there is room between the others; else free
+pages are moved to where it goes.
 
 Not thread-safe: the store's lock guards it. What was handed out stays valid after the slab itself is gone.
 """
@@ -19,7 +20,9 @@ from typing import Any
 
 import torch
 
-from .disk.allocator import ExtentAllocator, round_up
+from .disk.allocator import round_up
+from .disk.linux import move_pages
+from .free_runs import FreeRuns
 from .layout import memory_at
 from .ownership import mark_as_ours
 
@@ -27,6 +30,9 @@ __all__ = ["Slab", "Slot"]
 
 _CHUNK_BYTES = 2 * 2**20
 """Pages go back to the kernel in pieces of this size: a huge page of x86-64, and of arm64 with 4 KiB pages."""
+
+_MOST_MOVED = 4096
+"""Each chunk whose pages are moved may be a mapping of its own; Linux allows a process 65,530 by default."""
 
 _MAP_NORESERVE = 0x4000
 """Linux, <asm-generic/mman-common.h>; the standard library has the name only from Python 3.13 on."""
@@ -119,11 +125,15 @@ class Slab:
     def __init__(self, size_bytes: int, spare_bytes: int = 0) -> None:
         self.size_bytes = round_up(max(size_bytes, 1), _CHUNK_BYTES)
         self._spare_bytes = round_up(spare_bytes, _CHUNK_BYTES)
-        self._allocator = ExtentAllocator()
+        self._warm = FreeRuns()  # in chunks that have, or had, a slot: they have pages
+        self._cold = FreeRuns()  # whole chunks without pages
         self._region: mmap.mmap | None = None
+        self._first = 0  # where in the region the slots begin: at a chunk's boundary, or huge pages would be cut
         self._num_slots_in: Counter[int] = Counter()  # by chunk
         self.cached_bytes = 0
         self._cached: dict[int, None] = {}  # chunks that have pages but no slot, oldest first
+        self._moved: set[int] = set()  # chunks whose pages came from elsewhere, or went there
+        self._can_move = True
         self.description = "pageable"
         self._is_pinned = False
 
@@ -131,23 +141,20 @@ class Slab:
         """A slot of `nbytes` whose address is `phase` modulo 4096. Never fails while the system has memory."""
         size = round_up(nbytes + phase)
         region = self._mapped()
-        start = self._allocator.allocate(size)
-        if start is None and self._spare_bytes >= size and not self._is_pinned:
-            self._open_spare()
-            start = self._allocator.allocate(size)
-        if start is None:
+        if self._warm.longest_bytes < size and not self._warm_up(size):
             return Slot(_map(size), None, phase, nbytes, size)
+        start = self._warm.allocate(size)
         for chunk in self._chunks(start, size):
             self._num_slots_in[chunk] += 1
             self._cached.pop(chunk, None)
         self.cached_bytes = len(self._cached) * _CHUNK_BYTES
-        return Slot(region, start, start + phase, nbytes, size)
+        return Slot(region, start, self._first + start + phase, nbytes, size)
 
     def free(self, slot: Slot) -> None:
         """Take a slot back; nobody may use its memory any more."""
         if slot.start is None:
             return  # its mapping goes with the last reference
-        self._allocator.free(slot.start, slot.size_bytes)
+        self._warm.free(slot.start, slot.size_bytes)
         for chunk in self._chunks(slot.start, slot.size_bytes):
             self._num_slots_in[chunk] -= 1
             if not self._num_slots_in[chunk]:
@@ -161,8 +168,9 @@ class Slab:
             return
         while self._cached and self.cached_bytes > allowance_bytes:
             chunk, _ = self._cached.popitem()
-            self._mapped().madvise(mmap.MADV_DONTNEED, chunk * _CHUNK_BYTES, _CHUNK_BYTES)
-            self.cached_bytes -= _CHUNK_BYTES
+            start = chunk * _CHUNK_BYTES
+            self._mapped().madvise(mmap.MADV_DONTNEED, self._first + start, _CHUNK_BYTES)
+            self._cool_down(start)
 
     def pin(self, device_type: str) -> None:
         """Register the region with the accelerator's driver, once; where that cannot be done, `description` says why.
@@ -175,7 +183,7 @@ class Slab:
         if device_type != "cuda":
             self.description = f"pageable ({device_type} offers no registration of host memory)"
             return
-        address = _address_of(self._mapped())
+        address = _address_of(self._mapped()) + self._first
         error = _cuda_runtime().cudaHostRegister(address, self.size_bytes, 0)
         if int(error) != 0:
             self.description = f"pageable (cudaHostRegister failed: {error})"
@@ -186,18 +194,56 @@ class Slab:
     def unpin(self) -> None:
         """Undo `pin`, before the region goes."""
         if self._is_pinned:
-            _cuda_runtime().cudaHostUnregister(_address_of(self._mapped()))
+            _cuda_runtime().cudaHostUnregister(_address_of(self._mapped()) + self._first)
             self._is_pinned = False
 
     def _mapped(self) -> mmap.mmap:
         if self._region is None:
-            self._region = _map(self.size_bytes + _CHUNK_BYTES + self._spare_bytes)
-            self._allocator.add_range(0, self.size_bytes)
+            self._region = _map(self.size_bytes + 2 * _CHUNK_BYTES + self._spare_bytes)
+            self._first = -_address_of(self._region) % _CHUNK_BYTES
+            self._cold.free(0, self.size_bytes)
         return self._region
 
-    def _open_spare(self) -> None:
-        self._allocator.add_range(self.size_bytes + _CHUNK_BYTES, self._spare_bytes)  # ranges must not touch
-        self._spare_bytes = 0
+    def _warm_up(self, size: int) -> bool:
+        """Count chunks as having pages until so many bytes in a row are free there; False: there is no such place."""
+        whole = round_up(size, _CHUNK_BYTES)
+        if self._cold.longest_bytes < whole and self._spare_bytes >= whole and not self._is_pinned:
+            self._cold.free(self.size_bytes + _CHUNK_BYTES, self._spare_bytes)  # no slot lies across a registered end
+            self._spare_bytes = 0
+        if self._cold.longest_bytes < whole:
+            return False
+        start = self._cold.best_fit(whole)
+        before = self._warm.length_before(start)
+        missing = round_up(size - before, _CHUNK_BYTES)
+        self._cold.take(start, missing)
+        self._move_pages_to(start, missing, before)
+        self._warm.free(start, missing)
+        return True
+
+    def _move_pages_to(self, start: int, num_bytes: int, before: int) -> None:
+        """Of free chunks, except those in the `before` bytes before it; what is missing will be fresh pages."""
+        if self._is_pinned or not self._can_move:
+            return
+        kept = self._chunks(start - before, before + num_bytes)
+        donors = [chunk for chunk in reversed(self._cached) if chunk not in kept]
+        for to, chunk in zip(self._chunks(start, num_bytes), donors, strict=False):
+            if len(self._moved) > _MOST_MOVED - 2 and not {chunk, to} <= self._moved:
+                return
+            try:
+                address = _address_of(self._mapped()) + self._first
+                move_pages(address + chunk * _CHUNK_BYTES, address + to * _CHUNK_BYTES, _CHUNK_BYTES)
+            except OSError:
+                self._can_move = False
+                return
+            self._moved |= {chunk, to}
+            del self._cached[chunk]
+            self._cool_down(chunk * _CHUNK_BYTES)
+
+    def _cool_down(self, start: int) -> None:
+        """A chunk that was cached has no pages any more."""
+        self._warm.take(start, _CHUNK_BYTES)
+        self._cold.free(start, _CHUNK_BYTES)
+        self.cached_bytes -= _CHUNK_BYTES
 
     def _chunks(self, start: int, size: int) -> range:
         return range(start // _CHUNK_BYTES, (start + size - 1) // _CHUNK_BYTES + 1)

@@ -7,6 +7,7 @@ backward may still be running; hence an executor of our own.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -21,9 +22,21 @@ T = TypeVar("T")
 _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
+_NICE = 5
+"""How far the priority of these threads is below that of the process. Training on all cores waits at a barrier for
+the one that was interrupted, and at this distance a thread that wakes up seldom interrupts (`bench/memory_limit.py`).
+Not further: at 19 they starve, and whoever waits for them with them (sched(7))."""
+
+
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread."""
-    thread = threading.Thread(target=target, name=name, daemon=True)
+    """Start a daemon thread, at a slightly lower priority than the process has."""
+
+    def run() -> None:
+        of_process = os.getpriority(os.PRIO_PROCESS, os.getpid())  # not of the thread that starts this one
+        os.setpriority(os.PRIO_PROCESS, 0, min(of_process + _NICE, 19))
+        target()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
 

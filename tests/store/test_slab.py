@@ -60,7 +60,7 @@ def test_slots_of_any_phase_that_fill_the_budget_are_all_in_the_region(phase: in
     seen = set()
     for _ in range(3):
         slots = [slab.allocate(8 * CHUNK, phase) for _ in range(7)]
-        seen.add(tuple(slot.start for slot in slots))
+        seen.add(frozenset(slot.start for slot in slots))
         for slot in slots:
             slab.free(slot)
     (starts,) = seen
@@ -73,6 +73,69 @@ def test_free_slot_is_used_again() -> None:
     start = first.start
     slab.free(first)
     assert slab.allocate(CHUNK).start == start
+
+
+def test_slot_goes_where_pages_are() -> None:
+    slab = Slab(16 * CHUNK)
+    slots = [_filled(slab, 2 * CHUNK) for _ in range(4)]
+    slab.free(slots[1])
+    assert slab.cached_bytes == 2 * CHUNK
+    assert slab.allocate(CHUNK).start == slots[1].start, "not beyond the last one, where there are none yet"
+    assert slab.cached_bytes == CHUNK
+
+
+def test_free_pages_are_moved_to_where_a_slot_goes_that_fits_nowhere_between() -> None:
+    slab = Slab(16 * CHUNK)
+    slots = [_filled(slab, 2 * CHUNK) for _ in range(6)]
+    contents = [bytes(slot.memory) for slot in slots]
+    for number in (0, 2, 4):
+        slab.free(slots[number])
+    slot = slab.allocate(4 * CHUNK)
+    assert slot.start == 12 * CHUNK
+    assert slab.cached_bytes == 2 * CHUNK
+    assert bytes(slot.memory) == contents[0] * 2, "a fresh page is all zeros"
+    for number in (1, 3, 5):
+        assert bytes(slots[number].memory) == contents[number]
+    slots = [_filled(slab, CHUNK) for _ in range(6)]  # where the pages came from there are new ones
+    assert {slot.start for slot in slots} == {chunk * CHUNK for chunk in (0, 1, 4, 5, 8, 9)}
+
+
+def test_slab_of_a_kernel_that_moves_no_pages_takes_fresh_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr("tierstore.slab.move_pages", refuse)
+    slab = Slab(16 * CHUNK)
+    slots = [_filled(slab, 2 * CHUNK) for _ in range(6)]
+    for number in (0, 2, 4):
+        slab.free(slots[number])
+    _filled(slab, 4 * CHUNK)
+    assert slab.cached_bytes == 6 * CHUNK
+    slab.trim(0)
+    assert slab.cached_bytes == 0
+
+
+def test_so_many_mappings_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tierstore.slab._MOST_MOVED", 4)
+    slab = Slab(64 * CHUNK)
+    slots = [_filled(slab, CHUNK) for _ in range(20)]
+    for slot in slots[::2]:
+        slab.free(slot)
+    before = _num_mappings()
+    _filled(slab, 8 * CHUNK)
+    assert slab.cached_bytes == 8 * CHUNK, "two of ten were moved"
+    assert _num_mappings() - before <= 8
+
+
+def _filled(slab: Slab, nbytes: int) -> Slot:
+    slot = slab.allocate(nbytes)
+    slot.memory[:] = bytes([nbytes // CHUNK]) * nbytes
+    return slot
+
+
+def _num_mappings() -> int:
+    with open("/proc/self/maps", encoding="utf-8") as lines:
+        return sum(1 for _ in lines)
 
 
 def test_memory_outlives_the_slab() -> None:
@@ -162,16 +225,22 @@ def _resident_bytes() -> int:
         return int(file.read().split()[1]) * 4096
 
 
+@pytest.mark.parametrize(
+    ("size_bytes", "spare_bytes", "longest_bytes"), [(CHUNK, 0, 400_000), (8 * CHUNK, 4 * CHUNK, 3 * CHUNK)]
+)
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 400_000), st.integers(0, 4095), st.integers(0, 9)), max_size=40))
-def test_any_sequence_never_overlaps_nor_changes_what_is_held(actions: list[tuple[int, int, int]]) -> None:
-    slab = Slab(CHUNK)
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 4095), st.integers(0, 9)), max_size=40))
+def test_any_sequence_never_overlaps_nor_changes_what_is_held(
+    size_bytes: int, spare_bytes: int, longest_bytes: int, actions: list[tuple[float, int, int]]
+) -> None:
+    slab = Slab(size_bytes, spare_bytes)
     held: list[tuple[Slot, bytes]] = []
-    for number, (nbytes, phase, action) in enumerate(actions):
-        if action < 4 and held:
+    for number, (length, phase, action) in enumerate(actions):
+        if action < 5 and held:
             slot, _ = held.pop(action % len(held))
             slab.free(slot)
-            slab.trim(action * CHUNK // 4)
+            slab.trim(action * CHUNK)
+        nbytes = 1 + int(length * longest_bytes)
         slot = slab.allocate(nbytes, phase)
         content = bytes([number % 251]) * nbytes
         slot.memory[:] = content
@@ -181,6 +250,10 @@ def test_any_sequence_never_overlaps_nor_changes_what_is_held(actions: list[tupl
         assert end <= start
     for slot, content in held:
         assert bytes(slot.memory) == content
+    for slot, _ in held:
+        slab.free(slot)
+    slab.trim(0)
+    assert slab.cached_bytes == 0
 
 
 def test_pin_for_an_unknown_device_says_why_not() -> None:

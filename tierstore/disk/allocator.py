@@ -7,8 +7,10 @@ as segment files come and go; what is free in two of them is never joined, so th
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from operator import attrgetter
+
+from ..free_runs import FreeRuns
 
 __all__ = ["ALIGNMENT_BYTES", "ExtentAllocator", "round_up"]
 
@@ -21,66 +23,23 @@ def round_up(num_bytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
     return -(-num_bytes // alignment_bytes) * alignment_bytes
 
 
-class _Range:
+class _Range(FreeRuns):
     """One range and the free runs in it."""
 
     def __init__(self, start: int, num_bytes: int) -> None:
+        super().__init__()
         self.start = start
         self.end = start + num_bytes
-        self.starts: list[int] = []  # of free runs, sorted
-        self.length_at: dict[int, int] = {}  # start of a free run -> its length
-        self._by_length: list[tuple[int, int]] = []  # (length, start) of free runs, sorted: best fit is a bisection
-        self._insert_run(start, num_bytes)
-
-    @property
-    def longest_bytes(self) -> int:
-        """Of its free runs."""
-        return self._by_length[-1][0] if self._by_length else 0
+        self.free(start, num_bytes)
 
     @property
     def is_unused(self) -> bool:
         """Whether nothing of it is handed out."""
         return self.length_at.get(self.start) == self.end - self.start
 
-    def allocate(self, num_bytes: int) -> int:
-        """Take the best fit; there is one."""
-        length, start = self._by_length[bisect_left(self._by_length, (num_bytes, 0))]
-        self._remove_run(start)
-        if length > num_bytes:
-            self._insert_run(start + num_bytes, length - num_bytes)
-        return start
-
     def is_handed_out(self, start: int, end: int) -> bool:
         """Whether no byte of [start, end) is free or outside."""
-        run = bisect_right(self.starts, start)
-        before_is_free = run > 0 and self._end_of(self.starts[run - 1]) > start
-        after_is_free = run < len(self.starts) and self.starts[run] < end
-        return end <= self.end and not before_is_free and not after_is_free
-
-    def free(self, start: int, num_bytes: int) -> None:
-        """Take back what is handed out, and join it with its neighbours."""
-        end = start + num_bytes
-        run = bisect_right(self.starts, start)
-        if run > 0 and self._end_of(previous := self.starts[run - 1]) == start:
-            self._remove_run(previous)
-            start = previous
-        if (following := self.length_at.get(end)) is not None:
-            self._remove_run(end)
-            end += following
-        self._insert_run(start, end - start)
-
-    def _end_of(self, start: int) -> int:
-        return start + self.length_at[start]
-
-    def _insert_run(self, start: int, length: int) -> None:
-        insort(self.starts, start)
-        self.length_at[start] = length
-        insort(self._by_length, (length, start))
-
-    def _remove_run(self, start: int) -> None:
-        length = self.length_at.pop(start)
-        del self.starts[bisect_left(self.starts, start)]
-        del self._by_length[bisect_left(self._by_length, (length, start))]
+        return end <= self.end and not self.has_free_in(start, end)
 
 
 class ExtentAllocator:

@@ -14,6 +14,7 @@ __all__ = [
     "dont_fork",
     "file_system_of",
     "mapping_around",
+    "move_pages",
     "open_unnamed",
     "reserve",
 ]
@@ -22,6 +23,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MADV_DONTFORK = 10  # asm-generic/mman-common.h
+_libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+_libc.mremap.restype = ctypes.c_void_p
+_MREMAP_MAYMOVE_FIXED_DONTUNMAP = 1 | 2 | 4  # linux/mman.h
 
 _STATFS_BYTES = 256  # struct statfs has 120 on 64-bit Linux; f_type comes first (statfs(2))
 _FILE_SYSTEMS = {
@@ -144,5 +148,20 @@ def dont_fork(start: int, num_bytes: int) -> None:
         OSError: the kernel refused.
     """
     if _libc.madvise(start, num_bytes, _MADV_DONTFORK) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def move_pages(source: int, destination: int, num_bytes: int) -> None:
+    """Move the pages of private anonymous memory to another address; the source stays mapped, without pages.
+
+    What the destination held is lost. Costs some 10 µs for 2 MiB in one huge page, where clearing a fresh one takes
+    hundreds; each of the two ranges may become a mapping of its own, of which a process has 65,530 (mremap(2)).
+
+    Raises:
+        OSError: the kernel refused (before Linux 5.7 it does); source and destination are as they were.
+    """
+    moved = _libc.mremap(source, num_bytes, num_bytes, _MREMAP_MAYMOVE_FIXED_DONTUNMAP, destination)
+    if moved != destination:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

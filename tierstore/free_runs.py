@@ -1,0 +1,86 @@
+"""Free runs on a line of bytes: best fit, neighbours joined at once. Pure bookkeeping, of disk space and of memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+
+__all__ = ["FreeRuns"]
+
+
+class FreeRuns:
+    """Which runs are free; none at first.
+
+    Attributes:
+        starts: of the runs, sorted.
+        length_at: start of a run -> its length.
+    """
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.length_at: dict[int, int] = {}
+        self._by_length: list[tuple[int, int]] = []  # (length, start), sorted: best fit is a bisection
+
+    @property
+    def longest_bytes(self) -> int:
+        """Of the longest run; 0 if there is none."""
+        return self._by_length[-1][0] if self._by_length else 0
+
+    def best_fit(self, num_bytes: int) -> int:
+        """The start of the shortest run that is long enough, the lowest among equals; there is one."""
+        return self._by_length[bisect_left(self._by_length, (num_bytes, 0))][1]
+
+    def allocate(self, num_bytes: int) -> int:
+        """Take the first bytes of the best fit; there is one."""
+        start = self.best_fit(num_bytes)
+        self.take(start, num_bytes)
+        return start
+
+    def take(self, start: int, num_bytes: int) -> None:
+        """Take [start, start + num_bytes), which is free."""
+        end = start + num_bytes
+        run = self.starts[bisect_right(self.starts, start) - 1]
+        run_end = self._end_of(run)
+        self._remove(run)
+        if run < start:
+            self._insert(run, start - run)
+        if end < run_end:
+            self._insert(end, run_end - end)
+
+    def free(self, start: int, num_bytes: int) -> None:
+        """Add [start, start + num_bytes), of which nothing is free, and join it with its neighbours."""
+        end = start + num_bytes
+        before_bytes = self.length_before(start)
+        if before_bytes:
+            start -= before_bytes
+            self._remove(start)
+        if end in self.length_at:
+            following_bytes = self.length_at[end]
+            self._remove(end)
+            end += following_bytes
+        self._insert(start, end - start)
+
+    def length_before(self, end: int) -> int:
+        """Of the run that ends there; 0 if none does."""
+        place = bisect_left(self.starts, end)
+        if place and self._end_of(start := self.starts[place - 1]) == end:
+            return end - start
+        return 0
+
+    def has_free_in(self, start: int, end: int) -> bool:
+        """Whether any byte of [start, end) is free."""
+        place = bisect_right(self.starts, start)
+        before_is_free = place > 0 and self._end_of(self.starts[place - 1]) > start
+        return before_is_free or (place < len(self.starts) and self.starts[place] < end)
+
+    def _end_of(self, start: int) -> int:
+        return start + self.length_at[start]
+
+    def _insert(self, start: int, length: int) -> None:
+        insort(self.starts, start)
+        self.length_at[start] = length
+        insort(self._by_length, (length, start))
+
+    def _remove(self, start: int) -> None:
+        length = self.length_at.pop(start)
+        del self.starts[bisect_left(self.starts, start)]
+        del self._by_length[bisect_left(self._by_length, (length, start))]
