@@ -20,6 +20,7 @@ import uvloop
 
 from tierstore.disk.budget import DiskBudget
 from tierstore.disk.extents import SEGMENT_BYTES, Extent, ExtentSpace
+from tierstore.disk.home import UnnamedHome
 from tierstore.disk.io_mode import detect_io_mode
 
 from .goals import Goal
@@ -150,7 +151,9 @@ async def run_load(name: str, directory: Path, *, num_steps: int, largest_bytes:
     step = LOADS[name]
     with ThreadPoolExecutor(2) as executor:
         budget = DiskBudget(disk_bytes)
-        space = ExtentSpace(directory, budget, detect_io_mode(directory), executor, idle_seconds=IDLE_SECONDS)
+        space = ExtentSpace(
+            UnnamedHome(directory), budget, detect_io_mode(directory), executor, idle_seconds=IDLE_SECONDS
+        )
         load = Load(space, largest_bytes)
         early_bytes = most_bytes = 0
         began = time.perf_counter()

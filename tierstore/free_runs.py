@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 
 __all__ = ["FreeRuns"]
 
 
 class FreeRuns:
-    """Which runs are free; none at first.
+    """Which runs are free.
 
     Attributes:
         starts: of the runs, sorted.
         length_at: start of a run -> its length.
     """
 
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.length_at: dict[int, int] = {}
-        self._by_length: list[tuple[int, int]] = []  # (length, start), sorted: best fit is a bisection
+    def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
+        """`runs`: (start, length) of what is free at first, by address; no two overlap or touch."""
+        self.length_at = dict(runs)
+        self.starts = list(self.length_at)
+        # (length, start), sorted: best fit is a bisection
+        self._by_length = sorted((length, start) for start, length in self.length_at.items())
 
     @property
     def longest_bytes(self) -> int:

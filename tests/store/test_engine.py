@@ -80,7 +80,7 @@ def _record(key: int, ready: object = None) -> Any:
 def open_engine(store_directory: Path) -> Iterator[Callable[[], tuple[Engine, Ledger]]]:
     engines: list[Engine] = []
 
-    def open_disk(executor: Executor) -> LocalDisk:
+    async def open_disk(executor: Executor) -> LocalDisk:
         return LocalDisk(
             store_directory, disk_bytes=2**28, inline_bytes=1024, codec="none", checksum=True, executor=executor
         )

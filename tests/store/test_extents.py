@@ -21,8 +21,8 @@ from tierstore.disk.allocator import ALIGNMENT_BYTES, ExtentAllocator, round_up
 from tierstore.disk.budget import DiskBudget
 from tierstore.disk.extents import ExtentSpace
 from tierstore.disk.forking import Inode, inode_of, not_while_forking
+from tierstore.disk.home import UnnamedHome
 from tierstore.disk.io_mode import detect_io_mode
-from tierstore.disk.linux import open_unnamed
 from tierstore.disk.segments import close_segments, open_segment
 from tierstore.errors import StoreFullError
 
@@ -141,7 +141,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 def open_space(directory: Path, disk_bytes: int, executor: ThreadPoolExecutor) -> ExtentSpace:
-    return ExtentSpace(directory, DiskBudget(round_up(disk_bytes)), detect_io_mode(directory), executor)
+    return ExtentSpace(UnnamedHome(directory), DiskBudget(round_up(disk_bytes)), detect_io_mode(directory), executor)
 
 
 def test_segments_stay_within_the_budget(
@@ -151,7 +151,7 @@ def test_segments_stay_within_the_budget(
 
     async def test() -> None:
         budget = DiskBudget(round_up(5 * 2**20 + 1))
-        space = ExtentSpace(tmp_path, budget, detect_io_mode(tmp_path), executor)
+        space = ExtentSpace(UnnamedHome(tmp_path), budget, detect_io_mode(tmp_path), executor)
         taken = []
 
         async def fill() -> None:
@@ -198,7 +198,7 @@ def test_next_segment_is_made_ahead_of_need(
 
 def open_small_segments(directory: Path, executor: ThreadPoolExecutor, idle_seconds: float) -> ExtentSpace:
     budget = DiskBudget(64 * 2**20)
-    return ExtentSpace(directory, budget, detect_io_mode(directory), executor, idle_seconds=idle_seconds)
+    return ExtentSpace(UnnamedHome(directory), budget, detect_io_mode(directory), executor, idle_seconds=idle_seconds)
 
 
 async def come_and_go(space: ExtentSpace, num_extents: int) -> None:
@@ -253,7 +253,7 @@ def test_empty_segments_are_closed_at_once_where_others_need_their_budget(
 
     async def test() -> None:
         budget = DiskBudget(5 * 2**20)
-        space = ExtentSpace(tmp_path, budget, detect_io_mode(tmp_path), executor)
+        space = ExtentSpace(UnnamedHome(tmp_path), budget, detect_io_mode(tmp_path), executor)
         await come_and_go(space, 45)
         assert budget.room_bytes < 2**20
         assert not space.free_budget_for(6 * 2**20)
@@ -314,12 +314,12 @@ def test_segment_without_o_tmpfile_has_no_name_either(tmp_path: Path, monkeypatc
     """A kernel that does not know the flag sees what is left of it, O_DIRECTORY, and refuses to write (open(2))."""
     monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
     inodes: set[Inode] = set()
-    segment = open_segment(tmp_path, 2**20, 2**20, detect_io_mode(tmp_path), inodes)
+    segment = open_segment(UnnamedHome(tmp_path), 0, 2**20, 2**20, detect_io_mode(tmp_path), inodes)
     status = os.fstat(segment.file.fileno())
     assert (status.st_nlink, status.st_size) == (0, 2**20)
     assert inodes == {(status.st_dev, status.st_ino)}
     assert list(tmp_path.iterdir()) == []
-    close_segments([segment.file], inodes)
+    close_segments([segment], inodes)
     assert inodes == set()
 
 
@@ -329,16 +329,16 @@ def test_segment_is_opened_and_noted_in_one_with_regard_to_forks(
     """A child that is forked in between would keep a file of which it does not know."""
     seen: list[bool] = []
 
-    def open_while_looking(directory: Path) -> int:
-        seen.append(not_while_forking.locked())
-        return open_unnamed(directory)
+    class Looking(UnnamedHome):
+        def make_segment(self, number: int) -> int:
+            seen.append(not_while_forking.locked())
+            return super().make_segment(number)
 
     def note_while_looking(descriptor: int) -> Inode:
         seen.append(not_while_forking.locked())
         return inode_of(descriptor)
 
-    monkeypatch.setattr(segments_module, "open_unnamed", open_while_looking)
     monkeypatch.setattr(segments_module, "inode_of", note_while_looking)
-    segment = open_segment(tmp_path, 2**20, 2**20, detect_io_mode(tmp_path), set())
+    segment = open_segment(Looking(tmp_path), 0, 2**20, 2**20, detect_io_mode(tmp_path), set())
     segment.file.close()
     assert seen == [True, True]

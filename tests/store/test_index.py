@@ -15,8 +15,9 @@ import uvloop
 
 from tierstore.codec import DamagedBytesError
 from tierstore.disk.commits import Commits
-from tierstore.disk.index import Delete, Fetch, Index, Operation, Outcome, Put, map_bytes_for, value_charge_bytes
+from tierstore.disk.index import Index, map_bytes_for, value_charge_bytes
 from tierstore.disk.location import Location, record_seed
+from tierstore.disk.operations import Delete, Fetch, Operation, Outcome, Put
 
 
 def location(num_bytes: int) -> Location:

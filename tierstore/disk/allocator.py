@@ -8,6 +8,7 @@ as segment files come and go; what is free in two of them is never joined, so th
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 from ..free_runs import FreeRuns
@@ -26,11 +27,10 @@ def round_up(num_bytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
 class _Range(FreeRuns):
     """One range and the free runs in it."""
 
-    def __init__(self, start: int, num_bytes: int) -> None:
-        super().__init__()
+    def __init__(self, start: int, num_bytes: int, taken: Iterable[tuple[int, int]]) -> None:
+        super().__init__(_gaps(start, start + num_bytes, taken))
         self.start = start
         self.end = start + num_bytes
-        self.free(start, num_bytes)
 
     @property
     def is_unused(self) -> bool:
@@ -84,11 +84,17 @@ class ExtentAllocator:
         self._ranges[place].free(start, num_bytes)
         self.free_bytes += num_bytes
 
-    def add_range(self, start: int, num_bytes: int) -> None:
-        """Make [start, start + num_bytes) available.
+    def add_range(self, start: int, num_bytes: int, taken: Iterable[tuple[int, int]] = ()) -> None:
+        """Make [start, start + num_bytes) available, but for what is handed out in it already.
+
+        Args:
+            start: of the range.
+            num_bytes: its length.
+            taken: (start, length) of the aligned extents that are handed out, by address; they lie in the range.
 
         Raises:
-            ValueError: it overlaps or touches a range that is there.
+            ValueError: it overlaps or touches a range that is there, or an extent overlaps another or the range's end;
+                nothing changed.
         """
         _check_aligned(num_bytes)
         end = start + num_bytes
@@ -97,10 +103,11 @@ class ExtentAllocator:
         touches_after = place < len(self._ranges) and self._ranges[place].start <= end
         if touches_before or touches_after:
             raise ValueError(f"[{start}, {end}) touches a range that is there")
-        self._by_age[start] = added = _Range(start, num_bytes)
+        added = _Range(start, num_bytes, taken)
+        self._by_age[start] = added
         self._ranges.insert(place, added)
         self.total_bytes += num_bytes
-        self.free_bytes += num_bytes
+        self.free_bytes += sum(added.length_at.values())
 
     def remove_range(self, start: int, num_bytes: int) -> None:
         """Withdraw a range.
@@ -122,6 +129,20 @@ class ExtentAllocator:
     def free_runs(self) -> list[tuple[int, int]]:
         """(start, length) of every free run, by address."""
         return [(start, each.length_at[start]) for each in self._ranges for start in each.starts]
+
+
+def _gaps(start: int, end: int, taken: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """(start, length) of what the extents leave of [start, end)."""
+    for extent, num_bytes in taken:
+        if extent < start:
+            raise ValueError(f"the extent at {extent} overlaps another, or the range's start")
+        if start < extent:
+            yield start, extent - start
+        start = extent + num_bytes
+    if start > end:
+        raise ValueError(f"an extent ends at {start}, behind the range's end")
+    if start < end:
+        yield start, end - start
 
 
 def _check_aligned(num_bytes: int) -> None:

@@ -39,6 +39,15 @@ class DiskBudget:
         self.value_peak_bytes += growth
         return True
 
+    def take_up(self, segment_bytes: int, value_bytes: int, index_bytes: int) -> None:
+        """Count what an earlier process left: segments, live values, and the length of the index that holds those.
+
+        More than the limit is counted too, where that was lowered: no segment or value is added until enough is gone.
+        """
+        self.segment_bytes = segment_bytes
+        self.value_bytes = value_bytes
+        self.value_peak_bytes = max(value_bytes, min(index_bytes, self.limit_bytes - segment_bytes))
+
     def remove_value(self, num_bytes: int) -> None:
         """Uncount a value that is gone; its space stays the values'."""
         self.value_bytes -= num_bytes

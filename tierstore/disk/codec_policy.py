@@ -62,11 +62,11 @@ class CodecPolicy:
         with self._timed("read", location.logical_bytes, location.codec == NO_CODEC.family):
             yield
 
-    def learn_written(self, key: int, kind: Kind, num_bytes: int, order: WriteOrder, written: Written) -> None:
-        """Take in how a write went."""
-        self._count(kind, str(written.codec))
+    def learn_written(self, key: int, kind: Kind, num_bytes: int, order: WriteOrder, written: Written) -> str:
+        """Take in how a write went; returns the kind's name in `choices`."""
+        name = self._count(kind, str(written.codec))
         if self._fixed is not None:
-            return
+            return name
         if num_bytes >= SMALLEST_PROBED_BYTES:
             self._kinds[key] = kind
         self._meter.count(written.cpu_seconds, self._chooser.disk_seconds(num_bytes, 0))
@@ -75,6 +75,7 @@ class CodecPolicy:
         if written.codec != NO_CODEC and written.encoded_bytes >= _SMALLEST_TIMED_BYTES:
             speed = written.encoded_bytes / max(written.write_seconds, 1e-9)
             self._chooser.learn_write_speed(speed, is_lower_bound=True)
+        return name
 
     def learn_read(self, key: int, location: Location, report: ReadReport) -> None:
         """Take in how a read went."""
@@ -119,7 +120,7 @@ class CodecPolicy:
             self._metered_at = now
             self._load = self._meter.update(read_machine())
 
-    def _count(self, kind: Kind, codec: str) -> None:
+    def _count(self, kind: Kind, codec: str) -> str:
         name = f"{kind.dtype} {kind.origin}".strip() or "unknown"
         if kind.content:
             name += f", {kind.content}"
@@ -127,3 +128,4 @@ class CodecPolicy:
             name = "others"
         counts = self._counts.setdefault(name, {})
         counts[codec] = counts.get(codec, 0) + 1
+        return name

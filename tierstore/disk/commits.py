@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Executor
 
-from .index import Index, Operation, Outcome, Put
+from .index import Index
 from .jobs import run_job
+from .operations import Operation, Outcome, Put
 
 __all__ = ["Commits"]
 

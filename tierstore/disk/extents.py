@@ -1,4 +1,4 @@
-"""Extents: ranges of unnamed segment files, allocated as they are needed and never beyond the budget.
+"""Extents: ranges of segment files, allocated as they are needed and never beyond the budget.
 
 Segments are about 1 GiB (growing one file under direct writes stalls; preallocating all of a drive is not
 ours to do). The next one is allocated off the loop before the current ones are full. Nothing is punched.
@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import StoreFullError
 from .allocator import ALIGNMENT_BYTES, ExtentAllocator, round_up
 from .budget import DiskBudget
-from .forking import Inode
+from .forking import Inode, inode_of
 from .io_mode import IoMode
 from .jobs import run_job
-from .segments import Segment, close_segments, is_out_of_space, open_segment
+from .segments import Segment, SegmentFiles, close_segments, is_out_of_space, open_segment, remove_segments
 
 __all__ = ["SEGMENT_BYTES", "Extent", "ExtentSpace"]
 
@@ -64,14 +63,14 @@ class ExtentSpace:
 
     def __init__(
         self,
-        directory: Path,
+        segment_files: SegmentFiles,
         budget: DiskBudget,
         mode: IoMode,
         executor: Executor,
         *,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        self._directory = directory
+        self._segment_files = segment_files
         self._budget = budget
         self._mode = mode
         self._executor = executor
@@ -108,6 +107,25 @@ class ExtentSpace:
     def is_closing(self) -> bool:
         """Whether empty segments are being closed."""
         return self._closing is not None
+
+    def take_up(self, segments: Iterable[Segment], extents: Mapping[int, Mapping[int, int]]) -> None:
+        """Go on with segments that hold something. Once, before anything is taken; the budget is the caller's to count.
+
+        Args:
+            segments: open; from now on this space's.
+            extents: of each segment, by number: offset -> length of what is in use.
+
+        Raises:
+            ValueError: extents overlap, or lie outside their segment.
+        """
+        for segment in segments:
+            start = segment.number * _SEGMENT_STRIDE
+            taken = sorted(extents[segment.number].items())
+            in_use = ((start + offset, num_bytes) for offset, num_bytes in taken)
+            self._allocator.add_range(start, segment.num_bytes, in_use)
+            self._segments[segment.number] = segment
+            self.inodes.add(inode_of(segment.file.fileno()))
+            self._num_opened = max(self._num_opened, segment.number + 1)
 
     def descriptor(self, segment: int) -> int:
         """The segment's open file."""
@@ -174,17 +192,22 @@ class ExtentSpace:
         self._start_closing(self._empty_segments)
         return True
 
-    async def close(self) -> None:
-        """Close every segment. No extent may be in use by a job; all are gone. Idempotent."""
+    async def close(self, *, keep: bool = False) -> None:
+        """Close every segment; those that have a name stay there if `keep`. No extent may be in use by a job.
+
+        Idempotent.
+        """
         self._stop_idle_timer()
         while pending := [task for task in (self._growth, self._closing) if task is not None]:
             await asyncio.wait(pending)
-        files = self.files()
+        segments = list(self._segments.values())
         self._segments.clear()
         self._allocator = ExtentAllocator()
         self._budget.segment_bytes = 0
-        if files:
-            await run_job(self._executor, close_segments, files, self.inodes)
+        if segments and keep:
+            await run_job(self._executor, close_segments, segments, self.inodes)
+        elif segments:
+            await run_job(self._executor, remove_segments, self._segment_files, segments, self.inodes)
 
     def _may_grow_for(self, num_bytes: int) -> bool:
         refused = self._refusal is not None and num_bytes >= self._refusal.least_bytes
@@ -208,13 +231,21 @@ class ExtentSpace:
     async def _grow(self, num_bytes: int, least_bytes: int) -> None:
         taken_bytes = 0
         try:
+            number = self._num_opened
             segment = await run_job(
-                self._executor, open_segment, self._directory, num_bytes, least_bytes, self._mode, self.inodes
+                self._executor,
+                open_segment,
+                self._segment_files,
+                number,
+                num_bytes,
+                least_bytes,
+                self._mode,
+                self.inodes,
             )
             taken_bytes = segment.num_bytes
-            self._segments[self._num_opened] = segment
-            self._allocator.add_range(self._num_opened * _SEGMENT_STRIDE, taken_bytes)
-            self._note_empty(self._num_opened)
+            self._segments[number] = segment
+            self._allocator.add_range(number * _SEGMENT_STRIDE, taken_bytes)
+            self._note_empty(number)
             self._num_opened += 1
         except (OSError, RuntimeError) as error:  # RuntimeError: the executor takes no more jobs
             # Nobody asked for a segment ahead of its need: that refusal only ends the asking.
@@ -281,7 +312,7 @@ class ExtentSpace:
                 segment = self._segments.pop(number)
                 del self._empty_since[number]
                 self._allocator.remove_range(number * _SEGMENT_STRIDE, segment.num_bytes)
-                await run_job(self._executor, close_segments, [segment.file], self.inodes)
+                await run_job(self._executor, remove_segments, self._segment_files, [segment], self.inodes)
                 self._budget.segment_bytes -= segment.num_bytes
                 self._refusal = None
                 self._grows_ahead = True

@@ -1,11 +1,12 @@
 """The index: where every record lies, and the small records themselves, in LMDB. Blocking calls.
 
-Two tables: `locations` (key → `Location`, msgpack) and `values` (key → encoded bytes, for records without an
-extent). `lock=False` means that LMDB lets a write transaction reuse pages under a reader's feet (lmdb.h,
-MDB_NOLOCK), so calls must not overlap; whoever owns an index runs one at a time.
+Three tables: `locations` (key → `Location`, msgpack), `values` (key → encoded bytes, for records without an
+extent) and `leases` (number → bytes, whose meaning is the owner's). `lock=False` means that LMDB lets a write
+transaction reuse pages under a reader's feet (lmdb.h, MDB_NOLOCK), so calls must not overlap; whoever owns an index
+runs one at a time.
 
-Never `writemap`: on a full disk it ends the process with SIGBUS. `sync=False`: nothing here outlives a power
-loss.
+Never `writemap`: on a full disk it ends the process with SIGBUS. `sync=False`: a commit survives the process, since
+its pages go to the page cache and the one that makes it valid last; it does not survive a power loss.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import errno
 import io
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import lmdb
 import msgspec
@@ -26,8 +27,14 @@ from .allocator import round_up
 from .forking import descriptors_of, inode_of
 from .linux import address_of, dont_fork, mapping_around, open_unnamed
 from .location import Location
+from .operations import DeleteLease, Entries, Fetch, Operation, Outcome, Put, PutLease
 
-__all__ = ["Delete", "Fetch", "Index", "Operation", "Outcome", "Put", "map_bytes_for", "value_charge_bytes"]
+if TYPE_CHECKING:
+    from lmdb import _Database
+
+    _Transaction = lmdb.Transaction[Any]
+
+__all__ = ["Index", "map_bytes_for", "value_charge_bytes"]
 
 _FORMAT = b"tierstore 1"
 _ENTRY_BYTES = 256  # two tables' keys and nodes, a location of at most 90 bytes, pages half full
@@ -36,6 +43,7 @@ _PAGE_HEADER_BYTES = 16
 _LARGE_VALUE_BYTES = 64 * 2**10
 _SPARE_BYTES = 64 * 2**20  # tables, free lists, and the copies that one transaction makes of what it changes
 _ROOM_FOR_A_COMMIT_BYTES = 2**20
+_KEY_BYTES = 8
 _MOST_MAP_BYTES = 2**44  # an eighth of what x86-64 lets a process map; 16 TiB are never filled by small values
 
 
@@ -55,59 +63,21 @@ def map_bytes_for(disk_bytes: int) -> int:
     return min(round_up(2 * disk_bytes + disk_bytes // 4096 * 2 * _ENTRY_BYTES + _SPARE_BYTES), _MOST_MAP_BYTES)
 
 
-class Put(NamedTuple):
-    """Enter a record; with its bytes if they live here."""
-
-    key: int
-    location: Location
-    value: bytes | memoryview | None
-
-
-class Delete(NamedTuple):
-    """Remove a record, and its bytes if they live here."""
-
-    key: int
-
-
-class Fetch(NamedTuple):
-    """Hand the record's bytes to `receive`, which must be done with them when it returns."""
-
-    key: int
-    receive: Callable[[memoryview], None]
-
-
-Operation = Put | Delete | Fetch
-
-
-class Outcome(NamedTuple):
-    """What became of an operation.
-
-    Attributes:
-        error: None if it succeeded; otherwise nothing of it was done.
-        value_offset: of a large value that was put: where it lies in the index's file, for good (LMDB does
-            not move overflow pages). Reading it there goes at the disk's speed; through cold pages of the map
-            it was 0.04-0.5 GB/s.
-    """
-
-    error: Exception | None = None
-    value_offset: int | None = None
-
-
 class Index:
     """One LMDB environment in a file of its own. Every method blocks; no two calls may overlap.
 
     Attributes:
         file: the environment's file, opened for reading values where they lie.
         inode: of that file.
-        allocated_bytes: what the file takes on disk, as of the last `apply`.
+        allocated_bytes: what the file takes on disk, as of the last `apply` or the opening.
     """
 
     def __init__(self, file: io.FileIO, map_bytes: int) -> None:
         """Open the environment that lives in `file` (also one without a name: through /proc/self/fd).
 
         Raises:
-            lmdb.Error: it is damaged, or the map cannot be made.
-            OSError: likewise. In both cases `file` is closed.
+            lmdb.Error, DamagedBytesError: it is damaged, or the map cannot be made.
+            OSError: likewise. In all cases `file` is closed.
         """
         self.file = file
         self.inode = inode_of(file.fileno())
@@ -121,15 +91,18 @@ class Index:
                 sync=False,
                 readahead=True,
                 mode=0o600,
-                max_dbs=2,
+                max_dbs=3,
             )
         except BaseException:
             file.close()
             raise
         try:
+            self._cover_pages(map_bytes)
             self._locations = self._environment.open_db(b"locations")
             self._values = self._environment.open_db(b"values")
+            self._leases = self._environment.open_db(b"leases")
             self._map_start = self._keep_from_children()
+            self._note_allocated()
             for descriptor in self.descriptors():
                 os.set_inheritable(descriptor, False)  # LMDB leaves its first one open across exec
         except BaseException:
@@ -162,8 +135,38 @@ class Index:
             for place, error in self._change([(place, operations[place]) for place in changes]):
                 outcomes[place] = Outcome(error)
         self._find_large_values(operations, outcomes)
-        self.allocated_bytes = os.fstat(self.file.fileno()).st_blocks * 512
+        self._note_allocated()
         return outcomes
+
+    def entries(self) -> Entries:
+        """All that it says; for an index that an earlier process left.
+
+        Raises:
+            DamagedBytesError: entries are missing, or out of order.
+            lmdb.Error: its pages make no sense. Damage of some kinds ends the process instead (SIGSEGV, SIGBUS).
+        """
+        decoder = msgspec.msgpack.Decoder(Location)
+        locations: dict[int, Location] = {}
+        unreadable = set()
+        with self._environment.begin() as transaction:
+            for key, packed in _pairs(transaction, self._locations):
+                try:
+                    locations[key] = decoder.decode(packed)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    unreadable.add(key)
+            leases = dict(_pairs(transaction, self._leases))
+        with self._environment.begin(buffers=True) as looking:
+            unreadable |= self._check_values(looking, locations)
+        return Entries(locations, leases, sorted(unreadable))
+
+    def try_to_write(self) -> None:
+        """Commit a change that says nothing, which takes pages from the list of free ones.
+
+        Raises:
+            lmdb.Error, OSError: that list is damaged, or there is no room; nothing changed.
+        """
+        with self._environment.begin(write=True) as transaction:
+            transaction.put(b"format", _FORMAT)
 
     def descriptors(self) -> list[int]:
         """Every descriptor of this process that refers to the index's file, LMDB's own included."""
@@ -174,16 +177,53 @@ class Index:
         self._environment.close()
         self.file.close()
 
+    def _note_allocated(self) -> None:
+        self.allocated_bytes = os.fstat(self.file.fileno()).st_blocks * 512
+
+    def _cover_pages(self, map_bytes: int) -> None:
+        """Make the file as long as the pages it claims to have: a page of zeros is an error, one beyond it a SIGBUS.
+
+        LMDB leaves it shorter itself, where the last pages were never written.
+        """
+        page_bytes = self._environment.stat()["psize"]
+        claimed_bytes = (self._environment.info()["last_pgno"] + 1) * page_bytes
+        if claimed_bytes > map_bytes:
+            raise DamagedBytesError(f"at most {map_bytes} bytes", f"{claimed_bytes}")
+        if os.fstat(self.file.fileno()).st_size < claimed_bytes:
+            os.ftruncate(self.file.fileno(), claimed_bytes)
+
     def _keep_from_children(self) -> int | None:
         """Leave the map out of forked children; returns where it starts, None if that cannot be found out."""
-        with self._environment.begin(write=True) as transaction:
-            transaction.put(b"format", _FORMAT)
+        with self._environment.begin() as transaction:
+            is_new = transaction.get(b"format") is None
+        if is_new:
+            self.try_to_write()
         with self._environment.begin(buffers=True) as transaction:
             found = mapping_around(address_of(memoryview(transaction.get(b"format", b""))))
         if found is None:
             return None
         dont_fork(*found)
         return found[0]
+
+    def _check_values(self, looking: _Transaction, locations: dict[int, Location]) -> set[int]:
+        """Note where the large values lie, and remove from `locations` what has no value, or another; returns the keys.
+
+        Reads no value: a cursor of a transaction with buffers hands out where it lies.
+        """
+        without = {key for key, location in locations.items() if location.segment is None}
+        strays = set()
+        for key, value in _pairs(looking, self._values):
+            location = locations.get(key)
+            if key not in without or location is None or len(value) != location.encoded_bytes:
+                strays.add(key)
+                continue
+            without.remove(key)
+            if len(value) >= _LARGE_VALUE_BYTES and self._map_start is not None:
+                offset = address_of(memoryview(value)) - self._map_start
+                locations[key] = msgspec.structs.replace(location, offset=offset)
+        for key in without | strays:
+            locations.pop(key, None)
+        return without | strays
 
     def _outcome_of_fetch(self, fetch: Fetch) -> Outcome:
         try:
@@ -220,6 +260,12 @@ class Index:
         return full
 
     def _do(self, transaction: lmdb.Transaction, operation: Operation) -> None:
+        if isinstance(operation, PutLease):
+            transaction.put(_key(operation.number), operation.blob, db=self._leases)
+            return
+        if isinstance(operation, DeleteLease):
+            transaction.delete(_key(operation.number), db=self._leases)
+            return
         key = _key(operation.key)
         if isinstance(operation, Put):
             transaction.put(key, msgspec.msgpack.encode(operation.location), db=self._locations)
@@ -239,6 +285,21 @@ class Index:
                 with self._environment.begin(db=self._values, buffers=True) as transaction:
                     address = address_of(memoryview(transaction.get(_key(operation.key), b"")))
                 outcomes[place] = Outcome(value_offset=address - self._map_start)
+
+
+def _pairs(transaction: _Transaction, table: _Database) -> Iterator[tuple[int, Any]]:
+    """All of a table, in order; the values as the transaction hands them out, copied or in place."""
+    last = b""
+    num_found = 0
+    for packed, value in transaction.cursor(table):
+        key = bytes(packed)
+        if len(key) != _KEY_BYTES or key <= last:  # a damaged tree may lead in circles
+            raise DamagedBytesError("keys of eight bytes in order", f"{key.hex()} after {last.hex()}")
+        last = key
+        num_found += 1
+        yield int.from_bytes(key, "big"), value
+    if num_found != (num_expected := transaction.stat(table)["entries"]):
+        raise DamagedBytesError(f"{num_expected} entries", f"{num_found}")
 
 
 def _key(number: int) -> bytes:

@@ -6,8 +6,8 @@ Start here::
                  └──► small: one value ─────────────────────────────────┘
     read  ─► location in memory ─► one job: read + checksum + decode
 
-All bookkeeping is the loop's; the pool's jobs only move bytes. The files have no names: a process that is
-killed leaves nothing behind.
+All bookkeeping is the loop's; the pool's jobs only move bytes. Where the files live is the *home's* matter: without
+names, so that a process that is killed leaves nothing behind, or with names, and then the next one finds the records.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from .budget import DiskBudget
 from .codec_policy import CodecPolicy
 from .extents import ExtentSpace
 from .forking import let_go_of
-from .index import Index, map_bytes_for
+from .home import Contents, Home, UnnamedHome
 from .io_mode import detect_io_mode
 from .jobs import run_job, to_the_end
+from .location import Location
 from .scratch import SCRATCH_BYTES, Turns
 from .shelf import RecordShelf
 from .tier import DiskUsage, Kind, Stored
@@ -48,6 +49,8 @@ class LocalDisk:
 
     Attributes:
         scratch_bytes: the most working memory that its jobs hold, all together.
+        session: part of every checksum.
+        leases: number -> bytes, as they were found when it was opened.
     """
 
     def __init__(
@@ -61,8 +64,9 @@ class LocalDisk:
         executor: Executor,
         num_at_once: int = NUM_AT_ONCE,
         session: int = 0,
+        home: Home | None = None,
     ) -> None:
-        """Open an empty tier.
+        """Open a tier: an empty one, unless its home has kept what an earlier one held.
 
         Args:
             directory: an existing one, on the drive that is meant.
@@ -74,11 +78,13 @@ class LocalDisk:
             executor: runs the jobs; not shut down before `close` has returned.
             num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most.
                 With more jobs than that, the others take checksums meanwhile.
-            session: part of every checksum: a record of another session is refused.
+            session: part of every checksum: a record of another session is refused. A home with names has its own.
+            home: where the files live, not opened yet; closed with the tier. None: under `directory`, without names.
 
         Raises:
             ConfigError: an option is not usable.
-            StorageIOError, StoreFullError: nothing can be opened there. Nothing is left behind in any case.
+            StorageIOError, StoreFullError: nothing can be opened there. In any case nothing is left open, but `home`
+                is still the caller's to close, and what it has kept is still there.
         """
         fixed = parse_codec(codec)
         self._directory = check_directory(directory)
@@ -92,9 +98,13 @@ class LocalDisk:
         self._budget = DiskBudget(round_up(disk_bytes))
         self._policy = CodecPolicy(fixed, num_at_once)
         with translated("open", str(directory), "nothing was stored"):
-            self._mode = detect_io_mode(self._directory)
-            self._index = Index.without_name(self._directory, map_bytes_for(disk_bytes))
-        self._space = ExtentSpace(self._directory, self._budget, self._mode, executor)
+            self._home = UnnamedHome(self._directory, session) if home is None else home
+            self._mode = detect_io_mode(self._home.directory)
+            found = self._home.open(disk_bytes, self._mode)
+        self.session = found.session
+        self.leases = found.leases
+        self._index = found.index
+        self._space = ExtentSpace(self._home, self._budget, self._mode, executor)
         self._shelf = RecordShelf(
             self._index,
             self._space,
@@ -102,10 +112,11 @@ class LocalDisk:
             self._policy,
             executor,
             inline_bytes=inline_bytes,
-            session=session,
+            session=found.session,
             has_checksums=checksum,
             turns=Turns(num_at_once),
         )
+        self._take_up(found)
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         """See `DiskTier.write`; also StoreClosedError and, for a key in use, ValueError."""
@@ -146,11 +157,38 @@ class LocalDisk:
             io_mode=self._mode.description,
         )
 
-    async def close(self) -> None:
-        """Free everything; idempotent. No other call may be in progress."""
+    def found_locations(self) -> dict[int, Location]:
+        """Where each record lies, by key, for who has just opened a home that keeps them; a copy. On the loop."""
+        return dict(self._shelf.locations)
+
+    async def put_lease(self, number: int, blob: bytes) -> None:
+        """Keep a few bytes under a number, in place of those that are there; returns when they are committed.
+
+        Raises:
+            StoreFullError, StorageIOError: what was there still is.
+            StoreClosedError: likewise.
+        """
+        self._check_open()
+        await to_the_end(self._shelf.put_lease(number, blob))
+
+    async def delete_lease(self, number: int) -> None:
+        """Forget the bytes of that number, if there are any; returns when that is committed.
+
+        Raises:
+            StoreFullError, StorageIOError, StoreClosedError: they are still there.
+        """
+        self._check_open()
+        await to_the_end(self._shelf.delete_lease(number))
+
+    async def close(self, *, keep: bool = False) -> None:
+        """Free everything; idempotent. No other call may be in progress.
+
+        Args:
+            keep: leave what has a name for the next process.
+        """
         if self._closed_because is None:
             self._closed_because = "it was closed"
-            await to_the_end(self._close())
+            await to_the_end(self._close(keep))
 
     def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
         """How many records were stored with each codec, by kind ("dtype origin"). Any thread."""
@@ -167,12 +205,21 @@ class LocalDisk:
         """
         self._closed_because = "it belongs to the process that this one was forked from"
         let_go_of({self._index.inode, *self._space.inodes})
+        let_go_of(self._home.inodes)
 
     def _check_open(self) -> None:
         if self._closed_because is not None:
             raise StoreClosedError(str(self._directory), self._closed_because)
 
-    async def _close(self) -> None:
+    def _take_up(self, found: Contents) -> None:
+        extent_bytes = sum(segment.num_bytes for segment in found.segments)
+        value_bytes = sum(each.taken_bytes for each in found.locations.values() if each.segment is None)
+        self._budget.take_up(extent_bytes, value_bytes, self._index.allocated_bytes)
+        self._space.take_up(found.segments, found.spans)
+        self._shelf.take_up(found.locations)
+
+    async def _close(self, keep: bool) -> None:
         await self._shelf.settle()
-        await self._space.close()
+        await self._space.close(keep=keep)
         await run_job(self._executor, self._index.close)
+        await run_job(self._executor, partial(self._home.close, keep=keep))

@@ -1,27 +1,53 @@
-"""Segment files: made, allocated and closed. Blocking jobs."""
+"""Segment files: made, allocated, found again and closed. Blocking jobs."""
 
 from __future__ import annotations
 
 import errno
 import io
-from pathlib import Path
-from typing import NamedTuple
+import os
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
-from .allocator import round_up
+from .allocator import ALIGNMENT_BYTES, round_up
 from .forking import Inode, inode_of, not_while_forking
 from .io_mode import IoMode, set_direct
-from .linux import open_unnamed, reserve
+from .linux import reserve
 
-__all__ = ["Segment", "close_segments", "is_out_of_space", "open_segment"]
+__all__ = [
+    "Segment",
+    "SegmentFiles",
+    "close_segments",
+    "is_out_of_space",
+    "open_segment",
+    "remove_segments",
+    "reopen_segment",
+]
 
 _SMALLEST_HALF_BYTES = 64 * 2**20
 
 
 class Segment(NamedTuple):
-    """An open file without a name, and how much of it is allocated."""
+    """An open file, and how much of it is allocated."""
 
+    number: int
     file: io.FileIO
     num_bytes: int
+
+
+class SegmentFiles(Protocol):
+    """Where segment files are made: with a name or without."""
+
+    def make_segment(self, number: int) -> int:
+        """Open a new file for reading and writing, close-on-exec; returns its descriptor.
+
+        Raises:
+            OSError: it cannot be made; there is none.
+        """
+        ...
+
+    def remove_segment(self, number: int) -> None:
+        """Take the file's name away, if it has one. Raises nothing."""
+        ...
 
 
 def is_out_of_space(error: Exception) -> bool:
@@ -29,7 +55,9 @@ def is_out_of_space(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def open_segment(directory: Path, num_bytes: int, least_bytes: int, mode: IoMode, inodes: set[Inode]) -> Segment:
+def open_segment(
+    files: SegmentFiles, number: int, num_bytes: int, least_bytes: int, mode: IoMode, inodes: set[Inode]
+) -> Segment:
     """Make a segment of `num_bytes`; where there is less space, of half as much, `least_bytes` at least.
 
     Its inode is added to `inodes`.
@@ -39,7 +67,7 @@ def open_segment(directory: Path, num_bytes: int, least_bytes: int, mode: IoMode
     """
     while True:
         try:
-            return _open_segment(directory, num_bytes, mode, inodes)
+            return _open_segment(files, number, num_bytes, mode, inodes)
         except OSError as error:
             if not is_out_of_space(error) or num_bytes <= least_bytes:
                 raise
@@ -47,23 +75,52 @@ def open_segment(directory: Path, num_bytes: int, least_bytes: int, mode: IoMode
         num_bytes = least_bytes if half < _SMALLEST_HALF_BYTES else max(half, least_bytes)
 
 
-def close_segments(files: list[io.FileIO], inodes: set[Inode]) -> None:
-    """Close the files; their inodes are then taken from `inodes`."""
-    for file in files:
-        inode = inode_of(file.fileno())
-        file.close()
+def reopen_segment(number: int, opener: Callable[[], int], mode: IoMode, inodes: set[Inode]) -> Segment:
+    """Take up a segment that an earlier process made; `opener` opens it. Its inode is added to `inodes`.
+
+    Raises:
+        OSError: it cannot be opened; nothing is left open.
+    """
+    segment = Segment(number, _open_noted(opener, inodes), 0)
+    try:
+        if mode.direct:
+            set_direct(segment.file.fileno())
+        file_bytes = os.fstat(segment.file.fileno()).st_size
+    except BaseException:
+        close_segments([segment], inodes)
+        raise
+    return segment._replace(num_bytes=file_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES)
+
+
+def close_segments(segments: Iterable[Segment], inodes: set[Inode]) -> None:
+    """Close the files; their inodes are then taken from `inodes`. What has a name stays."""
+    for segment in segments:
+        inode = inode_of(segment.file.fileno())
+        segment.file.close()
         inodes.discard(inode)
 
 
-def _open_segment(directory: Path, num_bytes: int, mode: IoMode, inodes: set[Inode]) -> Segment:
-    with not_while_forking:
-        file = io.FileIO(open_unnamed(directory), "r+")
-        inodes.add(inode_of(file.fileno()))
+def remove_segments(files: SegmentFiles, segments: Iterable[Segment], inodes: set[Inode]) -> None:
+    """Close the files, and their space is free."""
+    for segment in segments:
+        files.remove_segment(segment.number)
+        close_segments([segment], inodes)
+
+
+def _open_segment(files: SegmentFiles, number: int, num_bytes: int, mode: IoMode, inodes: set[Inode]) -> Segment:
+    segment = Segment(number, _open_noted(lambda: files.make_segment(number), inodes), num_bytes)
     try:
-        reserve(file.fileno(), num_bytes)
+        reserve(segment.file.fileno(), num_bytes)
         if mode.direct:
-            set_direct(file.fileno())
+            set_direct(segment.file.fileno())
     except BaseException:
-        close_segments([file], inodes)
+        remove_segments(files, [segment], inodes)
         raise
-    return Segment(file, num_bytes)
+    return segment
+
+
+def _open_noted(opener: Callable[[], int], inodes: set[Inode]) -> io.FileIO:
+    with not_while_forking:
+        file = io.FileIO(opener(), "r+")
+        inodes.add(inode_of(file.fileno()))
+    return file

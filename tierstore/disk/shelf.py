@@ -17,9 +17,10 @@ from .budget import DiskBudget
 from .codec_policy import CodecPolicy
 from .commits import Commits
 from .extents import Extent, ExtentSpace
-from .index import Delete, Fetch, Index, Outcome, Put, value_charge_bytes
+from .index import Index, value_charge_bytes
 from .jobs import run_job
 from .location import Location, record_seed
+from .operations import Delete, DeleteLease, Fetch, Outcome, Put, PutLease
 from .records import (
     DoesNotFitError,
     Place,
@@ -99,10 +100,28 @@ class RecordShelf:
         """Bytes that records take, and the most that they may."""
         return self._space.used_bytes + self._budget.value_bytes, self._budget.limit_bytes
 
+    def take_up(self, locations: dict[int, Location]) -> None:
+        """Go on with records that an earlier process wrote. Once, before anything else."""
+        self.locations = locations
+
     async def settle(self) -> None:
         """Return when the index has nothing more to do; every record is forgotten."""
         await self._commits.settle()
         self.locations.clear()
+
+    async def put_lease(self, number: int, blob: bytes) -> None:
+        """As `LocalDisk.put_lease`."""
+        outcome = await self._commits.submit(PutLease(number, blob))
+        with translated("write", "the index", "the lease is not entered", num_bytes=len(blob), usage=self.usage()):
+            if outcome.error is not None:
+                raise outcome.error
+
+    async def delete_lease(self, number: int) -> None:
+        """As `LocalDisk.delete_lease`."""
+        outcome = await self._commits.submit(DeleteLease(number))
+        with translated("write", "the index", "the lease is still there", usage=self.usage()):
+            if outcome.error is not None:
+                raise outcome.error
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         """As `DiskTier.write`."""
@@ -237,8 +256,9 @@ class RecordShelf:
         if extent is None:
             location = msgspec.structs.replace(location, offset=outcome.value_offset)
         self.locations[record.key] = location
-        self._policy.learn_written(record.key, record.kind, len(record.source), record.order, written)
-        return Stored(location.taken_bytes, str(written.codec))
+        kind = self._policy.learn_written(record.key, record.kind, len(record.source), record.order, written)
+        checksum = written.checksum if written.codec == NO_CODEC else None
+        return Stored(location.taken_bytes, str(written.codec), kind, checksum)
 
     async def _put(self, put: Put) -> Outcome:
         """Have the index take it. A file system that is full of empty segments, or of one being tried, is not full."""

@@ -35,10 +35,15 @@ class Stored(NamedTuple):
     Attributes:
         stored_bytes: bytes taken on disk, padding included.
         codec: what the bytes were encoded with: "none", "zstd:1", "shuffle-zstd:1", ...
+        kind: the name under which `codec_choices` counts the record.
+        checksum: xxh3-64 over the bytes as they were given, with the record's own seed; None: none was taken, or they
+            were encoded.
     """
 
     stored_bytes: int
     codec: str
+    kind: str = ""
+    checksum: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,721 @@
+"""Files with names: the next process finds what the last one left, whatever ended it, and never wrong bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.store.disk_conformance import PLAIN, DiskConformance, OpenTier, gather, on_loop, random_bytes, read_back
+from tests.store.named_home_process import DISK_BYTES, Report, content_of, open_named, read
+from tests.store.test_index import location
+from tierstore.disk import extents as extents_module
+from tierstore.disk import home as home_module
+from tierstore.disk.folder import LockedFolder
+from tierstore.disk.home import FOLDER_NAME, NamedHome
+from tierstore.disk.index import Index
+from tierstore.disk.local import LocalDisk
+from tierstore.disk.location import record_hasher, record_seed
+from tierstore.disk.operations import Put
+from tierstore.errors import ConfigError, StoreFullError
+
+ROOT = Path(__file__).parents[2]
+KEYS = range(1, 25)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """Where tiers live; removed at a test's end, because what they keep takes real space."""
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    yield drive
+    shutil.rmtree(drive)
+
+
+@pytest.fixture
+def folder(directory: Path) -> Path:
+    return directory / FOLDER_NAME
+
+
+class TestConformance(DiskConformance):
+    @pytest.fixture(
+        params=[("none", 64 * 2**10), ("none", None), ("shuffle-zstd:3", 4096), ("auto", 64 * 2**10)],
+        ids=lambda layout: f"{layout[0]}-{layout[1]}",
+    )
+    def open_tier(self, request: pytest.FixtureRequest, directory: Path) -> Iterator[OpenTier]:
+        codec, inline_bytes = request.param
+
+        @asynccontextmanager
+        async def opened() -> object:
+            async with open_named(directory, codec, inline_bytes=inline_bytes) as (_, disk):
+                yield disk
+                await disk.close()
+
+        yield opened  # type: ignore[misc]
+        assert list(directory.iterdir()) == []
+
+
+def start(*arguments: object, **options: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.store.named_home_process", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
+
+
+@contextmanager
+def another(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Another process, killed at the end if it still runs."""
+    with start(*arguments, stdin=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def check(directory: Path, codec: str = "none") -> Report | None:
+    """Open in another process, read, write and keep; None: that process was ended by a signal."""
+    with start("check", directory, codec, stderr=subprocess.PIPE) as process:
+        output, errors = process.communicate(timeout=60)
+    if process.returncode < 0:
+        return None
+    assert process.returncode == 0, errors
+    return msgspec.json.decode(output, type=Report)
+
+
+def fill(directory: Path, codec: str = "none") -> None:
+    """Leave the records `KEYS`."""
+
+    async def test() -> None:
+        async with open_named(directory, codec) as (_, disk):
+            await gather(*(disk.write(key, memoryview(content_of(key)), PLAIN) for key in KEYS))
+
+    on_loop(test)
+
+
+def assert_sound(disk: LocalDisk) -> None:
+    """What is in use is exactly what the records take, and no two share a byte."""
+    locations = disk.found_locations().values()
+    assert disk.usage().disk_bytes == sum(each.taken_bytes for each in locations)
+    in_extents = [each for each in locations if each.segment is not None]
+    assert disk._space.used_bytes == sum(each.taken_bytes for each in in_extents)
+    extents = sorted((each.segment, each.offset, each.offset + each.taken_bytes) for each in in_extents)
+    for (segment, _, end), (next_segment, offset, _) in pairwise(extents):
+        assert segment != next_segment or end <= offset
+
+
+# --- killed at any moment -------------------------------------------------------------------------------------
+
+
+class Model:
+    """What must, and what may, be found after the writer said all this and was killed."""
+
+    def __init__(self) -> None:
+        self.written: set[int] = set()
+        self.may_be_there: set[int] = set()
+        self.discarded: set[int] = set()
+
+    def hear(self, line: str) -> None:
+        """One line of the writer's, whole."""
+        step, _, rest = line.strip().partition(" ")
+        if step == "writing":
+            self.may_be_there.add(int(rest))
+        elif step == "written":
+            self.written.add(int(rest))
+        elif step == "discarding":
+            self.written.discard(int(rest))
+        elif step == "discarded":
+            self.discarded.add(int(rest))
+
+    def check(self, found: set[int]) -> None:
+        assert self.written <= found, f"lost: {self.written - found}"
+        assert not self.discarded & found, f"came back: {self.discarded & found}"
+        assert found <= self.may_be_there, f"nobody wrote {found - self.may_be_there}"
+
+
+def write_and_kill(directory: Path, codec: str, number: int, lines: int, model: Model) -> None:
+    first_key = max(model.may_be_there, default=0) + 1
+    with start("write", directory, codec, number, first_key) as writer:
+        assert writer.stdout is not None
+        opening = writer.stdout.readline()
+        assert opening.startswith("open taken up" if number else "open nothing"), opening
+        for _ in range(lines):
+            model.hear(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        for line in writer.stdout:  # said before it died
+            model.hear(line)
+    assert writer.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_killed_at_any_moment_what_was_written_is_there_and_all_else_is_free(directory: Path, codec: str) -> None:
+    steps, model = random.Random(codec), Model()
+
+    async def look(number: int) -> None:
+        async with open_named(directory, codec) as (found, disk):
+            assert found.startswith("taken up"), found
+            assert "dropped" not in found
+            keys = set(disk.found_locations())
+            model.check(keys)
+            assert_sound(disk)
+            for key in keys:
+                assert await read(disk, key) == content_of(key)
+            # From here on there is nothing but what this process has seen.
+            dropped = sorted(keys)[: len(keys) // 2]
+            await disk.discard(dropped)
+            model.written = keys - set(dropped)
+            model.discarded.update(dropped)
+            new = range(1_000_000 * (number + 1), 1_000_000 * (number + 1) + 8)
+            await gather(*(disk.write(key, memoryview(content_of(key)), PLAIN) for key in new))
+            model.written.update(new)
+            model.may_be_there.update(new)
+            for key in model.written:
+                assert await read(disk, key) == content_of(key)
+            assert_sound(disk)
+
+    for number in range(15):
+        write_and_kill(directory, codec, number, steps.randrange(1, 150), model)
+        on_loop(lambda number=number: look(number))  # type: ignore[misc]
+
+
+def test_index_killed_while_it_commits_has_whole_batches(tmp_path: Path) -> None:
+    committed = -1
+    for lines in (1, 3, 6, 9):
+        with start("commit", tmp_path) as writer:
+            assert writer.stdout is not None
+            for _ in range(lines):
+                committed = int(writer.stdout.readline())
+            writer.send_signal(signal.SIGKILL)
+            for line in writer.stdout:
+                committed = int(line)
+        with open(tmp_path / "index", "r+b", buffering=0) as file:
+            index = Index(file, 2**30)  # type: ignore[arg-type]
+            found = sorted(index.entries().locations)
+            index.close()
+        assert found == list(range(len(found)))
+        assert len(found) % 1000 == 0
+        assert len(found) // 1000 in (committed + 1, committed + 2)
+
+
+# --- taken up -------------------------------------------------------------------------------------------------
+
+
+def test_kept_records_leases_and_budget_are_found_again(directory: Path) -> None:
+    async def first() -> tuple[int, int, int]:
+        async with open_named(directory, "zstd") as (found, disk):
+            assert found == "nothing"
+            await gather(*(disk.write(key, memoryview(content_of(key)), PLAIN) for key in KEYS))
+            await disk.put_lease(7, b"seven")
+            await disk.put_lease(8, b"eight")
+            await disk.put_lease(7, b"another")
+            await disk.put_lease(9, b"nine")
+            await disk.delete_lease(9)
+            await disk.delete_lease(10)
+            assert disk.leases == {}
+            usage = disk.usage()
+            return usage.disk_bytes, usage.num_records, disk.session
+
+    async def second(before: tuple[int, int, int]) -> None:
+        async with open_named(directory, "none") as (found, disk):
+            assert found == f"taken up: {len(KEYS)} records of 2 sessions"
+            assert disk.leases == {7: b"another", 8: b"eight"}
+            usage = disk.usage()
+            assert (usage.disk_bytes, usage.num_records, disk.session) == before
+            assert usage.disk_bytes < usage.allocated_bytes < DISK_BYTES
+            flags = {fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT for file in disk._space.files()}
+            assert flags == {os.O_DIRECT if usage.io_mode == "O_DIRECT" else 0}
+            assert_sound(disk)
+            for key in KEYS:
+                assert await read(disk, key) == content_of(key)
+                encoded = disk.found_locations()[key].codec != "none"
+                assert disk.confirms(key, memoryview(content_of(key))) is not encoded
+            with pytest.raises(ValueError, match="in use"):
+                await disk.write(KEYS[0], memoryview(b"x"), PLAIN)
+            await disk.discard(list(KEYS))
+            assert disk.usage().disk_bytes == 0
+
+    async def third() -> None:
+        async with open_named(directory) as (found, disk):
+            assert found == "taken up: 0 records of 2 sessions"
+            assert disk.usage().disk_bytes == 0
+            assert not [name for name in os.listdir(directory / FOLDER_NAME) if name.startswith("segment")]
+
+    before = on_loop(first)
+    assert before[2] > 0
+    on_loop(lambda: second(before))
+    on_loop(third)
+
+
+def test_full_tier_is_full_after_it_was_opened_again(directory: Path) -> None:
+    length = 3 * 2**20
+
+    async def fill_up() -> None:
+        async with open_named(directory) as (_, disk):
+            for key in range(1000):
+                await disk.write(key, memoryview(random_bytes(length, key)), PLAIN)
+
+    async def look() -> None:
+        async with open_named(directory) as (_, disk):
+            num_records = disk.usage().num_records
+            with pytest.raises(StoreFullError):
+                await disk.write(5000, memoryview(bytes(length)), PLAIN)
+            await disk.discard([0])
+            await disk.write(5001, memoryview(random_bytes(length, 5001)), PLAIN)
+            assert await read_back(disk, 5001, length) == random_bytes(length, 5001)
+            for key in range(1, num_records):
+                assert await read_back(disk, key, length) == random_bytes(length, key)
+
+    async def look_with_less() -> None:
+        async with open_named(directory, disk_bytes=DISK_BYTES // 4) as (_, disk):
+            usage = disk.usage()
+            assert usage.disk_bytes > usage.budget_bytes
+            with pytest.raises(StoreFullError):
+                await disk.write(5002, memoryview(bytes(length)), PLAIN)
+            await disk.discard(list(disk.found_locations()))
+            await disk.write(5004, memoryview(bytes(length)), PLAIN)
+
+    with pytest.raises(StoreFullError):
+        on_loop(fill_up)
+    on_loop(look)
+    on_loop(look_with_less)
+
+
+def test_large_values_are_read_where_they_lie(directory: Path) -> None:
+    lengths = {1: 70_000, 2: 3 * 2**20 + 1, 3: 100}
+
+    async def write() -> None:
+        async with open_named(directory, inline_bytes=None) as (_, disk):
+            for key, length in lengths.items():
+                await disk.write(key, memoryview(random_bytes(length)), PLAIN)
+
+    async def look() -> None:
+        async with open_named(directory, inline_bytes=None) as (_, disk):
+            assert [each.offset is None for each in disk.found_locations().values()] == [False, False, True]
+            for key, length in lengths.items():
+                assert await read_back(disk, key, length) == random_bytes(length)
+
+    on_loop(write)
+    on_loop(look)
+    on_loop(look)
+
+
+def test_segments_that_are_empty_lose_their_names(
+    directory: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
+
+    def names() -> list[str]:
+        return sorted(path.name for path in folder.glob("segment-*"))
+
+    async def test() -> None:
+        async with open_named(directory, disk_bytes=8 * 2**20) as (_, disk):
+            for key in range(10):
+                await disk.write(key, memoryview(bytes(500_000)), PLAIN)
+            assert len(names()) == len(disk._space.files()) > 1
+            await disk.discard(range(10))
+            await disk.write(10, memoryview(bytes(6 * 2**20)), PLAIN)  # needs the room of all of them
+            assert len(names()) == len(disk._space.files()) == 1
+            assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
+            assert folder.stat().st_mode & 0o777 == 0o700
+
+    on_loop(test)
+
+
+def test_receipt_names_kind_and_checksum(directory: Path) -> None:
+    async def test() -> None:
+        async with open_named(directory, "zstd") as (_, disk):
+            for size in (1000, 200_000):
+                content = random_bytes(size)
+                receipt = await disk.write(size, memoryview(content), PLAIN)
+                assert receipt.kind in disk.codec_choices()
+                hasher = record_hasher(record_seed(disk.session, size))
+                hasher.update(content)
+                assert receipt.checksum == hasher.intdigest()
+                assert (await disk.write(size + 1, memoryview(bytes(size)), PLAIN)).checksum is None
+        async with open_named(directory, checksum=False) as (_, disk):
+            assert (await disk.write(1, memoryview(b"x"), PLAIN)).checksum is None
+
+    on_loop(test)
+
+
+# --- never read -----------------------------------------------------------------------------------------------
+
+
+def test_another_boot_clears(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(directory)
+    (tmp_path / "boot_id").write_text("another\n", encoding="ascii")
+    monkeypatch.setattr(home_module, "_BOOT_ID", tmp_path / "boot_id")
+    assert open_and_look(directory) == ("cleared: written before the last boot", 0)
+    assert open_and_look(directory) == ("taken up: 1 records of 0 sessions", 1)
+
+
+def open_and_look(directory: Path) -> tuple[str, int]:
+    """`found`, and the number of records; then one more is written."""
+
+    async def test() -> tuple[str, int]:
+        async with open_named(directory) as (found, disk):
+            num_records = disk.usage().num_records
+            for key in disk.found_locations():
+                assert await read(disk, key) == content_of(key)
+            await disk.write(1000 + num_records, memoryview(content_of(1000 + num_records)), PLAIN)
+            return found, num_records
+
+    return on_loop(test)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "garbage\xff", '{"version":1}', "missing"])
+def test_damaged_format_clears(directory: Path, folder: Path, damage: str) -> None:
+    fill(directory)
+    if damage == "missing":
+        (folder / "format").unlink()
+    else:
+        (folder / "format").write_text(damage, encoding="latin-1")
+    assert open_and_look(directory) == ("cleared: it has no readable format", 0)
+    assert open_and_look(directory)[1] == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [("version", 2, "in format 2, not 1"), ("alignment_bytes", 7, "written otherwise than")],
+)
+def test_other_format_clears(directory: Path, folder: Path, field: str, value: int, words: str) -> None:
+    fill(directory)
+    format_ = msgspec.json.decode((folder / "format").read_bytes())
+    (folder / "format").write_bytes(msgspec.json.encode(format_ | {field: value}))
+    found, num_records = open_and_look(directory)
+    assert words in found
+    assert num_records == 0
+    assert msgspec.json.decode((folder / "format").read_bytes())["seed"] != format_["seed"]
+
+
+def test_missing_index_clears(directory: Path, folder: Path) -> None:
+    fill(directory)
+    (folder / "index").unlink()
+    assert open_and_look(directory) == ("cleared: it has no index", 0)
+
+
+def test_index_of_garbage_clears(directory: Path, folder: Path) -> None:
+    fill(directory)
+    (folder / "index").write_bytes(random_bytes((folder / "index").stat().st_size))
+    found, num_records = open_and_look(directory)
+    assert found.startswith("cleared: the index is damaged")
+    assert num_records == 0
+
+
+@pytest.mark.parametrize("kept", [1, 100, 4096, 8192, 12288, -4096, -1])
+def test_truncated_index_never_gives_wrong_bytes(directory: Path, folder: Path, kept: int) -> None:
+    fill(directory)
+    length = (folder / "index").stat().st_size
+    os.truncate(folder / "index", kept if kept > 0 else length + kept)
+    first, second = check(directory), check(directory)
+    assert first is not None, "a page behind the file's end ended the process"
+    assert second is not None
+    assert second == msgspec.structs.replace(first, found=second.found)
+    assert (first.corrupt, first.failed) == (0, 0)
+
+
+def test_index_with_keys_out_of_order_clears(directory: Path, folder: Path) -> None:
+    """A damaged tree may lead in circles; that ends here."""
+    fill(directory)
+    content = (folder / "index").read_bytes()
+    keys = [key.to_bytes(8, "big") + b"\x9a" for key in (5, 1)]  # as they precede a location: an array of ten
+    (folder / "index").write_bytes(content.replace(*keys))
+    found, num_records = open_and_look(directory)
+    assert found.startswith("cleared: the index is damaged")
+    assert "keys of eight bytes in order" in found
+    assert num_records == 0
+
+
+def test_index_that_has_lost_entries_clears(directory: Path, folder: Path) -> None:
+    """The count of entries lies 32 bytes into the table's record, which follows its name (struct MDB_db)."""
+    fill(directory)
+    content = bytearray((folder / "index").read_bytes())
+    place = -1
+    while (place := content.find(b"locations", place + 1)) >= 0:
+        content[place + 9 + 32] += 1
+    (folder / "index").write_bytes(content)
+    found, num_records = open_and_look(directory)
+    assert f"'{len(KEYS) + 1} entries', '{len(KEYS)}'" in found
+    assert num_records == 0
+
+
+def until_it_opens(directory: Path) -> Report:
+    """The report of the start that came through: the third at the latest."""
+    for _ in range(3):
+        if (report := check(directory)) is not None:
+            return report
+    raise AssertionError("three starts in a row died")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_index_with_flipped_bytes_never_gives_wrong_bytes(directory: Path, folder: Path, seed: int) -> None:
+    fill(directory)
+    steps = random.Random(seed)
+    content = bytearray((folder / "index").read_bytes())
+    for page in range(0, len(content), 4096):
+        if steps.random() < 0.1:
+            for _ in range(8):
+                content[page + steps.randrange(min(256, len(content) - page))] ^= 1 << steps.randrange(8)
+    (folder / "index").write_bytes(content)
+    until_it_opens(directory)  # what damage remains is said by an error, at the record that meets it
+
+
+def test_index_that_ends_two_starts_is_cleared_and_one_that_ends_one_is_not(directory: Path) -> None:
+    fill(directory)
+    for num_deaths in (1, 2):
+        for _ in range(num_deaths):
+            with start("die", directory) as dying:
+                assert dying.wait(60) == -signal.SIGKILL
+        found, num_records = open_and_look(directory)
+        if num_deaths == 1:
+            assert (found, num_records) == (f"taken up: {len(KEYS)} records of 0 sessions", len(KEYS))
+    assert (found, num_records) == ("cleared: 2 starts in a row ended while they read the index", 0)
+
+
+def test_missing_and_truncated_segments_drop_their_records_only(
+    directory: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
+    fill(directory)
+
+    async def count() -> dict[int, list[int]]:
+        async with open_named(directory) as (_, disk):
+            by_segment: dict[int, list[int]] = {}
+            for location in disk.found_locations().values():
+                if location.segment is not None and location.offset is not None:
+                    by_segment.setdefault(location.segment, []).append(location.offset + location.taken_bytes)
+            return by_segment
+
+    by_segment = on_loop(count)
+    missing, truncated = (number for number, ends in by_segment.items() if len(ends) > 1 and max(ends) != min(ends))
+    names = [f"segment-{number:06d}" for number in (missing, truncated)]
+    (folder / names[0]).unlink()
+    os.truncate(folder / names[1], max(by_segment[truncated]) - 1)
+    num_lost = len(by_segment[missing]) + 1
+    kept = len(KEYS) - num_lost
+    words = f"taken up: {kept} records of 0 sessions; {num_lost} damaged ones were dropped"
+    assert open_and_look(directory) == (words, kept)
+    assert open_and_look(directory) == (f"taken up: {kept + 1} records of 0 sessions", kept + 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"offset": 2**40},
+        {"offset": -4096},
+        {"offset": 1},
+        {"segment": 99},
+        {"taken_bytes": 4096},
+        {"taken_bytes": 2**30},
+        {"codec": "lz4"},
+        {"head_bytes": 5000},
+        {"logical_bytes": 3},
+        {"offset": None},
+    ],
+    ids=str,
+)
+def test_entry_that_cannot_be_right_is_dropped(directory: Path, folder: Path, change: dict[str, object]) -> None:
+    fill(directory)
+
+    def damage(index: Index) -> None:
+        locations = index.entries().locations
+        key = next(key for key, each in locations.items() if each.segment is not None)
+        index.apply([Put(key, msgspec.structs.replace(locations[key], **change), None)])
+
+    change_index(folder, damage)
+    words = f"taken up: {len(KEYS) - 1} records of 0 sessions; 1 damaged ones were dropped"
+    assert open_and_look(directory) == (words, len(KEYS) - 1)
+
+
+def change_index(folder: Path, change: object) -> None:
+    with open(folder / "index", "r+b", buffering=0) as file:
+        index = Index(file, 2**30)  # type: ignore[arg-type]
+        change(index)  # type: ignore[operator]
+        index.close()
+
+
+@pytest.mark.parametrize("shift_bytes", [0, 4096, -4096])
+def test_entries_that_overlap_are_dropped_both(directory: Path, folder: Path, shift_bytes: int) -> None:
+    fill(directory)
+
+    def damage(index: Index) -> None:
+        locations = index.entries().locations
+        key = next(key for key, each in locations.items() if each.segment is not None and each.offset)
+        copy = msgspec.structs.replace(locations[key], offset=(locations[key].offset or 0) + shift_bytes)
+        index.apply([Put(999, copy, None)])
+
+    change_index(folder, damage)
+    found, num_records = open_and_look(directory)
+    assert num_records < len(KEYS)
+    assert found.endswith("damaged ones were dropped")
+    assert "dropped" not in open_and_look(directory)[0]
+
+
+def test_entry_that_makes_no_sense_and_values_that_are_not_theirs_are_dropped(directory: Path, folder: Path) -> None:
+    fill(directory)
+
+    def damage(index: Index) -> None:
+        with index._environment.begin(write=True) as transaction:
+            transaction.put((1).to_bytes(8, "big"), b"\xc1 no msgpack", db=index._locations)
+            transaction.delete((3).to_bytes(8, "big"), db=index._values)
+            transaction.put((5).to_bytes(8, "big"), b"short", db=index._values)
+            transaction.put((777).to_bytes(8, "big"), b"nobody's", db=index._values)
+            transaction.put((2).to_bytes(8, "big"), b"in an extent too", db=index._values)
+
+    change_index(folder, damage)
+    report = check(directory)
+    assert report == Report(report.found if report else "", right=len(KEYS) - 4)
+    assert "; 5 damaged ones were dropped" in report.found
+    assert open_and_look(directory)[0] == f"taken up: {report.right} records of 0 sessions"
+
+
+def test_key_of_another_length_clears(directory: Path, folder: Path) -> None:
+    fill(directory)
+
+    def damage(index: Index) -> None:
+        with index._environment.begin(write=True) as transaction:
+            transaction.put(b"short", msgspec.msgpack.encode(location(1)), db=index._locations)
+
+    change_index(folder, damage)
+    assert open_and_look(directory)[0].startswith("cleared: the index is damaged")
+
+
+# --- whose folder ---------------------------------------------------------------------------------------------
+
+
+def test_second_process_is_refused_until_the_first_is_killed(directory: Path) -> None:
+    fill(directory)
+    with another("hold", directory) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(ConfigError, match=f"process {holder.pid} holds .* a daemon is using this directory"):
+            NamedHome(directory)
+        holder.kill()
+        holder.wait(60)
+    assert open_and_look(directory) == (f"taken up: {len(KEYS)} records of 0 sessions", len(KEYS))
+
+
+def test_forked_child_lets_go_of_the_lock_and_of_what_was_taken_up(directory: Path) -> None:
+    fill(directory)
+
+    def num_open() -> int:
+        links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+        return sum(str(directory) in os.readlink(link) for link in links if link.is_symlink())
+
+    async def test() -> None:
+        async with open_named(directory) as (_, disk):
+            from_child, to_parent = os.pipe()
+            from_parent, to_child = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.close(to_child)
+                disk.abandon_after_fork()
+                os.write(to_parent, str(num_open()).encode())
+                os.read(from_parent, 1)  # until the parent has tried
+                os._exit(0)
+            try:
+                assert os.read(from_child, 1) == b"0"
+                assert num_open() > 4
+                with pytest.raises(ConfigError, match=str(os.getpid())):
+                    NamedHome(directory)
+                await disk.close(keep=True)
+                NamedHome(directory).close(keep=True)
+            finally:
+                for descriptor in (to_child, from_parent, from_child, to_parent):
+                    os.close(descriptor)
+                os.waitpid(child, 0)
+
+    on_loop(test)
+
+
+def test_close_removes_our_names_only(directory: Path, folder: Path) -> None:
+    async def close(*, keep: bool) -> None:
+        async with open_named(directory) as (_, disk):
+            await disk.write(1, memoryview(content_of(2)), PLAIN)
+            await disk.close(keep=keep)
+
+    asyncio.run(close(keep=True))
+    assert sorted(os.listdir(folder)) == ["format", "index", "lock", "segment-000000"]
+    asyncio.run(close_found(directory))
+    assert os.listdir(directory) == []
+    asyncio.run(close(keep=True))
+    foreign = ["a file of others", "segment-1", "index-old"]
+    for name in foreign:
+        (folder / name).touch()
+    (folder / "format").unlink()
+    assert open_and_look(directory)[0].startswith("cleared")
+    asyncio.run(close_found(directory))
+    assert sorted(os.listdir(folder)) == sorted([*foreign, "lock"])
+    assert open_and_look(directory)[0] == "nothing"
+
+
+async def close_found(directory: Path) -> None:
+    async with open_named(directory) as (_, disk):
+        await disk.close()
+
+
+def test_folder_that_others_prepared_is_refused(directory: Path, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="is a link or a file"):
+        NamedHome(directory)
+    folder.unlink()
+    folder.touch()
+    with pytest.raises(ConfigError, match="is a link or a file"):
+        NamedHome(directory)
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o720)
+    with pytest.raises(ConfigError, match="has mode 0720, so others may use it"):
+        NamedHome(directory)
+    folder.chmod(0o700)
+    (folder / "lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        NamedHome(directory)
+    assert not (tmp_path / "victim").exists()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
+def test_folder_of_another_user_is_refused(directory: Path, folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(ConfigError, match="belongs to user 65534, not to 0"):
+        NamedHome(directory)
+
+
+def test_folder_that_is_removed_while_it_is_locked_is_made_again(
+    directory: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another process may do that was just closing it."""
+    take_lock = LockedFolder._take_lock
+    times = iter((True, True, False))
+
+    def remove_and_take(locked: LockedFolder) -> None:
+        if next(times):
+            shutil.rmtree(folder)
+        take_lock(locked)
+
+    monkeypatch.setattr(LockedFolder, "_take_lock", remove_and_take)
+    home = NamedHome(directory)
+    assert os.listdir(folder) == ["lock"]
+    with pytest.raises(StopIteration):
+        NamedHome(directory)
+    home.close(keep=False)
+    assert os.listdir(directory) == []
+
+
+def test_directory_is_never_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such directory"):
+        NamedHome(tmp_path / "missing")

@@ -1,0 +1,38 @@
+"""Records of a found index that cannot be right: plain values in, plain values out."""
+
+from __future__ import annotations
+
+import pytest
+
+from tierstore.disk.location import Location
+from tierstore.disk.soundness import drop_unsound
+
+BLOCK = 4096
+
+
+def extent(offset: int, blocks: int, segment: int = 0) -> Location:
+    return Location(segment, offset * BLOCK, blocks * BLOCK, blocks * BLOCK, blocks * BLOCK, "none", 0, 1, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("extents", "dropped"),
+    [
+        ([(0, 2), (2, 2), (4, 1)], []),
+        ([(0, 2), (1, 2), (4, 1)], [0, 1]),
+        ([(0, 8), (1, 1), (3, 1), (8, 1)], [0, 1, 2]),
+        ([(0, 2), (1, 3), (3, 2), (5, 1)], [0, 1, 2]),
+        ([(3, 1), (3, 1), (3, 2), (4, 1)], [0, 1, 2]),
+        ([(0, 16), (15, 1)], [0, 1]),
+        ([(0, 17)], [0]),
+        ([(15, 1), (0, 15)], []),
+    ],
+)
+def test_none_of_those_that_overlap_is_kept(extents: list[tuple[int, int]], dropped: list[int]) -> None:
+    locations = {key: extent(*each) for key, each in enumerate(extents)}
+    elsewhere = {100 + key: extent(*each, segment=1) for key, each in enumerate([(0, 1), (1, 15)])}
+    locations |= elsewhere
+    spans, unsound = drop_unsound(locations, {0: 16 * BLOCK, 1: 16 * BLOCK, 2: 16 * BLOCK})
+    assert unsound == dropped
+    assert sorted(locations) == [key for key in range(len(extents)) if key not in dropped] + [100, 101]
+    kept = {each * BLOCK: blocks * BLOCK for key, (each, blocks) in enumerate(extents) if key not in dropped}
+    assert spans == {1: {0: BLOCK, BLOCK: 15 * BLOCK}} | ({0: kept} if kept else {})

@@ -1,0 +1,192 @@
+"""A folder of files with names that one process at a time may use. Blocking calls."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from ..errors import ConfigError
+from .forking import Inode, inode_of
+
+__all__ = ["LockedFolder"]
+
+_LOCK = "lock"
+_MOST_TRIES = 100  # each fails only because another process removed the folder just then
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class LockedFolder:
+    """A folder of mode 0700 that is made or found, belongs to this user, and is locked until it is closed.
+
+    All files are reached through the folder's descriptor: whoever may rename it does not lead us elsewhere. The lock
+    belongs to the open file, so the kernel lets go of it when the last thread of a killed process has ended: no write
+    of that process comes after it.
+
+    Attributes:
+        path: of the folder, for messages.
+        inodes: of the folder and its lock, which a forked child must let go of.
+    """
+
+    def __init__(self, parent: Path, name: str) -> None:
+        """Make or find `name` in the existing directory `parent`, and lock it.
+
+        Raises:
+            ConfigError: another process has it, it is a link or belongs to somebody else, or others may use it.
+            OSError: it cannot be made or opened. In both cases nothing is left open, and nothing was changed in it.
+        """
+        self.path = parent / name
+        self._folder = self._lock = -1
+        for _ in range(_MOST_TRIES):
+            if self._open_and_lock():
+                return
+        raise ConfigError("path", str(parent), f"{self.path} is made and removed all the time by other processes")
+
+    @property
+    def inodes(self) -> set[Inode]:
+        """Of the folder and its lock, while it is open."""
+        return {inode_of(self._folder), inode_of(self._lock)} if self._folder >= 0 else set()
+
+    def names(self) -> list[str]:
+        """What lies in it, the lock left out, sorted."""
+        return sorted(name for name in os.listdir(self._folder) if name != _LOCK)
+
+    def open(self, name: str, flags: int) -> int:
+        """Open a file in it, close-on-exec, never through a link; a new one has mode 0600. Returns the descriptor.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._folder)
+
+    def num_bytes(self, name: str) -> int:
+        """A file's length; 0 for one that is not there, or is no plain file.
+
+        Raises:
+            OSError: it cannot be looked at.
+        """
+        try:
+            status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return 0
+        return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+    def read(self, name: str, most_bytes: int) -> bytes | None:
+        """The first bytes of a file; None if there is none.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            descriptor = self.open(name, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        try:
+            return os.read(descriptor, most_bytes)
+        finally:
+            os.close(descriptor)
+
+    def write(self, name: str, content: bytes, *, append: bool = False) -> None:
+        """Make a small file of this content, or add it to what there is.
+
+        Raises:
+            OSError: it cannot be written; it may hold a part of the content.
+        """
+        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC))
+        try:
+            os.write(descriptor, content)
+        finally:
+            os.close(descriptor)
+
+    def remove(self, name: str) -> None:
+        """Take a file's name away; nothing happens if there is none.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        try:
+            os.unlink(name, dir_fd=self._folder)
+        except FileNotFoundError:
+            pass
+
+    def close(self, *, remove: bool) -> None:
+        """Unlock it; remove it before, if `remove` and nothing else lies in it. Idempotent.
+
+        Raises:
+            OSError: it cannot be removed; it is unlocked.
+        """
+        if self._folder < 0:
+            return
+        try:
+            if remove and not self.names():
+                self.remove(_LOCK)
+                self._remove_folder()
+        finally:
+            os.close(self._folder)
+            os.close(self._lock)
+            self._folder = self._lock = -1
+
+    def _remove_folder(self) -> None:
+        try:
+            self.path.rmdir()
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:  # the next process has it already
+                raise
+
+    def _open_and_lock(self) -> bool:
+        """Whether that has come about; False if somebody removed the folder meanwhile."""
+        is_ours = False
+        try:
+            self._folder = self._open_folder()
+            self._check_owner()
+            self._lock = self.open(_LOCK, os.O_RDWR | os.O_CREAT)
+            self._take_lock()
+            is_ours = self._still_has_its_name()
+        except FileNotFoundError:
+            return False
+        finally:
+            if not is_ours:
+                for descriptor in (self._folder, self._lock):
+                    if descriptor >= 0:
+                        os.close(descriptor)
+                self._folder = self._lock = -1
+        return is_ours
+
+    def _open_folder(self) -> int:
+        try:
+            os.mkdir(self.path, 0o700)
+        except FileExistsError:
+            pass
+        try:
+            return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except NotADirectoryError as error:
+            raise self._refused("is a link or a file; remove it") from error
+        except PermissionError as error:
+            raise self._refused("belongs to another user, or cannot be opened; remove it") from error
+
+    def _check_owner(self) -> None:
+        status = os.fstat(self._folder)
+        if status.st_uid != os.geteuid():
+            raise self._refused(f"belongs to user {status.st_uid}, not to {os.geteuid()}; remove it")
+        if status.st_mode & _OTHERS:
+            raise self._refused(f"has mode {stat.S_IMODE(status.st_mode):04o}, so others may use it; give it 0700")
+
+    def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip()
+            owner = f"process {pid}" if pid else "another process"
+            reason = f"{owner} holds {self.path}: a daemon is using this directory; stop it, or give another"
+            raise ConfigError("path", str(self.path.parent), reason) from error
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def _still_has_its_name(self) -> bool:
+        by_name = os.stat(self.path, follow_symlinks=False), os.stat(_LOCK, dir_fd=self._folder, follow_symlinks=False)
+        return [(each.st_dev, each.st_ino) for each in by_name] == [inode_of(self._folder), inode_of(self._lock)]
+
+    def _refused(self, reason: str) -> ConfigError:
+        return ConfigError("path", str(self.path.parent), f"{self.path} {reason}")

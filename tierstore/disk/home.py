@@ -1,0 +1,319 @@
+"""Where a tier's files live: without names, or with names and found again by the next process.
+
+Everything that tells the two homes apart is here; the rest of the tier is the same lines of code for both. What
+`NamedHome` keeps in its folder:
+
+=================  =========================================================================================
+``lock``           held by the process that uses the folder; its pid
+``format``         version of all this, boot id, seed of the checksums, how extents are aligned
+``opening``        one byte for each start that has died since the index was last read to its end
+``index``          LMDB (`index.py`)
+``segment-NNNNNN``  extents (`segments.py`)
+=================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import lmdb
+import msgspec
+
+from ..codec import DamagedBytesError
+from ..config import check_directory
+from .allocator import ALIGNMENT_BYTES
+from .boundary import means_full
+from .folder import LockedFolder
+from .forking import Inode
+from .index import Index, map_bytes_for
+from .io_mode import IoMode
+from .linux import open_unnamed
+from .location import Location
+from .operations import Delete
+from .segments import Segment, SegmentFiles, close_segments, reopen_segment
+from .soundness import Spans, drop_unsound
+
+__all__ = ["FOLDER_NAME", "Contents", "Home", "NamedHome", "UnnamedHome"]
+
+FOLDER_NAME = "tierstore-daemon"
+_FORMAT_VERSION = 1
+_FORMAT, _OPENING, _INDEX = "format", "opening", "index"
+_OWN_NAMES = re.compile(r"format|opening|index|segment-(?:\d{6}|[1-9]\d{6,})", re.ASCII)
+_MOST_FORMAT_BYTES = 4096
+_MOST_DEATHS = 2  # one may have been a kill at a bad moment; two in a row are the index's doing
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# What says nothing about the index, but about this process or the drive.
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a home gives to a tier that is opened; the receiver closes it.
+
+    Attributes:
+        session: part of every checksum.
+        index: open.
+        locations: of the records that are there.
+        leases: number -> bytes.
+        segments: those that hold something, open.
+        spans: what is in use of each.
+    """
+
+    session: int
+    index: Index
+    locations: dict[int, Location]
+    leases: dict[int, bytes]
+    segments: list[Segment]
+    spans: Spans
+
+
+class Home(SegmentFiles, Protocol):
+    """Where the files of one tier live. All calls block.
+
+    Attributes:
+        directory: the files are made in it.
+        found: what was there when it was opened, and what was done with it, in words.
+    """
+
+    directory: Path
+    found: str
+
+    @property
+    def inodes(self) -> set[Inode]:
+        """Of what the home itself keeps open."""
+        ...
+
+    def open(self, disk_bytes: int, mode: IoMode) -> Contents:
+        """Open what is there, or something new. Once.
+
+        Args:
+            disk_bytes: the tier's budget.
+            mode: how extents are read and written.
+
+        Raises:
+            lmdb.Error, OSError: it cannot be opened; nothing is left open. What was there is still there.
+        """
+        ...
+
+    def close(self, *, keep: bool) -> None:
+        """Leave it; idempotent. Everything has been closed. Without `keep`, nothing of it stays. Raises nothing."""
+        ...
+
+
+class UnnamedHome:
+    """Files without names: nobody sees them, and no kill leaves them behind. A `Home`."""
+
+    def __init__(self, directory: Path, session: int = 0) -> None:
+        """`directory`: an existing one. `session`: as in `Contents`."""
+        self.directory = directory
+        self.found = "nothing"
+        self._session = session
+
+    @property
+    def inodes(self) -> set[Inode]:
+        """None."""
+        return set()
+
+    def open(self, disk_bytes: int, mode: IoMode) -> Contents:
+        """As `Home.open`; there never is anything."""
+        return _empty(self._session, Index.without_name(self.directory, map_bytes_for(disk_bytes)))
+
+    def make_segment(self, number: int) -> int:
+        """As `SegmentFiles.make_segment`."""
+        return open_unnamed(self.directory)
+
+    def remove_segment(self, number: int) -> None:
+        """It never had a name."""
+
+    def close(self, *, keep: bool) -> None:
+        """There is nothing to leave, or to keep."""
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """What must be the same for files to be read; and the seed."""
+
+    version: int
+    boot_id: str
+    alignment_bytes: int
+    seed: int
+
+
+class NamedHome:
+    """Files with names, in the folder `tierstore-daemon` of a directory, which survive the process. A `Home`.
+
+    They survive a kill, not a power loss: nothing is synced, so what was written before the last boot is not read.
+    Nor is what another version wrote, or what ended two starts in a row that tried: all that is removed, and nothing
+    but that: other files in the folder stay.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Lock the folder; make it, if it is not there. Reads nothing yet. `close` unlocks it.
+
+        Raises:
+            ConfigError: the directory or the folder cannot be used, or another process uses it; the message names it.
+            OSError: the folder cannot be made or opened. In both cases nothing was changed.
+        """
+        self._folder = LockedFolder(check_directory(directory), FOLDER_NAME)
+        self.directory = self._folder.path
+        self.found = "nothing"
+
+    @property
+    def inodes(self) -> set[Inode]:
+        """Of the folder and its lock."""
+        return self._folder.inodes
+
+    def open(self, disk_bytes: int, mode: IoMode) -> Contents:
+        """As `Home.open`; what must not or cannot be read is cleared first."""
+        format_ = self._read_format()
+        reason = self._reason_to_clear(format_, mode)
+        if format_ is not None and reason is None:
+            try:
+                with self._counting_deaths():
+                    return self._take_up(format_.seed, disk_bytes, mode)
+            except (lmdb.Error, DamagedBytesError, MemoryError) as error:
+                if getattr(error, "code", None) in _PASSING:
+                    raise
+                reason = f"the index is damaged ({error})"
+        if self._clear():
+            self.found = f"cleared: {reason}"
+        return self._begin(disk_bytes, mode)
+
+    def make_segment(self, number: int) -> int:
+        """As `SegmentFiles.make_segment`."""
+        return self._folder.open(_segment_name(number), os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def remove_segment(self, number: int) -> None:
+        """As `SegmentFiles.remove_segment`. Where the system refuses, the next start removes it: it holds nothing."""
+        try:
+            self._folder.remove(_segment_name(number))
+        except OSError:
+            pass
+
+    def close(self, *, keep: bool) -> None:
+        """As `Home.close`; also unlocks the folder."""
+        try:
+            if not keep:
+                self._clear()
+            self._folder.close(remove=not keep)
+        except OSError:
+            self._folder.close(remove=False)  # what stays is for the next start
+
+    def _read_format(self) -> _Format | None:
+        packed = self._folder.read(_FORMAT, _MOST_FORMAT_BYTES)
+        try:
+            return None if packed is None else msgspec.json.decode(packed, type=_Format)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def _reason_to_clear(self, found: _Format | None, mode: IoMode) -> str | None:
+        if found is None:
+            return "it has no readable format"
+        if found.version != _FORMAT_VERSION:
+            return f"written in format {found.version}, not {_FORMAT_VERSION}"
+        if found.boot_id != _boot_id():
+            return "written before the last boot"
+        if found.alignment_bytes != mode.memory_alignment_bytes:
+            return f"written otherwise than {mode.description}"
+        if self._folder.num_bytes(_INDEX) == 0:
+            return "it has no index"
+        if (deaths := self._folder.num_bytes(_OPENING)) >= _MOST_DEATHS:
+            return f"{deaths} starts in a row ended while they read the index"
+        return None
+
+    @contextmanager
+    def _counting_deaths(self) -> Iterator[None]:
+        """Around what may end the process: a start that does not come to the end of this is counted."""
+        self._folder.write(_OPENING, b"1", append=True)
+        try:
+            yield
+        finally:
+            self._folder.remove(_OPENING)
+
+    def _begin(self, disk_bytes: int, mode: IoMode) -> Contents:
+        seed = secrets.randbits(63)
+        format_ = _Format(_FORMAT_VERSION, _boot_id(), mode.memory_alignment_bytes, seed)
+        self._folder.write(_FORMAT, msgspec.json.encode(format_))
+        return _empty(seed, self._open_index(disk_bytes))
+
+    def _take_up(self, seed: int, disk_bytes: int, mode: IoMode) -> Contents:
+        contents = _empty(seed, self._open_index(disk_bytes))
+        try:
+            locations, leases, unreadable = contents.index.entries()
+            spans, unsound = drop_unsound(locations, self._segment_bytes())
+            self._open_segments(spans, mode, contents)
+            self._forget(contents.index, unreadable + unsound)
+        except BaseException:
+            close_segments(contents.segments, set())
+            contents.index.close()
+            raise
+        self.found = f"taken up: {len(locations)} records of {len(leases)} sessions"
+        if num_dropped := len(unreadable) + len(unsound):
+            self.found += f"; {num_dropped} damaged ones were dropped"
+        return replace(contents, locations=locations, leases=leases, spans=spans)
+
+    def _forget(self, index: Index, keys: list[int]) -> None:
+        """Delete the entries, before their space is given to others: they would claim it at the next start.
+
+        In any case a change is tried, because a damaged list of free pages may end the process: better now.
+        """
+        try:
+            index.try_to_write()
+        except (lmdb.Error, OSError) as error:
+            if not means_full(error):
+                raise
+        for outcome in index.apply([Delete(key) for key in keys]):
+            if outcome.error is not None:
+                raise outcome.error
+
+    def _open_segments(self, spans: Spans, mode: IoMode, contents: Contents) -> None:
+        """Open the segments that hold something; the others are removed."""
+        for number, name in self._segment_names():
+            if number not in spans:
+                self._folder.remove(name)
+                continue
+            opener = partial(self._folder.open, name, os.O_RDWR)
+            contents.segments.append(reopen_segment(number, opener, mode, set()))
+
+    def _segment_bytes(self) -> dict[int, int]:
+        return {
+            number: self._folder.num_bytes(name) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+            for number, name in self._segment_names()
+        }
+
+    def _segment_names(self) -> list[tuple[int, str]]:
+        names = [name for name in self._folder.names() if name.startswith("segment-") and _OWN_NAMES.fullmatch(name)]
+        return [(int(name.partition("-")[2]), name) for name in names]
+
+    def _open_index(self, disk_bytes: int) -> Index:
+        """Whatever the budget is now, the map has room for what there is."""
+        file = io.FileIO(self._folder.open(_INDEX, os.O_RDWR | os.O_CREAT), "r+")
+        return Index(file, map_bytes_for(max(disk_bytes, self._folder.num_bytes(_INDEX))))
+
+    def _clear(self) -> bool:
+        """Remove what is ours, and whether there was anything."""
+        names = [name for name in self._folder.names() if _OWN_NAMES.fullmatch(name)]
+        for name in names:
+            self._folder.remove(name)
+        return bool(names)
+
+
+def _empty(session: int, index: Index) -> Contents:
+    return Contents(session, index, {}, {}, [], {})
+
+
+def _segment_name(number: int) -> str:
+    return f"segment-{number:06d}"
+
+
+def _boot_id() -> str:
+    return _BOOT_ID.read_text(encoding="ascii").strip()

@@ -1,0 +1,76 @@
+"""Which records of an index that an earlier process left can be right: pure, on plain values.
+
+What cannot be right is forgotten; what only looks right is found out by its checksum when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..codec import NO_CODEC
+from .allocator import ALIGNMENT_BYTES, round_up
+from .index import value_charge_bytes
+from .location import Location
+
+__all__ = ["Spans", "drop_unsound"]
+
+_FAMILIES = frozenset((NO_CODEC.family, "zstd", "shuffle-zstd", "bits"))
+
+Spans = dict[int, dict[int, int]]
+"""Of each segment that holds something, by number: offset -> length of what is in use."""
+
+
+def drop_unsound(locations: dict[int, Location], segment_bytes: Mapping[int, int]) -> tuple[Spans, list[int]]:
+    """Remove from `locations` every record that cannot be right; returns what the others use, and the keys removed.
+
+    Of records that overlap none is kept: which one wrote last is not known.
+
+    Args:
+        locations: key -> where the record lies, as the index says; changed in place.
+        segment_bytes: the length of each segment file that is there, by number; a multiple of 4096.
+    """
+    unsound = set()
+    keys: dict[int, dict[int, int]] = {number: {} for number in segment_bytes}
+    for key, location in locations.items():
+        if not _could_be_right(location, segment_bytes):
+            unsound.add(key)
+        elif location.segment is not None and location.offset is not None:
+            other = keys[location.segment].setdefault(location.offset, key)
+            if other != key:
+                unsound.update((key, other))
+    for keys_at in keys.values():
+        unsound |= _overlapping(keys_at, locations)
+    for key in unsound:
+        del locations[key]
+    spans = {
+        number: {offset: locations[key].taken_bytes for offset, key in keys_at.items() if key not in unsound}
+        for number, keys_at in keys.items()
+    }
+    return {number: extents for number, extents in spans.items() if extents}, sorted(unsound)
+
+
+def _could_be_right(location: Location, segment_bytes: Mapping[int, int]) -> bool:
+    encoded_bytes, taken_bytes, offset = location.encoded_bytes, location.taken_bytes, location.offset
+    if encoded_bytes < 0 or location.codec not in _FAMILIES or location.itemsize_bytes < 1:
+        return False
+    if location.codec == NO_CODEC.family and location.logical_bytes != encoded_bytes:
+        return False
+    if location.segment is None:
+        return taken_bytes == value_charge_bytes(encoded_bytes) and location.logical_bytes >= 0
+    if offset is None or offset < 0 or offset % ALIGNMENT_BYTES or not 0 <= location.head_bytes < ALIGNMENT_BYTES:
+        return False
+    is_snug = taken_bytes == max(round_up(encoded_bytes), ALIGNMENT_BYTES)
+    return is_snug and location.logical_bytes >= 0 and offset + taken_bytes <= segment_bytes.get(location.segment, 0)
+
+
+def _overlapping(keys_at: dict[int, int], locations: Mapping[int, Location]) -> set[int]:
+    """Of one segment's records, by offset: those that share a byte with another."""
+    found: set[int] = set()
+    end, owner = 0, 0
+    for offset in sorted(keys_at):
+        key = keys_at[offset]
+        if offset < end:
+            found.update((key, owner))
+        if offset + locations[key].taken_bytes > end:
+            end, owner = offset + locations[key].taken_bytes, key
+    return found
