@@ -1,0 +1,342 @@
+"""The protocol's messages: what is said arrives, however it is cut; what is not a message is refused, and only that."""
+
+from __future__ import annotations
+
+import random
+import struct
+import tracemalloc
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tierstore import wire
+from tierstore.errors import ProtocolError
+
+CLIENT_KINDS: tuple[type, ...] = typing.get_args(wire.ClientMessage)
+DAEMON_KINDS: tuple[type, ...] = typing.get_args(wire.DaemonMessage)
+KINDS = CLIENT_KINDS + DAEMON_KINDS
+DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
+
+
+def _values(info: Any) -> st.SearchStrategy[Any]:
+    """All values of a field, by its type and limits."""
+    match info:
+        case msgspec.inspect.BoolType():
+            return st.booleans()
+        case msgspec.inspect.IntType():
+            return st.integers(info.ge, 2**64 - 1 if info.le is None else info.le)
+        case msgspec.inspect.FloatType():
+            return st.floats(info.ge, info.le)
+        case msgspec.inspect.StrType():
+            return st.text(max_size=info.max_length)
+        case msgspec.inspect.BytesType():
+            return st.binary(min_size=info.min_length or 0, max_size=info.max_length)
+        case msgspec.inspect.VarTupleType():
+            return st.lists(_values(info.item_type), max_size=min(info.max_length, 100)).map(tuple)
+        case msgspec.inspect.UnionType():
+            return st.one_of(*map(_values, info.types))
+        case msgspec.inspect.NoneType():
+            return st.none()
+    raise TypeError(f"no strategy for {info}")
+
+
+def _messages(kind: type) -> st.SearchStrategy[Any]:
+    fields = msgspec.inspect.type_info(kind).fields  # type: ignore[attr-defined]
+    return st.builds(kind, **{field.name: _values(field.type) for field in fields})
+
+
+CLIENT_MESSAGES = st.one_of(*map(_messages, CLIENT_KINDS))
+DAEMON_MESSAGES = st.one_of(*map(_messages, DAEMON_KINDS))
+
+
+def _frame(body: bytes) -> bytes:
+    return struct.pack("<I", len(body)) + body
+
+
+def _read(body: bytes, kinds: object = wire.ClientMessage) -> list[Any]:
+    return wire.FrameReader(kinds, "the peer").feed(_frame(body))
+
+
+def _kinds_for(kind: type) -> object:
+    return wire.ClientMessage if kind in CLIENT_KINDS else wire.DaemonMessage
+
+
+def _some(kind: type) -> Any:
+    """A message with the smallest value in each field."""
+    smallest = {
+        msgspec.inspect.BoolType: lambda info: False,
+        msgspec.inspect.IntType: lambda info: info.ge,
+        msgspec.inspect.FloatType: lambda info: 0.0,
+        msgspec.inspect.StrType: lambda info: "",
+        msgspec.inspect.BytesType: lambda info: bytes(info.min_length or 0),
+        msgspec.inspect.VarTupleType: lambda info: (),
+        msgspec.inspect.UnionType: lambda info: None,
+    }
+    fields = msgspec.inspect.type_info(kind).fields  # type: ignore[attr-defined]
+    return kind(*(smallest[type(field.type)](field.type) for field in fields))
+
+
+def _beyond_limits() -> Iterator[tuple[type, int, object]]:
+    """Kind of message, position of a field, a value just outside its limits."""
+    for kind in KINDS:
+        for position, field in enumerate(msgspec.inspect.type_info(kind).fields):  # type: ignore[attr-defined]
+            for info in getattr(field.type, "types", (field.type,)):
+                ge, le = getattr(info, "ge", None), getattr(info, "le", None)
+                shortest, longest = getattr(info, "min_length", None), getattr(info, "max_length", None)
+                empty = {"StrType": "x", "BytesType": b"x", "VarTupleType": (0,)}.get(type(info).__name__)
+                for value in (
+                    None if ge is None else ge - 1,
+                    None if le is None else le + 1,
+                    None if shortest is None else empty * (shortest - 1),  # type: ignore[operator]
+                    None if longest is None else empty * (longest + 1),  # type: ignore[operator]
+                ):
+                    if value is not None:
+                        yield kind, position, value
+                if type(info).__name__ == "VarTupleType":
+                    yield kind, position, (info.item_type.ge - 1,)
+                    yield kind, position, (info.item_type.le + 1,)
+
+
+# --- what is said arrives -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_message_comes_back_equal(kind: type) -> None:
+    @settings(max_examples=30, deadline=None)
+    @given(_messages(kind))
+    def check(message: Any) -> None:
+        assert wire.FrameReader(_kinds_for(kind), "").feed(wire.frame_of([message])) == [[message]]
+
+    check()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(DAEMON_MESSAGES, max_size=4), max_size=4), st.data())
+def test_stream_cut_anywhere_gives_the_same_frames(frames: list[list[Any]], data: st.DataObject) -> None:
+    stream = b"".join(map(wire.frame_of, frames))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
+    reader = wire.FrameReader(wire.DaemonMessage, "")
+    found = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += reader.feed(memoryview(stream)[start:end])
+    assert found == frames
+    assert not reader.is_inside_frame
+
+
+def test_stream_byte_by_byte_is_inside_a_frame_until_its_end() -> None:
+    reader = wire.FrameReader(wire.ClientMessage, "")
+    frame = wire.frame_of([wire.Unmap(3)])
+    for position in range(len(frame) - 1):
+        assert reader.feed(frame[position : position + 1]) == []
+        assert reader.is_inside_frame
+    assert reader.feed(frame[-1:]) == [[wire.Unmap(3)]]
+    assert not reader.is_inside_frame
+
+
+def test_fields_of_a_later_version_are_ignored() -> None:
+    later = msgspec.msgpack.encode([["Hello", [1, 2], "tierstore 9", {"new": [1]}, None]])
+    assert _read(later) == [[wire.Hello((1, 2), "tierstore 9")]]
+
+
+def test_longest_discard_fits_into_a_frame() -> None:
+    longest = wire.Discard(2**63 - 1, tuple(range(2**40 - wire.MAX_KEYS, 2**40)))
+    assert _read(wire.frame_of([longest])[4:]) == [[longest]]
+
+
+# --- what is not a message is refused -----------------------------------------------------------------------------
+
+
+def _fed(reader: wire.FrameReader, data: bytes, kinds: tuple[type, ...]) -> bool:
+    """Feed it; whether it was accepted. Nothing but ProtocolError may come, and nothing but messages of these kinds."""
+    try:
+        frames = reader.feed(data)
+    except ProtocolError:
+        assert not reader.is_inside_frame, "what was refused is still held"
+        return False
+    assert all(isinstance(message, kinds) for messages in frames for message in messages)
+    assert len(reader._buffer) < 4 + wire.MAX_FRAME_BYTES
+    return True
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300))
+def test_garbage_is_refused(garbage: bytes) -> None:
+    _fed(wire.FrameReader(wire.ClientMessage, ""), garbage, CLIENT_KINDS)
+    _fed(wire.FrameReader(wire.ClientMessage, ""), _frame(garbage), CLIENT_KINDS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(CLIENT_MESSAGES, min_size=1, max_size=3), st.randoms(use_true_random=False))
+def test_damaged_frames_are_refused_or_are_messages(messages: list[Any], chance: random.Random) -> None:
+    body = bytearray(wire.frame_of(messages)[4:])
+    for _ in range(chance.randint(1, 4)):
+        start = chance.randrange(len(body))
+        end = chance.choice([start, start + 1, start + 4, len(body)])
+        body[start:end] = chance.randbytes(chance.choice([0, 1, 2]))
+        body = body or bytearray(b"\x00")
+    _fed(wire.FrameReader(wire.ClientMessage, ""), _frame(bytes(body)), CLIENT_KINDS)
+
+
+@settings(max_examples=50, deadline=None)
+@given(CLIENT_MESSAGES)
+def test_truncated_bodies_are_refused(message: Any) -> None:
+    body = wire.frame_of([message])[4:]
+    for end in {0, 1, len(body) // 2, len(body) - 1}:
+        with pytest.raises(ProtocolError, match="the peer"):
+            _read(body[:end])
+
+
+def _array(num_items: int) -> bytes:
+    return b"\xdd" + struct.pack(">I", num_items)
+
+
+BOMBS = {
+    "nested arrays": b"\x91" * 500_000,
+    "nested arrays behind the last field": b"\x91\x92\xa5Close" + b"\x91" * 500_000 + b"\x01",
+    "nested maps behind the last field": b"\x91\x92\xa5Close" + b"\x81\x01" * 400_000 + b"\x01",
+    "nested arrays in a field": b"\x91\x92\xa5Unmap" + b"\x91" * 500_000 + b"\x01",
+    "an array of 2**32 - 1": _array(2**32 - 1),
+    "an array of 2**28 in a field": b"\x91\x93\xa5Hello" + _array(2**28),
+    "a map of 2**32 - 1": b"\x91\x92\xa5Close\xdf\xff\xff\xff\xff",
+    "bytes of 2**32 - 1": b"\x91\x92\xa6Resume\xc6\xff\xff\xff\xff",
+    "a text of 2**32 - 1": b"\x91\xdb\xff\xff\xff\xff",
+    "an extension of 2**32 - 1": b"\x91\x92\xa5Close\xc9\xff\xff\xff\xff\x01",
+    "a million keys": b"\x91\x93\xa7Discard\x01" + _array(1_000_000) + b"\x01" * 1_000_000,
+    "a name that is no text": b"\x91\x91\xa5\xff\xff\xff\xff\xff",
+    "a field that is no text": b"\x91\x94\xa4Open\xa2\xff\xff\x01\x01",
+    "a lone surrogate": b"\x91\x94\xa4Open\xa3\xed\xb2\x80\x01\x01",
+    "no array": b"\x81\x01\x02",
+    "a message by field names": msgspec.msgpack.encode([{"type": "Unmap", "slab": 1}]),
+    "two values": b"\x90\x90",
+    "nothing": b"",
+    "a number for true": msgspec.msgpack.encode([["Unmap", True]]),
+    "a float for a number": msgspec.msgpack.encode([["Unmap", 1.0]]),
+    "a missing field": msgspec.msgpack.encode([["Unmap"]]),
+    "an unknown message": msgspec.msgpack.encode([["_Message"]]),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_bombs_are_refused_in_bounded_memory(bomb: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError):
+            _read(BOMBS[bomb])
+        assert tracemalloc.get_traced_memory()[1] < 16 * wire.MAX_FRAME_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_frame_of_the_smallest_messages_takes_bounded_memory() -> None:
+    body = _array(149_000) + b"\x91\xa5Close" * 149_000
+    tracemalloc.start()
+    try:
+        (messages,) = _read(body)
+        assert len(messages) == 149_000
+        assert tracemalloc.get_traced_memory()[1] < 32 * wire.MAX_FRAME_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_giant_frame_is_refused_by_its_length_alone() -> None:
+    reader = wire.FrameReader(wire.ClientMessage, "the peer")
+    assert reader.feed(struct.pack("<I", wire.MAX_FRAME_BYTES)) == []
+    for num_bytes in (wire.MAX_FRAME_BYTES + 1, 2**32 - 1):
+        reader = wire.FrameReader(wire.ClientMessage, "the peer")
+        with pytest.raises(ProtocolError, match=f"{num_bytes} bytes; at most {wire.MAX_FRAME_BYTES}"):
+            reader.feed(struct.pack("<I", num_bytes))
+
+
+def test_endless_stream_is_held_a_frame_at_a_time() -> None:
+    reader = wire.FrameReader(wire.ClientMessage, "")
+    for _ in range(40):  # a frame that never ends, from a peer that goes on after it was refused
+        _fed(reader, struct.pack("<I", wire.MAX_FRAME_BYTES) + bytes(2**16), CLIENT_KINDS)
+        assert len(reader._buffer) < 4 + wire.MAX_FRAME_BYTES
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_message_of_the_wrong_direction_is_refused(kind: type) -> None:
+    frame = wire.frame_of([_some(kind)])
+    other = wire.DaemonMessage if kind in CLIENT_KINDS else wire.ClientMessage
+    with pytest.raises(ProtocolError, match=kind.__name__):
+        wire.FrameReader(other, "").feed(frame)
+
+
+@pytest.mark.parametrize(
+    ("kind", "position", "value"),
+    [pytest.param(*case, id=f"{case[0].__name__}-{case[1]}-{str(case[2])[:20]}") for case in _beyond_limits()],
+)
+def test_value_beyond_its_limits_is_refused(kind: type, position: int, value: object) -> None:
+    fields = [getattr(_some(kind), name) for name in kind.__struct_fields__]  # type: ignore[attr-defined]
+    assert _read(msgspec.msgpack.encode([[kind.__name__, *fields]]), _kinds_for(kind)) == [[_some(kind)]]
+    fields[position] = value
+    with pytest.raises(ProtocolError, match=rf"\$\[0\]\[{position + 1}\]"):
+        _read(msgspec.msgpack.encode([[kind.__name__, *fields]]), _kinds_for(kind))
+
+
+def test_every_integer_text_and_list_has_limits() -> None:
+    """So that the cases above are all there are; a checksum's upper one is what msgpack can carry."""
+    for kind in KINDS:
+        for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]
+            for info in getattr(field.type, "types", (field.type,)):
+                if isinstance(info, msgspec.inspect.IntType | msgspec.inspect.FloatType):
+                    assert info.ge is not None, f"{kind.__name__}.{field.name}"
+                if isinstance(info, msgspec.inspect.StrType | msgspec.inspect.VarTupleType):
+                    assert info.max_length is not None, f"{kind.__name__}.{field.name}"
+
+
+# --- phases -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CLIENT_KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("phase", wire.Phase, ids=lambda phase: phase.value)
+def test_message_out_of_its_phase_is_refused(phase: wire.Phase, kind: type) -> None:
+    spoken = {
+        wire.Phase.GREETING: {"Hello"},
+        wire.Phase.LOBBY: {"Open", "Resume", "Inspect"},
+        wire.Phase.SESSION: {"Slab", "Unmap", "Write", "Read", "Discard", "Close", "Inspect"},
+    }
+    if kind.__name__ in spoken[phase]:
+        wire.check_allowed(phase, _some(kind), "client 7")
+        return
+    with pytest.raises(ProtocolError, match=f"client 7.*{kind.__name__} in the phase '{phase.value}'"):
+        wire.check_allowed(phase, _some(kind), "client 7")
+
+
+# --- what is sent -------------------------------------------------------------------------------------------------
+
+
+def test_frame_too_long_for_a_peer_is_not_made() -> None:
+    with pytest.raises(ValueError, match="at most 1048576"):
+        wire.frame_of([wire.Report(bytes(wire.MAX_FRAME_BYTES))])
+
+
+# --- the document -------------------------------------------------------------------------------------------------
+
+
+def test_document_names_every_message_with_its_fields_in_order() -> None:
+    """A row of a table for each: the name, and the fields as they stand in the array."""
+    rows = {}
+    for line in DOCUMENT.read_text().splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) > 3 and cells[1].startswith("`"):
+            rows[cells[1].strip("`")] = cells[2]
+    for kind in KINDS:
+        assert kind.__name__ in rows, f"{kind.__name__} has no row"
+        named = [field.split(":")[0].strip(" `") for field in rows[kind.__name__].split(";") if field.strip(" -")]
+        assert named == list(kind.__struct_fields__), kind.__name__  # type: ignore[attr-defined]
+
+
+def test_document_states_version_and_limits() -> None:
+    text = DOCUMENT.read_text()
+    assert f"version {wire.VERSION}" in text
+    assert f"{wire.MAX_FRAME_BYTES:,}" in text
+    assert f"{wire.MAX_KEYS:,}" in text
+    for phase in wire.Phase:
+        assert f"`{phase.value}`" in text
