@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from .errors import ConfigError
 
 __all__ = [
+    "DEFAULT_ADDRESS",
     "SizeLike",
     "available_host_bytes",
     "check_directory",
+    "format_bytes",
     "free_disk_bytes",
     "local_world_size",
     "parse_size",
+    "program_name",
+    "rank_of_process",
 ]
+
+DEFAULT_ADDRESS = "/run/tierstore/tierstore.sock"
+"""Where the sidecar daemon listens if nobody says otherwise."""
 
 SizeLike = int | str
 """A number of bytes: an `int`, or a string such as "8GiB", "64 KiB", "1.5GB"."""
@@ -53,6 +61,15 @@ def parse_size(value: SizeLike, option: str) -> int:
         if (factor := _UNITS.get(unit.lower())) is not None:
             return int(float(number) * factor) if "." in number else int(number) * factor
     raise ConfigError(option, value, _ALLOWED_SIZE)
+
+
+def format_bytes(nbytes: float) -> str:
+    """Such as "1.21 GiB": three digits and a binary unit, for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(nbytes) < 1000:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} GiB" if abs(nbytes) < 1000 else f"{nbytes / 1024:.2f} TiB"
 
 
 def check_directory(path: object) -> Path:
@@ -96,6 +113,17 @@ def local_world_size(environment: Mapping[str, str] = os.environ) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError("LOCAL_WORLD_SIZE", text, "the environment variable must be a positive number")
     return int(text)
+
+
+def rank_of_process(environment: Mapping[str, str] = os.environ) -> int | None:
+    """The process's rank in its job (torchrun's RANK); None: it has none."""
+    text = environment.get("RANK", "")
+    return int(text) if text.isdecimal() else None
+
+
+def program_name() -> str:
+    """Of the running program, for people: its file's name, or "python"."""
+    return Path(sys.argv[0]).name[:64] or "python" if sys.argv else "python"
 
 
 def available_host_bytes() -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .disk.tier import DiskTier, Kind, Stored
     from .handle import Record
 
-__all__ = ["Engine", "Spill", "Transfers"]
+__all__ = ["Engine", "OpenDisk", "Spill", "Transfers"]
 
 NUM_SPILLS = 6
 NUM_RESTORES = 6
@@ -73,6 +73,9 @@ class Transfers(Protocol):
         """The engine takes no more work: end every wait. `error`: why, if nobody asked it to stop."""
 
 
+OpenDisk = Callable[[Executor], Awaitable["DiskTier"]]
+"""Opens the disk tier, on the loop; the executor runs its jobs."""
+
 _Queue = asyncio.PriorityQueue[tuple[int, int, "Record | None"]]
 _LAST = 1 << 30  # the urgency of the item that ends a lane: after all others
 
@@ -86,7 +89,12 @@ class Engine:
     """
 
     def __init__(
-        self, open_disk: Callable[[Executor], DiskTier], transfers: Transfers, name: str, *, owner: object = None
+        self,
+        open_disk: OpenDisk,
+        transfers: Transfers,
+        name: str,
+        *,
+        owner: object = None,
     ) -> None:
         self._name = name
         self._transfers = transfers
@@ -166,7 +174,7 @@ class Engine:
 
     # --- the loop's thread ------------------------------------------------------------------------------------
 
-    def _run(self, open_disk: Callable[[Executor], DiskTier], owner: object) -> None:
+    def _run(self, open_disk: OpenDisk, owner: object) -> None:
         error: BaseException | None = None
         self._io_threads = IoThreads(_NUM_THREADS, f"{self._name}-io")
         try:
@@ -183,9 +191,9 @@ class Engine:
                 self._opening.set_exception(error)
             del owner
 
-    async def _main(self, open_disk: Callable[[Executor], DiskTier]) -> None:
+    async def _main(self, open_disk: OpenDisk) -> None:
         self._loop = asyncio.get_running_loop()
-        disk = open_disk(self._io_threads)
+        disk = await open_disk(self._io_threads)
         self._opening.set_result(disk)
         try:
             async with asyncio.TaskGroup() as lanes:

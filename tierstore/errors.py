@@ -206,16 +206,17 @@ class DaemonUnavailableError(TierStoreError):
         address: the socket's path.
         waited_seconds: for how long it was tried.
         reason: the last failure, in words.
+        data: where the bytes are now, in words.
     """
 
     address: str
     waited_seconds: float
     reason: str
+    data: str = "what it had acknowledged cannot be read until it is back, the rest is still in memory"
 
     def __str__(self) -> str:
         return (
-            f"no tierstore daemon at {self.address} (tried for {self.waited_seconds:.1f} s: {self.reason}); "
-            "what it had acknowledged cannot be read until it is back, the rest is still in memory"
+            f"no tierstore daemon at {self.address} (tried for {self.waited_seconds:.1f} s: {self.reason}); {self.data}"
         )
 
 

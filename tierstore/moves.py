@@ -80,7 +80,7 @@ class Moves:
         self.num_restores = 0
         self.num_discards = 0
         self.disk_is_full = False
-        self.full_reason = "the disk budget is used up"
+        self.full_error: StoreFullError | None = None  # what the disk tier said last
         self.spill_error: Exception | None = None
         self.is_closed = False
         self.is_abandoned = False
@@ -298,7 +298,7 @@ class Moves:
     def _note_failure(self, error: Exception) -> None:
         if isinstance(error, StoreFullError):
             self.disk_is_full = True
-            self.full_reason = error.reason
+            self.full_error = error
         elif self.spill_error is None:
             self.spill_error = error
 

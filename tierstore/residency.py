@@ -18,6 +18,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,18 +52,16 @@ class Residency:
     Args:
         name: of the store, for messages.
         host_bytes, staging_bytes: the limits of the two windows of host memory.
-        disk_budget_bytes: for messages; the disk tier enforces it.
         copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
 
     Attributes:
+        disk_budget_bytes: for messages; the disk tier enforces it.
         closed: why the store cannot be used any more; None: it can.
     """
 
-    def __init__(
-        self, name: str, *, host_bytes: int, staging_bytes: int, disk_budget_bytes: int, copies: Copies | None = None
-    ) -> None:
+    def __init__(self, name: str, *, host_bytes: int, staging_bytes: int, copies: Copies | None = None) -> None:
         self._name = name
-        self._disk_budget_bytes = disk_budget_bytes
+        self.disk_budget_bytes = 0
         self.moves = Moves(host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
         self.lock = threading.Lock()
         self._progress = threading.Condition(self.lock)
@@ -461,14 +460,13 @@ class Residency:
         self.moves.disk_is_full = False  # try once more
 
     def _full_error(self, needed_bytes: int) -> StoreFullError:
-        host = self.moves.books.host
-        return StoreFullError(
+        host, found = self.moves.books.host, self.moves.full_error
+        return replace(
+            found or StoreFullError(needed_bytes, 0, self.disk_budget_bytes),
             needed_bytes=needed_bytes,
             disk_bytes=self.moves.disk_bytes,
-            disk_budget_bytes=self._disk_budget_bytes,
             host_bytes=host.used_bytes,
             host_budget_bytes=host.limit_bytes or 0,
-            reason=self.moves.full_reason,
         )
 
     def _raise_spill_error(self) -> None:

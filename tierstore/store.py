@@ -8,9 +8,10 @@ books (`residency.py`), which decide what leaves memory; the engine (`engine.py`
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from functools import cache
 from os import PathLike
@@ -21,16 +22,20 @@ import torch
 
 from .codec import parse_codec
 from .config import (
+    DEFAULT_ADDRESS,
     SizeLike,
     available_host_bytes,
     check_directory,
     free_disk_bytes,
     local_world_size,
     parse_size,
+    program_name,
+    rank_of_process,
 )
 from .disk.local import LocalDisk
+from .disk.remote import RemoteDisk
 from .disk.tier import DiskTier, Kind
-from .engine import Engine
+from .engine import Engine, OpenDisk
 from .errors import ConfigError, StorageIOError, TierStoreError
 from .handle import Handle, Record
 from .layout import alias_of, is_storable, layout_of
@@ -100,17 +105,14 @@ class TierStore:
         refuse_unknown(unknown, "host_bytes, disk_bytes, codec, staging_bytes, inline_bytes, checksum, copies")
         directory = check_directory(path)
         parse_codec(codec)
-        sharers = local_world_size()
-        if host_bytes is None:
-            host_bytes = available_host_bytes() // _HOST_SHARE // sharers
         if disk_bytes is None:
-            disk_bytes = int(free_disk_bytes(directory) * _DISK_SHARE) // sharers
+            disk_bytes = int(free_disk_bytes(directory) * _DISK_SHARE) // local_world_size()
         disk_budget_bytes = parse_size(disk_bytes, "disk_bytes")
         inline_limit_bytes = None if inline_bytes is None else parse_size(inline_bytes, "inline_bytes")
-        self.host_bytes = parse_size(host_bytes, "host_bytes")
+        self.host_bytes = _host_budget(host_bytes)
         self.staging_bytes = parse_size(staging_bytes, "staging_bytes")
 
-        def open_disk(executor: Executor) -> DiskTier:
+        async def open_disk(executor: Executor) -> DiskTier:
             return LocalDisk(
                 directory,
                 disk_bytes=disk_budget_bytes,
@@ -120,11 +122,71 @@ class TierStore:
                 executor=executor,
             )
 
+        self._begin(str(path), open_disk, copies)
+
+    @classmethod
+    def connect(
+        cls,
+        address: str | PathLike[str] = DEFAULT_ADDRESS,
+        *,
+        host_bytes: SizeLike | None = None,
+        staging_bytes: SizeLike = "56MiB",
+        window_bytes: SizeLike = "72MiB",
+        reconnect_seconds: float = 30.0,
+        name: str | None = None,
+        copies: Copies | None = None,
+        **unknown: Never,
+    ) -> TierStore:
+        """A store whose disk tier is the daemon's that listens at `address`. Everything else is the same.
+
+        Encoding, checksums and disk I/O run in the daemon (`tierstore serve`), which also keeps its own disk budget and
+        codec. A daemon that is killed and comes back within `reconnect_seconds` is not noticed, but for the time.
+
+        Args:
+            address: of the daemon's socket.
+            host_bytes: as `TierStore`'s.
+            staging_bytes: likewise, for what is being moved.
+            window_bytes: of memory shared with the daemon, through which the bytes go. `stats().staging_bytes` counts
+                both, so that it is 128 MiB by default.
+            reconnect_seconds: for how long a lost daemon is waited for; then what needs it raises.
+            name: by which people and metrics know this client; default: the program's name.
+            copies: as `TierStore`'s.
+
+        Raises:
+            ConfigError: an argument cannot be used.
+            DaemonUnavailableError: nobody listens there, or the daemon refuses. At once: a first connection is not
+                waited for.
+            ProtocolError: the daemon speaks another version.
+            StorageIOError: there is no memory for the window.
+        """
+        options = "host_bytes, staging_bytes, window_bytes, reconnect_seconds, name, copies"
+        refuse_unknown(unknown, options)
+        if not reconnect_seconds >= 0:
+            raise ConfigError("reconnect_seconds", reconnect_seconds, "give 0 or more seconds")
+        shared_bytes = parse_size(window_bytes, "window_bytes")
+
+        async def open_disk(executor: Executor) -> DiskTier:
+            return await RemoteDisk.open(
+                str(address),
+                name=name if name is not None else program_name(),
+                rank=rank_of_process(),
+                pid=os.getpid(),
+                window_bytes=shared_bytes,
+                reconnect_seconds=reconnect_seconds,
+                executor=executor,
+            )
+
+        store = cls.__new__(cls)
+        store.host_bytes = _host_budget(host_bytes)
+        store.staging_bytes = parse_size(staging_bytes, "staging_bytes")
+        store._begin(str(address), open_disk, copies)
+        return store
+
+    def _begin(self, name: str, open_disk: OpenDisk, copies: Copies | None) -> None:
         self._core = _Core(
-            name=str(path),
+            name=name,
             host_bytes=self.host_bytes,
             staging_bytes=self.staging_bytes,
-            disk_budget_bytes=disk_budget_bytes,
             open_disk=open_disk,
             copies=copies,
         )
@@ -287,23 +349,17 @@ class _Core:
         *,
         host_bytes: int,
         staging_bytes: int,
-        disk_budget_bytes: int,
-        open_disk: Callable[[Executor], DiskTier],
+        open_disk: OpenDisk,
         copies: Copies | None,
     ) -> None:
         self.name = name
-        self.books = Residency(
-            name,
-            host_bytes=host_bytes,
-            staging_bytes=staging_bytes,
-            disk_budget_bytes=disk_budget_bytes,
-            copies=copies,
-        )
+        self.books = Residency(name, host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
         try:
             self.engine = Engine(open_disk, self.books, "tierstore", owner=self)
         except OSError as error:
             raise StorageIOError("open", name, str(error), "nothing was stored") from error
         self.books.moves.engine = self.engine
+        self.books.disk_budget_bytes = self.engine.disk.usage().budget_bytes
         watch_over(self)
 
     def close(self, deadline_seconds: float) -> None:
@@ -323,6 +379,12 @@ class _Core:
         """See `Mortal`."""
         self.engine.disk.abandon_after_fork()  # first: what else there is may be in the middle of a change
         self.books.abandon("it belongs to the process that this one was forked from")
+
+
+def _host_budget(host_bytes: SizeLike | None) -> int:
+    if host_bytes is None:
+        host_bytes = available_host_bytes() // _HOST_SHARE // local_world_size()
+    return parse_size(host_bytes, "host_bytes")
 
 
 @cache

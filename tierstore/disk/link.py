@@ -1,0 +1,356 @@
+"""A session with the daemon that outlives its connections. On one loop.
+
+Requests wait through a lost connection: the link connects again, resumes the session, shares its slabs again and
+sends again what was not answered (`wire.py`, rule 5: that does no harm). When that has not worked for
+`reconnect_seconds`, the requests fail, but the link keeps them: a slot that they name is the daemon's until it has
+answered (rule 3). From then on each new request tries to reach the daemon once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .. import wire
+from ..channel import Channel
+from ..errors import DaemonUnavailableError, ProtocolError
+from .forking import Inode, inode_of, not_while_forking
+from .shared_slab import SharedSlab
+
+__all__ = ["Answer", "DaemonLink", "Request"]
+
+_LONGEST_HANDSHAKE_SECONDS = 10.0
+_FIRST_PAUSE_SECONDS = 0.02
+_LONGEST_PAUSE_SECONDS = 0.5
+_CLOSE_SECONDS = 5.0
+
+RequestMessage = wire.Write | wire.Read | wire.Discard
+Answer = wire.Stored | wire.Full | wire.Failed | wire.Bad | wire.Loaded | wire.Gone
+
+
+class Request:
+    """One that the daemon has not answered yet.
+
+    Attributes:
+        message: as it was sent, and will be again.
+        answer: for whoever waits; None: nobody does.
+        on_late: called with an answer that nobody waits for; with None if none will ever come, the session being over.
+    """
+
+    def __init__(
+        self, message: wire.Write | wire.Read | wire.Discard, on_late: Callable[[Answer | None], None]
+    ) -> None:
+        self.message = message
+        self.answer: asyncio.Future[Answer] | None = None
+        self.on_late = on_late
+
+
+class DaemonLink:
+    """The client's end of a session.
+
+    Args:
+        address: the daemon's socket.
+        introduction: what to open the session with.
+        reconnect_seconds: for how long a lost daemon is waited for.
+
+    Attributes:
+        opened: what the daemon said to that.
+        inodes: of the sockets and slabs that a forked child has to let go of.
+    """
+
+    def __init__(self, address: str, introduction: wire.Open, reconnect_seconds: float) -> None:
+        self.address = address
+        self.opened: wire.Opened
+        self.inodes: set[Inode] = set()
+        self._introduction = introduction
+        self._reconnect_seconds = reconnect_seconds
+        self._channel: Channel | None = None  # set while the session is open on it
+        self._greeting: asyncio.Future[Any] | None = None  # what the handshake waits for
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Request] = {}
+        self._slabs: dict[int, SharedSlab] = {}
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._lost_because = "it closed the connection"
+        self._has_given_up = False
+        self._patience_seconds = max(1.0, reconnect_seconds)
+        self._num_heard = 0  # frames
+        self._watch: asyncio.TimerHandle | None = None
+        self._ended_because: str | None = None  # for good: the session is over, or the link closed
+
+    async def open(self) -> None:
+        """Begin the session.
+
+        Raises:
+            DaemonUnavailableError: there is no daemon, or it refuses.
+            ProtocolError: it speaks another version, or something else.
+        """
+        started = time.monotonic()
+        try:
+            answer = await self._connect(self._introduction)
+        except OSError as error:
+            waited = time.monotonic() - started
+            raise DaemonUnavailableError(self.address, waited, _words(error), "nothing was stored") from error
+        if not isinstance(answer, wire.Opened):
+            self._drop()
+            raise ProtocolError(self.address, f"{type(answer).__name__} instead of Opened")
+        self.opened = answer
+
+    def share(self, slab: SharedSlab) -> None:
+        """Let the daemon read and write a slab from now on."""
+        self._slabs[slab.number] = slab
+        self.inodes.add(slab.inode)
+        if self._channel is not None:
+            self._channel.send_with(wire.Slab(slab.number, slab.num_bytes), slab.descriptor)
+
+    def unshare(self, slab: SharedSlab) -> None:
+        """Have the daemon let go of a slab that no unanswered request names."""
+        del self._slabs[slab.number]
+        self.inodes.discard(slab.inode)
+        if self._channel is not None:  # the next connection does not share it anyway
+            self._channel.send(wire.Unmap(slab.number))
+
+    def submit(
+        self,
+        message_of: Callable[[int], RequestMessage],
+        on_late: Callable[[Answer | None], None],
+    ) -> Request:
+        """Send a request, made with its number; again after a reconnect. `answer_to` waits for the answer.
+
+        Until there is one, what the message names is the daemon's, whether anybody waits or not.
+        """
+        number = next(self._numbers)
+        request = self._pending[number] = Request(message_of(number), on_late)
+        if self._channel is not None:
+            self._channel.send(request.message)
+            self._watch_for_life()
+        return request
+
+    async def answer_to(self, request: Request) -> Answer:
+        """Wait for the daemon's answer, through reconnects.
+
+        Raises:
+            DaemonUnavailableError: the daemon has not come back in time. The request may be answered later.
+        """
+        if self._ended_because is not None:
+            self._fail_all(self._ended_because, 0.0)
+            raise self._unavailable(self._ended_because, 0.0)
+        request.answer = asyncio.get_running_loop().create_future()
+        if self._channel is None:
+            self._begin_to_reconnect()
+        return await request.answer
+
+    def is_pending(self, request: Request) -> bool:
+        """Whether its answer may still come."""
+        return request.message.request in self._pending
+
+    async def close(self) -> None:
+        """End the session: the daemon frees all it stored. Idempotent; never fails, and waits for seconds at most."""
+        was_open, self._ended_because = self._channel is not None, "it was closed"
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            await asyncio.wait((self._reconnecting,))
+        if was_open and self._channel is not None:
+            self._greeting = asyncio.get_running_loop().create_future()
+            self._channel.send(wire.Close())
+            await asyncio.wait((self._greeting,), timeout=_CLOSE_SECONDS)  # else the lease ends without it
+            if self._greeting.done():
+                self._greeting.exception()
+        self._drop()
+        self._fail_all(self._ended_because, 0.0)
+
+    # --- one connection -------------------------------------------------------------------------------------------
+
+    async def _connect(self, message: wire.Open | wire.Resume) -> Any:
+        """Connect, greet, and send the message; returns its answer. The session is open on that connection then."""
+        loop = asyncio.get_running_loop()
+        with not_while_forking:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            inode = inode_of(connection.fileno())
+            self.inodes.add(inode)
+        connection.setblocking(False)
+        try:
+            await asyncio.wait_for(loop.sock_connect(connection, self.address), self._patience_seconds)
+        except BaseException:
+            connection.close()
+            self.inodes.discard(inode)
+            raise
+        channel = Channel(
+            connection, wire.DaemonMessage, f"the daemon at {self.address}", self._receive, self._connection_ended
+        )
+        try:
+            await self._greet(channel)
+            answer = await self._ask(channel, message)
+        except BaseException:
+            channel.close()
+            raise
+        finally:
+            self.inodes.discard(inode)
+        self.inodes.add(inode)
+        self._channel = channel
+        return answer
+
+    async def _greet(self, channel: Channel) -> None:
+        try:
+            welcome = await self._ask(channel, wire.Hello((wire.VERSION,), _program()))
+        except _RefusedError as error:
+            raise ProtocolError(self.address, str(error)) from error
+        if not isinstance(welcome, wire.Welcome) or welcome.version != wire.VERSION:
+            raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {wire.VERSION}")
+
+    async def _ask(self, channel: Channel, message: wire.ClientMessage) -> Any:
+        seconds = min(_LONGEST_HANDSHAKE_SECONDS, self._patience_seconds)
+        self._greeting = asyncio.get_running_loop().create_future()
+        channel.send(message)
+        try:
+            return await asyncio.wait_for(self._greeting, seconds)
+        except TimeoutError:
+            raise TimeoutError(f"no answer to {type(message).__name__} within {seconds:g} s") from None
+        finally:
+            self._greeting = None
+
+    def _receive(self, messages: list[Any]) -> None:
+        self._num_heard += 1
+        for message in messages:
+            if isinstance(message, wire.Refused):
+                self._refused(message)
+            elif isinstance(message, Answer):
+                self._answered(message)
+            elif self._greeting is not None and not self._greeting.done():
+                self._greeting.set_result(message)
+            elif not isinstance(message, wire.Report):  # which is a sign of life, see `_watch_for_life`
+                raise ProtocolError(self.address, f"{type(message).__name__} that nobody asked for")
+
+    def _answered(self, answer: Answer) -> None:
+        request = self._pending.pop(answer.request, None)
+        if request is None:
+            raise ProtocolError(self.address, f"an answer to request {answer.request}, which was not made")
+        if request.answer is not None and not request.answer.done():
+            request.answer.set_result(answer)
+        else:
+            request.on_late(answer)
+
+    def _refused(self, refusal: wire.Refused) -> None:
+        error = _RefusedError(refusal.reason, refusal.is_final)
+        if self._greeting is not None and not self._greeting.done():
+            self._greeting.set_exception(error)
+        else:
+            raise ProtocolError(self.address, f"it refuses to go on: {refusal.reason}")
+
+    def _connection_ended(self, error: Exception | None) -> None:
+        self._lost_because = "it closed the connection" if error is None else _words(error)
+        if self._greeting is not None and not self._greeting.done():
+            self._greeting.set_exception(ConnectionError(self._lost_because))
+        was_open = self._channel is not None
+        self._drop()
+        if was_open and self._ended_because is None:
+            self._begin_to_reconnect()
+
+    def _watch_for_life(self, *, is_asked: bool = False) -> None:
+        """A daemon that hangs keeps its connections: while requests are unanswered, it is asked whether it lives."""
+        if self._watch is None:
+            loop = asyncio.get_running_loop()
+            self._watch = loop.call_later(self._patience_seconds, self._look_for_life, self._num_heard, is_asked)
+
+    def _look_for_life(self, num_heard: int, is_asked: bool) -> None:
+        self._watch = None
+        if self._channel is None or not self._pending:
+            return
+        if self._num_heard != num_heard:
+            self._watch_for_life()
+        elif not is_asked:
+            self._channel.send(wire.Inspect())
+            self._watch_for_life(is_asked=True)
+        else:
+            self._connection_ended(TimeoutError(f"no sign of life for {2 * self._patience_seconds:g} s"))
+
+    def _drop(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    # --- after it was lost ----------------------------------------------------------------------------------------
+
+    def _begin_to_reconnect(self) -> None:
+        if self._reconnecting is None:
+            self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        started, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
+        deadline = started + (0.0 if self._has_given_up else self._reconnect_seconds)
+        try:
+            while True:
+                try:
+                    await self._resume()
+                    self._has_given_up = False
+                    return
+                except _RefusedError as error:
+                    self._lost_because = str(error)
+                    if error.is_final:
+                        self._ended_because = self._lost_because
+                        break
+                except Exception as error:  # noqa: BLE001 - delivered: to everybody who waits, when time is up
+                    self._lost_because = _words(error)
+                if (left := deadline - time.monotonic()) <= 0:
+                    break
+                await asyncio.sleep(min(pause, left))
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            self._has_given_up = True
+            self._fail_all(self._lost_because, time.monotonic() - started)
+        finally:
+            self._reconnecting = None
+
+    async def _resume(self) -> None:
+        answer = await self._connect(wire.Resume(self.opened.session, self.opened.token))
+        channel = self._channel
+        if channel is None or not isinstance(answer, wire.Resumed):
+            raise ConnectionError(f"{type(answer).__name__} instead of Resumed")
+        for slab in self._slabs.values():
+            channel.send_with(wire.Slab(slab.number, slab.num_bytes), slab.descriptor)
+        for request in self._pending.values():
+            channel.send(request.message)
+        self._watch_for_life()
+
+    def _fail_all(self, reason: str, waited_seconds: float) -> None:
+        """Nobody waits any longer; where the session is over, no answer comes any more."""
+        for request in self._pending.values():
+            answer, request.answer = request.answer, None
+            if answer is not None and not answer.done():
+                answer.set_exception(self._unavailable(reason, waited_seconds))
+        if self._ended_because is not None:
+            ended, self._pending = self._pending, {}
+            for request in ended.values():
+                request.on_late(None)
+
+    def _unavailable(self, reason: str, waited_seconds: float) -> DaemonUnavailableError:
+        if self._ended_because is None:
+            return DaemonUnavailableError(self.address, waited_seconds, reason)
+        lost = "what it had acknowledged is lost, the rest is still in memory"
+        return DaemonUnavailableError(self.address, waited_seconds, reason, lost)
+
+
+class _RefusedError(ConnectionError):
+    """The daemon refuses the session."""
+
+    def __init__(self, reason: str, is_final: bool) -> None:
+        super().__init__(reason)
+        self.is_final = is_final
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _program() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"tierstore {version('tierstore')}, process {os.getpid()}"
+    except PackageNotFoundError:
+        return f"tierstore (not installed), process {os.getpid()}"

@@ -1,0 +1,59 @@
+"""Memory that a store and the daemon share: a memfd, whole and of fixed size before anybody else sees it."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+from .allocator import round_up
+from .forking import Inode, inode_of, not_while_forking
+from .linux import address_of, dont_fork
+
+__all__ = ["SEALS", "SharedSlab"]
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""A slab that could be cut short would kill, by SIGBUS, whoever reads it (memfd_create(2))."""
+
+_F_ADD_SEALS = 1033  # linux/fcntl.h
+
+
+class SharedSlab:
+    """The client's side of one slab. The constructor blocks: every page is allocated here, and counted to this process.
+
+    Args:
+        number: by which both sides call it.
+        num_bytes: of it; rounded up to whole pages.
+
+    Attributes:
+        memory: all of it, writable.
+        descriptor: of the memfd.
+        inode: likewise, for forked children.
+
+    Raises:
+        OSError: there is not so much memory (ENOMEM, ENOSPC), or no descriptor is left.
+    """
+
+    def __init__(self, number: int, num_bytes: int) -> None:
+        self.number = number
+        self.num_bytes = max(round_up(num_bytes), mmap.PAGESIZE)
+        with not_while_forking:
+            self.descriptor = os.memfd_create("tierstore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self.inode: Inode = inode_of(self.descriptor)
+        try:
+            os.posix_fallocate(self.descriptor, 0, self.num_bytes)
+            fcntl.fcntl(self.descriptor, _F_ADD_SEALS, SEALS)
+            self._mapping = mmap.mmap(self.descriptor, self.num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self.memory = memoryview(self._mapping)
+            dont_fork(address_of(self.memory), self.num_bytes)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def close(self) -> None:
+        """Let go of it. The memory is free once no view of it is left, here and in the daemon; idempotent."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+            self.memory = memoryview(b"")
+            del self._mapping
