@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from tierstore.config import format_bytes
 from tierstore.demo import DemoFailedError, DemoResult, DemoSettings
 from tierstore.demo.launch import Watch, run_in_fresh_process
 from tierstore.demo.memory import PeakHostMemory, resident_bytes
 from tierstore.demo.model import ByteTransformer, ModelShape, random_batch
 from tierstore.demo.place import file_system_of, store_directory
 from tierstore.demo.runs import Difference, RunReport, RunRequest, first_difference
-from tierstore.demo.table import format_bytes, verdict
+from tierstore.demo.table import verdict
 from tierstore.demo.text import load_text
 from tierstore.demo.worker import digest
 from tierstore.errors import ConfigError
@@ -138,7 +139,14 @@ def test_peak_host_memory_sees_what_is_freed_again() -> None:
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1536, "1.5 KiB"), (130 * MIB, "130 MiB"), (1300 * MIB, "1.27 GiB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1536, "1.5 KiB"),
+        (130 * MIB, "130 MiB"),
+        (1300 * MIB, "1.27 GiB"),
+        (2**21 * MIB, "2.00 TiB"),
+    ],
 )
 def test_format_bytes_three_digits_and_a_unit(nbytes: int, text: str) -> None:
     assert format_bytes(nbytes) == text

@@ -8,12 +8,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from ..config import SizeLike
+from ..config import SizeLike, format_bytes
 from .compare import DemoResult, DemoWatch, run_demo
 from .launch import Watch
 from .place import file_system_of, is_in_memory
 from .settings import DemoSettings
-from .table import format_bytes, result_table, verdict
+from .table import result_table, verdict
 from .text import DEFAULT_TEXT
 
 __all__ = ["present_demo"]

@@ -7,18 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
+from ..config import format_bytes
 from .compare import DemoResult
 
-__all__ = ["format_bytes", "result_table", "verdict"]
-
-
-def format_bytes(nbytes: float) -> str:
-    """Such as "1.21 GiB": three digits and a binary unit."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(nbytes) < 1000:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f} GiB"
+__all__ = ["result_table", "verdict"]
 
 
 def verdict(result: DemoResult) -> str:

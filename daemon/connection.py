@@ -1,0 +1,299 @@
+"""One connection: what a client says, and what is done about it. For one loop.
+
+A connection has a phase (`wire.py`), and in the last of them a session. It owns the slabs that came over it: when it is
+lost they are forgotten, and the client shares them again with the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any
+
+from tierstore import wire
+from tierstore.channel import Channel
+from tierstore.disk.tier import Kind
+from tierstore.errors import CorruptDataError, ProtocolError, QuotaExceededError, StorageIOError, StoreFullError
+
+from .sessions import Record, Session
+from .slabs import MappedSlab
+
+if TYPE_CHECKING:
+    from .server import Daemon
+
+__all__ = ["Connection"]
+
+_MOST_REQUESTS = 4096
+"""That are not answered; a store has some dozens."""
+_MOST_UNSENT_BYTES = 8 * 2**20
+
+
+class Connection:
+    """A client's.
+
+    Args:
+        accepted: the socket; owned.
+        uid: of the client's user, as the kernel says.
+        daemon: what all connections share.
+
+    Attributes:
+        session: whose client this is; None: not opened yet.
+    """
+
+    def __init__(self, accepted: socket.socket, uid: int, daemon: Daemon) -> None:
+        self.session: Session | None = None
+        self._uid = uid
+        self._daemon = daemon
+        self._phase = wire.Phase.GREETING
+        self._slabs: dict[int, MappedSlab] = {}
+        self._is_entering = False  # a session, which takes a commit to the index, or the end of old jobs
+        self._channel = Channel(
+            accepted,
+            wire.ClientMessage,
+            f"a client of user {uid}",
+            self._receive,
+            self._ended,
+            frame_seconds=daemon.limits.handshake_seconds,
+        )
+        seconds = daemon.limits.handshake_seconds
+        self._hello_timer = asyncio.get_running_loop().call_later(seconds, self._greeted_too_late)
+
+    @property
+    def peer(self) -> str:
+        """Who it is, for messages."""
+        if self.session is None:
+            return self._channel.peer
+        lease = self.session.lease
+        return f"session {lease.number} ({lease.name!r}, process {lease.pid}, user {lease.uid})"
+
+    @property
+    def slab_bytes(self) -> int:
+        """Of memory that the client shares."""
+        return sum(each.num_bytes for each in self._slabs.values())
+
+    def refuse(self, reason: str, *, is_final: bool = True) -> None:
+        """Tell the client why not, and end the connection."""
+        self._daemon.log.warning("refused: %s", reason, extra=self._about())
+        self._channel.send(wire.Refused(wire.fitting(reason), is_final))
+        self._channel.end_when_sent()
+        asyncio.get_running_loop().call_later(self._daemon.limits.handshake_seconds, self._ended, None)
+
+    def answer(self, message: wire.DaemonMessage) -> None:
+        """Send an answer; dropped where the connection is over."""
+        self._channel.send(message)
+        if self._channel.unsent_bytes > _MOST_UNSENT_BYTES:
+            self.close()
+            self._ended(ProtocolError(self.peer, "it does not take its answers"))
+
+    def stop_listening(self) -> None:
+        """Take no more requests."""
+        self._hello_timer.cancel()
+        self._channel.stop_listening()
+
+    def end_when_sent(self) -> None:
+        """Close it after the answers."""
+        self._channel.end_when_sent()
+
+    def close(self) -> None:
+        """Close it now."""
+        self._hello_timer.cancel()
+        self._slabs.clear()
+        self._channel.close()
+
+    # --- what happens to it ---------------------------------------------------------------------------------------
+
+    def _greeted_too_late(self) -> None:
+        self.refuse(f"no Hello within {self._daemon.limits.handshake_seconds:g} s")
+
+    def _ended(self, error: Exception | None) -> None:
+        if error is not None:
+            self._daemon.log.warning("connection lost: %s", error, extra=self._about())
+        self.close()
+        self._daemon.connection_ended(self)
+
+    def _about(self) -> dict[str, object]:
+        return {"uid": self._uid} if self.session is None else self.session.about()
+
+    def _receive(self, messages: list[Any]) -> None:
+        for message in messages:
+            try:
+                wire.check_allowed(self._phase, message, self.peer)
+                self._handle(message)
+            except ProtocolError as error:
+                self.refuse(error.reason)
+                return
+
+    def _handle(self, message: wire.ClientMessage) -> None:
+        match message:
+            case wire.Hello():
+                self._greet(message)
+            case wire.Open() | wire.Resume():
+                self._enter(message)
+            case wire.Inspect():
+                self.answer(wire.Report(self._daemon.report()))
+            case wire.Slab():
+                self._share(message)
+            case wire.Unmap():
+                self._slabs.pop(message.slab, None)
+            case wire.Write() | wire.Read() | wire.Discard():
+                self._request(message)
+            case wire.Close():
+                self._daemon.start(self._close_session(), self)
+
+    def _greet(self, hello: wire.Hello) -> None:
+        self._hello_timer.cancel()
+        if wire.VERSION not in hello.versions:
+            theirs = ", ".join(map(str, hello.versions)) or "none"
+            raise ProtocolError(self.peer, f"this daemon speaks version {wire.VERSION}, {hello.program} {theirs}")
+        self._phase = wire.Phase.LOBBY
+        limits = self._daemon.limits
+        self.answer(wire.Welcome(wire.VERSION, self._daemon.program, limits.slab_bytes, limits.grace_seconds))
+
+    # --- sessions -------------------------------------------------------------------------------------------------
+
+    def _enter(self, message: wire.Open | wire.Resume) -> None:
+        if self._is_entering:
+            raise ProtocolError(self.peer, "it opens two sessions at once")
+        self._is_entering = True
+        work = self._open(message) if isinstance(message, wire.Open) else self._resume(message)
+        self._daemon.start(work, self)
+
+    async def _open(self, message: wire.Open) -> None:
+        try:
+            session, token = await self._daemon.open_session(message, self._uid)
+        except (StoreFullError, StorageIOError) as error:
+            self.refuse(f"no session can be opened: {error}", is_final=False)
+            return
+        self._begin(session)
+        seed, io_mode = self._daemon.disk.session, self._daemon.disk.usage().io_mode
+        number, key_base = session.lease.number, session.disk_key(0)
+        self.answer(wire.Opened(number, token, seed, key_base, session.quota_bytes, io_mode))
+
+    async def _resume(self, message: wire.Resume) -> None:
+        session = self._daemon.session_of(message, self._uid)
+        if session is None:
+            # The same words for a wrong token: who guesses does not learn which sessions there are.
+            self.refuse("it knows no such session: its lease has ended, or what it held was cleared")
+            return
+        self._daemon.take_over(session, self)
+        await session.wait_for(None)  # rule 4 of wire.py
+        if session.is_ended:
+            self.refuse("the session has ended")
+            return
+        self._begin(session)
+        self.answer(wire.Resumed())
+
+    def _begin(self, session: Session) -> None:
+        self.session = session
+        self._phase = wire.Phase.SESSION
+        self._daemon.session_entered(session, self)
+
+    async def _close_session(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            await self._daemon.end_session(session, "its client closed it")
+        self.answer(wire.Closed())
+        self.end_when_sent()
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def _share(self, message: wire.Slab) -> None:
+        descriptor = self._channel.take_descriptor()
+        slab = MappedSlab(descriptor, message.num_bytes, self.peer)
+        if message.slab in self._slabs:
+            raise ProtocolError(self.peer, f"slab {message.slab} twice")
+        shared_bytes = self.slab_bytes + slab.num_bytes
+        if shared_bytes > self._daemon.limits.slab_bytes:
+            raise ProtocolError(
+                self.peer, f"slabs of {shared_bytes} bytes; {self._daemon.limits.slab_bytes} are allowed"
+            )
+        self._slabs[message.slab] = slab
+
+    def _request(self, message: wire.Write | wire.Read | wire.Discard) -> None:
+        session = self.session
+        if session is None:
+            raise ProtocolError(self.peer, "a request after Close")
+        if session.num_jobs >= _MOST_REQUESTS:
+            raise ProtocolError(self.peer, f"more than {_MOST_REQUESTS} requests that are not answered")
+        if isinstance(message, wire.Discard):
+            self._daemon.start(self._discard(session, message), self)
+            return
+        memory = self._range_of(message)
+        session.begin_job(message.key)
+        number = session.lease.number
+        if isinstance(message, wire.Write):
+            self._daemon.lanes.write(number, message.num_bytes, lambda: self._write(session, message, memory))
+        else:
+            self._daemon.lanes.read(number, message.num_bytes, lambda: self._read(session, message, memory))
+
+    def _range_of(self, message: wire.Write | wire.Read) -> memoryview:
+        slab = self._slabs.get(message.slab)
+        if slab is None:
+            raise ProtocolError(self.peer, f"slab {message.slab}, which it has not shared")
+        return slab.range(message.offset, message.num_bytes, self.peer)
+
+    async def _write(self, session: Session, message: wire.Write, memory: memoryview) -> None:
+        try:
+            if session.is_ended:
+                return
+            record = session.records.get(message.key)  # rule 5 of wire.py: it may be sent twice
+            if record is None:
+                record = await self._store(session, message, memory)
+            stored = record.stored
+            self.answer(wire.Stored(message.request, stored.stored_bytes, stored.codec, stored.kind, stored.checksum))
+        except StoreFullError as error:
+            session.totals["full"] += 1
+            is_quota = isinstance(error, QuotaExceededError)
+            figures = (error.disk_bytes, error.disk_budget_bytes)
+            self.answer(wire.Full(message.request, is_quota, *figures, wire.fitting(error.reason)))
+        except StorageIOError as error:
+            session.totals["io_errors"] += 1
+            self.answer(_failed(message.request, error))
+        finally:
+            session.end_job(message.key)
+
+    async def _store(self, session: Session, message: wire.Write, memory: memoryview) -> Record:
+        num_bytes = message.num_bytes
+        session.reserve(num_bytes)
+        taken_bytes = 0
+        try:
+            kind = Kind(message.dtype, message.itemsize_bytes, message.origin)
+            stored = await self._daemon.disk.write(session.disk_key(message.key), memory, kind)
+            taken_bytes = stored.stored_bytes
+        finally:
+            session.settle(num_bytes, taken_bytes)
+        record = session.records[message.key] = Record(num_bytes, stored)
+        session.totals["spilled_bytes"] += num_bytes
+        session.totals["written_bytes"] += taken_bytes
+        return record
+
+    async def _read(self, session: Session, message: wire.Read, memory: memoryview) -> None:
+        try:
+            record = session.records.get(message.key)
+            if record is None or record.num_bytes != message.num_bytes:
+                self.refuse(f"it asks for {message.num_bytes} bytes of record {message.key}, which it has not stored")
+                return
+            read_bytes = await self._daemon.disk.read(session.disk_key(message.key), memory)
+            session.totals["restored_bytes"] += message.num_bytes
+            session.totals["read_bytes"] += read_bytes
+            self.answer(wire.Loaded(message.request, read_bytes))
+        except CorruptDataError as error:
+            session.totals["corrupt_records"] += 1
+            words = (wire.fitting(each) for each in (error.place, error.expected, error.found))
+            self.answer(wire.Bad(message.request, *words))
+        except StorageIOError as error:
+            session.totals["io_errors"] += 1
+            self.answer(_failed(message.request, error))
+        finally:
+            session.end_job(message.key)
+
+    async def _discard(self, session: Session, message: wire.Discard) -> None:
+        await session.wait_for(frozenset(message.keys))  # rule 6
+        await self._daemon.free(session, message.keys)
+        self.answer(wire.Gone(message.request))
+
+
+def _failed(request: int, error: StorageIOError) -> wire.Failed:
+    return wire.Failed(
+        request, wire.fitting_word(error.operation), wire.fitting(error.place), wire.fitting(error.reason)
+    )

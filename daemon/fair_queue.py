@@ -1,0 +1,73 @@
+"""Whose turn is it at the drive? Start-time fair queueing: pure, no clock, no threads.
+
+Everybody who waits gets the same share of the bytes that are moved, whatever the sizes of the requests and however
+many are queued; who was idle gets no credit for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+__all__ = ["FairQueue"]
+
+T = TypeVar("T")
+
+
+class _Line(Generic[T]):
+    """What one owner waits for, in order.
+
+    Attributes:
+        starts_at: the virtual time (bytes served per owner) at which its first item may start.
+    """
+
+    def __init__(self, starts_at: int) -> None:
+        self.starts_at = starts_at
+        self.items: deque[tuple[int, T]] = deque()
+
+
+class FairQueue(Generic[T]):
+    """Items of several owners, each with a cost. First come first served within an owner."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, _Line[T]] = {}
+        self._now = 0
+        self._num_items = 0
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    def push(self, owner: int, cost_bytes: int, item: T) -> None:
+        """Queue an item."""
+        line = self._lines.get(owner)
+        if line is None:
+            line = self._lines[owner] = _Line(self._now)
+        elif not line.items:
+            line.starts_at = max(line.starts_at, self._now)
+        line.items.append((cost_bytes, item))
+        self._num_items += 1
+
+    def pop(self) -> T:
+        """The next item of whoever was served least, the one that waits longest among equals.
+
+        Raises:
+            IndexError: nothing is queued.
+        """
+        waiting = [owner for owner, line in self._lines.items() if line.items]
+        if not waiting:
+            raise IndexError("nothing is queued")
+        owner = min(waiting, key=lambda each: self._lines[each].starts_at)
+        line = self._lines.pop(owner)
+        self._lines[owner] = line  # behind its equals
+        cost_bytes, item = line.items.popleft()
+        self._now = line.starts_at
+        line.starts_at += cost_bytes
+        self._num_items -= 1
+        return item
+
+    def forget(self, owner: int) -> list[T]:
+        """Remove an owner and all it waits for, which is returned."""
+        line = self._lines.pop(owner, None)
+        items = [] if line is None else [item for _, item in line.items]
+        self._num_items -= len(items)
+        return items

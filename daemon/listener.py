@@ -1,0 +1,103 @@
+"""The socket that clients connect to: made, guarded, and removed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+
+from tierstore.errors import ConfigError
+
+__all__ = ["listen", "stop_listening", "uid_of_peer"]
+
+_BACKLOG = 128
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid (unix(7))
+
+
+def listen(path: Path, group: str | None) -> socket.socket:
+    """A listening socket at `path`, non-blocking.
+
+    Its folder is made if it is missing, for the user alone (0700), or for the group too (0750); so is the socket
+    (0600, 0660). A socket that nobody listens on any more is replaced.
+
+    Raises:
+        ConfigError: there is a living daemon, or something that is no socket, or others could replace the socket.
+    """
+    gid = None if group is None else _gid_of(group)
+    _make_folder(path.parent, gid)
+    _clear_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        mask = os.umask(0o177)  # nobody gets in between bind and chmod
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(mask)
+        if gid is not None:
+            os.chown(path, -1, gid)
+            path.chmod(0o660)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError("socket", str(path), f"it cannot be listened on: {error}") from error
+    return listener
+
+
+def stop_listening(listener: socket.socket, path: Path) -> None:
+    """Close the socket, and remove it if it is still this one."""
+    with contextlib.suppress(FileNotFoundError):
+        if listener.getsockname() == str(path):
+            path.unlink()
+    listener.close()
+
+
+def uid_of_peer(connection: socket.socket) -> int:
+    """The user whose process connected, as the kernel says (SO_PEERCRED, unix(7))."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
+
+
+def _gid_of(group: str) -> int:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ConfigError("socket_group", group, "give a group of this system") from None
+
+
+def _make_folder(folder: Path, gid: int | None) -> None:
+    try:
+        folder.mkdir(mode=0o700)
+        if gid is not None:
+            os.chown(folder, -1, gid)
+            folder.chmod(0o750)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigError("socket", str(folder), f"its folder cannot be made: {error}") from error
+    status = folder.stat()
+    is_open = status.st_mode & (stat.S_IWOTH | (0 if gid is not None and status.st_gid == gid else stat.S_IWGRP))
+    if not stat.S_ISDIR(status.st_mode) or (is_open and not status.st_mode & stat.S_ISVTX):
+        raise ConfigError("socket", str(folder), "others could replace the socket there: give a folder of your own")
+
+
+def _clear_stale(path: Path) -> None:
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ConfigError("socket", str(path), "there is something that is no socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError as error:
+            if error.errno != errno.ECONNREFUSED:
+                raise ConfigError("socket", str(path), f"it cannot be taken over: {error}") from error
+        else:
+            raise ConfigError("socket", str(path), "a living daemon listens there")
+    path.unlink(missing_ok=True)

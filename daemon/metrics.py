@@ -1,0 +1,150 @@
+"""A daemon's report as metrics for Prometheus. Imported only if there is a page for them.
+
+Names of sessions' series begin with `tierstore_`, of the daemon's totals, which outlive sessions, with
+`tierstore_daemon_`. A session's series bear its number, client and rank, and are gone when it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from .report import Report, SessionState, Spread, Totals
+
+__all__ = ["CONTENT_TYPE", "ReportCollector", "metrics_text"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_TOTALS = {
+    "spilled_bytes": "Bytes stored, as the clients gave them",
+    "written_bytes": "Bytes on disk for what was stored",
+    "restored_bytes": "Bytes given back to clients",
+    "read_bytes": "Bytes read from disk for what was given back",
+    "discarded_records": "Records freed",
+    "full": "Writes that found no room: quota, budget or file system",
+    "corrupt_records": "Records whose bytes were found damaged",
+    "io_errors": "Jobs that the device failed",
+}
+_LABELS = ("session", "client", "rank")
+
+
+class ReportCollector(Collector):
+    """Makes metrics of what `take_report` returns, at each scrape."""
+
+    def __init__(self, take_report: Callable[[], Report]) -> None:
+        self._take_report = take_report
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them."""
+        report = self._take_report()
+        yield from _of_daemon(report)
+        yield from _of_jobs(report)
+        yield from _of_sessions(report.sessions)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing before the first scrape: what there is depends on the sessions."""
+        return ()
+
+
+def metrics_text(take_report: Callable[[], Report]) -> Callable[[], bytes]:
+    """What writes the page `/metrics`: the report, and what the kernel says of this process."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ReportCollector(take_report))
+    ProcessCollector(registry=registry)
+    return lambda: generate_latest(registry)
+
+
+def _of_daemon(report: Report) -> Iterator[Metric]:
+    disk = report.disk
+    state = {"program": report.program, "path": report.path, "socket": report.socket, "io_mode": disk.io_mode}
+    yield InfoMetricFamily("tierstore_daemon", "Which daemon this is", value=state)
+    for name, words, value in (
+        ("uptime_seconds", "Since the daemon was started", report.uptime_seconds),
+        ("daemon_disk_bytes", "Bytes on disk that all live records take", disk.disk_bytes),
+        ("daemon_records", "Live records of all sessions", disk.num_records),
+        ("allocated_bytes", "Bytes taken from the file system", disk.allocated_bytes),
+        ("disk_budget_bytes", "The most that records may take", disk.budget_bytes),
+        ("sessions", "Sessions, those included that wait for their clients", report.num_sessions),
+        ("sessions_waiting", "Sessions whose clients are lost", sum(not each.is_connected for each in report.sessions)),
+    ):
+        yield GaugeMetricFamily(f"tierstore_{name}", words, value=value)
+    yield CounterMetricFamily("tierstore_sessions_opened", "Sessions opened", value=report.num_sessions_opened)
+    for name, words in _TOTALS.items():
+        yield CounterMetricFamily(f"tierstore_daemon_{name}", f"{words}, all sessions", value=_of(report.totals, name))
+    codecs = CounterMetricFamily("tierstore_encoded_records", "Records stored, by codec", labels=("kind", "codec"))
+    for kind, counts in report.codec_choices.items():
+        for codec, count in counts.items():
+            codecs.add_metric((kind, codec), count)
+    yield codecs
+
+
+def _of_jobs(report: Report) -> Iterator[Metric]:
+    ways = {"read": report.jobs.reads, "write": report.jobs.writes}
+    queued = GaugeMetricFamily("tierstore_jobs_queued", "Jobs that wait for the drive", labels=("direction",))
+    running = GaugeMetricFamily("tierstore_jobs_running", "Jobs at the drive", labels=("direction",))
+    seconds = HistogramMetricFamily("tierstore_job_seconds", "Time that jobs ran", labels=("direction",))
+    waits = HistogramMetricFamily("tierstore_job_wait_seconds", "Time that jobs were queued", labels=("direction",))
+    sizes = HistogramMetricFamily("tierstore_job_bytes", "Bytes that jobs were about", labels=("direction",))
+    for direction, way in ways.items():
+        queued.add_metric((direction,), way.queued)
+        running.add_metric((direction,), way.running)
+        for family, spread in ((seconds, way.seconds), (waits, way.wait_seconds), (sizes, way.num_bytes)):
+            family.add_metric((direction,), _buckets(spread), spread.total)
+    return iter((queued, running, seconds, waits, sizes))
+
+
+def _of_sessions(sessions: Iterable[SessionState]) -> Iterator[Metric]:
+    gauges = {
+        name: GaugeMetricFamily(f"tierstore_{name}", words, labels=_LABELS)
+        for name, words in (
+            ("disk_bytes", "Bytes on disk that the session's records take"),
+            ("quota_bytes", "The most that they may take"),
+            ("records", "Records of the session"),
+            ("slab_bytes", "Bytes of memory that the client shares with the daemon"),
+            ("session_jobs", "Jobs of the session, queued or at the drive"),
+            ("session_connected", "1 if the session's client is there, 0 if it is lost"),
+        )
+    }
+    counters = {
+        name: CounterMetricFamily(f"tierstore_{name}", words, labels=_LABELS) for name, words in _TOTALS.items()
+    }
+    for each in sessions:
+        labels = (str(each.session), each.client, "" if each.rank is None else str(each.rank))
+        held = (
+            each.disk_bytes,
+            each.quota_bytes,
+            each.num_records,
+            each.slab_bytes,
+            each.num_jobs,
+            int(each.is_connected),
+        )
+        for gauge, value in zip(gauges.values(), held, strict=True):
+            gauge.add_metric(labels, value)
+        for name, counter in counters.items():
+            counter.add_metric(labels, _of(each.totals, name))
+    yield from gauges.values()
+    yield from counters.values()
+
+
+def _of(totals: Totals, name: str) -> int:
+    value: int = getattr(totals, name)
+    return value
+
+
+def _buckets(spread: Spread) -> list[tuple[str, float]]:
+    """Prometheus counts what is at most each bound, so every bucket holds those below it too."""
+    total = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip((*map(repr, spread.bounds), "+Inf"), spread.counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return buckets

@@ -1,0 +1,185 @@
+"""The options of `tierstore serve`, from wherever they are given. Pure but for reading one file.
+
+Command line, environment (`TIERSTORE_DISK_BYTES`), file (`disk_bytes = "1TiB"`), default: the first that says something
+counts. Whatever cannot be used is named by where it stands.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tierstore.codec import parse_codec
+from tierstore.config import parse_size
+from tierstore.errors import ConfigError
+
+from .settings import Limits, ServeSettings
+
+__all__ = ["OPTIONS", "settings_of"]
+
+_LEVELS = ("debug", "info", "warning", "error")
+_FORMATS = ("text", "json")
+_OF_LIMITS = ("session_disk_bytes", "grace_seconds", "handshake_seconds")
+
+Given = str | int | float | Sequence[str | int]
+"""A value as it stands somewhere: text on the command line and in the environment, TOML's types in a file."""
+
+
+class _Option(NamedTuple):
+    """How to read one.
+
+    Attributes:
+        parse: (value, where it stands) -> what `ServeSettings` holds; raises ConfigError.
+        in_file: the TOML types it may have in a file.
+        allowed: those in words.
+    """
+
+    parse: Callable[[Any, str], Any]
+    in_file: tuple[type, ...]
+    allowed: str
+
+
+def settings_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> ServeSettings:
+    """The settings that a command line and an environment ask for.
+
+    Args:
+        line: options as the command line gave them, by name with underscores.
+        environment: of the process. An empty variable counts as not set.
+
+    Raises:
+        ConfigError: an option cannot be used, or the file cannot be; names which, and where it stands.
+    """
+    given: dict[str, tuple[Given, str]] = {}
+    config, source = _config_of(line, environment)
+    if config is not None:
+        given |= _read_file(Path(config), source)
+    for name in OPTIONS:
+        if text := environment.get(variable := f"TIERSTORE_{name.upper()}"):
+            given[name] = (text, variable)
+        if name in line:
+            given[name] = (line[name], "--" + name.replace("_", "-"))
+    found = {name: OPTIONS[name].parse(value, source) for name, (value, source) in given.items()}
+    if "path" not in found:
+        raise ConfigError("--path", None, "give an existing directory on the drive to use, or set TIERSTORE_PATH")
+    limits = {name: found.pop(name) for name in _OF_LIMITS if name in found}
+    if "allow_uid" in found:
+        found["allowed_uids"] = found.pop("allow_uid")
+    return ServeSettings(**found, limits=Limits(**limits))
+
+
+def _config_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> tuple[str | None, str]:
+    if "config" in line:
+        return str(line["config"]), "--config"
+    return environment.get("TIERSTORE_CONFIG") or None, "TIERSTORE_CONFIG"
+
+
+def _read_file(file: Path, source: str) -> dict[str, tuple[Given, str]]:
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(source, str(file), f"it cannot be read: {error.strerror}") from error
+    except ValueError as error:  # no UTF-8, or no TOML
+        raise ConfigError(source, str(file), f"it is no TOML: {error}") from error
+    for name, value in values.items():
+        _check_type(f"{file}: {name}", name, value)
+    return {name: (value, f"{file}: {name}") for name, value in values.items()}
+
+
+def _check_type(source: str, name: str, value: object) -> None:
+    option = OPTIONS.get(name)
+    if option is None:
+        raise ConfigError(source, value, f"there is no such option; there are {', '.join(OPTIONS)}")
+    if isinstance(value, bool) or not isinstance(value, option.in_file):
+        raise ConfigError(source, value, f"give {option.allowed}")
+
+
+# --- one kind of value each -------------------------------------------------------------------------------------------
+
+
+def _path(text: str, source: str) -> Path:
+    if not text or "\0" in text:
+        raise ConfigError(source, text, "give a path")
+    return Path(text)
+
+
+def _text(text: str, source: str) -> str:
+    return text
+
+
+def _seconds(value: str | float, source: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(source, value, "give a number of seconds, 0 or more")
+    return seconds
+
+
+def _uids(value: Given, source: str) -> frozenset[int]:
+    parts: Sequence[object]
+    if isinstance(value, str):
+        parts = re.split(r"[\s,]+", value.strip())
+    else:
+        parts = value if isinstance(value, Sequence) else [value]
+    texts = [str(part) for part in parts if not isinstance(part, (bool, float))]
+    if len(texts) < len(parts) or not all(text.isascii() and text.isdecimal() for text in texts):
+        raise ConfigError(source, value, "give user ids, numbers of 0 or more (id -u NAME prints one)")
+    return frozenset(map(int, texts))
+
+
+def _address(text: str, source: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (port.isascii() and port.isdecimal() and int(port) < 2**16 and host):
+        raise ConfigError(source, text, "give HOST:PORT, such as 127.0.0.1:9464")
+    host = "127.0.0.1" if host == "localhost" else host
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise ConfigError(source, text, "the page is for this host alone: give a loopback address (127.0.0.1, ::1)")
+    return host, int(port)
+
+
+def _codec(text: str, source: str) -> str:
+    try:
+        parse_codec(text)
+    except ConfigError as error:
+        raise ConfigError(source, text, error.allowed) from None
+    return text
+
+
+def _one_of(words: Sequence[str]) -> Callable[[str, str], str]:
+    def parse(text: str, source: str) -> str:
+        if text.lower() not in words:
+            raise ConfigError(source, text, f"give one of {', '.join(words)}")
+        return text.lower()
+
+    return parse
+
+
+_SIZE = _Option(parse_size, (int, str), 'a number of bytes, or a string such as "8GiB"')
+_SECONDS = _Option(_seconds, (int, float), "a number")
+
+OPTIONS: Mapping[str, _Option] = {
+    "path": _Option(_path, (str,), "a string"),
+    "socket": _Option(_path, (str,), "a string"),
+    "disk_bytes": _SIZE,
+    "session_disk_bytes": _SIZE,
+    "grace_seconds": _SECONDS,
+    "handshake_seconds": _SECONDS,
+    "metrics": _Option(_address, (str,), 'a string such as "127.0.0.1:9464"'),
+    "allow_uid": _Option(_uids, (int, list), "a number, or an array of numbers"),
+    "socket_group": _Option(_text, (str,), "a string"),
+    "codec": _Option(_codec, (str,), "a string"),
+    "log_level": _Option(_one_of(_LEVELS), (str,), "a string"),
+    "log_format": _Option(_one_of(_FORMATS), (str,), "a string"),
+}
+"""By name, as in a file; `--disk-bytes` and `TIERSTORE_DISK_BYTES` elsewhere."""

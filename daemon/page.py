@@ -1,0 +1,146 @@
+"""A page over HTTP for whoever watches the daemon: `/metrics`, `/healthz`, `/readyz`. For one loop, which serves it.
+
+That the loop itself answers is the point of `/healthz`: a daemon whose loop stands still gives no answer, and the
+probe's time limit tells. Everything about a request is bounded: its length, its time, and how many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Self, cast
+
+from tierstore.errors import ConfigError
+
+__all__ = ["Answer", "Page"]
+
+_MOST_BYTES = 8192  # of a request
+_SECONDS = 5.0  # for all of an exchange
+_MOST_EXCHANGES = 32
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+
+
+class Answer(NamedTuple):
+    """To a request."""
+
+    status: int
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+
+Routes = Mapping[str, Callable[[], Answer]]
+
+
+class Page:
+    """Listens from `bind` on, answers from `serve` on.
+
+    Attributes:
+        address: host and port, the real one where 0 was asked for.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        host, port = listener.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._listener = listener
+        self._server: asyncio.Server | None = None
+        self._exchanges: set[_Exchange] = set()
+
+    @classmethod
+    def bind(cls, host: str, port: int) -> Self:
+        """Take the port.
+
+        Args:
+            host: an address of the loopback device.
+            port: 0: any that is free.
+
+        Raises:
+            ConfigError: it is taken, or not ours to take.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+        except OSError as error:
+            listener.close()
+            raise ConfigError("metrics", f"{host}:{port}", f"it cannot be listened on: {error.strerror}") from error
+        return cls(listener)
+
+    async def serve(self, routes: Routes) -> None:
+        """Answer from now on.
+
+        Args:
+            routes: by path; each is called on the loop and must not block.
+        """
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Exchange(routes, self._exchanges), sock=self._listener)
+
+    def close(self) -> None:
+        """Listen no more, and drop who still waits for an answer; idempotent."""
+        if self._server is not None:
+            self._server.close()
+        self._listener.close()
+        for exchange in list(self._exchanges):
+            exchange.drop()
+
+
+class _Exchange(asyncio.Protocol):
+    """One request and its answer."""
+
+    def __init__(self, routes: Routes, exchanges: set[_Exchange]) -> None:
+        self._routes = routes
+        self._exchanges = exchanges
+        self._request = bytearray()
+        self._transport: asyncio.Transport
+        self._timer: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the request."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._timer = asyncio.get_running_loop().call_later(_SECONDS, self.drop)
+        self._exchanges.add(self)
+        if len(self._exchanges) > _MOST_EXCHANGES:
+            self.drop()
+
+    def data_received(self, data: bytes) -> None:
+        """Answer when all of the request's head is there; a body is of no interest."""
+        if self._transport.is_closing():
+            return
+        self._request += data
+        if b"\r\n\r\n" in self._request:
+            self._answer(*self._parse())
+        elif len(self._request) > _MOST_BYTES:
+            self.drop()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It is over."""
+        self._timer.cancel()
+        self._exchanges.discard(self)
+
+    def drop(self) -> None:
+        """End it without an answer, or without the rest of it."""
+        self._transport.abort()
+
+    def _parse(self) -> tuple[str, str]:
+        """(method, path), both empty where it is no request."""
+        words = self._request.partition(b"\r\n")[0].decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return "", ""
+        return words[0], words[1].partition("?")[0]
+
+    def _answer(self, method: str, path: str) -> None:
+        if method not in ("GET", "HEAD"):
+            answer = Answer(405 if method else 400, b"GET /metrics, /healthz or /readyz\n")
+        elif (route := self._routes.get(path)) is None:
+            answer = Answer(404, f"there are {', '.join(self._routes)}\n".encode())
+        else:
+            answer = route()
+        head = (
+            f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n"
+            f"Content-Type: {answer.content_type}\r\n"
+            f"Content-Length: {len(answer.body)}\r\n"
+            "Connection: close\r\n\r\n"
+        ).encode("latin-1")
+        self._transport.write(head if method == "HEAD" else head + answer.body)
+        self._transport.close()

@@ -1,0 +1,236 @@
+"""What a daemon holds and has done, as one record: for `tierstore stat`, `tierstore top` and the metrics.
+
+Bytes are as they are on disk where a name says disk, written or read, and as the clients gave them otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tierstore import wire
+
+from .histogram import Histogram
+from .lanes import Way
+from .sessions import Session
+
+if TYPE_CHECKING:
+    from .server import Daemon
+
+__all__ = ["DiskState", "JobTimes", "Jobs", "Report", "SessionState", "Spread", "Totals", "encode_report", "report_of"]
+
+_ROOM_BYTES = wire.MAX_FRAME_BYTES - 1024
+"""For a report in one frame."""
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """What was done since the start, of the daemon or of a session; these only grow.
+
+    Attributes:
+        spilled_bytes: stored.
+        written_bytes: taken on disk for them.
+        restored_bytes: given back.
+        read_bytes: read from disk for them.
+        discarded_records: freed.
+        full: writes that found no room: quota, budget or file system.
+        corrupt_records: whose bytes were found damaged.
+        io_errors: jobs that the device failed.
+    """
+
+    spilled_bytes: int = 0
+    written_bytes: int = 0
+    restored_bytes: int = 0
+    read_bytes: int = 0
+    discarded_records: int = 0
+    full: int = 0
+    corrupt_records: int = 0
+    io_errors: int = 0
+
+
+class DiskState(msgspec.Struct, frozen=True):
+    """As `DiskUsage`."""
+
+    disk_bytes: int
+    allocated_bytes: int
+    budget_bytes: int
+    num_records: int
+    io_mode: str
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """How observed values lie.
+
+    Attributes:
+        bounds: upper ends of the buckets, ascending.
+        counts: of each bucket; one more, for what is above the last.
+        total: sum of the values.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+class JobTimes(msgspec.Struct, frozen=True):
+    """The jobs of one direction.
+
+    Attributes:
+        queued, running: now.
+        seconds: that jobs ran.
+        wait_seconds: that they were queued before.
+        num_bytes: that they were about.
+    """
+
+    queued: int
+    running: int
+    seconds: Spread
+    wait_seconds: Spread
+    num_bytes: Spread
+
+
+class Jobs(msgspec.Struct, frozen=True):
+    """At the drive."""
+
+    reads: JobTimes
+    writes: JobTimes
+
+
+class SessionState(msgspec.Struct, frozen=True):
+    """One session.
+
+    Attributes:
+        session: its number.
+        client, rank, pid: as the client said.
+        uid: of its user, as the kernel says.
+        is_connected: whether its client is there.
+        lease_seconds: until it ends unless its client comes back; None: the client is there.
+        disk_bytes: held, and what is being written as it is.
+        quota_bytes: the most that it may hold.
+        num_records: held.
+        slab_bytes: of memory that the client shares with the daemon.
+        num_jobs: queued or running.
+        totals: since it was opened, or the daemon was started.
+    """
+
+    session: int
+    client: str
+    rank: int | None
+    pid: int
+    uid: int
+    is_connected: bool
+    lease_seconds: float | None
+    disk_bytes: int
+    quota_bytes: int
+    num_records: int
+    slab_bytes: int
+    num_jobs: int
+    totals: Totals
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A snapshot of a daemon.
+
+    Attributes:
+        program: its name and version.
+        pid: of its process.
+        path, socket: where it stores and listens.
+        metrics: host and port of its page; None: it has none.
+        uptime_seconds: since it was started.
+        is_ending: it takes no more.
+        disk: what the drive holds.
+        jobs: at the drive.
+        totals: over all sessions, ended ones too.
+        num_sessions: that there are, and `num_sessions_opened`: that this daemon has opened.
+        sessions: each; only some of them where all do not fit into one answer.
+        codec_choices: how often each codec was used, by kind of record.
+    """
+
+    program: str
+    pid: int
+    path: str
+    socket: str
+    metrics: str | None
+    uptime_seconds: float
+    is_ending: bool
+    disk: DiskState
+    jobs: Jobs
+    totals: Totals
+    num_sessions: int
+    num_sessions_opened: int
+    sessions: list[SessionState]
+    codec_choices: dict[str, dict[str, int]]
+
+
+def report_of(daemon: Daemon) -> Report:
+    """What it holds and has done now. Its loop only; does not block."""
+    now = asyncio.get_running_loop().time()
+    usage = daemon.disk.usage()
+    settings = daemon.settings
+    totals: Counter[str] = Counter(daemon.ended_totals)
+    for session in daemon.sessions.values():
+        totals.update(session.totals)
+    return Report(
+        program=daemon.program,
+        pid=os.getpid(),
+        path=str(settings.path),
+        socket=str(settings.socket),
+        metrics=daemon.metrics_address,
+        uptime_seconds=round(time.monotonic() - daemon.started_at, 3),
+        is_ending=daemon.is_ending,
+        disk=DiskState(usage.disk_bytes, usage.allocated_bytes, usage.budget_bytes, usage.num_records, usage.io_mode),
+        jobs=Jobs(_job_times(daemon.lanes.reads), _job_times(daemon.lanes.writes)),
+        totals=_totals(totals),
+        num_sessions=len(daemon.sessions),
+        num_sessions_opened=daemon.num_sessions_opened,
+        sessions=[_session_state(session, daemon, now) for session in daemon.sessions.values()],
+        codec_choices={kind: dict(counts) for kind, counts in daemon.disk.codec_choices().items()},
+    )
+
+
+def encode_report(report: Report, room_bytes: int = _ROOM_BYTES) -> bytes:
+    """JSON; sessions are left out until it has at most so many bytes."""
+    encoded = msgspec.json.encode(report)
+    while len(encoded) > room_bytes and report.sessions:
+        report = msgspec.structs.replace(report, sessions=report.sessions[: len(report.sessions) // 2])
+        encoded = msgspec.json.encode(report)
+    return encoded
+
+
+def _session_state(session: Session, daemon: Daemon, now: float) -> SessionState:
+    lease = session.lease
+    lease_seconds = None
+    if session.lost_at is not None:
+        lease_seconds = round(max(0.0, session.lost_at + daemon.limits.grace_seconds - now), 3)
+    return SessionState(
+        session=lease.number,
+        client=lease.name,
+        rank=lease.rank,
+        pid=lease.pid,
+        uid=lease.uid,
+        is_connected=session.lost_at is None,
+        lease_seconds=lease_seconds,
+        disk_bytes=session.disk_bytes,
+        quota_bytes=session.quota_bytes,
+        num_records=len(session.records),
+        slab_bytes=daemon.slab_bytes_of(session),
+        num_jobs=session.num_jobs,
+        totals=_totals(session.totals),
+    )
+
+
+def _totals(counts: Counter[str]) -> Totals:
+    return Totals(**{name: counts[name] for name in Totals.__struct_fields__})
+
+
+def _job_times(way: Way) -> JobTimes:
+    spreads = (_spread(each) for each in (way.seconds, way.wait_seconds, way.num_bytes))
+    return JobTimes(len(way.queue), way.num_running, *spreads)
+
+
+def _spread(histogram: Histogram) -> Spread:
+    return Spread(histogram.bounds, tuple(histogram.counts), histogram.total)

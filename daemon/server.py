@@ -1,0 +1,342 @@
+"""The daemon: one disk tier, the sessions on it, and the one way out.
+
+Start here::
+
+    listener ─► Connection (phases, requests) ─► Lanes (whose turn) ─► LocalDisk ─► answers
+                      └► Session (lease, records, jobs)
+
+One loop runs all of it; jobs of the disk tier run on its I/O threads. Nothing here knows tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+
+from tierstore import wire
+from tierstore.codec import NO_CODEC
+from tierstore.config import free_disk_bytes
+from tierstore.disk.boundary import translated
+from tierstore.disk.home import NamedHome
+from tierstore.disk.local import NUM_AT_ONCE, LocalDisk
+from tierstore.disk.location import Location
+from tierstore.disk.tier import Stored
+from tierstore.threads import IoThreads
+
+from .connection import Connection
+from .lanes import Lanes
+from .listener import listen, stop_listening, uid_of_peer
+from .report import encode_report, report_of
+from .sessions import KEY_BITS, Lease, Record, Session, new_lease
+from .settings import ServeSettings
+from .watching import watched
+
+__all__ = ["Daemon", "serve"]
+
+_INLINE_BYTES = 128 * 2**10
+_DISK_SHARE = 0.8  # of what is free
+_NUM_JOBS = NUM_AT_ONCE + 2  # each way: while those are at the device, others take checksums
+_DRAIN_SECONDS = 30.0
+_DISCARD_AT_ONCE = 4096
+_COUNTER = 0
+"""The lease that is none: it keeps the number of the next session, so that none is ever used again."""
+
+
+def serve(settings: ServeSettings) -> None:
+    """Run a daemon until it is told to end (SIGTERM, SIGINT). Blocks.
+
+    Raises:
+        ConfigError: an option cannot be used, or a living daemon uses the directory or the socket.
+        StorageIOError: the drive refused.
+    """
+    import uvloop
+
+    uvloop.run(Daemon(settings).run())
+
+
+class Daemon:
+    """What all connections share. Lives on one loop.
+
+    Attributes:
+        disk: the tier.
+        lanes: whose turn it is at it.
+        limits: of a session.
+        program: who this is, for clients.
+        log: where it logs.
+        started_at: by the monotonic clock.
+        num_sessions_opened: since then.
+        ended_totals: what sessions that are no more have done.
+        is_open: the disk tier is there, and clients are served.
+        metrics_address: of the page for Prometheus; None: there is none.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self.settings = settings
+        self.limits = settings.limits
+        self.program = f"tierstore {_version()}, process {os.getpid()}"
+        self.log = logging.getLogger("tierstore.daemon")
+        self.disk: LocalDisk
+        self.lanes: Lanes
+        self.sessions: dict[int, Session] = {}
+        self.started_at = time.monotonic()
+        self.num_sessions_opened = 0
+        self.ended_totals: Counter[str] = Counter()
+        self.is_open = False
+        self.metrics_address: str | None = None
+        self._connections: set[Connection] = set()
+        self._connection_of: dict[int, Connection] = {}  # by session
+        self._expiries: dict[int, asyncio.TimerHandle] = {}  # by session
+        self._next_session = 1
+        self._tasks: asyncio.TaskGroup
+        self._num_signals = 0
+        self._ending = asyncio.Event()
+        self._ending_at_once = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until a signal ends it; what `serve` raises."""
+        loop = asyncio.get_running_loop()
+        with translated("open", str(self.settings.path), "nothing was changed"):
+            home = NamedHome(self.settings.path)
+        try:
+            listener = listen(self.settings.socket, self.settings.socket_group)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._signalled)
+            try:
+                async with watched(self):
+                    await self._serve(home, listener)
+            finally:
+                stop_listening(listener, self.settings.socket)
+        finally:
+            home.close(keep=True)  # the tier has closed it, if it came to that
+
+    async def _serve(self, home: NamedHome, listener: socket.socket) -> None:
+        threads = IoThreads(2 * _NUM_JOBS + 2, "tierstore-io")
+        try:
+            await self._open_disk(home, threads)
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                self.lanes = Lanes(self.start, _NUM_JOBS)
+                accepting = tasks.create_task(self._accept(listener))
+                self.is_open = True
+                self.log.info("ready", extra=self._about(home.found))
+                await self._ending.wait()
+                accepting.cancel()
+                await self._drain()
+                self.is_open = False
+            await self.disk.close(keep=bool(self.sessions))
+        finally:
+            threads.shutdown(wait=not self._ending_at_once.is_set())
+
+    async def _open_disk(self, home: NamedHome, threads: IoThreads) -> None:
+        disk_bytes = self.settings.disk_bytes
+        if disk_bytes is None:
+            disk_bytes = int(free_disk_bytes(self.settings.path) * _DISK_SHARE)
+        self.disk = LocalDisk(
+            self.settings.path,
+            disk_bytes=disk_bytes,
+            inline_bytes=_INLINE_BYTES,
+            codec=self.settings.codec,
+            checksum=True,
+            executor=threads,
+            home=home,
+        )
+        await self._take_up()
+
+    # --- the way out ----------------------------------------------------------------------------------------------
+
+    def _signalled(self) -> None:
+        """The first signal drains, the second ends at once."""
+        self._num_signals += 1
+        self._ending.set()
+        if self._num_signals > 1:
+            self._ending_at_once.set()
+
+    async def _drain(self) -> None:
+        """Take no more, finish and answer what was taken, then close every connection: clients come back later."""
+        self.log.info("ending", extra={"sessions": len(self.sessions)})
+        for timer in self._expiries.values():
+            timer.cancel()
+        for connection in self._connections:
+            connection.stop_listening()
+        quiet = asyncio.gather(*(session.wait_for(None) for session in self.sessions.values()))
+        at_once = asyncio.ensure_future(self._ending_at_once.wait())
+        done, _ = await asyncio.wait((quiet, at_once), timeout=_DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        at_once.cancel()
+        if quiet not in done:
+            self.log.warning("ended before everything was written; the clients still have it")
+            quiet.cancel()
+            os._exit(0)  # jobs of the disk tier cannot be stopped; what is committed is found again, as after a kill
+        for connection in list(self._connections):
+            connection.end_when_sent()
+
+    # --- connections ----------------------------------------------------------------------------------------------
+
+    def start(self, work: Coroutine[Any, Any, None], connection: Connection | None = None) -> None:
+        """Have it run to its end. If it fails by a bug of ours, its connection ends; the others do not notice."""
+        self._tasks.create_task(self._contain(work, connection))
+
+    async def _contain(self, work: Coroutine[Any, Any, None], connection: Connection | None) -> None:
+        try:
+            await work
+        except Exception as error:
+            self.log.exception("a bug, please report it")
+            if connection is not None:
+                connection.refuse(f"it has failed: {error!r}", is_final=False)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            accepted, _ = await loop.sock_accept(listener)
+            uid = uid_of_peer(accepted)
+            connection = Connection(accepted, uid, self)
+            self._connections.add(connection)
+            if uid not in {0, os.getuid()} | self.settings.allowed_uids:
+                connection.refuse(f"user {uid} may not use this daemon (see --allow-uid)")
+
+    def connection_ended(self, connection: Connection) -> None:
+        """It is over. Its session, if it still has one, is kept for a while."""
+        self._connections.discard(connection)
+        session = connection.session
+        if session is not None and self._connection_of.get(session.lease.number) is connection:
+            del self._connection_of[session.lease.number]
+            self._start_grace(session)
+
+    # --- sessions -------------------------------------------------------------------------------------------------
+
+    async def open_session(self, message: wire.Open, uid: int) -> tuple[Session, bytes]:
+        """A new session, known to the index too, and its token.
+
+        Raises:
+            StoreFullError, StorageIOError: the index does not take it.
+        """
+        lease, token = new_lease(self._next_session, uid, message.name, message.rank, message.pid)
+        self._next_session += 1
+        await self.disk.put_lease(_COUNTER, msgspec.msgpack.encode(self._next_session))
+        await self.disk.put_lease(lease.number, msgspec.msgpack.encode(lease))
+        session = self.sessions[lease.number] = self._session_of_lease(lease)
+        self.num_sessions_opened += 1
+        self.log.info("session opened", extra=session.about())
+        return session, token
+
+    def session_of(self, message: wire.Resume, uid: int) -> Session | None:
+        """The session that this token resumes."""
+        session = self.sessions.get(message.session)
+        if session is None or not session.lease.is_resumed_by(message.token, uid):
+            return None
+        return session
+
+    def take_over(self, session: Session, connection: Connection) -> None:
+        """The client has a new connection: the old one, which it has given up, is not listened to any more."""
+        self._stop_grace(session)
+        old = self._connection_of.pop(session.lease.number, None)
+        self._connection_of[session.lease.number] = connection
+        if old is not None:
+            old.session = None
+            old.close()
+            self._connections.discard(old)
+
+    def session_entered(self, session: Session, connection: Connection) -> None:
+        """The connection has the session now."""
+        self._connection_of[session.lease.number] = connection
+
+    async def end_session(self, session: Session, reason: str) -> None:
+        """Free all it stored, after its jobs have ended (rule 6 of wire.py), then forget it."""
+        if session.is_ended:
+            return
+        session.is_ended = True
+        self._stop_grace(session)
+        self._connection_of.pop(session.lease.number, None)
+        await session.wait_for(None)
+        await self.free(session, tuple(session.records))
+        await self.disk.delete_lease(session.lease.number)
+        del self.sessions[session.lease.number]
+        self.ended_totals.update(session.totals)
+        self.log.info("session ended: %s", reason, extra=session.about())
+
+    async def free(self, session: Session, keys: tuple[int, ...]) -> None:
+        """Free records of a session; those that it does not have are no error."""
+        for first in range(0, len(keys), _DISCARD_AT_ONCE):
+            some = [key for key in dict.fromkeys(keys[first : first + _DISCARD_AT_ONCE]) if key in session.records]
+            for key in some:
+                session.disk_bytes -= session.records.pop(key).stored.stored_bytes
+            await self.disk.discard([session.disk_key(key) for key in some])
+            session.totals["discarded_records"] += len(some)
+
+    def _session_of_lease(self, lease: Lease) -> Session:
+        quota_bytes = self.limits.session_disk_bytes
+        return Session(lease, self.disk.usage().budget_bytes if quota_bytes is None else quota_bytes)
+
+    def _start_grace(self, session: Session) -> None:
+        loop = asyncio.get_running_loop()
+        session.lost_at = loop.time()
+        self._expiries[session.lease.number] = loop.call_later(self.limits.grace_seconds, self._expire, session)
+        self.log.info("client lost, session kept for %g s", self.limits.grace_seconds, extra=session.about())
+
+    def _stop_grace(self, session: Session) -> None:
+        session.lost_at = None
+        if (timer := self._expiries.pop(session.lease.number, None)) is not None:
+            timer.cancel()
+
+    def _expire(self, session: Session) -> None:
+        self.start(self.end_session(session, f"its client did not come back within {self.limits.grace_seconds:g} s"))
+
+    async def _take_up(self) -> None:
+        """Sessions of a daemon that was killed, each waiting for its client."""
+        leases = dict(self.disk.leases)
+        if (counter := leases.pop(_COUNTER, None)) is not None:
+            self._next_session = msgspec.msgpack.decode(counter, type=int)
+        for number, blob in leases.items():
+            self.sessions[number] = self._session_of_lease(msgspec.msgpack.decode(blob, type=Lease))
+        nobodys = []
+        for disk_key, location in self.disk.found_locations().items():
+            session = self.sessions.get(disk_key >> KEY_BITS)
+            if session is None:
+                nobodys.append(disk_key)
+            else:
+                session.take_up(disk_key & (1 << KEY_BITS) - 1, _record_at(location))
+        await self.disk.discard(nobodys)
+        for session in self.sessions.values():
+            self._start_grace(session)
+
+    # --- figures --------------------------------------------------------------------------------------------------
+
+    def _about(self, found: str) -> dict[str, object]:
+        page = None if self.metrics_address is None else f"http://{self.metrics_address}/metrics"
+        return {"path": str(self.settings.path), "socket": str(self.settings.socket), "metrics": page, "found": found}
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it takes no more."""
+        return self._ending.is_set()
+
+    def slab_bytes_of(self, session: Session) -> int:
+        """Of memory that its client shares."""
+        connection = self._connection_of.get(session.lease.number)
+        return 0 if connection is None else connection.slab_bytes
+
+    def report(self) -> bytes:
+        """JSON of what is held and was done."""
+        return encode_report(report_of(self))
+
+
+def _record_at(location: Location) -> Record:
+    is_plain = location.codec == NO_CODEC.family
+    stored = Stored(location.taken_bytes, location.codec, "", location.checksum if is_plain else None)
+    return Record(location.logical_bytes, stored)
+
+
+def _version() -> str:
+    try:
+        return version("tierstore")
+    except PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,149 @@
+"""A session: the lease of one client on what it has stored. For one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from collections import Counter
+
+import msgspec
+
+from tierstore.disk.tier import Stored
+from tierstore.errors import QuotaExceededError
+
+__all__ = ["KEY_BITS", "Lease", "Record", "Session", "new_lease"]
+
+KEY_BITS = 40
+"""Of the client's keys (`wire.py`); the session's number stands above them in the disk tier's."""
+
+_TOKEN_BYTES = 32
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """What is known of a session after the daemon was killed.
+
+    Attributes:
+        number: of the session; never used again in the life of a directory.
+        token_hash: SHA-256 of the secret that resumes it. The secret itself is with the client alone.
+        uid: of the user whose process opened it.
+        name, rank, pid: as the client said.
+    """
+
+    number: int
+    token_hash: bytes
+    uid: int
+    name: str
+    rank: int | None
+    pid: int
+
+    def is_resumed_by(self, token: bytes, uid: int) -> bool:
+        """Whether whoever shows the token may go on with the session."""
+        return hmac.compare_digest(self.token_hash, hashlib.sha256(token).digest()) and self.uid == uid
+
+
+def new_lease(number: int, uid: int, name: str, rank: int | None, pid: int) -> tuple[Lease, bytes]:
+    """A lease, and the token that resumes it."""
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    return Lease(number, hashlib.sha256(token).digest(), uid, name, rank, pid), token
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One that is stored.
+
+    Attributes:
+        num_bytes: as the client gave them.
+        stored: the disk tier's receipt.
+    """
+
+    num_bytes: int
+    stored: Stored
+
+
+class Session:
+    """What a client has stored, and what is being done for it.
+
+    Attributes:
+        lease: who it is.
+        quota_bytes: the most that it may hold on disk.
+        records: by the client's keys.
+        disk_bytes: taken by them, and by what is being written, as it is.
+        lost_at: the loop's time at which its connection ended; None: it has one.
+        is_ended: it is over; whatever still runs for it must leave nothing behind.
+        totals: of what was done, for statistics.
+    """
+
+    def __init__(self, lease: Lease, quota_bytes: int) -> None:
+        self.lease = lease
+        self.quota_bytes = quota_bytes
+        self.records: dict[int, Record] = {}
+        self.disk_bytes = 0
+        self.lost_at: float | None = None
+        self.is_ended = False
+        self.totals: Counter[str] = Counter()
+        self._jobs: Counter[int] = Counter()  # by key
+        self._waiting: list[tuple[frozenset[int] | None, asyncio.Future[None]]] = []
+
+    def about(self) -> dict[str, object]:
+        """Who it is, for the log."""
+        lease = self.lease
+        return {"session": lease.number, "client": lease.name, "rank": lease.rank, "pid": lease.pid, "uid": lease.uid}
+
+    def disk_key(self, key: int) -> int:
+        """The disk tier's key of a client's."""
+        return self.lease.number << KEY_BITS | key
+
+    @property
+    def num_jobs(self) -> int:
+        """Queued or running."""
+        return self._jobs.total()
+
+    def take_up(self, key: int, record: Record) -> None:
+        """A record that was found when the daemon started."""
+        self.records[key] = record
+        self.disk_bytes += record.stored.stored_bytes
+
+    def reserve(self, num_bytes: int) -> None:
+        """Count what is about to be written.
+
+        Raises:
+            QuotaExceededError: the quota does not allow it; nothing is counted.
+        """
+        if self.disk_bytes + num_bytes > self.quota_bytes:
+            raise QuotaExceededError(
+                num_bytes,
+                self.disk_bytes,
+                self.quota_bytes,
+                reason="the session's quota is used up",
+                session=self.lease.name,
+            )
+        self.disk_bytes += num_bytes
+
+    def settle(self, reserved_bytes: int, taken_bytes: int) -> None:
+        """It took so many bytes on disk instead; 0: nothing was written."""
+        self.disk_bytes += taken_bytes - reserved_bytes
+
+    def begin_job(self, key: int) -> None:
+        """A job about this key is queued."""
+        self._jobs[key] += 1
+
+    def end_job(self, key: int) -> None:
+        """It has ended."""
+        self._jobs[key] -= 1
+        if not self._jobs[key]:
+            del self._jobs[key]
+        for waiter in [waiter for waiter in self._waiting if not self._has_jobs(waiter[0])]:
+            self._waiting.remove(waiter)
+            if not waiter[1].done():
+                waiter[1].set_result(None)
+
+    async def wait_for(self, keys: frozenset[int] | None) -> None:
+        """Return when no job about these keys (None: none at all) is queued or runs."""
+        if self._has_jobs(keys):
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((keys, future))
+            await future
+
+    def _has_jobs(self, keys: frozenset[int] | None) -> bool:
+        return bool(self._jobs if keys is None else keys & self._jobs.keys())

@@ -1,0 +1,58 @@
+"""What a daemon is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tierstore.config import DEFAULT_ADDRESS
+
+__all__ = ["Limits", "ServeSettings"]
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a session may take.
+
+    Attributes:
+        session_disk_bytes: on disk; None: whatever the daemon may.
+        slab_bytes: of shared memory, all its slabs together.
+        grace_seconds: for how long it is kept without its client.
+        handshake_seconds: within which a connection has to say Hello, and a frame that has begun to end.
+    """
+
+    session_disk_bytes: int | None = None
+    slab_bytes: int = 16 * GIB
+    grace_seconds: float = 60.0
+    handshake_seconds: float = 10.0
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """See `tierstore serve --help`.
+
+    Attributes:
+        path: an existing directory on the drive to use.
+        socket: where to listen; its folder is made if it does not exist.
+        disk_bytes: what all sessions together may hold; None: 80 % of what is free.
+        codec: as `TierStore`'s.
+        limits: of a session.
+        allowed_uids: users who may connect, beside the daemon's own and root.
+        socket_group: a group that may open the socket; None: the daemon's user alone.
+        metrics: (host, port) of the page for Prometheus, on loopback; None: no page.
+        log_level: "debug", "info", "warning" or "error".
+        log_format: "text" or "json".
+    """
+
+    path: Path
+    socket: Path = Path(DEFAULT_ADDRESS)
+    disk_bytes: int | None = None
+    codec: str = "auto"
+    limits: Limits = field(default_factory=Limits)
+    allowed_uids: frozenset[int] = frozenset()
+    socket_group: str | None = None
+    metrics: tuple[str, int] | None = None
+    log_level: str = "info"
+    log_format: str = "text"

@@ -1,0 +1,150 @@
+"""Real daemons: processes of their own, on real directories, ended after each test."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+READY_SECONDS = 30.0
+END_SECONDS = 60.0
+
+
+class DaemonProcess:
+    """One daemon.
+
+    Attributes:
+        process: it. What it says goes to `log_file`.
+        path: the directory of its files.
+        socket: where it listens.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], path: Path, socket: Path, log_file: Path) -> None:
+        self.process, self.path, self.socket, self.log_file = process, path, socket, log_file
+
+    @property
+    def log(self) -> str:
+        """What it has said so far."""
+        return self.log_file.read_text(encoding="utf-8")
+
+    def wait_until_ready(self) -> None:
+        """Return when it has taken a connection; AssertionError with its log if it does not."""
+        ends_at = time.monotonic() + READY_SECONDS
+        while not self._takes_connections():
+            assert self.process.poll() is None, f"exit code {self.process.returncode}: {self.log}"
+            assert time.monotonic() < ends_at, f"not ready: {self.log}"
+            time.sleep(0.01)  # nothing announces a socket
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        self.process.kill()
+        self.process.wait(END_SECONDS)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End it with a signal; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(END_SECONDS)
+
+    def _takes_connections(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.socket))
+            except OSError:
+                return False
+        return True
+
+
+StartDaemon = Callable[..., DaemonProcess]
+
+
+def environment_of_tests(**variables: str) -> dict[str, str]:
+    """For processes that a test starts: what it imports, they can; no option of the daemon comes from outside."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TIERSTORE_")}
+    return inherited | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | variables
+
+
+def words_of(options: Mapping[str, object]) -> list[str]:
+    """For a command line; what is a list is said several times."""
+    return [
+        f"--{name.replace('_', '-')}={each}"
+        for name, value in options.items()
+        for each in (value if isinstance(value, list) else [value])
+    ]
+
+
+def variables_of(options: Mapping[str, object]) -> dict[str, str]:
+    """For an environment."""
+    return {
+        f"TIERSTORE_{name.upper()}": " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in options.items()
+    }
+
+
+def tierstore(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end."""
+    command = [sys.executable, "-m", "tierstore.cli", *arguments]
+    env = environment_of_tests(**({"COLUMNS": "150"} | variables))
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=END_SECONDS)
+
+
+@pytest.fixture
+def short_directory() -> Iterator[Path]:
+    """For sockets, whose paths have 107 bytes at most (unix(7))."""
+    with tempfile.TemporaryDirectory(prefix="ts-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def start_daemon(tmp_path: Path, short_directory: Path) -> Iterator[StartDaemon]:
+    """Starts daemons: on `tmp_path / "drive"` unless told otherwise, with options such as `grace_seconds=1`.
+
+    `by`: how the options are given: "line", "environment" or "file". `arguments`, `environment`: as they are, beside.
+    """
+    started: list[DaemonProcess] = []
+
+    def start(
+        path: Path | None = None,
+        socket: Path | None = None,
+        *,
+        by: str = "line",
+        arguments: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+        wait: bool = True,
+        **options: object,
+    ) -> DaemonProcess:
+        drive = path or tmp_path / "drive"
+        drive.mkdir(exist_ok=True)
+        address = socket or short_directory / "d" / "t.sock"
+        options = {"path": str(drive), "socket": str(address)} | options
+        in_environment = variables_of(options) if by == "environment" else {}
+        command = [sys.executable, "-m", "tierstore.cli", "serve", *arguments]
+        if by == "line":
+            command += words_of(options)
+        elif by == "file":
+            file = tmp_path / f"daemon-{len(started)}.toml"
+            file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items()))
+            command += ["--config", str(file)]
+        log_file = tmp_path / f"daemon-{len(started)}.log"
+        with log_file.open("wb") as log:
+            env = environment_of_tests(**in_environment, **(environment or {}))
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+        started.append(DaemonProcess(process, drive, address, log_file))
+        if wait:
+            started[-1].wait_until_ready()
+        return started[-1]
+
+    yield start
+    for daemon in started:
+        daemon.kill()
+        shutil.rmtree(daemon.path, ignore_errors=True)  # a killed daemon leaves gigabytes, as it should

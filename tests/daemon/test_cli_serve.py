@@ -1,0 +1,225 @@
+"""`tierstore serve` as an operator meets it: a process with options, signals and exit codes."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.daemon.conftest import DaemonProcess, StartDaemon, tierstore
+from tests.daemon.test_security import RawClient
+from tierstore import TierStore, wire
+from tierstore.commands.views import decode_report
+from tierstore.daemon.report import Report
+from tierstore.inspection import inspect_daemon
+
+MIB = 2**20
+IDLE_BYTES = 50 * 10**6
+
+
+def report_of(daemon: DaemonProcess) -> Report:
+    return decode_report(inspect_daemon(daemon.socket, seconds=30), str(daemon.socket))
+
+
+@contextmanager
+def client_of(daemon: DaemonProcess) -> Iterator[RawClient]:
+    client = RawClient(daemon)
+    try:
+        yield client
+    finally:
+        client.socket.close()
+
+
+def grace_seconds_of(daemon: DaemonProcess) -> float:
+    with client_of(daemon) as client:
+        client.send(wire.Hello((wire.VERSION,), "test"))
+        welcome = client.receive()
+        assert isinstance(welcome, wire.Welcome)
+        return welcome.grace_seconds
+
+
+def quota_of(daemon: DaemonProcess) -> int:
+    with client_of(daemon) as client:
+        quota_bytes = client.open().disk_bytes
+        client.send(wire.Close())
+        assert isinstance(client.receive(), wire.Closed)
+        return quota_bytes
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["line", "environment", "file"])
+def test_options_have_their_effect(start_daemon: StartDaemon, by: str, tmp_path: Path) -> None:
+    group = grp.getgrgid(os.getgid()).gr_name
+    daemon = start_daemon(
+        tmp_path / "nvme",
+        by=by,
+        disk_bytes="512MiB",
+        session_disk_bytes=64 * MIB,
+        grace_seconds=2.5,
+        handshake_seconds=7,
+        metrics="127.0.0.1:0",
+        allow_uid=[12345, 12346],
+        socket_group=group,
+        codec="zstd:3",
+        log_level="info",
+        log_format="json",
+    )
+    report = report_of(daemon)
+    assert (report.path, report.socket) == (str(tmp_path / "nvme"), str(daemon.socket))
+    assert report.disk.budget_bytes == 512 * MIB
+    assert report.metrics is not None
+    assert report.metrics.startswith("127.0.0.1:")
+    assert quota_of(daemon) == 64 * MIB
+    assert grace_seconds_of(daemon) == 2.5
+    assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660
+    assert json.loads(daemon.log.splitlines()[0])["message"] == "ready"
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        handle = store.put(torch.zeros(MIB))
+        store.flush()
+        assert "zstd:3" in str(store.stats().codec_choices)
+        del handle
+    assert daemon.stop() == 0
+
+
+def test_line_before_environment_before_file(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(
+        by="file",
+        disk_bytes="1GiB",
+        session_disk_bytes="1MiB",
+        grace_seconds=1,
+        environment={"TIERSTORE_DISK_BYTES": "2GiB", "TIERSTORE_SESSION_DISK_BYTES": "2MiB"},
+        arguments=["--disk-bytes", "3GiB"],
+    )
+    assert report_of(daemon).disk.budget_bytes == 3 * 2**30
+    assert quota_of(daemon) == 2 * MIB
+    assert grace_seconds_of(daemon) == 1
+
+
+def test_log_level_hides_what_is_below(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(log_level="error")
+    assert grace_seconds_of(daemon) == 60
+    assert daemon.stop() == 0
+    assert daemon.log == ""
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def assert_refused(arguments: list[str], *words: str, **variables: str) -> None:
+    """Exit code 2 and one line that says why."""
+    done = tierstore("serve", *arguments, **variables)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (complaint,) = done.stderr.splitlines()
+    assert complaint.startswith("tierstore: ")
+    for word in words:
+        assert word in complaint
+
+
+def test_bad_values_exit_2_with_one_line(tmp_path: Path, short_directory: Path) -> None:
+    usable = ["--path", str(tmp_path), "--socket", str(short_directory / "s")]
+    assert_refused([], "--path", "TIERSTORE_PATH")
+    assert_refused(["--path", str(tmp_path / "nothing")], "path", "no such directory")
+    assert_refused([*usable, "--disk-bytes", "much"], "--disk-bytes", "much", "8GiB")
+    assert_refused([*usable, "--metrics", "0.0.0.0:9464"], "--metrics", "0.0.0.0:9464", "loopback")
+    assert_refused([*usable, "--socket-group", "no-such-group"], "no-such-group")
+    assert_refused(usable, "TIERSTORE_CODEC", "rar", TIERSTORE_CODEC="rar")
+    file = tmp_path / "serve.toml"
+    file.write_text("disk_byte = 1\n")
+    assert_refused([*usable, "--config", str(file)], f"{file}: disk_byte", "disk_bytes")
+    assert list(short_directory.iterdir()) == []
+
+
+def test_unknown_option_exits_2() -> None:
+    assert tierstore("serve", "--faster").returncode == 2
+
+
+def test_second_daemon_on_the_directory_refused(start_daemon: StartDaemon, short_directory: Path) -> None:
+    daemon = start_daemon()
+    assert_refused(["--path", str(daemon.path), "--socket", str(short_directory / "other")], "path", str(daemon.path))
+    assert not (short_directory / "other").exists()
+    assert grace_seconds_of(daemon) == 60
+
+
+def test_second_daemon_on_the_socket_refused(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    daemon = start_daemon()
+    arguments = ["--path", str(tmp_path), "--socket", str(daemon.socket)]
+    assert_refused(arguments, "socket", str(daemon.socket), "living daemon")
+    assert grace_seconds_of(daemon) == 60, "the first one still has it"
+
+
+def test_port_taken_exits_2_and_leaves_no_socket(
+    start_daemon: StartDaemon, tmp_path: Path, short_directory: Path
+) -> None:
+    port = str(report_of(start_daemon(metrics="127.0.0.1:0")).metrics)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert_refused(
+        ["--path", str(other), "--socket", str(short_directory / "s"), "--metrics", port], "metrics", port, "in use"
+    )
+    assert not (short_directory / "s").exists()
+
+
+@pytest.fixture
+def full_drive(tmp_path: Path) -> Iterator[Path]:
+    """A real file system with no byte left."""
+    drive = tmp_path / "full"
+    drive.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(drive)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
+    with (drive / "file").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)) == 4096:
+            if os.statvfs(drive).f_bavail == 0:
+                break
+    yield drive
+    subprocess.run(["umount", str(drive)], check=True)
+
+
+def test_drive_that_fails_exits_1_with_one_line(full_drive: Path, short_directory: Path) -> None:
+    done = tierstore("serve", "--path", str(full_drive), "--socket", str(short_directory / "s"))
+    assert (done.returncode, done.stdout) == (1, "")
+    (complaint,) = done.stderr.splitlines()
+    assert complaint.startswith("tierstore: ")
+    assert "No space left on device" in complaint
+
+
+# --- life and death ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_exits_0_and_leaves_nothing(start_daemon: StartDaemon, number: int) -> None:
+    daemon = start_daemon()
+    assert quota_of(daemon) > 0
+    assert daemon.stop(number) == 0, daemon.log
+    assert not daemon.socket.exists()
+    assert list(daemon.path.iterdir()) == []
+
+
+def test_daemon_never_maps_torch(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(metrics="127.0.0.1:0")
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        handle = store.put(torch.randn(MIB))
+        store.flush()
+        store.get(handle)
+        assert "libtorch" not in Path(f"/proc/{daemon.process.pid}/maps").read_text()
+        assert "libtorch" in Path("/proc/self/maps").read_text(), "that is how it would show"
+
+
+def test_idle_daemon_is_small(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    assert grace_seconds_of(daemon) == 60  # it has started
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+    assert int(line.split()[1]) * 1024 < IDLE_BYTES

@@ -1,0 +1,156 @@
+"""The daemon's log: a line per event, a line per cause and minute, and no secret in any."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import sys
+from typing import Any
+
+import pytest
+
+from tests.daemon.conftest import StartDaemon
+from tests.daemon.test_cli_serve import client_of, grace_seconds_of, report_of
+from tierstore import wire
+from tierstore.daemon.logs import CauseFilter, JsonFormatter, TextFormatter
+
+
+def record_of(
+    message: str, *arguments: object, level: int = logging.INFO, error: bool = False, **fields: object
+) -> logging.LogRecord:
+    logger = logging.getLogger("tierstore.daemon")
+    exc_info = sys.exc_info() if error else None
+    return logger.makeRecord(logger.name, level, "file", 1, message, arguments, exc_info, extra=fields or None)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def test_text_line_has_time_level_message_and_fields() -> None:
+    record = record_of("session ended: %s", "closed", session=3, client="train.py", rank=None, path="/a b")
+    record.created, record.msecs = 1767225600.5, 500.0
+    line = TextFormatter().format(record)
+    assert line == '2026-01-01T00:00:00.500Z INFO session ended: closed session=3 client=train.py path="/a b"'
+
+
+def test_json_line_has_the_same() -> None:
+    record = record_of("refused: %s", "no Hello", uid=7, level=logging.WARNING)
+    record.created, record.msecs = 1767225600.5, 500.0
+    assert json.loads(JsonFormatter().format(record)) == {
+        "time": "2026-01-01T00:00:00.500Z",
+        "level": "WARNING",
+        "message": "refused: no Hello",
+        "uid": 7,
+    }
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+@pytest.mark.parametrize("said", ["a\nb", "a\r\nb", "\x1b[31m", "a\u2028b", "\x85", "\x00"])
+def test_nobody_begins_a_line_or_steers_the_terminal(formatter: logging.Formatter, said: str) -> None:
+    line = formatter.format(record_of("refused: %s", said, client=said))
+    assert line.isprintable(), line
+
+
+def test_nobody_makes_up_a_field() -> None:
+    line = TextFormatter().format(record_of("opened", client='x uid=0 "y"'))
+    assert line.endswith(r' opened client="x uid=0 \"y\""')
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_traceback_is_in_the_line(formatter: logging.Formatter) -> None:
+    try:
+        raise OSError("no such drive")
+    except OSError:
+        line = formatter.format(record_of("a bug", error=True))
+    assert line.isprintable()
+    assert "no such drive" in line
+    assert "Traceback" in line
+
+
+# --- one line per cause and minute ------------------------------------------------------------------------------------
+
+
+def test_second_line_of_a_cause_waits_a_minute_and_tells_what_was_dropped() -> None:
+    clock = Clock()
+    keeps = CauseFilter(60.0, clock).filter
+    assert keeps(record_of("refused: %s", "one", uid=1))
+    for _ in range(3):
+        clock.seconds += 19
+        assert not keeps(record_of("refused: %s", "another", uid=1))
+    clock.seconds += 3
+    later = record_of("refused: %s", "the last", uid=1)
+    assert keeps(later)
+    assert TextFormatter().format(later).endswith("refused: the last uid=1 not_logged=3")
+    clock.seconds += 60
+    last = record_of("refused: %s", "the last", uid=1)
+    assert keeps(last)
+    assert "not_logged" not in TextFormatter().format(last)
+
+
+def test_other_messages_clients_and_levels_are_other_causes() -> None:
+    keeps = CauseFilter(60.0, Clock()).filter
+    about: dict[str, Any] = {"client": "a", "rank": 0, "uid": 1}
+    assert keeps(record_of("lost", **about))
+    assert keeps(record_of("ended", **about))
+    assert keeps(record_of("lost", level=logging.WARNING, **about))
+    for other in ({"client": "b"}, {"rank": 1}, {"uid": 2}):
+        assert keeps(record_of("lost", **(about | other)))
+    assert not keeps(record_of("lost", session=9, **about)), "a new session of the same client is no news"
+
+
+def test_causes_remembered_are_bounded() -> None:
+    keeps = CauseFilter(60.0, Clock())
+    for uid in range(5000):
+        assert keeps.filter(record_of("refused", uid=uid))
+    assert len(keeps._causes) <= 1024
+
+
+# --- a real daemon ----------------------------------------------------------------------------------------------------
+
+
+def test_flood_of_one_cause_is_one_line(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    for _ in range(20):
+        with client_of(daemon) as client:
+            client.send(wire.Hello((99,), "intruder"))
+            assert client.is_refused("99")
+    assert daemon.stop() == 0
+    assert sum("refused" in line for line in daemon.log.splitlines()) == 1
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_secrets_are_never_logged_nor_reported(start_daemon: StartDaemon, form: str) -> None:
+    daemon = start_daemon(log_level="debug", log_format=form)
+    with client_of(daemon) as client:
+        opened = client.open()
+    wrong = bytes(range(32))
+    with client_of(daemon) as client:
+        client.greet()
+        client.send(wire.Resume(opened.session, wrong))
+        assert client.is_refused("no such session")
+    with client_of(daemon) as client:
+        client.greet()
+        client.send(wire.Resume(opened.session, opened.token), wire.Resume(opened.session, opened.token))
+        assert client.is_refused("two sessions at once")
+    said = daemon.log + repr(report_of(daemon))
+    assert grace_seconds_of(daemon) == 60
+    assert daemon.stop() == 0
+    said += daemon.log
+    assert "session opened" in said
+    for secret in (opened.token, wrong):
+        for shown in (
+            secret.hex(),
+            repr(secret)[2:-1],
+            base64.b64encode(secret).decode().rstrip("="),
+            str(list(secret)),
+        ):
+            assert shown not in said

@@ -1,0 +1,234 @@
+"""The daemon's page: what Prometheus reads, and what probes are told."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import socket
+from collections.abc import Iterator
+
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tests.daemon.test_cli_serve import client_of, report_of
+from tierstore import TierStore, wire
+from tierstore.daemon.histogram import Histogram
+from tierstore.disk.shared_slab import SharedSlab
+
+MIB = 2**20
+SECONDS = 30.0
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon) -> DaemonProcess:
+    return start_daemon(metrics="127.0.0.1:0", codec="none", session_disk_bytes="64MiB", grace_seconds=0)
+
+
+@pytest.fixture
+def page(daemon: DaemonProcess) -> str:
+    address = report_of(daemon).metrics
+    assert address is not None
+    return address
+
+
+def ask(page: str, path: str, method: str = "GET") -> tuple[int, str, str]:
+    """(status, content type, body)."""
+    connection = http.client.HTTPConnection(page, timeout=SECONDS)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    finally:
+        connection.close()
+
+
+def scrape(page: str) -> Samples:
+    """Every sample, by name and labels."""
+    status, content_type, text = ask(page, "/metrics")
+    assert status == 200
+    assert content_type.startswith("text/plain; version=0.0.4")
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+
+
+def labels(**values: str) -> frozenset[tuple[str, str]]:
+    return frozenset(values.items())
+
+
+def of_sessions(samples: Samples) -> set[str]:
+    return {name for name, its_labels in samples if "session" in dict(its_labels)}
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_tell_what_a_session_did(daemon: DaemonProcess, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    with TierStore.connect(daemon.socket, host_bytes=0, name='train "it" \\ now\n') as store:
+        handles = [store.put(torch.randn(MIB // 4)) for _ in range(4)]
+        store.flush()
+        for handle in handles:
+            store.get(handle)
+        samples = scrape(page)
+        (session,) = report_of(daemon).sessions
+        mine = labels(session=str(session.session), client='train "it" \\ now\n', rank="3")
+        for name, value in {
+            "tierstore_disk_bytes": 4 * MIB,
+            "tierstore_quota_bytes": 64 * MIB,
+            "tierstore_records": 4,
+            "tierstore_session_connected": 1,
+            "tierstore_session_jobs": 0,
+            "tierstore_slab_bytes": session.slab_bytes,
+            "tierstore_spilled_bytes_total": 4 * MIB,
+            "tierstore_written_bytes_total": 4 * MIB,
+            "tierstore_restored_bytes_total": 4 * MIB,
+            "tierstore_read_bytes_total": 4 * MIB,
+            "tierstore_corrupt_records_total": 0,
+            "tierstore_full_total": 0,
+        }.items():
+            assert samples[name, mine] == value, name
+        assert session.slab_bytes > 0
+        for name, value in {
+            "tierstore_sessions": 1,
+            "tierstore_sessions_opened_total": 1,
+            "tierstore_sessions_waiting": 0,
+            "tierstore_daemon_records": 4,
+            "tierstore_daemon_disk_bytes": 4 * MIB,
+            "tierstore_daemon_spilled_bytes_total": 4 * MIB,
+            "tierstore_disk_budget_bytes": report_of(daemon).disk.budget_bytes,
+            "tierstore_allocated_bytes": report_of(daemon).disk.allocated_bytes,
+        }.items():
+            assert samples[name, labels()] == value, name
+        assert samples["tierstore_encoded_records_total", labels(kind="float32", codec="none")] == 4
+        assert samples["process_resident_memory_bytes", labels()] > 0
+
+
+def test_series_of_a_session_vanish_with_it_and_totals_stay(daemon: DaemonProcess, page: str) -> None:
+    for num_sessions in (1, 2):
+        with TierStore.connect(daemon.socket, host_bytes=0) as store:
+            handle = store.put(torch.randn(MIB // 4))
+            store.flush()
+            assert "tierstore_disk_bytes" in of_sessions(scrape(page))
+            del handle
+        samples = scrape(page)
+        assert of_sessions(samples) == set()
+        assert samples["tierstore_sessions", labels()] == 0
+        assert samples["tierstore_daemon_disk_bytes", labels()] == 0
+        assert samples["tierstore_daemon_spilled_bytes_total", labels()] == num_sessions * MIB
+        assert samples["tierstore_daemon_discarded_records_total", labels()] == num_sessions
+
+
+def test_jobs_are_counted_by_time_and_size(daemon: DaemonProcess, page: str) -> None:
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        handles = [store.put(torch.randn(size)) for size in (1024, MIB // 4, MIB)]
+        store.flush()
+        store.get(handles[-1])
+        samples = scrape(page)
+    for direction, num_jobs, num_bytes in (("write", 3, 4096 + 5 * MIB), ("read", 1, 4 * MIB)):
+        its = labels(direction=direction)
+        for name in ("tierstore_job_seconds", "tierstore_job_wait_seconds", "tierstore_job_bytes"):
+            assert samples[f"{name}_count", its] == num_jobs
+            assert samples[f"{name}_bucket", its | labels(le="+Inf")] == num_jobs
+        assert samples["tierstore_job_bytes_sum", its] == num_bytes
+        assert samples["tierstore_jobs_queued", its] == 0
+        assert samples["tierstore_jobs_running", its] == 0
+    assert samples["tierstore_job_bytes_bucket", labels(direction="write", le="4096.0")] == 1
+    assert samples["tierstore_job_bytes_bucket", labels(direction="write", le=str(float(MIB)))] == 2
+    assert samples["tierstore_job_seconds_sum", labels(direction="write")] > 0
+
+
+def test_no_room_is_counted(daemon: DaemonProcess, page: str) -> None:
+    slab = SharedSlab(1, 65 * MIB)
+    with client_of(daemon) as client:
+        client.open()
+        client.send(wire.Slab(1, 65 * MIB), descriptors=(slab.descriptor,))
+        client.send(wire.Write(1, 1, 1, 0, 65 * MIB, "uint8", 1, ""))
+        assert isinstance(client.receive(), wire.Full)
+        samples = scrape(page)
+        assert [value for (name, _), value in samples.items() if name == "tierstore_full_total"] == [1]
+        assert samples["tierstore_daemon_full_total", labels()] == 1
+    slab.close()
+
+
+def test_histogram_bound_belongs_to_its_bucket() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 2.5):
+        histogram.observe(value)
+    assert (histogram.counts, histogram.total) == ([2, 2, 1], 7.5)
+
+
+# --- probes -----------------------------------------------------------------------------------------------------------
+
+
+def test_probes_answer(page: str) -> None:
+    assert ask(page, "/healthz")[0] == 200
+    assert ask(page, "/readyz")[0] == 200
+    assert ask(page, "/readyz?verbose")[0] == 200
+    assert ask(page, "/nothing")[0] == 404
+    assert ask(page, "/metrics", "POST")[0] == 405
+    assert ask(page, "/healthz", "HEAD")[2] == ""
+
+
+@pytest.fixture
+def busy_daemon(start_daemon: StartDaemon) -> Iterator[DaemonProcess]:
+    """It has seconds of work that it has to finish before it may end."""
+    daemon = start_daemon(metrics="127.0.0.1:0", codec="zstd:19")
+    slab = SharedSlab(1, 16 * MIB)
+    generator = torch.Generator().manual_seed(0)
+    slab.memory[:] = torch.randint(0, 16, (16 * MIB,), dtype=torch.uint8, generator=generator).numpy().data
+    with client_of(daemon) as client:
+        client.open()
+        client.send(wire.Slab(1, 16 * MIB), descriptors=(slab.descriptor,))
+        client.send(*(wire.Write(number, number, 1, 0, 16 * MIB, "uint8", 1, "") for number in range(32)))
+        assert isinstance(client.receive(), wire.Stored)
+        yield daemon
+    slab.close()
+
+
+def test_ready_no_more_while_it_ends(busy_daemon: DaemonProcess) -> None:
+    report = report_of(busy_daemon)
+    assert report.metrics is not None
+    assert report.jobs.writes.running > 0
+    assert ask(report.metrics, "/readyz")[0] == 200
+    busy_daemon.process.send_signal(signal.SIGTERM)
+    answer = ask(report.metrics, "/readyz")
+    while answer[0] == 200:  # until the signal has arrived; the test's time limit ends it otherwise
+        answer = ask(report.metrics, "/readyz")
+    assert (answer[0], answer[2]) == (503, "ending\n")
+    assert ask(report.metrics, "/healthz")[0] == 200
+    assert ask(report.metrics, "/metrics")[0] == 200
+    assert busy_daemon.process.poll() is None
+    assert busy_daemon.stop() == 0, "a second signal ends it at once"
+
+
+# --- bad visitors -----------------------------------------------------------------------------------------------------
+
+
+def test_page_answers_while_others_are_silent(page: str) -> None:
+    host, port = page.split(":")
+    silent = [socket.create_connection((host, int(port)), timeout=SECONDS) for _ in range(16)]
+    assert ask(page, "/healthz")[0] == 200
+    for each in silent:
+        each.close()
+
+
+def test_endless_request_is_cut_off(page: str) -> None:
+    host, port = page.split(":")
+    flood = b"GET /" + b"a" * 32 * MIB  # more than sockets take in
+    with (
+        socket.create_connection((host, int(port)), timeout=SECONDS) as visitor,
+        pytest.raises((ConnectionResetError, BrokenPipeError)),
+    ):
+        visitor.sendall(flood)
+    assert ask(page, "/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("request_line", [b"", b"GET", b"\xff\xfe\x00", b"GET /metrics", b"GET /metrics SPDY/3"])
+def test_nonsense_is_a_bad_request(page: str, request_line: bytes) -> None:
+    host, port = page.split(":")
+    with socket.create_connection((host, int(port)), timeout=SECONDS) as visitor:
+        visitor.sendall(request_line + b"\r\n\r\n")
+        assert visitor.recv(65536).startswith(b"HTTP/1.1 400 ")

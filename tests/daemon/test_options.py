@@ -1,0 +1,183 @@
+"""Options of `tierstore serve`: where they may stand, what wins, and what cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tierstore.daemon.options import OPTIONS, settings_of
+from tierstore.daemon.settings import Limits, ServeSettings
+from tierstore.errors import ConfigError
+
+GIB = 2**30
+
+# Option, its text, the same in TOML, where it ends up, and what is there then.
+EACH = [
+    ("path", "/nvme", '"/nvme"', "path", Path("/nvme")),
+    ("socket", "/run/t.sock", '"/run/t.sock"', "socket", Path("/run/t.sock")),
+    ("disk_bytes", "2GiB", '"2GiB"', "disk_bytes", 2 * GIB),
+    ("disk_bytes", "4096", "4096", "disk_bytes", 4096),
+    ("disk_bytes", "0", "0", "disk_bytes", 0),
+    ("session_disk_bytes", "1GiB", '"1GiB"', "limits.session_disk_bytes", GIB),
+    ("grace_seconds", "1.5", "1.5", "limits.grace_seconds", 1.5),
+    ("grace_seconds", "0", "0", "limits.grace_seconds", 0.0),
+    ("handshake_seconds", "3", "3", "limits.handshake_seconds", 3.0),
+    ("metrics", "127.0.0.1:9464", '"127.0.0.1:9464"', "metrics", ("127.0.0.1", 9464)),
+    ("metrics", "localhost:1", '"localhost:1"', "metrics", ("127.0.0.1", 1)),
+    ("metrics", "[::1]:1", '"[::1]:1"', "metrics", ("::1", 1)),
+    ("allow_uid", "1000", "1000", "allowed_uids", frozenset({1000})),
+    ("allow_uid", "1000 0,7", "[1000, 0, 7]", "allowed_uids", frozenset({0, 7, 1000})),
+    ("socket_group", "users", '"users"', "socket_group", "users"),
+    ("codec", "zstd:3", '"zstd:3"', "codec", "zstd:3"),
+    ("log_level", "WARNING", '"WARNING"', "log_level", "warning"),
+    ("log_format", "json", '"json"', "log_format", "json"),
+]
+
+
+def found(settings: ServeSettings, place: str) -> object:
+    value: object = settings
+    for name in place.split("."):
+        value = getattr(value, name)
+    return value
+
+
+@pytest.mark.parametrize("by", ["line", "environment", "file"])
+@pytest.mark.parametrize(("name", "text", "toml", "place", "expected"), EACH)
+def test_option_given(by: str, name: str, text: str, toml: str, place: str, expected: object, tmp_path: Path) -> None:
+    line: dict[str, object] = {} if name == "path" else {"path": "/elsewhere"}
+    environment = {}
+    if by == "line":
+        line[name] = text
+    elif by == "environment":
+        environment[f"TIERSTORE_{name.upper()}"] = text
+    else:
+        (tmp_path / "serve.toml").write_text(f"{name} = {toml}\n")
+        line["config"] = str(tmp_path / "serve.toml")
+    assert found(settings_of(line, environment), place) == expected  # type: ignore[arg-type]
+
+
+def test_every_option_is_tested() -> None:
+    assert {name for name, *_ in EACH} == set(OPTIONS)
+
+
+def test_nothing_given_leaves_the_defaults() -> None:
+    assert settings_of({"path": "/nvme"}, {}) == ServeSettings(Path("/nvme"), limits=Limits())
+
+
+@pytest.mark.parametrize(
+    ("given_by", "seconds"),
+    [("line environment file", 1), ("environment file", 2), ("file", 3), ("line file", 1), ("", 60)],
+)
+def test_line_before_environment_before_file_before_default(given_by: str, seconds: float, tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('path = "/nvme"\n' + ("grace_seconds = 3\n" if "file" in given_by else ""))
+    line = {"grace_seconds": "1"} if "line" in given_by else {}
+    environment = {"TIERSTORE_CONFIG": str(file)}
+    if "environment" in given_by:
+        environment["TIERSTORE_GRACE_SECONDS"] = "2"
+    assert settings_of(line, environment).limits.grace_seconds == seconds
+
+
+def test_empty_variable_is_not_set() -> None:
+    assert settings_of({"path": "/nvme"}, {"TIERSTORE_METRICS": "", "TIERSTORE_CONFIG": ""}).metrics is None
+
+
+def test_config_of_line_before_that_of_environment(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(f'path = "/{name}"\n')
+    environment = {"TIERSTORE_CONFIG": str(tmp_path / "two")}
+    assert settings_of({"config": str(tmp_path / "one")}, environment).path == Path("/one")
+
+
+# --- what cannot be used ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("path", ""),
+        ("path", "a\0b"),
+        ("disk_bytes", "much"),
+        ("disk_bytes", "-1"),
+        ("session_disk_bytes", "1 parsec"),
+        ("grace_seconds", "soon"),
+        ("grace_seconds", "-1"),
+        ("grace_seconds", "nan"),
+        ("grace_seconds", "inf"),
+        ("metrics", "9464"),
+        ("metrics", "127.0.0.1:"),
+        ("metrics", "127.0.0.1:65536"),
+        ("metrics", ":9464"),
+        ("metrics", "0.0.0.0:9464"),
+        ("metrics", "[::]:9464"),
+        ("metrics", "192.168.1.1:9464"),
+        ("metrics", "example.org:9464"),
+        ("allow_uid", "root"),
+        ("allow_uid", "-1"),
+        ("codec", "rar"),
+        ("log_level", "loud"),
+        ("log_format", "xml"),
+    ],
+)
+def test_bad_value_named_by_where_it_stands(name: str, text: str) -> None:
+    line = {"path": "/nvme", name: text}
+    with pytest.raises(ConfigError) as refused:
+        settings_of(line, {})
+    assert refused.value.option == "--" + name.replace("_", "-")
+    if text and "\0" not in text:
+        with pytest.raises(ConfigError) as refused:
+            settings_of({"path": "/nvme"} if name != "path" else {}, {f"TIERSTORE_{name.upper()}": text})
+        assert refused.value.option == f"TIERSTORE_{name.upper()}"
+        assert text in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "path = 3",
+        "disk_bytes = true",
+        "disk_bytes = 1.5",
+        "disk_bytes = [1]",
+        "disk_bytes = -1",
+        'grace_seconds = "1"',
+        "grace_seconds = nan",
+        "grace_seconds = true",
+        "metrics = 9464",
+        'allow_uid = "1000"',
+        'allow_uid = ["root"]',
+        "allow_uid = [true]",
+        "allow_uid = [1.0]",
+        "allow_uid = -1",
+        "codec = 1",
+        "log_level = 1979-05-27",
+        "grace = 1",
+        'config = "other.toml"',
+        "allowed_uids = 3",
+        "[serve]\npath = 1",
+    ],
+)
+def test_bad_key_or_type_names_file_and_key(toml: str, tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(toml + "\n")
+    with pytest.raises(ConfigError) as refused:
+        settings_of({"path": "/nvme", "config": str(file)}, {})
+    key = "serve" if toml.startswith("[") else toml.split(" ")[0]
+    assert refused.value.option == f"{file}: {key}"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "No such file"), (b"path = ", "no TOML"), (b'path = "\xff"', "no TOML")]
+)
+def test_bad_file_named(content: bytes | None, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=words) as refused:
+        settings_of({"config": str(file)}, {})
+    assert (refused.value.option, refused.value.given) == ("--config", str(file))
+
+
+def test_no_path_says_how_to_give_one() -> None:
+    with pytest.raises(ConfigError, match="TIERSTORE_PATH"):
+        settings_of({}, {})

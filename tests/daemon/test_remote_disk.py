@@ -1,0 +1,202 @@
+"""The disk tier that a daemon keeps: the same contract as that of a directory, and what is its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tests.store.disk_conformance import PLAIN, DiskConformance, OpenTier, at_phase, on_loop, random_bytes, read_back
+from tierstore.disk.remote import RemoteDisk
+from tierstore.errors import DaemonUnavailableError, QuotaExceededError
+
+MIB = 2**20
+OpenRemote = Callable[..., AbstractAsyncContextManager[RemoteDisk]]
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon) -> DaemonProcess:
+    return start_daemon(session_disk_bytes=64 * MIB, codec="none")
+
+
+@pytest.fixture
+def open_remote(daemon: DaemonProcess) -> OpenRemote:
+    @asynccontextmanager
+    async def opened(**options: object) -> AsyncIterator[RemoteDisk]:
+        settings: dict[str, object] = {
+            "address": str(daemon.socket),
+            "name": "test",
+            "rank": None,
+            "pid": os.getpid(),
+            "window_bytes": 4 * MIB,
+            "reconnect_seconds": 20.0,
+        }
+        with ThreadPoolExecutor(4) as executor:
+            disk = await RemoteDisk.open(**(settings | {"executor": executor} | options))  # type: ignore[arg-type]
+            try:
+                yield disk
+            finally:
+                await disk.close()
+
+    return opened
+
+
+class TestConformance(DiskConformance):
+    @pytest.fixture
+    def open_tier(self, open_remote: OpenRemote) -> OpenTier:
+        return lambda: open_remote()
+
+
+def test_record_longer_than_the_window_goes_through_a_slab_of_its_own(open_remote: OpenRemote) -> None:
+    async def test() -> None:
+        async with open_remote(window_bytes=64 * 1024) as tier:
+            content = random_bytes(5 * MIB + 17)
+            before = _mapped_bytes()
+            await tier.write(1, at_phase(content, 64), PLAIN)
+            assert await read_back(tier, 1, len(content), phase=64) == content
+            assert await read_back(tier, 1, len(content), phase=8) == content
+            assert _mapped_bytes() == before, "the slab is gone"
+
+    on_loop(test)
+
+
+def test_sessions_are_invisible_to_each_other(open_remote: OpenRemote) -> None:
+    async def test() -> None:
+        async with open_remote() as first, open_remote() as second:
+            contents = random_bytes(300_000, seed=1), random_bytes(300_000, seed=2)
+            await first.write(7, memoryview(contents[0]), PLAIN)
+            with pytest.raises(KeyError):
+                await second.read(7, memoryview(bytearray(300_000)))
+            await second.write(7, memoryview(contents[1]), PLAIN)
+            assert await read_back(first, 7, 300_000) == contents[0]
+            await first.discard([7])
+            assert await read_back(second, 7, 300_000) == contents[1]
+
+    on_loop(test)
+
+
+def test_quota_of_a_session_is_its_own(open_remote: OpenRemote) -> None:
+    async def test() -> None:
+        async with open_remote() as first, open_remote() as second:
+            await first.write(1, memoryview(random_bytes(60 * MIB)), PLAIN)
+            with pytest.raises(QuotaExceededError) as caught:
+                await first.write(2, memoryview(random_bytes(8 * MIB)), PLAIN)
+            assert (caught.value.session, caught.value.needed_bytes) == ("test", 8 * MIB)
+            assert caught.value.disk_budget_bytes == 64 * MIB
+            await second.write(2, memoryview(random_bytes(8 * MIB)), PLAIN)
+
+    on_loop(test)
+
+
+def test_first_connection_to_nothing_fails_at_once(open_remote: OpenRemote, tmp_path: Path) -> None:
+    async def test() -> None:
+        with pytest.raises(DaemonUnavailableError) as caught:
+            async with open_remote(address=str(tmp_path / "nothing.sock")):
+                pass
+        assert caught.value.waited_seconds < 5
+        assert "nothing was stored" in str(caught.value)
+
+    on_loop(test)
+
+
+def test_daemon_that_does_not_come_back_fails_what_waits_in_time(
+    open_remote: OpenRemote, daemon: DaemonProcess
+) -> None:
+    async def test() -> None:
+        async with open_remote(reconnect_seconds=0.5) as tier:
+            content = random_bytes(MIB)
+            await tier.write(1, memoryview(content), PLAIN)
+            daemon.kill()
+            with pytest.raises(DaemonUnavailableError) as caught:
+                await read_back(tier, 1, MIB)
+            assert caught.value.waited_seconds >= 0.4
+            with pytest.raises(DaemonUnavailableError):
+                await tier.write(2, memoryview(content), PLAIN)
+            await tier.discard([1])  # never fails
+
+    on_loop(test)
+
+
+def test_daemon_that_hangs_is_given_up_in_time_and_taken_up_when_it_goes_on(
+    open_remote: OpenRemote, daemon: DaemonProcess
+) -> None:
+    async def test() -> None:
+        async with open_remote(reconnect_seconds=1.0) as tier:
+            content = random_bytes(MIB)
+            await tier.write(1, memoryview(content), PLAIN)
+            daemon.process.send_signal(signal.SIGSTOP)
+            try:
+                async with asyncio.timeout(20):
+                    with pytest.raises(DaemonUnavailableError, match=r"within 1 s|no sign of life"):
+                        await read_back(tier, 1, MIB)
+            finally:
+                daemon.process.send_signal(signal.SIGCONT)
+            assert await read_back(tier, 1, MIB) == content
+
+    on_loop(test)
+
+
+def test_write_that_was_given_up_is_done_once(
+    open_remote: OpenRemote, start_daemon: StartDaemon, daemon: DaemonProcess
+) -> None:
+    """Given up while the daemon was away; then it is either asked for again, or forgotten there too."""
+
+    async def test() -> None:
+        async with open_remote(reconnect_seconds=0.2) as tier:
+            contents = {key: random_bytes(200_000, seed=key) for key in range(8)}
+            daemon.kill()
+            writes = (tier.write(key, memoryview(content), PLAIN) for key, content in contents.items())
+            outcomes = await asyncio.gather(*writes, return_exceptions=True)
+            assert all(isinstance(outcome, DaemonUnavailableError) for outcome in outcomes)
+            start_daemon(daemon.path, daemon.socket, session_disk_bytes=64 * MIB, codec="none")
+            for key in range(4):
+                await tier.write(key, memoryview(contents[key]), PLAIN)
+            for key in range(4):
+                assert await read_back(tier, key, 200_000) == contents[key]
+            await tier.write(100, memoryview(random_bytes(60 * MIB)), PLAIN)  # the other four take no room
+            assert tier.usage().num_records == 5
+
+    on_loop(test)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_daemon_is_resumed_with_everything(
+    open_remote: OpenRemote, start_daemon: StartDaemon, daemon: DaemonProcess, seed: int
+) -> None:
+    """Killed and started again some times while records are written, read and discarded: all are there, bit for bit."""
+
+    async def test() -> None:
+        async with open_remote() as tier:
+            daemons, contents = [daemon], {key: random_bytes(100_000 + key * 31_000, seed) for key in range(30)}
+
+            async def kill_some_times() -> None:
+                for _ in range(3):
+                    await asyncio.sleep(0.05 + 0.02 * seed)
+                    daemons[-1].kill()
+                    again = asyncio.to_thread(start_daemon, daemon.path, daemon.socket, session_disk_bytes=64 * MIB)
+                    daemons.append(await again)
+
+            killing = asyncio.ensure_future(kill_some_times())
+            for turn in range(6):
+                base = turn * 100
+                await asyncio.gather(*(tier.write(base + key, memoryview(c), PLAIN) for key, c in contents.items()))
+                for key, content in contents.items():
+                    assert await read_back(tier, base + key, len(content)) == content
+                await tier.discard([base + key for key in contents])
+            await killing
+            assert tier.usage().num_records == 0
+
+    on_loop(test)
+
+
+def _mapped_bytes() -> int:
+    with open("/proc/self/maps", encoding="utf-8") as lines:
+        ranges = [line.split()[0].split("-") for line in lines if "memfd:tierstore" in line]
+    return sum(int(end, 16) - int(start, 16) for start, end in ranges)

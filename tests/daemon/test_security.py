@@ -1,0 +1,354 @@
+"""Whoever connects may be broken or hostile: it is refused or timed out, and the daemon goes on serving."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import socket
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tierstore import TierStore, wire
+from tierstore.disk.shared_slab import SharedSlab
+from tierstore.errors import ConfigError
+
+HANDSHAKE_SECONDS = 0.5
+MIB = 2**20
+
+
+class RawClient:
+    """Says whatever it likes, blocking.
+
+    Args:
+        daemon: to connect to.
+    """
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(20)
+        self.socket.connect(str(daemon.socket))
+        self._reader = wire.FrameReader(wire.DaemonMessage, "the daemon")
+        self._received: list[wire.ClientMessage | wire.DaemonMessage] = []
+
+    def send(self, *messages: wire.ClientMessage, descriptors: tuple[int, ...] = ()) -> None:
+        socket.send_fds(self.socket, [wire.frame_of(messages)], list(descriptors))
+
+    def receive(self) -> wire.ClientMessage | wire.DaemonMessage | None:
+        """The next message; None: the daemon has closed the connection."""
+        while not self._received:
+            try:
+                data = self.socket.recv(65536)
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            for messages in self._reader.feed(data):
+                self._received += messages
+        return self._received.pop(0)
+
+    def greet(self) -> None:
+        self.send(wire.Hello((wire.VERSION,), "test"))
+        assert isinstance(self.receive(), wire.Welcome)
+
+    def open(self) -> wire.Opened:
+        self.greet()
+        self.send(wire.Open("test", None, os.getpid()))
+        opened = self.receive()
+        assert isinstance(opened, wire.Opened)
+        return opened
+
+    def is_refused(self, *words: str) -> bool:
+        """Whether the daemon says why not, in these words among others, and closes."""
+        refusal = self.receive()
+        assert isinstance(refusal, wire.Refused), refusal
+        assert all(word in refusal.reason for word in words), refusal.reason
+        return self.receive() is None
+
+    def is_cut_off(self) -> bool:
+        """Whether the daemon closes the connection, with or without a word."""
+        while (message := self.receive()) is not None:
+            assert isinstance(message, wire.Refused), message
+        return True
+
+
+Connect = Callable[[], RawClient]
+
+
+@pytest.fixture
+def connect(daemon: DaemonProcess) -> Iterator[Connect]:
+    with ExitStack() as clients:
+
+        def one_more() -> RawClient:
+            client = RawClient(daemon)
+            clients.callback(client.socket.close)
+            return client
+
+        yield one_more
+
+
+@pytest.fixture
+def slab() -> Iterator[SharedSlab]:
+    slab = SharedSlab(1, MIB)
+    yield slab
+    slab.close()
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon) -> Iterator[DaemonProcess]:
+    daemon = start_daemon(handshake_seconds=HANDSHAKE_SECONDS)
+    yield daemon
+    assert daemon.process.poll() is None, "it must go on"
+    good, slab = RawClient(daemon), SharedSlab(1, MIB)
+    good.open()
+    good.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    slab.memory[:5] = b"hello"
+    good.send(wire.Write(1, 1, 1, 0, 5, "uint8", 1, ""))
+    assert isinstance(good.receive(), wire.Stored)
+    good.send(wire.Read(2, 1, 1, 100, 5))
+    assert isinstance(good.receive(), wire.Loaded)
+    assert bytes(slab.memory[100:105]) == b"hello", "it must go on serving"
+    good.send(wire.Close())
+    assert isinstance(good.receive(), wire.Closed)
+    good.socket.close()
+    slab.close()
+
+
+def test_silence_is_timed_out(connect: Connect) -> None:
+    client = connect()
+    assert client.is_refused("Hello", "0.5 s")
+
+
+def test_half_a_frame_is_timed_out(connect: Connect) -> None:
+    for prefix in (b"\x10", b"\x10\x00\x00\x00", wire.frame_of([wire.Hello((1,), "x")])[:-1]):
+        client = connect()
+        client.socket.sendall(prefix)
+        assert client.is_cut_off()
+    client = connect()
+    client.open()
+    client.socket.sendall(b"\xff\x00\x00\x00abc")
+    assert client.is_cut_off()
+
+
+def test_silence_of_a_session_is_no_offence(connect: Connect) -> None:
+    quiet = connect()
+    quiet.open()
+    assert connect().is_refused("Hello")  # as long as the limit
+    assert connect().is_refused("Hello")
+    quiet.send(wire.Inspect())
+    assert isinstance(quiet.receive(), wire.Report)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_garbage_is_cut_off(connect: Connect, seed: int) -> None:
+    source = random.Random(seed)
+    client = connect()
+    if seed % 2:
+        client.open()
+    num_bytes = source.randrange(1, 5000)
+    body = source.randbytes(num_bytes)
+    client.socket.sendall(struct.pack("<I", num_bytes) + body if seed % 3 else body + b"\xff" * 4)
+    assert client.is_cut_off()
+
+
+@pytest.mark.parametrize("num_bytes", [wire.MAX_FRAME_BYTES + 1, 2**31, 2**32 - 1])
+def test_giant_frame_is_refused_before_it_is_kept(connect: Connect, daemon: DaemonProcess, num_bytes: int) -> None:
+    client = connect()
+    client.greet()
+    client.socket.sendall(struct.pack("<I", num_bytes) + b"\x91" * 1000)
+    assert client.is_cut_off()
+    assert _resident_bytes(daemon) < 80 * MIB
+
+
+def test_other_version_is_refused_naming_both(connect: Connect) -> None:
+    client = connect()
+    client.send(wire.Hello((7, 8), "a program of the future"))
+    assert client.is_refused("version 1", "7, 8", "a program of the future")
+
+
+def test_wrong_phase_is_refused(connect: Connect) -> None:
+    client = connect()
+    client.send(wire.Open("x", None, 1))
+    assert client.is_refused("Open", "greeting")
+    client = connect()
+    client.greet()
+    client.send(wire.Read(1, 1, 1, 0, 5))
+    assert client.is_refused("Read", "lobby")
+    client = connect()
+    client.open()
+    client.send(wire.Open("x", None, 1))
+    assert client.is_refused("Open", "session")
+
+
+def test_two_sessions_at_once_are_refused(connect: Connect) -> None:
+    client = connect()
+    client.greet()
+    client.send(wire.Open("x", None, 1), wire.Open("y", None, 1))
+    assert client.is_cut_off()
+
+
+def test_stolen_session_without_its_token_is_refused(connect: Connect) -> None:
+    owner = connect()
+    opened = owner.open()
+    for session, token in ((opened.session, b"x" * 32), (opened.session + 1, opened.token), (2**40, opened.token)):
+        thief = connect()
+        thief.greet()
+        thief.send(wire.Resume(session, token))
+        assert thief.is_refused("no such session")
+    owner.send(wire.Inspect())
+    assert isinstance(owner.receive(), wire.Report), "its owner does not notice"
+
+
+def test_records_of_others_cannot_be_named(connect: Connect, slab: SharedSlab) -> None:
+    owner, thief = connect(), connect()
+    owner.open(), thief.open()
+    owner.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    owner.send(wire.Write(1, 5, 1, 0, 100, "uint8", 1, ""))
+    assert isinstance(owner.receive(), wire.Stored)
+    own = SharedSlab(1, MIB)
+    thief.send(wire.Slab(1, MIB), descriptors=(own.descriptor,))
+    thief.send(wire.Discard(1, (5,)))
+    assert isinstance(thief.receive(), wire.Gone)
+    thief.send(wire.Read(2, 5, 1, 0, 100))
+    assert thief.is_refused("record 5")
+    owner.send(wire.Read(3, 5, 1, 0, 100))
+    assert isinstance(owner.receive(), wire.Loaded)
+    own.close()
+
+
+@pytest.mark.parametrize("flaw", ["not sealed", "too short", "without pages", "a file", "a pipe", "none", "empty"])
+def test_unsafe_slab_is_refused(connect: Connect, tmp_path: Path, flaw: str) -> None:
+    client = connect()
+    client.open()
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    num_bytes = 0 if flaw == "empty" else MIB
+    os.ftruncate(descriptor, MIB // 2 if flaw == "too short" else MIB)
+    if flaw != "without pages":
+        os.posix_fallocate(descriptor, 0, os.fstat(descriptor).st_size)
+    if flaw != "not sealed":
+        fcntl.fcntl(descriptor, 1033, fcntl.F_SEAL_SHRINK)
+    if flaw in ("a file", "a pipe"):
+        os.close(descriptor)
+        descriptor = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR) if flaw == "a file" else os.pipe()[0]
+    client.send(wire.Slab(1, num_bytes), descriptors=() if flaw == "none" else (descriptor,))
+    assert client.is_refused()
+    os.close(descriptor)
+
+
+def test_slab_twice_or_too_much_of_it_is_refused(connect: Connect, slab: SharedSlab) -> None:
+    client = connect()
+    client.open()
+    client.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    client.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    assert client.is_refused("twice")
+
+
+@pytest.mark.parametrize(("offset", "num_bytes"), [(0, MIB + 1), (MIB, 1), (2**62, 2**62), (MIB - 10, 20)])
+def test_range_outside_the_slab_is_refused(connect: Connect, slab: SharedSlab, offset: int, num_bytes: int) -> None:
+    for make in (
+        lambda: wire.Write(1, 1, 1, offset, num_bytes, "", 1, ""),
+        lambda: wire.Read(1, 1, 1, offset, num_bytes),
+    ):
+        client = connect()
+        client.open()
+        client.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+        client.send(make())
+        assert client.is_refused("slab")
+
+
+def test_descriptors_nobody_asked_for_are_closed(connect: Connect, daemon: DaemonProcess) -> None:
+    def attack() -> None:
+        client = connect()
+        client.open()
+        pipes = [os.pipe() for _ in range(5)]
+        for reading, writing in pipes:
+            socket.send_fds(client.socket, [wire.frame_of([wire.Inspect()])], [reading, writing])
+        while isinstance(client.receive(), wire.Report):
+            pass
+        client.socket.close()
+        for reading, writing in pipes:
+            os.close(writing)
+            assert os.read(reading, 1) == b"", "waits until the daemon holds the other end no more"
+            os.close(reading)
+
+    attack()
+    before = descriptors_of(daemon)
+    for _ in range(5):
+        attack()
+    assert len(descriptors_of(daemon)) <= len(before), (before, descriptors_of(daemon))
+
+
+def test_flood_of_requests_is_cut_off(connect: Connect, slab: SharedSlab, daemon: DaemonProcess) -> None:
+    client = connect()
+    client.open()
+    client.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    try:
+        for start in range(0, 20_000, 1000):
+            client.send(*(wire.Write(n, n, 1, 0, MIB, "", 1, "") for n in range(start, start + 1000)))
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    while isinstance(message := client.receive(), (wire.Stored, wire.Full)):
+        pass
+    assert message is None or isinstance(message, wire.Refused)
+    assert _resident_bytes(daemon) < 100 * MIB
+
+
+def test_many_connections_do_not_keep_others_out(connect: Connect) -> None:
+    crowd = [connect() for _ in range(60)]
+    connect().open()
+    assert all(client.is_refused("Hello") for client in crowd)
+
+
+def test_socket_is_for_the_user_alone(daemon: DaemonProcess) -> None:
+    assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(daemon.socket.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can connect as somebody else")
+def test_user_who_is_not_listed_is_refused(daemon: DaemonProcess) -> None:
+    daemon.socket.parent.chmod(0o755)
+    daemon.socket.parent.parent.chmod(0o755)
+    daemon.socket.chmod(0o666)  # the kernel lets them in; the daemon does not
+    program = (
+        "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); "
+        "print(s.recv(9999))"
+    )
+    command = [sys.executable, "-c", program, str(daemon.socket)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert "user 65534 may not use this daemon" in done.stdout, done
+
+
+def test_second_daemon_on_a_living_one_s_socket_is_refused(daemon: DaemonProcess, tmp_path: Path) -> None:
+    from tierstore.daemon.listener import listen
+
+    with pytest.raises(ConfigError, match="living daemon"):
+        listen(daemon.socket, None)
+    plain = daemon.socket.parent / "file"
+    plain.write_text("mine")
+    with pytest.raises(ConfigError, match="no socket"):
+        listen(plain, None)
+    assert plain.read_text() == "mine"
+
+
+def test_store_of_a_daemon_that_refuses_says_why(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "VERSION", 99)
+    with pytest.raises(Exception, match=r"version 1.*99"):
+        TierStore.connect(daemon.socket)
+
+
+def _resident_bytes(daemon: DaemonProcess) -> int:
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+
+def descriptors_of(daemon: DaemonProcess) -> list[str]:
+    folder = Path(f"/proc/{daemon.process.pid}/fd")
+    return sorted(os.readlink(folder / name) for name in os.listdir(folder))

@@ -1,0 +1,316 @@
+"""`tierstore stat` and `tierstore top` beside a real daemon, and beside none."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, tierstore
+from tests.daemon.test_cli_serve import client_of, report_of
+from tierstore import TierStore, wire
+from tierstore.commands.views import decode_report, rates_between
+from tierstore.daemon.report import Report, Totals, encode_report
+from tierstore.errors import DaemonUnavailableError, ProtocolError
+from tierstore.inspection import inspect_daemon
+
+MIB = 2**20
+SECONDS = 60.0
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon) -> DaemonProcess:
+    return start_daemon(codec="none", grace_seconds=1000)
+
+
+@pytest.fixture
+def store(daemon: DaemonProcess) -> Iterator[TierStore]:
+    """With one record of 1 MiB that was restored once."""
+    with TierStore.connect(daemon.socket, host_bytes=0, name="train.py") as store:
+        handle = store.put(torch.randn(MIB // 4))
+        store.flush()
+        store.get(handle)
+        yield store
+        del handle
+
+
+def make_up(report: Report, **changes: object) -> Report:
+    return msgspec.structs.replace(report, **changes)
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def test_report_of_a_session(daemon: DaemonProcess, store: TierStore) -> None:
+    report = report_of(daemon)
+    (session,) = report.sessions
+    assert (session.client, session.rank, session.pid, session.uid) == ("train.py", None, os.getpid(), os.getuid())
+    assert (session.is_connected, session.lease_seconds) == (True, None)
+    assert (session.disk_bytes, session.num_records, session.num_jobs) == (MIB, 1, 0)
+    assert session.totals == Totals(MIB, MIB, MIB, MIB)
+    assert report.totals == session.totals
+    assert (report.disk.disk_bytes, report.disk.num_records) == (MIB, 1)
+    assert report.pid == daemon.process.pid
+    assert report.codec_choices == {"float32": {"none": 1}}
+
+
+def test_totals_stay_when_a_session_ends(daemon: DaemonProcess) -> None:
+    for number in (1, 2):
+        with TierStore.connect(daemon.socket, host_bytes=0) as store:
+            handle = store.put(torch.randn(MIB // 4))
+            store.flush()
+            del handle
+        report = report_of(daemon)
+        assert report.sessions == []
+        assert report.totals == Totals(number * MIB, number * MIB, discarded_records=number)
+        assert (report.num_sessions, report.num_sessions_opened) == (0, number)
+        assert report.disk.disk_bytes == 0
+
+
+def test_lost_client_shows_what_is_left_of_its_lease(daemon: DaemonProcess) -> None:
+    with client_of(daemon) as client:
+        client.open()
+    (session,) = report_of(daemon).sessions
+    while session.is_connected:  # until the daemon has noticed; the test's time limit ends it otherwise
+        (session,) = report_of(daemon).sessions
+    assert session.lease_seconds is not None
+    assert 900 < session.lease_seconds <= 1000
+
+
+def test_report_of_very_many_sessions_fits_one_frame(daemon: DaemonProcess, store: TierStore) -> None:
+    report = report_of(daemon)
+    sessions = [msgspec.structs.replace(report.sessions[0], session=number, client="é" * 256) for number in range(5000)]
+    encoded = encode_report(make_up(report, sessions=sessions, num_sessions=5000))
+    assert len(wire.frame_of([wire.Report(encoded)])) <= wire.MAX_FRAME_BYTES
+    shown = decode_report(encoded, "here")
+    assert shown.num_sessions == 5000
+    assert 100 < len(shown.sessions) < 5000
+
+
+def test_rates_are_differences_of_one_daemon(daemon: DaemonProcess, store: TierStore) -> None:
+    later = report_of(daemon)
+    before = [msgspec.structs.replace(later.sessions[0], totals=Totals())]
+    earlier = make_up(later, uptime_seconds=later.uptime_seconds - 2, totals=Totals(), sessions=before)
+    rates = rates_between(earlier, later)
+    assert rates is not None
+    assert (rates.spilled_bytes, rates.restored_bytes) == pytest.approx((MIB / 2, MIB / 2))
+    assert rates.of_sessions[later.sessions[0].session] == pytest.approx((MIB / 2, MIB / 2))
+    assert rates_between(None, later) is None
+    assert rates_between(later, later) is None
+    assert rates_between(make_up(earlier, pid=1), later) is None
+
+
+# --- stat -------------------------------------------------------------------------------------------------------------
+
+
+def test_stat_prints_tables(daemon: DaemonProcess, store: TierStore) -> None:
+    done = tierstore("stat", "--socket", str(daemon.socket))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for word in (str(daemon.path), "1 session", "train.py", "connected", "1 MiB", "restored", "float32", "none 1"):
+        assert word in done.stdout
+
+
+def test_stat_json_is_the_report(daemon: DaemonProcess, store: TierStore) -> None:
+    done = tierstore("stat", "--json", TIERSTORE_SOCKET=str(daemon.socket))
+    assert done.returncode == 0, done.stderr
+    found = msgspec.convert(json.loads(done.stdout), Report)
+    assert make_up(found, uptime_seconds=0) == make_up(report_of(daemon), uptime_seconds=0)
+
+
+def test_client_cannot_steer_the_terminal(daemon: DaemonProcess) -> None:
+    with TierStore.connect(daemon.socket, host_bytes=0, name="a\x1b[31m[red]b\nc"):
+        done = tierstore("stat", "--socket", str(daemon.socket))
+    assert "a�[31m[red]b�c" in done.stdout
+
+
+@pytest.mark.parametrize("command", [("stat",), ("stat", "--json")])
+def test_stat_without_daemon_exits_1_with_one_line(command: tuple[str, ...], tmp_path: Path) -> None:
+    done = tierstore(*command, "--socket", str(tmp_path / "s"))
+    assert (done.returncode, done.stdout) == (1, "")
+    (complaint,) = done.stderr.splitlines()
+    assert complaint.startswith(f"tierstore: no tierstore daemon at {tmp_path / 's'}")
+    assert "No such file or directory" in complaint
+
+
+def test_killed_daemon_is_none(daemon: DaemonProcess) -> None:
+    daemon.kill()
+    with pytest.raises(DaemonUnavailableError, match="Connection refused"):
+        inspect_daemon(daemon.socket)
+
+
+class Impostor:
+    """Takes one connection, says something, and then nothing more until it is left."""
+
+    def __init__(self, path: Path, said: bytes, *, leaves: bool = False, drips: bool = False) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._said, self._leaves, self._drips = said, leaves, drips
+        self._thread = threading.Thread(target=self._talk)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(SECONDS)
+        self._listener.close()
+
+    def _talk(self) -> None:
+        with self._listener.accept()[0] as connection:
+            connection.recv(4096)  # Hello
+            connection.sendall(self._said)
+            try:
+                while self._drips:
+                    connection.sendall(b"\0")
+            except OSError:  # the visitor has left
+                return
+            while not self._leaves and connection.recv(4096):
+                pass
+
+
+WELCOME = wire.Welcome(wire.VERSION, "impostor", 1, 1.0)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x10\x00", wire.frame_of([WELCOME])])
+def test_daemon_that_says_too_little_is_given_up(short_directory: Path, said: bytes) -> None:
+    with (
+        Impostor(short_directory / "s", said),
+        pytest.raises(DaemonUnavailableError, match="does not answer") as given_up,
+    ):
+        inspect_daemon(short_directory / "s", seconds=0.2)
+    assert given_up.value.waited_seconds < 10
+
+
+def test_daemon_that_never_comes_to_the_end_is_given_up(short_directory: Path) -> None:
+    with (
+        Impostor(short_directory / "s", wire.MAX_FRAME_BYTES.to_bytes(4, "little"), drips=True),
+        pytest.raises(DaemonUnavailableError, match="does not answer"),
+    ):
+        inspect_daemon(short_directory / "s", seconds=0.05)
+
+
+def test_daemon_that_leaves_or_refuses_is_unavailable(short_directory: Path) -> None:
+    with (
+        Impostor(short_directory / "one", b"", leaves=True),
+        pytest.raises(DaemonUnavailableError, match="closed the connection"),
+    ):
+        inspect_daemon(short_directory / "one")
+    with (
+        Impostor(short_directory / "two", wire.frame_of([wire.Refused("user 7 may not")])),
+        pytest.raises(DaemonUnavailableError, match="refuses: user 7 may not"),
+    ):
+        inspect_daemon(short_directory / "two")
+
+
+@pytest.mark.parametrize("said", [wire.frame_of([wire.Closed()]), b"HTTP/1.1 400 Bad Request", b"\x01\0\0\0\x00"])
+def test_somebody_else_on_the_socket_is_a_protocol_error(short_directory: Path, said: bytes) -> None:
+    with Impostor(short_directory / "s", said), pytest.raises(ProtocolError):
+        inspect_daemon(short_directory / "s")
+
+
+def test_stopped_daemon_does_not_answer(daemon: DaemonProcess) -> None:
+    daemon.process.send_signal(signal.SIGSTOP)
+    done = tierstore("stat", "--socket", str(daemon.socket))
+    daemon.process.send_signal(signal.SIGCONT)
+    assert (done.returncode, done.stdout) == (1, "")
+    (complaint,) = done.stderr.splitlines()
+    assert "it does not answer" in complaint
+
+
+def test_report_of_another_version_is_said_to_be_one() -> None:
+    with pytest.raises(ProtocolError, match="another version"):
+        decode_report(b"{}", "/run/s")
+
+
+# --- top --------------------------------------------------------------------------------------------------------------
+
+
+def test_top_prints_the_last_look_where_nobody_watches(daemon: DaemonProcess, store: TierStore) -> None:
+    done = tierstore("top", "--socket", str(daemon.socket), "--iterations", "2", "--interval", "0.1")
+    assert done.returncode == 0, done.stderr
+    for word in ("train.py", "B/s", "queued", "1 MiB", "shared with clients"):
+        assert word in done.stdout
+    assert done.stdout.count("train.py") == 1
+
+
+def test_top_without_daemon_says_so_and_exits_1(tmp_path: Path) -> None:
+    done = tierstore("top", "--socket", str(tmp_path / "s"), "--iterations", "1")
+    assert done.returncode == 1
+    assert "no tierstore daemon" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+class Terminal:
+    """`tierstore top` on a pseudo terminal."""
+
+    def __init__(self, address: Path) -> None:
+        self._master, slave = pty.openpty()
+        command = [sys.executable, "-m", "tierstore.cli", "top", "--socket", str(address), "--interval", "0.1"]
+        env = environment_of_tests(TERM="xterm", COLUMNS="200", LINES="40")
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True
+        )
+        os.close(slave)
+        self.shown = ""
+
+    def wait_for(self, word: str) -> None:
+        """Return when the word has been shown since the last time."""
+        ends_at = time.monotonic() + SECONDS
+        while word not in self.shown:
+            assert time.monotonic() < ends_at, self.shown
+            if select.select([self._master], [], [], 1.0)[0]:
+                self.shown += os.read(self._master, 65536).decode(errors="replace")
+        self.shown = self.shown.partition(word)[2]
+
+    def drain(self) -> str:
+        """All that is left, once the program has ended."""
+        while select.select([self._master], [], [], 0)[0]:
+            try:
+                self.shown += os.read(self._master, 65536).decode(errors="replace")
+            except OSError:  # EIO: nobody has the other end any more
+                break
+        return self.shown
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(SECONDS)
+        os.close(self._master)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_top_follows_the_daemon_until_it_is_told_to_leave(start_daemon: StartDaemon, number: int) -> None:
+    daemon = start_daemon()
+    terminal = Terminal(daemon.socket)
+    try:
+        terminal.wait_for("no sessions")
+        with TierStore.connect(daemon.socket, host_bytes=0, name="train.py"):
+            terminal.wait_for("train.py")
+        terminal.wait_for("no sessions")
+        daemon.kill()
+        terminal.wait_for("no tierstore daemon at")
+        terminal.wait_for("trying again")
+        again = start_daemon(daemon.path, daemon.socket)
+        terminal.wait_for(f"process {again.process.pid}")
+        terminal.process.send_signal(number)
+        assert terminal.process.wait(SECONDS) == 0
+        shown = terminal.drain()
+        assert "Traceback" not in shown
+        assert "\x1b[?1049l" in shown, "it gives the screen back"
+        assert "\x1b[?25h" in shown, "and the cursor"
+    finally:
+        terminal.close()

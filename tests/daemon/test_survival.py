@@ -1,0 +1,223 @@
+"""Training through a daemon: the same gradients as alone, whoever is killed, and an error where that cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tierstore import DaemonUnavailableError, TierStore, tiered_offload
+
+WIDTH, DEPTH, BATCH = 256, 6, 512
+
+
+def make_model(seed: int) -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(seed)
+    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH)) for _ in range(DEPTH)]
+    return nn.Sequential(*blocks), torch.randn(BATCH, WIDTH)
+
+
+def gradients(
+    model: nn.Sequential, batch: Tensor, store: TierStore | None, between: Callable[[], None]
+) -> list[Tensor]:
+    """Of one step; `between` is called after forward."""
+    model.zero_grad()
+    if store is None:
+        loss = model(batch).square().mean()
+    else:
+        with tiered_offload(store, min_bytes=0):
+            loss = model(batch).square().mean()
+    between()
+    loss.backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize("when", ["in forward", "between forward and backward", "in backward", "in all of them"])
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_daemon_that_comes_back_leaves_the_same_gradients(start_daemon: StartDaemon, when: str, how: str) -> None:
+    daemons = [start_daemon()]
+    model, batch = make_model(0)
+    expected = gradients(model, batch, None, nothing)
+
+    def restart() -> None:
+        if how == "killed":
+            daemons[-1].kill()
+        else:
+            assert daemons[-1].stop() == 0
+        daemons.append(start_daemon(daemons[-1].path, daemons[-1].socket))
+
+    hooks = []
+    if when in ("in forward", "in all of them"):
+        hooks.append(model[DEPTH // 2].register_forward_hook(lambda *_: restart()))
+    if when in ("in backward", "in all of them"):
+        hooks.append(model[DEPTH // 2].register_full_backward_hook(lambda *_: restart()))
+    with TierStore.connect(daemons[0].socket, host_bytes=0, reconnect_seconds=30) as store:
+
+        def between() -> None:
+            if when in ("between forward and backward", "in all of them"):
+                restart()
+            store.flush()  # else backward finds most of it in memory still
+
+        for _ in range(2):
+            found = gradients(model, batch, store, between)
+            assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+        stats = store.stats()
+        assert stats.restored_bytes > 0
+        store.flush()
+        assert store.stats().disk_bytes == 0
+    for hook in hooks:
+        hook.remove()
+    assert len(daemons) == 1 + 2 * (3 if when == "in all of them" else 1)
+
+
+def test_daemon_that_stays_away_raises_at_the_unpack(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    model, batch = make_model(1)
+    with TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=0.5) as store:
+
+        def kill() -> None:
+            store.flush()
+            daemon.kill()
+
+        with pytest.raises(DaemonUnavailableError) as caught:
+            gradients(model, batch, store, kill)
+        assert caught.value.waited_seconds >= 0.5
+        assert str(daemon.socket) in str(caught.value)
+
+
+def test_daemon_that_forgot_everything_says_so(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    """Another directory under the same socket: what was acknowledged is lost, and the error says it."""
+    daemon = start_daemon()
+    model, batch = make_model(1)
+    with TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=20) as store:
+
+        def replace() -> None:
+            store.flush()
+            daemon.kill()
+            start_daemon(tmp_path / "another", daemon.socket)
+
+        with pytest.raises(DaemonUnavailableError, match=r"no such session.*is lost"):
+            gradients(model, batch, store, replace)
+
+
+TRAINER = """
+import json, sys, torch
+from tests.daemon.test_survival import gradients, make_model, nothing
+from tierstore import TierStore
+seed = int(sys.argv[2])
+model, batch = make_model(seed)
+expected = gradients(model, batch, None, nothing)
+with TierStore.connect(sys.argv[1], host_bytes=0, name=f"trainer {seed}") as store:
+    for _ in range(4):
+        found = gradients(model, batch, store, store.flush)
+        assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+    print(json.dumps({"restored": store.stats().restored_bytes}))
+    if sys.argv[3] == "hang":
+        handles = [store.put(torch.randn(1 << 18)) for _ in range(8)]
+        store.flush()
+        print("stored", flush=True)
+        sys.stdin.read()
+"""
+
+
+def start_trainer(daemon: DaemonProcess, seed: int, then: str = "") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", TRAINER, str(daemon.socket), str(seed), then],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_two_processes_share_a_daemon(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    trainers = [start_trainer(daemon, seed) for seed in range(2)]
+    for trainer in trainers:
+        output, _ = trainer.communicate(timeout=120)
+        assert trainer.returncode == 0
+        assert json.loads(output)["restored"] > 0
+    assert daemon.stop() == 0
+    assert list(daemon.path.iterdir()) == [], "nobody is left, nor is anything else"
+
+
+def test_killed_client_is_cleaned_up_after_the_grace_period(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(grace_seconds=0.5)
+    with TierStore.connect(daemon.socket, host_bytes=0, name="neighbour") as neighbour:
+        handle = neighbour.put(torch.arange(1 << 18))
+        neighbour.flush()
+        victim = start_trainer(daemon, 0, "hang")
+        assert victim.stdout is not None
+        victim.stdout.readline()
+        assert victim.stdout.readline() == "stored\n"
+        assert sessions_of(daemon) == {"neighbour", "trainer 0"}
+        victim.kill()
+        victim.communicate()
+        deadline = time.monotonic() + 20
+        while sessions_of(daemon) != {"neighbour"}:  # the lease ends by the daemon's own clock
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert torch.equal(neighbour.get(handle), torch.arange(1 << 18))
+
+
+def sessions_of(daemon: DaemonProcess) -> set[str]:
+    """The names of the clients whose sessions the daemon keeps."""
+    from tests.daemon.test_security import RawClient
+    from tierstore import wire
+
+    client = RawClient(daemon)
+    try:
+        client.greet()
+        client.send(wire.Inspect())
+        report = client.receive()
+        assert isinstance(report, wire.Report)
+        return {session["client"] for session in json.loads(report.state)["sessions"]}
+    finally:
+        client.socket.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_forked_child_keeps_nothing_of_its_parent_s(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(grace_seconds=0.2)
+    program = """
+import os, sys, time, torch
+from tierstore import StoreClosedError, TierStore
+store = TierStore.connect(sys.argv[1], host_bytes=0, name="parent")
+handle = store.put(torch.ones(1 << 18))
+store.flush()
+child = os.fork()
+if not child:
+    try:
+        store.get(handle)
+    except StoreClosedError:
+        print("refused", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+print("forked", flush=True)
+sys.stdin.read()
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(daemon.socket)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    assert {parent.stdout.readline(), parent.stdout.readline()} == {"forked\n", "refused\n"}
+    assert sessions_of(daemon) == {"parent"}
+    parent.kill()  # its child lives on
+    deadline = time.monotonic() + 20
+    while sessions_of(daemon):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    parent.communicate()

@@ -1,0 +1,188 @@
+"""A daemon's report as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..config import format_bytes
+from ..daemon.report import JobTimes, Report, SessionState, Totals
+from ..errors import ProtocolError
+
+__all__ = ["Rates", "decode_report", "lost_view", "rates_between", "stat_view", "top_view"]
+
+_BAR_CELLS = 30
+_NAME_CELLS = 32
+
+
+class Rates(NamedTuple):
+    """What was moved in a second, as the clients see it.
+
+    Attributes:
+        spilled_bytes, restored_bytes: by all sessions.
+        of_sessions: both, by session.
+    """
+
+    spilled_bytes: float
+    restored_bytes: float
+    of_sessions: Mapping[int, tuple[float, float]]
+
+
+def decode_report(state: bytes, address: str) -> Report:
+    """The report that a daemon sent.
+
+    Raises:
+        ProtocolError: it is not what this version knows.
+    """
+    try:
+        return msgspec.json.decode(state, type=Report)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"the daemon at {address}", f"a report of another version ({error})") from error
+
+
+def rates_between(earlier: Report | None, later: Report) -> Rates | None:
+    """Throughput between two looks; None: they are not of one and the same daemon, at two moments."""
+    if earlier is None or earlier.pid != later.pid:
+        return None
+    seconds = later.uptime_seconds - earlier.uptime_seconds
+    if seconds <= 0:
+        return None
+    before = {each.session: each.totals for each in earlier.sessions}
+    nothing = Totals()
+    return Rates(
+        *_moved(earlier.totals, later.totals, seconds),
+        {each.session: _moved(before.get(each.session, nothing), each.totals, seconds) for each in later.sessions},
+    )
+
+
+def _moved(earlier: Totals, later: Totals, seconds: float) -> tuple[float, float]:
+    return (
+        (later.spilled_bytes - earlier.spilled_bytes) / seconds,
+        (later.restored_bytes - earlier.restored_bytes) / seconds,
+    )
+
+
+def stat_view(report: Report) -> RenderableType:
+    """All of it, once."""
+    parts: list[RenderableType] = [_head(report), _figures(report, None), _sessions(report, None)]
+    if report.codec_choices:
+        parts.append(_codecs(report))
+    return Group(*parts)
+
+
+def top_view(report: Report, rates: Rates | None) -> RenderableType:
+    """What changes, with throughput; `rates`: None: not known yet."""
+    return Group(_head(report), _figures(report, rates), _sessions(report, rates))
+
+
+def lost_view(complaint: str, last: Report | None) -> RenderableType:
+    """No daemon: why, and what was known of it."""
+    parts: list[RenderableType] = [_plain(complaint, "bold red"), Text("trying again; Ctrl-C leaves")]
+    if last is not None:
+        parts += [Text("\nwhat it held when it was last seen:", "dim"), _figures(last, None), _sessions(last, None)]
+    return Group(*parts)
+
+
+def _head(report: Report) -> Text:
+    state = "ending" if report.is_ending else f"up {_duration(report.uptime_seconds)}"
+    page = f", metrics on {report.metrics}" if report.metrics else ""
+    return _plain(f"{report.program}, {state}: {report.path} on {report.socket}{page}", "bold")
+
+
+def _figures(report: Report, rates: Rates | None) -> Table:
+    disk, totals = report.disk, report.totals
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    slab_bytes = sum(each.slab_bytes for each in report.sessions)
+    table.add_row("memory", f"{format_bytes(slab_bytes)} shared with clients")
+    held = f"{format_bytes(disk.disk_bytes)} of {format_bytes(disk.budget_bytes)} in {disk.num_records} records"
+    table.add_row("disk", Text.assemble(_bar(disk.disk_bytes, disk.budget_bytes), " ", held))
+    table.add_row("", _plain(f"{format_bytes(disk.allocated_bytes)} taken from the file system; {disk.io_mode}"))
+    table.add_row("jobs", f"{_jobs(report.jobs.reads)} reading, {_jobs(report.jobs.writes)} writing")
+    spilled_rate, restored_rate = ("", "") if rates is None else (_rate(rates[0]), _rate(rates[1]))
+    written = f"{format_bytes(totals.spilled_bytes)} as {format_bytes(totals.written_bytes)} on disk"
+    table.add_row("spilled", _with_rate(written, spilled_rate))
+    table.add_row("restored", _with_rate(format_bytes(totals.restored_bytes), restored_rate))
+    for name, count in (
+        ("no room", totals.full),
+        ("damaged records", totals.corrupt_records),
+        ("failed jobs", totals.io_errors),
+    ):
+        if count:
+            table.add_row(name, Text(str(count), "bold red"))
+    return table
+
+
+def _sessions(report: Report, rates: Rates | None) -> RenderableType:
+    if not report.sessions:
+        return Text("\nno sessions")
+    table = Table(title=f"{report.num_sessions} session{'' if report.num_sessions == 1 else 's'}", title_justify="left")
+    for name in ("session", "client", "rank", "pid", "user", "state"):
+        table.add_column(name, justify="left" if name in ("client", "state") else "right")
+    for name in ("on disk", "quota", "records", "jobs", "spilled", "restored"):
+        table.add_column(name, justify="right")
+    for each in report.sessions:
+        spilled, restored = (
+            (format_bytes(each.totals.spilled_bytes), format_bytes(each.totals.restored_bytes))
+            if rates is None
+            else map(_rate, rates.of_sessions[each.session])
+        )
+        table.add_row(*_about(each), *_held(each), spilled, restored)
+    if report.num_sessions > len(report.sessions):
+        table.caption = f"{report.num_sessions - len(report.sessions)} more are not shown"
+    return table
+
+
+def _about(each: SessionState) -> tuple[str | Text, ...]:
+    state = "connected" if each.lease_seconds is None else f"lost, {each.lease_seconds:.0f} s left"
+    rank = "" if each.rank is None else str(each.rank)
+    name = each.client if len(each.client) <= _NAME_CELLS else each.client[: _NAME_CELLS - 1] + "…"
+    return str(each.session), _plain(name), rank, str(each.pid), str(each.uid), state
+
+
+def _held(each: SessionState) -> tuple[str, ...]:
+    return format_bytes(each.disk_bytes), format_bytes(each.quota_bytes), str(each.num_records), str(each.num_jobs)
+
+
+def _codecs(report: Report) -> Table:
+    table = Table(title="records stored, by kind and codec", title_justify="left")
+    table.add_column("kind")
+    table.add_column("codecs")
+    for kind, counts in sorted(report.codec_choices.items()):
+        table.add_row(_plain(kind), _plain(", ".join(f"{codec} {count}" for codec, count in sorted(counts.items()))))
+    return table
+
+
+def _plain(text: str, style: str = "") -> Text:
+    """Text that others had a hand in: it can neither style nor steer the terminal."""
+    return Text("".join(each if each.isprintable() else "�" for each in text), style)
+
+
+def _bar(part: int, whole: int) -> Text:
+    cells = 0 if not whole else min(_BAR_CELLS, -(-part * _BAR_CELLS // whole))
+    return Text.assemble(("█" * cells, "green"), ("░" * (_BAR_CELLS - cells), "dim"))
+
+
+def _jobs(way: JobTimes) -> str:
+    return f"{way.running} (and {way.queued} queued)"
+
+
+def _rate(bytes_per_second: float) -> str:
+    return f"{format_bytes(bytes_per_second)}/s"
+
+
+def _with_rate(text: str, rate: str) -> str:
+    return f"{rate}, {text} in all" if rate else text
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours:02}:{minutes:02}:{rest:02}" if days else f"{hours:02}:{minutes:02}:{rest:02}"

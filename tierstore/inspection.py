@@ -1,0 +1,91 @@
+"""Asks a living daemon what it holds: one short connection each time. Blocks; needs no loop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from os import PathLike
+from typing import TypeVar
+
+from . import wire
+from .errors import DaemonUnavailableError, ProtocolError
+
+__all__ = ["inspect_daemon"]
+
+T = TypeVar("T")
+
+_RECEIVE_BYTES = 256 * 2**10
+
+
+def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0) -> bytes:
+    """The report of the daemon that listens at `address`, in JSON (`daemon/report.py` says what is in it).
+
+    Args:
+        address: the path of its socket.
+        seconds: the longest to wait for it, all in all.
+
+    Raises:
+        DaemonUnavailableError: nobody listens there, it refuses, or it does not answer in time.
+        ProtocolError: it speaks something else.
+    """
+    began_at = time.monotonic()
+    name = os.fspath(address)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            talk = _Talk(connection, name, began_at + seconds)
+            connection.settimeout(seconds)
+            connection.connect(name)
+            talk.say(wire.Hello((wire.VERSION,), f"tierstore, process {os.getpid()}"))
+            talk.hear(wire.Welcome)
+            talk.say(wire.Inspect())
+            return talk.hear(wire.Report).state
+    except TimeoutError:
+        reason = "it does not answer"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except _RefusedError as error:
+        reason = f"it refuses: {error}"
+    raise DaemonUnavailableError(name, time.monotonic() - began_at, reason, "nothing was changed")
+
+
+class _RefusedError(Exception):
+    """The daemon said no, and why."""
+
+
+class _Talk:
+    """A connection that ends at `ends_at`, by the monotonic clock."""
+
+    def __init__(self, connection: socket.socket, peer: str, ends_at: float) -> None:
+        self._connection = connection
+        self._peer = f"the daemon at {peer}"
+        self._ends_at = ends_at
+        self._reader = wire.FrameReader(wire.DaemonMessage, self._peer)
+        self._heard: deque[wire.ClientMessage | wire.DaemonMessage] = deque()
+
+    def say(self, message: wire.ClientMessage) -> None:
+        self._limit()
+        self._connection.sendall(wire.frame_of([message]))
+
+    def hear(self, kind: type[T]) -> T:
+        """The next message, which must be of this kind."""
+        while not self._heard:
+            self._limit()
+            data = self._connection.recv(_RECEIVE_BYTES)
+            if not data:
+                raise ConnectionResetError("it has closed the connection")
+            for messages in self._reader.feed(data):
+                self._heard.extend(messages)
+        message = self._heard.popleft()
+        if isinstance(message, wire.Refused):
+            raise _RefusedError(message.reason)
+        if not isinstance(message, kind):
+            raise ProtocolError(self._peer, f"{type(message).__name__} instead of {kind.__name__}")
+        return message
+
+    def _limit(self) -> None:
+        remaining_seconds = self._ends_at - time.monotonic()
+        if remaining_seconds <= 0:
+            raise TimeoutError
+        self._connection.settimeout(remaining_seconds)
