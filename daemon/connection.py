@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from tierstore import wire
@@ -138,7 +139,7 @@ class Connection:
             case wire.Write() | wire.Read() | wire.Discard():
                 self._request(message)
             case wire.Close():
-                self._daemon.start(self._close_session(), self)
+                self._daemon.start(self._guarded(self._close_session()))
 
     def _greet(self, hello: wire.Hello) -> None:
         self._hello_timer.cancel()
@@ -156,7 +157,7 @@ class Connection:
             raise ProtocolError(self.peer, "it opens two sessions at once")
         self._is_entering = True
         work = self._open(message) if isinstance(message, wire.Open) else self._resume(message)
-        self._daemon.start(work, self)
+        self._daemon.start(self._guarded(work))
 
     async def _open(self, message: wire.Open) -> None:
         try:
@@ -216,15 +217,27 @@ class Connection:
         if session.num_jobs >= _MOST_REQUESTS:
             raise ProtocolError(self.peer, f"more than {_MOST_REQUESTS} requests that are not answered")
         if isinstance(message, wire.Discard):
-            self._daemon.start(self._discard(session, message), self)
+            self._daemon.start(self._guarded(self._discard(session, message)))
             return
         memory = self._range_of(message)
         session.begin_job(message.key)
         number = session.lease.number
         if isinstance(message, wire.Write):
-            self._daemon.lanes.write(number, message.num_bytes, lambda: self._write(session, message, memory))
+            self._daemon.lanes.write(
+                number, message.num_bytes, lambda: self._guarded(self._write(session, message, memory))
+            )
         else:
-            self._daemon.lanes.read(number, message.num_bytes, lambda: self._read(session, message, memory))
+            self._daemon.lanes.read(
+                number, message.num_bytes, lambda: self._guarded(self._read(session, message, memory))
+            )
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """If it fails by a bug of ours, the client is told, and no other notices."""
+        try:
+            await work
+        except Exception as error:
+            self._daemon.log.exception("a bug, please report it", extra=self._about())
+            self.refuse(f"it has failed: {error!r}", is_final=False)
 
     def _range_of(self, message: wire.Write | wire.Read) -> memoryview:
         slab = self._slabs.get(message.slab)

@@ -47,6 +47,7 @@ _INLINE_BYTES = 128 * 2**10
 _DISK_SHARE = 0.8  # of what is free
 _NUM_JOBS = NUM_AT_ONCE + 2  # each way: while those are at the device, others take checksums
 _DRAIN_SECONDS = 30.0
+_ACCEPT_AGAIN_SECONDS = 0.1
 _DISCARD_AT_ONCE = 4096
 _COUNTER = 0
 """The lease that is none: it keeps the number of the next session, so that none is ever used again."""
@@ -181,27 +182,36 @@ class Daemon:
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    def start(self, work: Coroutine[Any, Any, None], connection: Connection | None = None) -> None:
-        """Have it run to its end. If it fails by a bug of ours, its connection ends; the others do not notice."""
-        self._tasks.create_task(self._contain(work, connection))
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have it run to its end, whatever becomes of the other things that run."""
+        self._tasks.create_task(self._contain(work))
 
-    async def _contain(self, work: Coroutine[Any, Any, None], connection: Connection | None) -> None:
+    async def _contain(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except Exception as error:
+        except Exception:
             self.log.exception("a bug, please report it")
-            if connection is not None:
-                connection.refuse(f"it has failed: {error!r}", is_final=False)
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            accepted, _ = await loop.sock_accept(listener)
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+                self._take_in(accepted)
+            except OSError as error:  # no descriptor is left: others wait until one is
+                self.log.warning("no more connections: %s", error)
+                await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
+
+    def _take_in(self, accepted: socket.socket) -> None:
+        try:
             uid = uid_of_peer(accepted)
             connection = Connection(accepted, uid, self)
-            self._connections.add(connection)
-            if uid not in {0, os.getuid()} | self.settings.allowed_uids:
-                connection.refuse(f"user {uid} may not use this daemon (see --allow-uid)")
+        except OSError:
+            accepted.close()
+            raise
+        self._connections.add(connection)
+        if uid not in {0, os.getuid()} | self.settings.allowed_uids:
+            connection.refuse(f"user {uid} may not use this daemon (see --allow-uid)")
 
     def connection_ended(self, connection: Connection) -> None:
         """It is over. Its session, if it still has one, is kept for a while."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import resource
 import socket
 import stat
 import struct
@@ -305,6 +306,18 @@ def test_many_connections_do_not_keep_others_out(connect: Connect) -> None:
     crowd = [connect() for _ in range(60)]
     connect().open()
     assert all(client.is_refused("Hello") for client in crowd)
+
+
+def test_running_out_of_descriptors_passes(connect: Connect, daemon: DaemonProcess) -> None:
+    limit = len(descriptors_of(daemon)) + 20
+    before = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (limit, before[1]))
+    crowd = [connect() for _ in range(40)]
+    assert crowd[0].is_refused("Hello"), "the first got in, and is timed out; so are the others, little by little"
+    for client in crowd:
+        client.socket.close()
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, before)
+    connect().open()
 
 
 def test_socket_is_for_the_user_alone(daemon: DaemonProcess) -> None:

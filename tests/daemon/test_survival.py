@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
 from tierstore import DaemonUnavailableError, TierStore, tiered_offload
 
 WIDTH, DEPTH, BATCH = 256, 6, 512
@@ -113,6 +113,36 @@ def test_daemon_that_forgot_everything_says_so(start_daemon: StartDaemon, tmp_pa
             gradients(model, batch, store, replace)
 
 
+BROKEN_DAEMON = """
+import sys
+from pathlib import Path
+from tierstore.daemon.server import serve
+from tierstore.daemon.settings import ServeSettings
+from tierstore.disk.local import LocalDisk
+
+async def write(*_):
+    raise RuntimeError("a bug")
+
+LocalDisk.write = write
+serve(ServeSettings(Path(sys.argv[1]), Path(sys.argv[2])))
+"""
+
+
+def test_daemon_with_a_bug_is_not_asked_for_ever(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    with TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=1.5) as store:
+        daemon.kill()
+        command = [sys.executable, "-c", BROKEN_DAEMON, str(daemon.path), str(daemon.socket)]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment_of_tests()) as broken:
+            daemon.process = broken
+            daemon.wait_until_ready()
+            handle = store.put(torch.ones(1 << 18))
+            with pytest.raises(DaemonUnavailableError):
+                store.flush()
+            assert torch.equal(store.get(handle), torch.ones(1 << 18)), "it is still in memory"
+            broken.kill()
+
+
 TRAINER = """
 import json, sys, torch
 from tests.daemon.test_survival import gradients, make_model, nothing
@@ -192,7 +222,7 @@ def sessions_of(daemon: DaemonProcess) -> set[str]:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_forked_child_keeps_nothing_of_its_parent_s(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(grace_seconds=0.2)
-    program = """
+    program = r"""
 import os, sys, time, torch
 from tierstore import StoreClosedError, TierStore
 store = TierStore.connect(sys.argv[1], host_bytes=0, name="parent")
@@ -203,21 +233,21 @@ if not child:
     try:
         store.get(handle)
     except StoreClosedError:
-        print("refused", flush=True)
+        os.write(1, b"refused\n")  # in one piece: both write to the same pipe
     sys.stdin.read()
     os._exit(0)
-print("forked", flush=True)
+os.write(1, b"forked\n")
 sys.stdin.read()
 """
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program, str(daemon.socket)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert parent.stdout is not None
-    assert {parent.stdout.readline(), parent.stdout.readline()} == {"forked\n", "refused\n"}
-    assert sessions_of(daemon) == {"parent"}
-    parent.kill()  # its child lives on
-    deadline = time.monotonic() + 20
-    while sessions_of(daemon):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    parent.communicate()
+    command = [sys.executable, "-c", program, str(daemon.socket)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        try:
+            assert {parent.stdout.readline(), parent.stdout.readline()} == {"forked\n", "refused\n"}
+            assert sessions_of(daemon) == {"parent"}
+        finally:
+            parent.kill()  # its child lives on, until the pipe to it is closed
+        deadline = time.monotonic() + 20
+        while sessions_of(daemon):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

@@ -77,6 +77,7 @@ class DaemonLink:
         self._reconnecting: asyncio.Task[None] | None = None
         self._lost_because = "it closed the connection"
         self._has_given_up = False
+        self._lost_since: float | None = None  # since when no request has been answered, connected or not
         self._patience_seconds = max(1.0, reconnect_seconds)
         self._num_heard = 0  # frames
         self._watch: asyncio.TimerHandle | None = None
@@ -228,6 +229,7 @@ class DaemonLink:
                 raise ProtocolError(self.address, f"{type(message).__name__} that nobody asked for")
 
     def _answered(self, answer: Answer) -> None:
+        self._lost_since = None
         request = self._pending.pop(answer.request, None)
         if request is None:
             raise ProtocolError(self.address, f"an answer to request {answer.request}, which was not made")
@@ -282,29 +284,46 @@ class DaemonLink:
             self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
-        started, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
-        deadline = started + (0.0 if self._has_given_up else self._reconnect_seconds)
+        """Until the session is resumed, or time is up, which counts from when the daemon last answered a request.
+
+        So a daemon that comes back, and fails at what it is asked, is not asked for ever.
+        """
+        is_again, started = self._lost_since is not None, time.monotonic()
+        self._lost_since = self._lost_since or started
+        deadline = started if self._has_given_up else self._lost_since + self._reconnect_seconds
+        pause = _FIRST_PAUSE_SECONDS
         try:
-            while True:
-                try:
-                    await self._resume()
-                    self._has_given_up = False
+            if is_again and not self._has_given_up:
+                await asyncio.sleep(_LONGEST_PAUSE_SECONDS)
+            while not is_again or self._has_given_up or time.monotonic() < deadline:
+                if await self._try_to_resume():
                     return
-                except _RefusedError as error:
-                    self._lost_because = str(error)
-                    if error.is_final:
-                        self._ended_because = self._lost_because
-                        break
-                except Exception as error:  # noqa: BLE001 - delivered: to everybody who waits, when time is up
-                    self._lost_because = _words(error)
-                if (left := deadline - time.monotonic()) <= 0:
+                left = deadline - time.monotonic()
+                if left <= 0 or self._ended_because is not None:
                     break
                 await asyncio.sleep(min(pause, left))
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             self._has_given_up = True
-            self._fail_all(self._lost_because, time.monotonic() - started)
+            self._fail_all(self._lost_because, time.monotonic() - self._lost_since)
         finally:
             self._reconnecting = None
+
+    async def _try_to_resume(self) -> bool:
+        """Once; False: why not stands in `_lost_because`, and if it is for good, in `_ended_because` too."""
+        try:
+            await self._resume()
+        except _RefusedError as error:
+            self._lost_because = str(error)
+            if error.is_final:
+                self._ended_because = self._lost_because
+            return False
+        except Exception as error:  # noqa: BLE001 - delivered: to everybody who waits, when time is up
+            self._lost_because = _words(error)
+            return False
+        self._has_given_up = False
+        if not self._pending:
+            self._lost_since = None
+        return True
 
     async def _resume(self) -> None:
         answer = await self._connect(wire.Resume(self.opened.session, self.opened.token))
