@@ -182,7 +182,7 @@ def busy_daemon(start_daemon: StartDaemon) -> Iterator[DaemonProcess]:
     with client_of(daemon) as client:
         client.open()
         client.send(wire.Slab(1, 16 * MIB), descriptors=(slab.descriptor,))
-        client.send(*(wire.Write(number, number, 1, 0, 16 * MIB, "uint8", 1, "") for number in range(32)))
+        client.send(*(wire.Write(number, number, 1, 0, 2 * MIB, "uint8", 1, "") for number in range(128)))
         assert isinstance(client.receive(), wire.Stored)
         yield daemon
     slab.close()
