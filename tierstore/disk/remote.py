@@ -39,8 +39,19 @@ _STILL_ON_DISK = "the record is still with the daemon and may be asked for again
 
 
 class _Record(NamedTuple):
+    """One that is stored; `wire_key` is the daemon's name for it."""
+
     num_bytes: int
     stored: Stored
+    wire_key: int
+
+
+class _Sent(NamedTuple):
+    """A write on its way. A record that is written again has another key there: keys are used once (rule 5)."""
+
+    request: Request
+    slot: WindowSlot
+    wire_key: int
 
 
 class RemoteDisk:
@@ -62,7 +73,8 @@ class RemoteDisk:
         self._executor = executor
         self._name = name
         self._records: dict[int, _Record] = {}
-        self._given_up: dict[int, tuple[Request, WindowSlot]] = {}  # writes that may still be done, by key
+        self._given_up: dict[int, _Sent] = {}  # writes that may still be done, by key
+        self._wire_keys = itertools.count(1)
         self._slab_numbers = itertools.count(slab.number + 1)
         self._choices: dict[str, dict[str, int]] = {}
         self._disk_bytes = 0
@@ -119,14 +131,14 @@ class RemoteDisk:
         record = self._records[key]
         if len(destination) != record.num_bytes:
             raise ValueError(f"record {key} has {record.num_bytes} bytes, not {len(destination)}")
-        return await to_the_end(self._read(key, destination))
+        return await to_the_end(self._read(key, record.wire_key, destination))
 
     def confirms(self, key: int, memory: memoryview) -> bool:
         """See `DiskTier.confirms`."""
         record = self._records.get(key)
         if record is None or record.stored.checksum is None or len(memory) != record.num_bytes:
             return False
-        hasher = record_hasher(record_seed(self._link.opened.seed, self._link.opened.key_base + key))
+        hasher = record_hasher(record_seed(self._link.opened.seed, self._link.opened.key_base + record.wire_key))
         hasher.update(memory)
         return hasher.intdigest() == record.stored.checksum
 
@@ -140,7 +152,7 @@ class RemoteDisk:
         for key, record in zip(keys, records, strict=True):
             del self._records[key]
             self._disk_bytes -= record.stored.stored_bytes
-        await to_the_end(self._discard(keys))
+        await to_the_end(self._discard([record.wire_key for record in records]))
 
     def usage(self) -> DiskUsage:
         """What is held now for this client. Any thread; does not block."""
@@ -181,10 +193,10 @@ class RemoteDisk:
     # --- down -----------------------------------------------------------------------------------------------------
 
     async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        answer = await self._answer_to_write(key, source, kind)
+        wire_key, answer = await self._answer_to_write(key, source, kind)
         if isinstance(answer, wire.Stored):
             stored = Stored(answer.stored_bytes, answer.codec, answer.kind, answer.checksum)
-            self._records[key] = _Record(len(source), stored)
+            self._records[key] = _Record(len(source), stored, wire_key)
             self._disk_bytes += stored.stored_bytes
             counts = self._choices.setdefault(stored.kind, {})
             counts[stored.codec] = counts.get(stored.codec, 0) + 1
@@ -198,45 +210,47 @@ class RemoteDisk:
             raise StorageIOError(answer.operation, answer.place, answer.reason, _STILL_IN_MEMORY)
         raise self._unexpected(answer)
 
-    async def _answer_to_write(self, key: int, source: memoryview, kind: Kind) -> Answer:
-        earlier = self._given_up.pop(key, None)  # of the same bytes: a key has no others
-        request, slot = earlier or await self._send_write(key, source, kind)
+    async def _answer_to_write(self, key: int, source: memoryview, kind: Kind) -> tuple[int, Answer]:
+        # One that was given up is of the same bytes: a key of the store's has no others.
+        sent = self._given_up.pop(key, None) or await self._send_write(key, source, kind)
         try:
-            answer = await self._link.answer_to(request)
+            answer = await self._link.answer_to(sent.request)
         except DaemonUnavailableError:
-            if self._link.is_pending(request):
-                self._given_up[key] = request, slot
+            if self._link.is_pending(sent.request):
+                self._given_up[key] = sent
             raise
-        self._give_back(slot)
-        return answer
+        self._give_back(sent.slot)
+        return sent.wire_key, answer
 
-    async def _send_write(self, key: int, source: memoryview, kind: Kind) -> tuple[Request, WindowSlot]:
+    async def _send_write(self, key: int, source: memoryview, kind: Kind) -> _Sent:
         slot = await self._take(source, to_read=False)
         try:
             await run_job(self._executor, copy_memory, slot.memory, source)
         except BaseException:
             self._give_back(slot)
             raise
+        wire_key = next(self._wire_keys)
 
         def message(request: int) -> wire.Write:
             about = (wire.fitting_word(kind.dtype), max(1, kind.itemsize_bytes), wire.fitting_word(kind.origin))
-            return wire.Write(request, key, slot.slab.number, slot.offset, slot.num_bytes, *about)
+            return wire.Write(request, wire_key, slot.slab.number, slot.offset, slot.num_bytes, *about)
 
-        return self._link.submit(message, partial(self._was_written_late, key, slot)), slot
+        request = self._link.submit(message, partial(self._was_written_late, key, wire_key, slot))
+        return _Sent(request, slot, wire_key)
 
-    def _was_written_late(self, key: int, slot: WindowSlot, answer: Answer | None) -> None:
+    def _was_written_late(self, key: int, wire_key: int, slot: WindowSlot, answer: Answer | None) -> None:
         self._given_up.pop(key, None)
         self._give_back(slot)
         if isinstance(answer, wire.Stored):  # the store has kept the bytes, and may have forgotten them since
-            self._link.submit(lambda request: wire.Discard(request, (key,)), lambda _: None)
+            self._link.submit(partial(_discard_of, (wire_key,)), lambda _: None)
 
     # --- up -------------------------------------------------------------------------------------------------------
 
-    async def _read(self, key: int, destination: memoryview) -> int:
+    async def _read(self, key: int, wire_key: int, destination: memoryview) -> int:
         slot = await self._take(destination, to_read=True)
 
         def message(request: int) -> wire.Read:
-            return wire.Read(request, key, slot.slab.number, slot.offset, slot.num_bytes)
+            return wire.Read(request, wire_key, slot.slab.number, slot.offset, slot.num_bytes)
 
         request = self._link.submit(message, lambda _: self._give_back(slot))
         answer = await self._link.answer_to(request)
