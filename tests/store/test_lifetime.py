@@ -346,11 +346,10 @@ def test_fork_child_that_outlives_a_killed_parent_keeps_no_disk_space(store_dire
         """
         handles = [store.put(torch.randn(1 << 20)) for _ in range(8)]
         store.flush()
-        child = os.fork()
-        if child == 0:
+        if os.fork() == 0:
+            print(os.getpid(), flush=True)  # only now has it done what a child does first
             sys.stdin.read()
             os._exit(0)
-        print(child, flush=True)
         time.sleep(60)
         """,
     )
