@@ -1134,8 +1134,8 @@ MUTATIONS = [
         "R11",
         "a record that the index refused is no record",
         "tierstore/disk/shelf.py",
-        "            if outcome.error is not None:\n                raise outcome.error\n        if extent is None:",
-        "            pass\n        if extent is None:",
+        "                    raise outcome.error\n            if extent is None:",
+        "                    pass\n            if extent is None:",
         ("store/test_local_disk.py::test_record_that_the_index_refuses_is_no_record",),
     ),
     Mutation(

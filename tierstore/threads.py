@@ -7,10 +7,12 @@ backward may still be running; hence an executor of our own.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,7 +21,8 @@ __all__ = ["IoThreads", "start_thread"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+_Job = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+_Ended = tuple[asyncio.Future[Any], Any, BaseException | None]
 
 
 _NICE = 5
@@ -42,15 +45,24 @@ def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
 
 
 class IoThreads(Executor):
-    """A fixed number of threads that run blocking jobs, first come first served."""
+    """A fixed number of threads that run blocking jobs, first come first served, for the coroutines of one loop.
+
+    What jobs return is handed to the loop in batches: a wake-up takes everything that was ready by then. So `submit`
+    returns a future of the loop, not of `concurrent.futures`, whose locks would cost more than many a job; it is still
+    an `Executor` for `loop.run_in_executor`, since `asyncio.wrap_future` returns a future of the loop as it is.
+    """
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._ended: deque[_Ended] = deque()
+        self._is_loop_told = False
         self._threads = [start_thread(self._run, f"{name}-{i}") for i in range(num_threads)]
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Queue a job. Any thread; does not block."""
-        future: Future[T] = Future()
+    def submit(  # type: ignore[override]
+        self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> asyncio.Future[T]:
+        """Queue a job; one that was cancelled when its turn comes is left out. On the loop; does not block."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._jobs.put((future, fn, args, kwargs))
         return future
 
@@ -65,12 +77,32 @@ class IoThreads(Executor):
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             future, fn, args, kwargs = job
-            if not future.set_running_or_notify_cancel():
-                continue
+            result, error = None, None
+            if not future.cancelled():
+                try:
+                    result = fn(*args, **kwargs)
+                except BaseException as caught:  # noqa: BLE001 - delivered to whoever awaits the job
+                    error = caught
+            self._ended.append((future, result, error))
+            self._tell(future.get_loop())
+            del job, future, fn, args, kwargs, result, error  # an idle thread keeps nobody's memory alive
+
+    def _tell(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Append first, look at the flag second; `_deliver` clears it first and empties second: nothing is missed.
+        if not self._is_loop_told:
+            self._is_loop_told = True
             try:
-                result = fn(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - delivered to whoever awaits the job
-                future.set_exception(error)
-            else:
+                loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits any more
+
+    def _deliver(self) -> None:
+        self._is_loop_told = False
+        while self._ended:
+            future, result, error = self._ended.popleft()
+            if future.cancelled():
+                continue
+            if error is None:
                 future.set_result(result)
-            del job, future, fn, args, kwargs  # an idle thread keeps nobody's memory alive
+            else:
+                future.set_exception(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvloop
 
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
@@ -260,32 +262,74 @@ def test_open_that_fails_raises_in_the_constructor_and_ends_the_threads() -> Non
 
 def test_io_threads_run_jobs_and_deliver_what_they_raise() -> None:
     threads = IoThreads(2, "tierstore-test")
-    assert threads.submit(divmod, 7, 2).result(20) == (3, 1)
-    assert threads.submit(lambda *, a: a, a=5).result(20) == 5
-    with pytest.raises(ZeroDivisionError):
-        threads.submit(divmod, 7, 0).result(20)
-    with pytest.raises(SystemExit):
-        threads.submit(exit).result(20)
-    assert threads.submit(int).result(20) == 0
+
+    async def test() -> None:
+        assert await threads.submit(divmod, 7, 2) == (3, 1)
+        assert await threads.submit(lambda *, a: a, a=5) == 5
+        with pytest.raises(ZeroDivisionError):
+            await threads.submit(divmod, 7, 0)
+        assert isinstance(await asyncio.wait_for(outcome_of(threads.submit(exit)), 20), SystemExit)
+        assert await asyncio.get_running_loop().run_in_executor(threads, int) == 0
+
+    async def outcome_of(future: asyncio.Future[object]) -> BaseException | None:
+        await asyncio.wait((future,))
+        return future.exception()
+
+    uvloop.run(test())
+    threads.shutdown()
+
+
+def test_io_threads_many_jobs_that_end_at_once_are_all_delivered() -> None:
+    threads = IoThreads(4, "tierstore-test")
+
+    async def test() -> None:
+        for _ in range(20):
+            futures = [threads.submit(pow, number, 2) for number in range(200)]
+            assert await asyncio.gather(*futures) == [number**2 for number in range(200)]
+
+    uvloop.run(test())
     threads.shutdown()
 
 
 def test_io_threads_shut_down_finish_what_is_queued() -> None:
     threads = IoThreads(1, "tierstore-test")
     door = threading.Event()
-    first, second = threads.submit(door.wait, 20), threads.submit(int)
-    start_thread(door.set, "tierstore-opener")
-    threads.shutdown()
-    assert (first.result(0), second.result(0)) == (True, 0)
+
+    async def test() -> None:
+        first, second = threads.submit(door.wait, 20), threads.submit(int)
+        start_thread(door.set, "tierstore-opener")
+        threads.shutdown()
+        assert (await first, await second) == (True, 0)
+
+    uvloop.run(test())
 
 
 def test_io_threads_skip_a_job_cancelled_before_it_begins() -> None:
     threads = IoThreads(1, "tierstore-test")
     door = threading.Event()
     ran: list[int] = []
-    threads.submit(door.wait, 20)
-    cancelled = threads.submit(ran.append, 1)
-    assert cancelled.cancel()
-    door.set()
+
+    async def test() -> None:
+        first = threads.submit(door.wait, 20)
+        cancelled, last = threads.submit(ran.append, 1), threads.submit(int)
+        assert cancelled.cancel()
+        door.set()
+        assert (await first, await last) == (True, 0)
+
+    uvloop.run(test())
     threads.shutdown()
     assert not ran
+
+
+def test_io_threads_loop_that_is_gone_does_not_end_them() -> None:
+    threads = IoThreads(1, "tierstore-test")
+    door, ran = threading.Event(), threading.Event()
+
+    async def leave_jobs_behind() -> None:
+        threads.submit(door.wait, 20)
+        threads.submit(ran.set)
+
+    uvloop.run(leave_jobs_behind())
+    door.set()
+    threads.shutdown()
+    assert ran.is_set()

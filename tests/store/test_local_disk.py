@@ -31,6 +31,7 @@ from tests.store.disk_conformance import (
 )
 from tierstore.disk import records as records_module
 from tierstore.disk import scratch as scratch_module
+from tierstore.disk.home import NamedHome
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.raw_records import lay_out, split_at
 from tierstore.disk.scratch import SCRATCH_BYTES, Scratch
@@ -448,13 +449,14 @@ def test_full_file_system_is_store_full_and_goes_on(
 
 @pytest.mark.parametrize("inline_bytes", [0, None])
 def test_record_that_the_index_refuses_is_no_record(
-    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch, inline_bytes: int | None
+    open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch, inline_bytes: int | None
 ) -> None:
     """The index's map, made far too small here, is full: what was not committed was not stored."""
     monkeypatch.setattr("tierstore.disk.home.map_bytes_for", lambda disk_bytes: 2**18)
 
     async def test() -> None:
-        async with open_disk(inline_bytes=inline_bytes) as disk:
+        home = NamedHome(directory)  # one without names keeps no extent in the index
+        async with open_disk(inline_bytes=inline_bytes, home=home) as disk:
             stored: dict[int, bytes] = {}
 
             async def fill() -> None:
@@ -468,6 +470,26 @@ def test_record_that_the_index_refuses_is_no_record(
             assert disk.usage().num_records == len(stored) > 0
             for key, content in stored.items():
                 assert await read_back(disk, key, len(content)) == content
+
+    on_loop(test)
+
+
+def test_extents_that_nobody_will_look_for_do_not_enter_the_index(
+    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index's map is far too small for an entry each; small values still need it."""
+    monkeypatch.setattr("tierstore.disk.home.map_bytes_for", lambda disk_bytes: 2**18)
+
+    async def test() -> None:
+        async with open_disk(inline_bytes=1000) as disk:
+            content = random_bytes(3000)
+            for key in range(5000):
+                await disk.write(key, memoryview(content), PLAIN)
+            assert await read_back(disk, 4999, len(content)) == content
+            await disk.discard(range(5000))
+            assert disk.usage().disk_bytes == 0
+            await disk.write(5000, memoryview(content[:1000]), PLAIN)
+            assert await read_back(disk, 5000, 1000) == content[:1000]
 
     on_loop(test)
 

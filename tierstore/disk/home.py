@@ -82,10 +82,13 @@ class Home(SegmentFiles, Protocol):
 
     Attributes:
         directory: the files are made in it.
+        outlives: whether what is written is found again by the next process: what needs no memory of ours must be in
+            the index then.
         found: what was there when it was opened, and what was done with it, in words.
     """
 
     directory: Path
+    outlives: bool
     found: str
 
     @property
@@ -116,6 +119,7 @@ class UnnamedHome:
     def __init__(self, directory: Path, session: int = 0) -> None:
         """`directory`: an existing one. `session`: as in `Contents`."""
         self.directory = directory
+        self.outlives = False
         self.found = "nothing"
         self._session = session
 
@@ -165,6 +169,7 @@ class NamedHome:
         """
         self._folder = LockedFolder(check_directory(directory), FOLDER_NAME)
         self.directory = self._folder.path
+        self.outlives = True
         self.found = "nothing"
 
     @property

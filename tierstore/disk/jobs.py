@@ -41,9 +41,11 @@ async def to_the_end(work: Coroutine[Any, Any, _T], undo: Callable[[], Awaitable
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.wait((task,))
+            await asyncio.shield(task)
         except asyncio.CancelledError as error:
             cancelled = error
+        except Exception:  # noqa: BLE001 - the task's own: raised below
+            break
     if cancelled is None:
         return task.result()
     if task.exception() is None and undo is not None:

@@ -114,6 +114,7 @@ class LocalDisk:
             inline_bytes=inline_bytes,
             session=found.session,
             has_checksums=checksum,
+            has_extents_in_index=self._home.outlives,
             turns=Turns(num_at_once),
         )
         self._take_up(found)

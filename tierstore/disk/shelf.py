@@ -81,6 +81,7 @@ class RecordShelf:
         inline_bytes: int | None,
         session: int,
         has_checksums: bool,
+        has_extents_in_index: bool,
         turns: Turns,
     ) -> None:
         self.locations: dict[int, Location] = {}
@@ -95,6 +96,7 @@ class RecordShelf:
         self._inline_bytes = inline_bytes
         self._session = session
         self._has_checksums = has_checksums
+        self._has_extents_in_index = has_extents_in_index
 
     def usage(self) -> Usage:
         """Bytes that records take, and the most that they may."""
@@ -235,7 +237,7 @@ class RecordShelf:
             raise StoreFullError(len(record.source), *self.usage(), reason=reason) from None
 
     async def _enter(self, record: _Record, written: Written, extent: Extent | None) -> Stored:
-        """Commit a record to the index; from here on it exists."""
+        """Commit a record to the index, if it belongs there; from here on it exists."""
         value = written.value if extent is None else None
         location = Location(
             segment=None if extent is None else extent.segment,
@@ -249,12 +251,13 @@ class RecordShelf:
             head_bytes=written.head_bytes,
             checksum=written.checksum,
         )
-        outcome = await self._put(Put(record.key, location, value))
-        with self._write_errors(record, "the index"):
-            if outcome.error is not None:
-                raise outcome.error
-        if extent is None:
-            location = msgspec.structs.replace(location, offset=outcome.value_offset)
+        if self._is_in_index(location):
+            outcome = await self._put(Put(record.key, location, value))
+            with self._write_errors(record, "the index"):
+                if outcome.error is not None:
+                    raise outcome.error
+            if extent is None:
+                location = msgspec.structs.replace(location, offset=outcome.value_offset)
         self.locations[record.key] = location
         kind = self._policy.learn_written(record.key, record.kind, len(record.source), record.order, written)
         checksum = written.checksum if written.codec == NO_CODEC else None
@@ -312,6 +315,10 @@ class RecordShelf:
         """
         locations = self._undeleted | locations
         self._undeleted = {}
+        for key in [key for key, location in locations.items() if not self._is_in_index(location)]:
+            self._free(locations.pop(key))
+        if not locations:
+            return
         self._space.promise()
         try:
             outcomes = await self._commits.submit_all(Delete(key) for key in locations)
@@ -322,6 +329,10 @@ class RecordShelf:
                     self._undeleted[key] = location
         finally:
             self._space.settle_promise()
+
+    def _is_in_index(self, location: Location) -> bool:
+        """Extents that nobody will look for after this process are kept in memory alone."""
+        return location.segment is None or self._has_extents_in_index
 
     def _free(self, location: Location) -> None:
         if location.segment is None or location.offset is None:
