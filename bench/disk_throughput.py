@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
 import torch
@@ -31,6 +31,10 @@ from tierstore.disk.local import NUM_AT_ONCE
 
 from .goals import Goal
 from .harness import Benchmark, main_of_one_variant
+
+if TYPE_CHECKING:
+    from tierstore import TierStore
+    from tierstore.handle import Handle
 
 TENSOR_BYTES = 16 * 2**20
 NUM_TENSORS = 96
@@ -128,27 +132,31 @@ def raw_device(scratch: Path) -> Iterator[Mover]:
 
 @contextmanager
 def tierstore(scratch: Path) -> Iterator[Mover]:
-    """Everything is put, then got in the same order, each prefetched some tensors before and dropped at once."""
+    """An embedded store that keeps nothing in host memory and encodes nothing."""
     from tierstore import TierStore
-    from tierstore.handle import Handle
 
+    with TierStore(scratch, host_bytes=0, codec="none") as store:
+        yield mover_of(store)
+
+
+def mover_of(store: TierStore) -> Mover:
+    """Everything is put, then got in the same order, each prefetched some tensors before and dropped at once."""
     tensors = random_tensors()
     handles: dict[int, Handle] = {}
-    with TierStore(scratch, host_bytes=0, codec="none") as store:
 
-        def spill() -> None:
-            for number, tensor in enumerate(tensors):
-                handles[number] = store.put(tensor)
-            store.flush()
+    def spill() -> None:
+        for number, tensor in enumerate(tensors):
+            handles[number] = store.put(tensor)
+        store.flush()
 
-        def restore() -> None:
-            for number in range(NUM_TENSORS):
-                ahead = range(number, min(number + LOOKAHEAD, NUM_TENSORS))
-                store.prefetch(handles[each] for each in ahead)  # a hint: what finds no room is dropped
-                check(store.get(handles.pop(number)), number)
-            store.flush()  # freeing what was kept is part of it
+    def restore() -> None:
+        for number in range(NUM_TENSORS):
+            ahead = range(number, min(number + LOOKAHEAD, NUM_TENSORS))
+            store.prefetch(handles[each] for each in ahead)  # a hint: what finds no room is dropped
+            check(store.get(handles.pop(number)), number)
+        store.flush()  # freeing what was kept is part of it
 
-        yield Mover(spill, restore)
+    return Mover(spill, restore)
 
 
 @contextmanager

@@ -1,0 +1,150 @@
+"""Processes that take turns, and a daemon beside them.
+
+A shared machine is twice as fast in one minute as in the next. So what is compared runs at the same time, in
+processes of their own, each doing its part when it is told to, while the others wait; whoever went first goes last
+the next time, and the ratios of each turn count.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+__all__ = ["Daemon", "Party", "daemon", "party", "serve_commands", "turns", "use_small_pages"]
+
+Figures = dict[str, float]
+_PR_SET_THP_DISABLE = 41
+_READY_SECONDS = 30.0
+
+
+class Party:
+    """One or several processes that do the same thing at the same time.
+
+    Args:
+        name: in the results.
+        processes: each answers a line of standard input with a line of figures.
+    """
+
+    def __init__(self, name: str, processes: Sequence[subprocess.Popen[str]]) -> None:
+        self.name = name
+        self._processes = processes
+
+    def do(self, command: str) -> list[Figures]:
+        """Have all of them carry it out; the figures of each. Blocks until the last is done.
+
+        Raises:
+            RuntimeError: one of them ended.
+        """
+        for process in self._processes:
+            print(command, file=process.stdin, flush=True)
+        lines = [process.stdout.readline() for process in self._processes]
+        if not all(lines):
+            raise RuntimeError(f"{self.name}: a process ended during {command!r}")
+        return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def party(name: str, module: str, requests: Sequence[Sequence[object]]) -> Iterator[Party]:
+    """Start a process for each request: `python -m MODULE --work REQUEST`; they end when the block does."""
+    with ExitStack() as stack:
+        yield Party(
+            name,
+            [
+                stack.enter_context(
+                    subprocess.Popen(
+                        [sys.executable, "-m", module, "--work", json.dumps(request)],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        text=True,
+                    )
+                )
+                for request in requests
+            ],
+        )
+
+
+def serve_commands(do: Callable[[str], Figures]) -> None:
+    """In such a process: carry out each line of standard input, until there are no more."""
+    for line in sys.stdin:
+        print(json.dumps(do(line.strip())), flush=True)
+
+
+def turns(parties: Sequence[Party], command: str, num_turns: int) -> list[dict[str, list[Figures]]]:
+    """So many turns of every party, one party at a time; the first goes last the next time.
+
+    Returns:
+        For each turn, the figures of each party's processes under its name.
+    """
+    found = []
+    for turn in range(num_turns):
+        order = parties if turn % 2 else parties[::-1]
+        found.append({each.name: each.do(command) for each in order})
+    return found
+
+
+class Daemon:
+    """A living one.
+
+    Attributes:
+        socket: where it listens.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], socket: Path) -> None:
+        self.socket = socket
+        self._process = process
+
+    @property
+    def cpu_seconds(self) -> float:
+        """What all of its threads have used, in steps of a clock tick (proc_pid_stat(5), utime and stime)."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def daemon(directory: Path, *arguments: str) -> Iterator[Daemon]:
+    """`tierstore serve` on that directory; ends with the block, with SIGTERM.
+
+    Raises:
+        RuntimeError: it did not start.
+    """
+    place = directory / "daemon"
+    place.mkdir()
+    address = place / "s" / "socket"
+    command = [sys.executable, "-m", "tierstore.cli", "serve", "--path", str(place), "--socket", str(address)]
+    with subprocess.Popen([*command, "--log-level", "warning", *arguments]) as process:
+        try:
+            _wait_until_it_listens(process, address)
+            yield Daemon(process, address)
+        finally:
+            process.terminate()
+
+
+def use_small_pages() -> None:
+    """No transparent huge pages in this process, and in those that it starts (PR_SET_THP_DISABLE, prctl(2)).
+
+    Memory that processes share gets none in most kernels' settings, so what the sidecar's design costs is seen only
+    beside an embedded store without them.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_THP_DISABLE)")
+
+
+def _wait_until_it_listens(process: subprocess.Popen[bytes], address: Path) -> None:
+    ends_at = time.monotonic() + _READY_SECONDS
+    while process.poll() is None and time.monotonic() < ends_at:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(address))
+            except OSError:
+                time.sleep(0.01)
+            else:
+                return
+    raise RuntimeError("the daemon did not start")
