@@ -18,6 +18,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,9 +36,9 @@ CODECS = ("none", "auto", "zstd:1", "shuffle-zstd:1")
 FIXED = tuple(codec for codec in CODECS if codec != "auto")
 SCENES = ("moving alone", "beside compute")
 QUALIFYING_TURNS = 1
-TURNS = 5
+TURNS = 4
 STEPS = 2
-SETTLE_SECONDS = 0.8
+SETTLE_SECONDS = 0.5
 CLOSE = 1.5
 COMPUTE_PER_MOVE = 2.0
 MATRIX = 768
@@ -106,9 +107,13 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def by_turns(step: Step, scratch: Path, codecs: Sequence[str], turns: int) -> dict[str, list[float]]:
-    """Seconds of a step with each codec, turn by turn; each turn begins with another codec."""
+def by_turns(step: Step, scratch: Path, codecs: Sequence[str], turns: int) -> tuple[dict[str, list[float]], float]:
+    """Seconds of a step with each codec, turn by turn, and what share of the records "auto" encoded in measured steps.
+
+    Each turn begins with another codec.
+    """
     seconds: dict[str, list[float]] = {codec: [] for codec in codecs}
+    stored: Counter[str] = Counter()
     with ExitStack() as stack:
         stores = {codec: stack.enter_context(TierStore(scratch, host_bytes=0, codec=codec)) for codec in codecs}
         for turn in range(turns):
@@ -117,10 +122,16 @@ def by_turns(step: Step, scratch: Path, codecs: Sequence[str], turns: int) -> di
                 settled = time.perf_counter() + SETTLE_SECONDS
                 while time.perf_counter() < settled:
                     step(stores[codec])
+                before = choices_of(stores["auto"])
                 measured = seconds_of(lambda codec=codec: [step(stores[codec]) for _ in range(STEPS)])
                 seconds[codec].append(measured / STEPS)
-        print(stores["auto"].stats().as_dict()["codec_choices"])
-    return seconds
+                stored += choices_of(stores["auto"]) - before
+    return seconds, 1 - stored["none"] / stored.total()
+
+
+def choices_of(store: TierStore) -> Counter[str]:
+    """How many records it has stored with each codec."""
+    return sum((Counter(counts) for counts in store.stats().codec_choices.values()), Counter())
 
 
 def first_use_ratio(step: Step, scratch: Path) -> float:
@@ -140,11 +151,12 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
     step: Step = lambda store: move(store, tensors)  # noqa: E731
     if scene == "beside compute":
         step = step_beside_compute(tensors, scratch)
-    seconds = by_turns(step, scratch, CODECS, QUALIFYING_TURNS)
+    seconds, _ = by_turns(step, scratch, CODECS, QUALIFYING_TURNS)
     medians = {codec: statistics.median(found) for codec, found in seconds.items()}
     fastest = min(medians[fixed] for fixed in FIXED)
     close = [codec for codec in CODECS if codec in ("none", "auto") or medians[codec] < CLOSE * fastest]
-    seconds |= by_turns(step, scratch, close, TURNS)
+    measured, encoded_share = by_turns(step, scratch, close, TURNS)
+    seconds |= measured
     ratios = {
         fixed: statistics.median(auto / other for auto, other in zip(seconds["auto"], seconds[fixed], strict=True))
         for fixed in close
@@ -154,6 +166,7 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
         "auto_to_best": max(ratios.values()),
         "auto_to_none": ratios["none"],
         "first_use_to_none": first_use_ratio(step, scratch),
+        "auto_encoded_share": encoded_share,
     } | {f"{codec}_seconds": statistics.median(found) for codec, found in seconds.items()}
 
 

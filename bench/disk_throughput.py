@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 TENSOR_BYTES = 16 * 2**20
 NUM_TENSORS = 96
 LOOKAHEAD = 8
-PAIRS = 4
+MOST_PAIRS = 4
+PAIRS = {"file per tensor": 2, "file per tensor, synced and cold": 1}  # a goal hangs on none of them
 GIGABYTES = NUM_TENSORS * TENSOR_BYTES / 1e9
 
 BENCHMARK = Benchmark(
@@ -50,7 +51,7 @@ BENCHMARK = Benchmark(
     settings={
         "tensor_bytes": TENSOR_BYTES,
         "num_tensors": NUM_TENSORS,
-        "pairs": PAIRS,
+        "pairs": MOST_PAIRS,
         "raw_in_flight": NUM_AT_ONCE,
     },
     rounds=2,
@@ -200,7 +201,7 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
     down: list[tuple[Lap, Lap]] = []
     up: list[tuple[Lap, Lap]] = []
     with raw_device(scratch) as raw, VARIANTS[variant](scratch) as mover:
-        for number in range(PAIRS + 1):
+        for number in range(PAIRS.get(variant, MOST_PAIRS) + 1):
             is_first = number % 2 == 1
             down.append(pair(mover.spill, raw.spill, is_first=is_first))
             up.append(pair(mover.restore, raw.restore, is_first=is_first))
