@@ -124,6 +124,31 @@ def test_daemon_that_does_not_come_back_fails_what_waits_in_time(
     on_loop(test)
 
 
+def test_daemon_that_stays_away_fails_those_too_that_wait_for_the_window(
+    open_remote: OpenRemote, start_daemon: StartDaemon, daemon: DaemonProcess
+) -> None:
+    """More than the window holds is asked for, at once and again and again: nobody waits for slots that do not come."""
+
+    async def test() -> None:
+        async with open_remote(reconnect_seconds=0.2) as tier:
+            contents = {key: random_bytes(MIB, seed=key) for key in range(9)}
+            await tier.write(0, memoryview(contents[0]), PLAIN)
+            daemon.kill()
+            writes = [tier.write(key, memoryview(contents[key]), PLAIN) for key in range(1, 9)]
+            outcomes = await asyncio.gather(*writes, return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [DaemonUnavailableError] * 8
+            for _ in range(6):
+                with pytest.raises(DaemonUnavailableError):
+                    await read_back(tier, 0, MIB)
+            start_daemon(daemon.path, daemon.socket, session_disk_bytes=64 * MIB, codec="none")
+            for key in range(1, 9):
+                await tier.write(key, memoryview(contents[key]), PLAIN)
+            for key, content in contents.items():
+                assert await read_back(tier, key, MIB) == content
+
+    on_loop(test)
+
+
 def test_daemon_that_hangs_is_given_up_in_time_and_taken_up_when_it_goes_on(
     open_remote: OpenRemote, daemon: DaemonProcess
 ) -> None:

@@ -60,12 +60,14 @@ class DaemonLink:
 
     Attributes:
         opened: what the daemon said to that.
+        on_unavailable: called when whoever waits for the daemon has to give up, with what makes the error for each.
         inodes: of the sockets and slabs that a forked child has to let go of.
     """
 
     def __init__(self, address: str, introduction: wire.Open, reconnect_seconds: float) -> None:
         self.address = address
         self.opened: wire.Opened
+        self.on_unavailable: Callable[[Callable[[], DaemonUnavailableError]], None] = lambda _: None
         self.inodes: set[Inode] = set()
         self._introduction = introduction
         self._reconnect_seconds = reconnect_seconds
@@ -73,6 +75,7 @@ class DaemonLink:
         self._greeting: asyncio.Future[Any] | None = None  # what the handshake waits for
         self._numbers = itertools.count(1)
         self._pending: dict[int, Request] = {}
+        self._reaching: list[asyncio.Future[None]] = []  # who waits until the session is open on a connection
         self._slabs: dict[int, SharedSlab] = {}
         self._reconnecting: asyncio.Task[None] | None = None
         self._lost_because = "it closed the connection"
@@ -114,6 +117,20 @@ class DaemonLink:
         self.inodes.discard(slab.inode)
         if self._channel is not None:  # the next connection does not share it anyway
             self._channel.send(wire.Unmap(slab.number))
+
+    async def reach(self) -> None:
+        """Return when the session is open on a connection: at once, unless that was lost.
+
+        Raises:
+            DaemonUnavailableError: the daemon has not come back in time.
+        """
+        if self._ended_because is not None:
+            raise self._unavailable(self._ended_because, 0.0)
+        if self._channel is None:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._reaching.append(future)
+            self._begin_to_reconnect()
+            await future
 
     def submit(
         self,
@@ -335,6 +352,10 @@ class DaemonLink:
         for request in self._pending.values():
             channel.send(request.message)
         self._watch_for_life()
+        reaching, self._reaching = self._reaching, []
+        for future in reaching:
+            if not future.done():
+                future.set_result(None)
 
     def _fail_all(self, reason: str, waited_seconds: float) -> None:
         """Nobody waits any longer; where the session is over, no answer comes any more."""
@@ -342,6 +363,11 @@ class DaemonLink:
             answer, request.answer = request.answer, None
             if answer is not None and not answer.done():
                 answer.set_exception(self._unavailable(reason, waited_seconds))
+        reaching, self._reaching = self._reaching, []
+        for future in reaching:
+            if not future.done():
+                future.set_exception(self._unavailable(reason, waited_seconds))
+        self.on_unavailable(lambda: self._unavailable(reason, waited_seconds))
         if self._ended_because is not None:
             ended, self._pending = self._pending, {}
             for request in ended.values():

@@ -79,6 +79,7 @@ class RemoteDisk:
         self._choices: dict[str, dict[str, int]] = {}
         self._disk_bytes = 0
         self._closed_because: str | None = None
+        link.on_unavailable = self._window.refuse_waiting  # slots of a lost daemon do not come back
 
     @classmethod
     async def open(
@@ -281,6 +282,7 @@ class RemoteDisk:
 
     async def _take(self, memory: memoryview, *, to_read: bool) -> WindowSlot:
         """A slot for as many bytes, at the same address modulo 4096: the daemon writes it as it would the memory."""
+        await self._link.reach()  # else each attempt in vain would keep a slot, until there is none to wait for
         num_bytes, phase = len(memory), address_of(memory) % _PAGE_BYTES
         if num_bytes + phase <= self._window.num_bytes:
             return await self._window.take(num_bytes, to_read=to_read, phase=phase)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ..free_runs import FreeRuns
@@ -50,7 +51,10 @@ class Window:
         return self._slab.num_bytes
 
     async def take(self, num_bytes: int, *, to_read: bool, phase: int = 0) -> WindowSlot:
-        """A slot, as soon as there is one; `phase`: of its address modulo 4096. `num_bytes` + `phase` fit in."""
+        """A slot, as soon as there is one; `phase`: of its address modulo 4096. `num_bytes` + `phase` fit in.
+
+        Raises what `refuse_waiting` was given; no slot was taken.
+        """
         size = round_up(max(num_bytes + phase, 1))
         line = self._waiting[0 if to_read else 1]
         if line or (not to_read and self._waiting[0]) or self._free.longest_bytes < size:
@@ -71,6 +75,14 @@ class Window:
         self._free.free(slot.offset - phase, round_up(max(slot.num_bytes + phase, 1)))
         self._serve()
 
+    def refuse_waiting(self, error: Callable[[], Exception]) -> None:
+        """Nobody gives a slot back: whoever waits for one is told why."""
+        for line in self._waiting:
+            while line:
+                waiter = line.popleft()
+                if not waiter.start.done():
+                    waiter.start.set_exception(error())
+
     def _serve(self) -> None:
         for line in self._waiting:
             while line:
@@ -85,7 +97,7 @@ class Window:
     def _leave(self, line: deque[_Waiter], waiter: _Waiter) -> None:
         if waiter in line:
             line.remove(waiter)
-        elif not waiter.start.cancelled():
+        elif not waiter.start.cancelled() and waiter.start.exception() is None:
             self._free.free(waiter.start.result(), waiter.size)
         self._serve()
 
