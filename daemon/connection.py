@@ -165,21 +165,29 @@ class Connection:
         except (StoreFullError, StorageIOError) as error:
             self.refuse(f"no session can be opened: {error}", is_final=False)
             return
+        if not self._channel.is_open:  # it left meanwhile, and nobody else has the token
+            await self._daemon.end_session(session, "its client left before it was opened")
+            return
         self._begin(session)
         seed, io_mode = self._daemon.disk.session, self._daemon.disk.usage().io_mode
         number, key_base = session.lease.number, session.disk_key(0)
         self.answer(wire.Opened(number, token, seed, key_base, session.quota_bytes, io_mode))
 
     async def _resume(self, message: wire.Resume) -> None:
+        if not self._channel.is_open:
+            return
         session = self._daemon.session_of(message, self._uid)
         if session is None:
             # The same words for a wrong token: who guesses does not learn which sessions there are.
             self.refuse("it knows no such session: its lease has ended, or what it held was cleared")
             return
         self._daemon.take_over(session, self)
+        self.session = session  # from here on the end of the connection begins the grace period
         await session.wait_for(None)  # rule 4 of wire.py
         if session.is_ended:
             self.refuse("the session has ended")
+            return
+        if not self._daemon.is_connection_of(session, self):  # it left meanwhile, or came back once more
             return
         self._begin(session)
         self.answer(wire.Resumed())
@@ -220,9 +228,12 @@ class Connection:
             self._daemon.start(self._guarded(self._discard(session, message)))
             return
         memory = self._range_of(message)
+        if isinstance(message, wire.Write) and message.key in session.being_written:
+            raise ProtocolError(self.peer, f"record {message.key}, which is being written, once more")
         session.begin_job(message.key)
         number = session.lease.number
         if isinstance(message, wire.Write):
+            session.being_written.add(message.key)
             self._daemon.lanes.write(
                 number, message.num_bytes, lambda: self._guarded(self._write(session, message, memory))
             )
@@ -263,6 +274,7 @@ class Connection:
             session.totals["io_errors"] += 1
             self.answer(_failed(message.request, error))
         finally:
+            session.being_written.discard(message.key)
             session.end_job(message.key)
 
     async def _store(self, session: Session, message: wire.Write, memory: memoryview) -> Record:

@@ -217,7 +217,7 @@ class Daemon:
         """It is over. Its session, if it still has one, is kept for a while."""
         self._connections.discard(connection)
         session = connection.session
-        if session is not None and self._connection_of.get(session.lease.number) is connection:
+        if session is not None and self.is_connection_of(session, connection):
             del self._connection_of[session.lease.number]
             self._start_grace(session)
 
@@ -258,6 +258,10 @@ class Daemon:
     def session_entered(self, session: Session, connection: Connection) -> None:
         """The connection has the session now."""
         self._connection_of[session.lease.number] = connection
+
+    def is_connection_of(self, session: Session, connection: Connection) -> bool:
+        """Whether the session's client is on this connection, and not on a later one, or on none."""
+        return self._connection_of.get(session.lease.number) is connection
 
     async def end_session(self, session: Session, reason: str) -> None:
         """Free all it stored, after its jobs have ended (rule 6 of wire.py), then forget it."""

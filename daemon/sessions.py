@@ -68,6 +68,7 @@ class Session:
         lease: who it is.
         quota_bytes: the most that it may hold on disk.
         records: by the client's keys.
+        being_written: keys of writes that are queued or run.
         disk_bytes: taken by them, and by what is being written, as it is.
         lost_at: the loop's time at which its connection ended; None: it has one.
         is_ended: it is over; whatever still runs for it must leave nothing behind.
@@ -78,6 +79,7 @@ class Session:
         self.lease = lease
         self.quota_bytes = quota_bytes
         self.records: dict[int, Record] = {}
+        self.being_written: set[int] = set()
         self.disk_bytes = 0
         self.lost_at: float | None = None
         self.is_ended = False

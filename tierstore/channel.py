@@ -78,6 +78,11 @@ class Channel:
         self._loop.add_reader(self._events.fileno(), self._wake)
 
     @property
+    def is_open(self) -> bool:
+        """Whether the connection is not over."""
+        return self._is_open
+
+    @property
     def is_inside_frame(self) -> bool:
         """Whether a frame has begun to arrive and not ended."""
         return self._reader.is_inside_frame

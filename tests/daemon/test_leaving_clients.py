@@ -1,0 +1,116 @@
+"""Clients that leave at the worst moment: the daemon keeps nothing of theirs for longer than the grace period."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tests.daemon.test_security import MIB, RawClient
+from tierstore import wire
+from tierstore.disk.shared_slab import SharedSlab
+from tierstore.inspection import inspect_daemon
+
+SLAB_BYTES = 4 * MIB
+DEADLINE_SECONDS = 30
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon) -> DaemonProcess:
+    return start_daemon(grace_seconds=0.3, codec="zstd:19")  # which takes a second for the slab
+
+
+@pytest.fixture
+def client(daemon: DaemonProcess) -> Iterator[RawClient]:
+    client = RawClient(daemon)
+    yield client
+    client.socket.close()
+
+
+@pytest.fixture
+def slab() -> Iterator[SharedSlab]:
+    slab = SharedSlab(1, SLAB_BYTES)
+    slab.memory[:] = bytes(each & 0x0F for each in os.urandom(SLAB_BYTES // 16)) * 16
+    yield slab
+    slab.close()
+
+
+def begin_slow_write(client: RawClient, slab: SharedSlab) -> wire.Opened:
+    opened = client.open()
+    client.send(wire.Slab(1, SLAB_BYTES), descriptors=(slab.descriptor,))
+    client.send(wire.Write(1, 1, 1, 0, SLAB_BYTES, "", 1, ""))
+    return opened
+
+
+def wait_until_nothing_is_left(daemon: DaemonProcess, num_opened: int = 1) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        report = json.loads(inspect_daemon(daemon.socket))
+        is_empty = not report["num_sessions"] and not report["disk"]["disk_bytes"]
+        if is_empty and report["num_sessions_opened"] == num_opened:
+            return
+        assert time.monotonic() < deadline, report
+        time.sleep(0.05)  # the lease ends by the daemon's own clock
+
+
+def test_client_leaves_while_its_session_is_opened_nothing_is_left(daemon: DaemonProcess) -> None:
+    for _ in range(5):
+        client = RawClient(daemon)
+        client.greet()
+        client.send(wire.Open("hasty", None, 1))
+        client.socket.close()
+    wait_until_nothing_is_left(daemon, num_opened=5)
+
+
+def test_client_leaves_while_its_session_is_resumed_nothing_is_left(
+    daemon: DaemonProcess, client: RawClient, slab: SharedSlab
+) -> None:
+    """It waits for the jobs of the connection before (rule 4) when it goes."""
+    opened = begin_slow_write(client, slab)
+    again = RawClient(daemon)
+    again.greet()
+    again.send(wire.Resume(opened.session, opened.token))
+    again.socket.close()
+    wait_until_nothing_is_left(daemon)
+
+
+def test_client_resumes_twice_at_once_nothing_is_left(daemon: DaemonProcess, client: RawClient) -> None:
+    opened = client.open()
+    again = RawClient(daemon)
+    again.greet()
+    again.send(wire.Resume(opened.session, opened.token), wire.Resume(opened.session, opened.token))
+    assert again.is_refused("two sessions")
+    again.socket.close()
+    client.socket.close()
+    wait_until_nothing_is_left(daemon)
+
+
+def test_client_resumes_again_before_it_was_answered_only_the_last_connection_counts(
+    daemon: DaemonProcess, client: RawClient, slab: SharedSlab
+) -> None:
+    opened = begin_slow_write(client, slab)
+    crowd = [RawClient(daemon) for _ in range(4)]
+    for each in crowd:
+        each.greet()
+        each.send(wire.Resume(opened.session, opened.token))
+    assert [each.receive() for each in crowd] == [None, None, None, wire.Resumed()]
+    crowd[-1].send(wire.Slab(1, SLAB_BYTES), descriptors=(slab.descriptor,))
+    crowd[-1].send(wire.Read(2, 1, 1, 0, SLAB_BYTES))
+    assert isinstance(crowd[-1].receive(), wire.Loaded)
+    for each in crowd:
+        each.socket.close()
+    wait_until_nothing_is_left(daemon)
+
+
+def test_key_written_twice_at_once_is_refused_and_nothing_is_left(
+    daemon: DaemonProcess, client: RawClient, slab: SharedSlab
+) -> None:
+    """Both would be stored, and only one of them freed."""
+    begin_slow_write(client, slab)
+    client.send(wire.Write(2, 1, 1, 0, SLAB_BYTES, "", 1, ""))
+    assert client.is_refused("record 1", "being written")
+    wait_until_nothing_is_left(daemon)
