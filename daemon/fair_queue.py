@@ -37,6 +37,11 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return self._num_items
 
+    @property
+    def num_owners(self) -> int:
+        """Whose share is remembered: of everybody who has pushed and was not forgotten."""
+        return len(self._lines)
+
     def push(self, owner: int, cost_bytes: int, item: T) -> None:
         """Queue an item."""
         line = self._lines.get(owner)

@@ -74,6 +74,11 @@ class Lanes:
         """Likewise one that writes."""
         self._push(self.writes, session, num_bytes, job)
 
+    def forget(self, session: int) -> None:
+        """A session that has no jobs, and never will again."""
+        for way in (self.reads, self.writes):
+            way.queue.forget(session)
+
     def _push(self, way: Way, session: int, num_bytes: int, job: Job) -> None:
         way.queue.push(session, num_bytes, _Queued(job, num_bytes, time.perf_counter()))
         self._start()

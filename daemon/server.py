@@ -274,6 +274,7 @@ class Daemon:
         await self.free(session, tuple(session.records))
         await self.disk.delete_lease(session.lease.number)
         del self.sessions[session.lease.number]
+        self.lanes.forget(session.lease.number)
         self.ended_totals.update(session.totals)
         self.log.info("session ended: %s", reason, extra=session.about())
 

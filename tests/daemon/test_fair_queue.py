@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,10 @@ from hypothesis import strategies as st
 
 from tierstore.daemon.fair_queue import FairQueue
 from tierstore.daemon.lanes import Lanes
+from tierstore.daemon.server import Daemon
+from tierstore.daemon.sessions import Session, new_lease
+from tierstore.daemon.settings import ServeSettings
+from tierstore.disk.local import LocalDisk
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 1000)), max_size=60))
@@ -67,6 +73,32 @@ def test_forget_leaves_the_others() -> None:
     assert queue.forget(1) == ["a", "c"]
     assert queue.forget(1) == []
     assert [queue.pop() for _ in range(len(queue))] == ["b"]
+    assert queue.num_owners == 1
+
+
+def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> None:
+    """A daemon that runs for months has many sessions, and looks at all it remembers for each turn."""
+
+    async def test(executor: ThreadPoolExecutor) -> None:
+        daemon = Daemon(ServeSettings(tmp_path))
+        options = {"disk_bytes": 2**20, "inline_bytes": 0, "codec": "none", "checksum": True}
+        daemon.disk = LocalDisk(tmp_path, executor=executor, **options)  # type: ignore[arg-type]
+        async with asyncio.TaskGroup() as tasks:
+
+            def start(work: Coroutine[Any, Any, None]) -> None:
+                tasks.create_task(work)
+
+            daemon.lanes = Lanes(start, 1)
+            daemon.lanes.read(7, 10, lambda: asyncio.sleep(0))
+            daemon.lanes.write(7, 10, lambda: asyncio.sleep(0))
+        lease, _ = new_lease(7, 0, "one", None, 1)
+        daemon.sessions[7] = Session(lease, 100)
+        await daemon.end_session(daemon.sessions[7], "a test")
+        await daemon.disk.close()
+        assert daemon.lanes.reads.queue.num_owners == daemon.lanes.writes.queue.num_owners == 0
+
+    with ThreadPoolExecutor(2) as executor:
+        asyncio.run(test(executor))
 
 
 def test_lanes_run_so_many_at_once_and_no_write_while_a_read_waits() -> None:
