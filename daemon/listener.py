@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import grp
 import os
 import socket
@@ -50,11 +49,11 @@ def listen(path: Path, group: str | None) -> socket.socket:
 
 
 def stop_listening(listener: socket.socket, path: Path) -> None:
-    """Close the socket, and remove it if it is still this one."""
-    with contextlib.suppress(FileNotFoundError):
-        if listener.getsockname() == str(path):
-            path.unlink()
+    """Close the socket, and remove its file unless another daemon listens there by now."""
     listener.close()
+    with contextlib.suppress(OSError):
+        if not _is_listened_on(path):
+            path.unlink()
 
 
 def uid_of_peer(connection: socket.socket) -> int:
@@ -92,12 +91,22 @@ def _clear_stale(path: Path) -> None:
             raise ConfigError("socket", str(path), "there is something that is no socket")
     except FileNotFoundError:
         return
+    try:
+        if _is_listened_on(path):
+            raise ConfigError("socket", str(path), "a living daemon listens there")
+    except OSError as error:
+        raise ConfigError("socket", str(path), f"it cannot be taken over: {error}") from error
+    path.unlink(missing_ok=True)
+
+
+def _is_listened_on(path: Path) -> bool:
+    """Raises OSError where that cannot be told."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except OSError as error:
-            if error.errno != errno.ECONNREFUSED:
-                raise ConfigError("socket", str(path), f"it cannot be taken over: {error}") from error
-        else:
-            raise ConfigError("socket", str(path), "a living daemon listens there")
-    path.unlink(missing_ok=True)
+        except ConnectionRefusedError:
+            return False
+        except BlockingIOError:  # so many wait that there is no room for one more: it may hang, but it is there
+            return True
+    return True

@@ -6,16 +6,17 @@ import grp
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.daemon.conftest import DaemonProcess, StartDaemon, tierstore
+from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon, tierstore
 from tests.daemon.test_security import RawClient
 from tierstore import TierStore, wire
 from tierstore.commands.views import decode_report
@@ -157,6 +158,32 @@ def test_second_daemon_on_the_socket_refused(start_daemon: StartDaemon, tmp_path
     arguments = ["--path", str(tmp_path), "--socket", str(daemon.socket)]
     assert_refused(arguments, "socket", str(daemon.socket), "living daemon")
     assert grace_seconds_of(daemon) == 60, "the first one still has it"
+
+
+def test_daemon_whose_socket_another_has_taken_over_leaves_it_alone(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    first = start_daemon()
+    first.socket.unlink()
+    second = start_daemon(tmp_path / "second", first.socket)
+    assert first.stop() == 0
+    second.wait_until_ready()
+    assert second.stop() == 0
+    assert not second.socket.exists()
+
+
+def test_daemon_hangs_and_its_backlog_is_full_a_second_is_refused(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    first = start_daemon()
+    first.process.send_signal(signal.SIGSTOP)
+    with ExitStack() as crowd:
+        try:
+            while True:
+                client = crowd.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(str(first.socket))
+        except BlockingIOError:
+            pass
+        second = start_daemon(tmp_path / "second", first.socket, wait=False)
+        assert second.process.wait(END_SECONDS) == 2
+        assert "a living daemon listens there" in second.log
 
 
 def test_port_taken_exits_2_and_leaves_no_socket(
