@@ -24,6 +24,7 @@ __all__ = ["OPTIONS", "settings_of"]
 
 _LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("text", "json")
+_MOST_SECONDS = 1e9  # that the protocol can say (wire.Welcome)
 _OF_LIMITS = ("session_disk_bytes", "grace_seconds", "handshake_seconds")
 
 Given = str | int | float | Sequence[str | int]
@@ -116,8 +117,8 @@ def _seconds(value: str | float, source: str) -> float:
         seconds = float(value)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise ConfigError(source, value, "give a number of seconds, 0 or more")
+    if not 0 <= seconds <= _MOST_SECONDS:
+        raise ConfigError(source, value, f"give a number of seconds from 0 to {_MOST_SECONDS:g}")
     return seconds
 
 

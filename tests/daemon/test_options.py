@@ -105,6 +105,7 @@ def test_config_of_line_before_that_of_environment(tmp_path: Path) -> None:
         ("grace_seconds", "-1"),
         ("grace_seconds", "nan"),
         ("grace_seconds", "inf"),
+        ("grace_seconds", "1e12"),
         ("metrics", "9464"),
         ("metrics", "127.0.0.1:"),
         ("metrics", "127.0.0.1:65536"),
