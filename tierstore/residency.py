@@ -267,6 +267,7 @@ class Residency:
         with self.lock:
             self._check_open()
             self._drain()
+            self.moves.disk_is_full = False  # others may have freed something
             self.moves.examine()
             self._make_room()
             while True:
@@ -462,9 +463,8 @@ class Residency:
     def _full_error(self, needed_bytes: int) -> StoreFullError:
         host, found = self.moves.books.host, self.moves.full_error
         return replace(
-            found or StoreFullError(needed_bytes, 0, self.disk_budget_bytes),
+            found or StoreFullError(needed_bytes, self.moves.disk_bytes, self.disk_budget_bytes),
             needed_bytes=needed_bytes,
-            disk_bytes=self.moves.disk_bytes,
             host_bytes=host.used_bytes,
             host_budget_bytes=host.limit_bytes or 0,
         )
