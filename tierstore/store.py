@@ -58,6 +58,7 @@ __all__ = ["TierStore"]
 _HOST_SHARE = 4  # a quarter of the memory that is available
 _DISK_SHARE = 0.8  # of what is free
 _CLOSE_DEADLINE_SECONDS = 60.0
+_MOST_ADDRESS_BYTES = 107  # unix(7)
 
 
 class TierStore:
@@ -161,13 +162,15 @@ class TierStore:
         """
         options = "host_bytes, staging_bytes, window_bytes, reconnect_seconds, name, copies"
         refuse_unknown(unknown, options)
-        if not reconnect_seconds >= 0:
+        if not (isinstance(reconnect_seconds, (int, float)) and reconnect_seconds >= 0):
             raise ConfigError("reconnect_seconds", reconnect_seconds, "give 0 or more seconds")
         shared_bytes = parse_size(window_bytes, "window_bytes")
 
+        path = _lasting(address)
+
         async def open_disk(executor: Executor) -> DiskTier:
             return await RemoteDisk.open(
-                str(address),
+                path,
                 name=name if name is not None else program_name(),
                 rank=rank_of_process(),
                 pid=os.getpid(),
@@ -379,6 +382,12 @@ class _Core:
         """See `Mortal`."""
         self.engine.disk.abandon_after_fork()  # first: what else there is may be in the middle of a change
         self.books.abandon("it belongs to the process that this one was forked from")
+
+
+def _lasting(address: str | PathLike[str]) -> str:
+    """The address wherever the program goes before it has to connect again, if that is short enough for a socket."""
+    absolute = os.path.abspath(address)
+    return absolute if len(os.fsencode(absolute)) <= _MOST_ADDRESS_BYTES else str(address)
 
 
 def _host_budget(host_bytes: SizeLike | None) -> int:
