@@ -205,6 +205,8 @@ class DaemonLink:
         try:
             await self._greet(channel)
             answer = await self._ask(channel, message)
+            if not channel.is_open:  # it ended before this was woken, and nobody was told
+                raise ConnectionError(self._lost_because)
         except BaseException:
             channel.close()
             raise
