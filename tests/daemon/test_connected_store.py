@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 
 from tests.daemon.conftest import StartDaemon
 from tierstore import DaemonUnavailableError, StoreFullError, TierStore, wire
+from tierstore.disk.forking import Inode, let_go_of
+from tierstore.disk.shared_slab import SharedSlab
 
 MIB = 2**20
 
@@ -47,6 +50,12 @@ def test_no_room_is_room_again_when_another_client_has_freed_it(start_daemon: St
         store.flush()
         assert store.stats().disk_bytes == 16 * MIB
         assert store.get(mine).all()
+
+
+def store_something(address: Path) -> None:
+    with TierStore.connect(address, host_bytes=0, reconnect_seconds=60) as store:
+        store.put(torch.ones(MIB))
+        store.flush()
 
 
 class FickleDaemon:
@@ -85,8 +94,26 @@ def test_daemon_that_leaves_as_soon_as_the_session_is_open_is_noticed(short_dire
     daemon = FickleDaemon(address)
     try:
         with pytest.raises(DaemonUnavailableError, match=r"it closed the connection|forgotten everything"):
-            with TierStore.connect(address, host_bytes=0, reconnect_seconds=60) as store:
-                store.put(torch.ones(MIB))
-                store.flush()
+            store_something(address)
     finally:
         daemon.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_fork_while_a_slab_is_made_leaves_nothing_of_it_to_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make a long one takes a second; a data loader that forks then would keep its memory for as long as it runs."""
+    inodes: set[Inode] = set()
+    statuses: list[int] = []
+
+    def fork_and_allocate(descriptor: int, offset: int, num_bytes: int) -> None:
+        if not (child := os.fork()):
+            let_go_of(inodes)
+            os._exit(os.readlink(f"/proc/self/fd/{descriptor}") != os.devnull)
+        statuses.append(os.waitpid(child, 0)[1])
+        os.truncate(descriptor, offset + num_bytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", fork_and_allocate)
+    slab = SharedSlab(1, MIB, inodes)
+    assert statuses == [0]
+    slab.close()
+    assert not inodes

@@ -107,14 +107,12 @@ class DaemonLink:
     def share(self, slab: SharedSlab) -> None:
         """Let the daemon read and write a slab from now on."""
         self._slabs[slab.number] = slab
-        self.inodes.add(slab.inode)
         if self._channel is not None:
             self._channel.send_with(wire.Slab(slab.number, slab.num_bytes), slab.descriptor)
 
     def unshare(self, slab: SharedSlab) -> None:
         """Have the daemon let go of a slab that no unanswered request names."""
         del self._slabs[slab.number]
-        self.inodes.discard(slab.inode)
         if self._channel is not None:  # the next connection does not share it anyway
             self._channel.send(wire.Unmap(slab.number))
 

@@ -108,7 +108,7 @@ class RemoteDisk:
         """
         link = DaemonLink(address, wire.Open(wire.fitting_word(name), rank, pid), reconnect_seconds)
         try:
-            slab = await run_job(executor, SharedSlab, 0, window_bytes)
+            slab = await run_job(executor, SharedSlab, 0, window_bytes, link.inodes)
         except OSError as error:
             raise StorageIOError("open", "the shared window", str(error), "nothing was stored") from error
         try:
@@ -288,7 +288,8 @@ class RemoteDisk:
             return await self._window.take(num_bytes, to_read=to_read, phase=phase)
         operation, kept = ("read", _STILL_ON_DISK) if to_read else ("write", _STILL_IN_MEMORY)
         try:
-            slab = await run_job(self._executor, SharedSlab, next(self._slab_numbers), num_bytes + phase)
+            number = next(self._slab_numbers)
+            slab = await run_job(self._executor, SharedSlab, number, num_bytes + phase, self._link.inodes)
         except OSError as error:
             raise StorageIOError(operation, f"a shared slab of {num_bytes} bytes", str(error), kept) from error
         self._link.share(slab)

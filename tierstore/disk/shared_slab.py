@@ -24,6 +24,8 @@ class SharedSlab:
     Args:
         number: by which both sides call it.
         num_bytes: of it; rounded up to whole pages.
+        inodes: that a forked child has to let go of: the slab's is among them for as long as it is open, from before
+            it has a page; None: it is left to the child.
 
     Attributes:
         memory: all of it, writable.
@@ -34,12 +36,14 @@ class SharedSlab:
         OSError: there is not so much memory (ENOMEM, ENOSPC), or no descriptor is left.
     """
 
-    def __init__(self, number: int, num_bytes: int) -> None:
+    def __init__(self, number: int, num_bytes: int, inodes: set[Inode] | None = None) -> None:
         self.number = number
+        self._inodes = set[Inode]() if inodes is None else inodes
         self.num_bytes = max(round_up(num_bytes), mmap.PAGESIZE)
         with not_while_forking:
             self.descriptor = os.memfd_create("tierstore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self.inode: Inode = inode_of(self.descriptor)
+            self._inodes.add(self.inode)
         try:
             os.posix_fallocate(self.descriptor, 0, self.num_bytes)
             fcntl.fcntl(self.descriptor, _F_ADD_SEALS, SEALS)
@@ -47,13 +51,18 @@ class SharedSlab:
             self.memory = memoryview(self._mapping)
             dont_fork(address_of(self.memory), self.num_bytes)
         except BaseException:
-            os.close(self.descriptor)
+            self._close_descriptor()
             raise
 
     def close(self) -> None:
         """Let go of it. The memory is free once no view of it is left, here and in the daemon; idempotent."""
         if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+            self._close_descriptor()
             self.memory = memoryview(b"")
             del self._mapping
+
+    def _close_descriptor(self) -> None:
+        with not_while_forking:
+            self._inodes.discard(self.inode)
+            os.close(self.descriptor)
+            self.descriptor = -1
