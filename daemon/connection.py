@@ -26,6 +26,8 @@ __all__ = ["Connection"]
 
 _MOST_REQUESTS = 4096
 """That are not answered; a store has some dozens."""
+_MOST_KEYS = 2**20
+"""In discards that are not answered; a store has some thousands, and as many as it has records after an outage."""
 _MOST_UNSENT_BYTES = 8 * 2**20
 
 
@@ -47,6 +49,7 @@ class Connection:
         self._daemon = daemon
         self._phase = wire.Phase.GREETING
         self._slabs: dict[int, MappedSlab] = {}
+        self._num_keys = 0  # in discards that are not answered
         self._is_entering = False  # a session, which takes a commit to the index, or the end of old jobs
         self._channel = Channel(
             accepted,
@@ -225,6 +228,9 @@ class Connection:
         if session.num_jobs >= _MOST_REQUESTS:
             raise ProtocolError(self.peer, f"more than {_MOST_REQUESTS} requests that are not answered")
         if isinstance(message, wire.Discard):
+            if self._num_keys >= _MOST_KEYS:
+                raise ProtocolError(self.peer, f"more than {_MOST_KEYS} keys in discards that are not answered")
+            self._num_keys += 1 + len(message.keys)
             self._daemon.start(self._guarded(self._discard(session, message)))
             return
         memory = self._range_of(message)
@@ -313,8 +319,11 @@ class Connection:
             session.end_job(message.key)
 
     async def _discard(self, session: Session, message: wire.Discard) -> None:
-        await session.wait_for(frozenset(message.keys))  # rule 6
-        await self._daemon.free(session, message.keys)
+        try:
+            await session.wait_for(frozenset(message.keys))  # rule 6
+            await self._daemon.free(session, message.keys)
+        finally:
+            self._num_keys -= 1 + len(message.keys)
         self.answer(wire.Gone(message.request))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -113,4 +114,15 @@ def test_key_written_twice_at_once_is_refused_and_nothing_is_left(
     begin_slow_write(client, slab)
     client.send(wire.Write(2, 1, 1, 0, SLAB_BYTES, "", 1, ""))
     assert client.is_refused("record 1", "being written")
+    wait_until_nothing_is_left(daemon)
+
+
+def test_flood_of_discards_is_cut_off(daemon: DaemonProcess, client: RawClient, slab: SharedSlab) -> None:
+    """They all wait for the same job (rule 6), and take memory while they do."""
+    begin_slow_write(client, slab)
+    keys = tuple(range(1, wire.MAX_KEYS + 1))
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        for number in range(200):
+            client.send(wire.Discard(number, keys))
+    assert client.is_cut_off()
     wait_until_nothing_is_left(daemon)
