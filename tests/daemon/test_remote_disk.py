@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -12,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
 from tests.store.disk_conformance import PLAIN, DiskConformance, OpenTier, at_phase, on_loop, random_bytes, read_back
 from tierstore.disk.remote import RemoteDisk
-from tierstore.errors import DaemonUnavailableError, QuotaExceededError
+from tierstore.errors import ConfigError, DaemonUnavailableError, QuotaExceededError, StorageIOError
 
 MIB = 2**20
 OpenRemote = Callable[..., AbstractAsyncContextManager[RemoteDisk]]
@@ -63,6 +65,40 @@ def test_record_longer_than_the_window_goes_through_a_slab_of_its_own(open_remot
             assert await read_back(tier, 1, len(content), phase=64) == content
             assert await read_back(tier, 1, len(content), phase=8) == content
             assert _mapped_bytes() == before, "the slab is gone"
+
+    on_loop(test)
+
+
+STINGY_DAEMON = """
+import sys
+from pathlib import Path
+from tierstore.daemon.server import serve
+from tierstore.daemon.settings import Limits, ServeSettings
+
+serve(ServeSettings(Path(sys.argv[1]), Path(sys.argv[2]), limits=Limits(slab_bytes=8 * 2**20)))
+"""
+
+
+def test_more_shared_memory_than_the_daemon_allows_is_waited_for_or_refused(
+    open_remote: OpenRemote, daemon: DaemonProcess
+) -> None:
+    """To ask for it all the same would end the connection, and each one that the client makes after it."""
+    daemon.kill()
+    command = [sys.executable, "-c", STINGY_DAEMON, str(daemon.path), str(daemon.socket)]
+    daemon.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment_of_tests())
+    daemon.wait_until_ready()
+
+    async def test() -> None:
+        with pytest.raises(ConfigError, match="window_bytes"):
+            async with open_remote(window_bytes=16 * MIB):
+                pass
+        async with open_remote(window_bytes=MIB) as tier:
+            contents = {key: random_bytes(3 * MIB, seed=key) for key in range(6)}
+            await asyncio.gather(*(tier.write(key, memoryview(each), PLAIN) for key, each in contents.items()))
+            with pytest.raises(StorageIOError, match="the daemon allows"):
+                await tier.write(100, memoryview(bytes(8 * MIB)), PLAIN)
+            found = await asyncio.gather(*(read_back(tier, key, 3 * MIB) for key in contents))
+            assert found == list(contents.values())
 
     on_loop(test)
 

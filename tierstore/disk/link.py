@@ -60,6 +60,7 @@ class DaemonLink:
 
     Attributes:
         opened: what the daemon said to that.
+        max_slab_bytes: that the daemon allows the session's slabs to have together.
         on_unavailable: called when whoever waits for the daemon has to give up, with what makes the error for each.
         inodes: of the sockets and slabs that a forked child has to let go of.
     """
@@ -67,6 +68,7 @@ class DaemonLink:
     def __init__(self, address: str, introduction: wire.Open, reconnect_seconds: float) -> None:
         self.address = address
         self.opened: wire.Opened
+        self.max_slab_bytes = 0
         self.on_unavailable: Callable[[Callable[[], DaemonUnavailableError]], None] = lambda _: None
         self.inodes: set[Inode] = set()
         self._introduction = introduction
@@ -221,6 +223,7 @@ class DaemonLink:
             raise ProtocolError(self.address, str(error)) from error
         if not isinstance(welcome, wire.Welcome) or welcome.version != wire.VERSION:
             raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {wire.VERSION}")
+        self.max_slab_bytes = welcome.max_slab_bytes
 
     async def _ask(self, channel: Channel, message: wire.ClientMessage) -> Any:
         seconds = min(_LONGEST_HANDSHAKE_SECONDS, self._patience_seconds)

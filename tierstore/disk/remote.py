@@ -6,14 +6,16 @@ reads and writes the slot. A record that is longer than the window gets a slab o
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import NamedTuple
 
 from .. import wire
 from ..errors import (
+    ConfigError,
     CorruptDataError,
     DaemonUnavailableError,
     ProtocolError,
@@ -22,6 +24,7 @@ from ..errors import (
     StoreClosedError,
     StoreFullError,
 )
+from .allocator import round_up
 from .forking import let_go_of
 from .jobs import run_job, to_the_end
 from .link import Answer, DaemonLink, Request
@@ -36,6 +39,7 @@ __all__ = ["RemoteDisk"]
 _PAGE_BYTES = 4096
 _STILL_IN_MEMORY = "the data is still in memory"
 _STILL_ON_DISK = "the record is still with the daemon and may be asked for again"
+_READ, _WRITE = ("read", _STILL_ON_DISK), ("write", _STILL_IN_MEMORY)
 
 
 class _Record(NamedTuple):
@@ -79,7 +83,9 @@ class RemoteDisk:
         self._choices: dict[str, dict[str, int]] = {}
         self._disk_bytes = 0
         self._closed_because: str | None = None
-        link.on_unavailable = self._window.refuse_waiting  # slots of a lost daemon do not come back
+        self._long_bytes = 0  # of slabs beside the window
+        self._waiting_for_long: list[asyncio.Future[None]] = []
+        link.on_unavailable = self._refuse_waiting
 
     @classmethod
     async def open(
@@ -103,6 +109,7 @@ class RemoteDisk:
             executor: runs the copies; not shut down before `close` has returned.
 
         Raises:
+            ConfigError: the daemon does not allow so large a window.
             DaemonUnavailableError, ProtocolError: see `DaemonLink.open`.
             StorageIOError: there is no memory for the window.
         """
@@ -113,6 +120,10 @@ class RemoteDisk:
             raise StorageIOError("open", "the shared window", str(error), "nothing was stored") from error
         try:
             await link.open()
+            if slab.num_bytes > link.max_slab_bytes:
+                await link.close()
+                allowed = f"the daemon allows {link.max_slab_bytes} bytes of shared memory"
+                raise ConfigError("window_bytes", window_bytes, allowed)
         except BaseException:
             slab.close()
             raise
@@ -286,14 +297,40 @@ class RemoteDisk:
         num_bytes, phase = len(memory), address_of(memory) % _PAGE_BYTES
         if num_bytes + phase <= self._window.num_bytes:
             return await self._window.take(num_bytes, to_read=to_read, phase=phase)
-        operation, kept = ("read", _STILL_ON_DISK) if to_read else ("write", _STILL_IN_MEMORY)
+        return await self._take_long(num_bytes, phase, *(_READ if to_read else _WRITE))
+
+    async def _take_long(self, num_bytes: int, phase: int, operation: str, kept: str) -> WindowSlot:
+        """A slab of its own. Waits while the daemon allows no more beside those that there are."""
+        slab_bytes, place = round_up(num_bytes + phase), f"a shared slab of {num_bytes} bytes"
+        room_bytes = self._link.max_slab_bytes - self._slab.num_bytes
+        if slab_bytes > room_bytes:
+            raise StorageIOError(operation, place, f"the daemon allows {room_bytes} beside the window", kept)
+        while self._long_bytes + slab_bytes > room_bytes:
+            self._waiting_for_long.append(asyncio.get_running_loop().create_future())
+            await self._waiting_for_long[-1]
+        self._long_bytes += slab_bytes
         try:
-            number = next(self._slab_numbers)
-            slab = await run_job(self._executor, SharedSlab, number, num_bytes + phase, self._link.inodes)
+            slab = await run_job(self._executor, SharedSlab, next(self._slab_numbers), slab_bytes, self._link.inodes)
         except OSError as error:
-            raise StorageIOError(operation, f"a shared slab of {num_bytes} bytes", str(error), kept) from error
+            self._end_long(slab_bytes)
+            raise StorageIOError(operation, place, str(error), kept) from error
         self._link.share(slab)
         return WindowSlot(slab, phase, num_bytes)
+
+    def _end_long(self, slab_bytes: int) -> None:
+        self._long_bytes -= slab_bytes
+        waiting, self._waiting_for_long = self._waiting_for_long, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def _refuse_waiting(self, error: Callable[[], DaemonUnavailableError]) -> None:
+        """A lost daemon gives back nothing that could be waited for."""
+        self._window.refuse_waiting(error)
+        waiting, self._waiting_for_long = self._waiting_for_long, []
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error())
 
     def _give_back(self, slot: WindowSlot) -> None:
         """The daemon does not touch it any more."""
@@ -302,6 +339,7 @@ class RemoteDisk:
         else:
             self._link.unshare(slot.slab)
             slot.slab.close()
+            self._end_long(slot.slab.num_bytes)
 
     def _unexpected(self, answer: Answer) -> ProtocolError:
         return ProtocolError(self._link.address, f"{type(answer).__name__} in answer to something else")
