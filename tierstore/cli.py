@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 it failed, or the demo's gradients differ; 2 an argument c
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
@@ -31,6 +32,8 @@ app = typer.Typer(
 
 def main() -> None:
     """The console script. An expected error is one line on standard error, never a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # bars and clients' names may be beyond what a terminal can show
     try:
         app()
     except TierStoreError as error:

@@ -124,6 +124,13 @@ def test_stat_prints_tables(daemon: DaemonProcess, store: TierStore) -> None:
         assert word in done.stdout
 
 
+@pytest.mark.parametrize("command", [("stat",), ("top", "--iterations=1")])
+def test_terminal_that_has_no_such_letters_gets_others(daemon: DaemonProcess, command: tuple[str, ...]) -> None:
+    done = tierstore(*command, "--socket", str(daemon.socket), PYTHONIOENCODING="latin-1")
+    assert done.returncode == 0, done.stderr
+    assert "no sessions" in done.stdout
+
+
 def test_stat_json_is_the_report(daemon: DaemonProcess, store: TierStore) -> None:
     done = tierstore("stat", "--json", TIERSTORE_SOCKET=str(daemon.socket))
     assert done.returncode == 0, done.stderr
