@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tierstore import wire
@@ -240,9 +241,9 @@ class Connection:
         number = session.lease.number
         if isinstance(message, wire.Write):
             session.being_written.add(message.key)
-            self._daemon.lanes.write(
-                number, message.num_bytes, lambda: self._guarded(self._write(session, message, memory))
-            )
+            write = partial(self._write, session, message, memory)
+            to_lane = partial(self._daemon.lanes.write, number, message.num_bytes, lambda: self._guarded(write()))
+            session.writes.add(message.num_bytes, to_lane)
         else:
             self._daemon.lanes.read(
                 number, message.num_bytes, lambda: self._guarded(self._read(session, message, memory))
@@ -281,6 +282,7 @@ class Connection:
             self.answer(_failed(message.request, error))
         finally:
             session.being_written.discard(message.key)
+            session.writes.end(message.num_bytes)
             session.end_job(message.key)
 
     async def _store(self, session: Session, message: wire.Write, memory: memoryview) -> Record:

@@ -111,9 +111,12 @@ def _of_sessions(sessions: Iterable[SessionState]) -> Iterator[Metric]:
             ("records", "Records of the session"),
             ("slab_bytes", "Bytes of memory that the client shares with the daemon"),
             ("session_jobs", "Jobs of the session, queued or at the drive"),
+            ("queued_bytes", "Bytes of the session's writes, queued or at the drive"),
+            ("held_bytes", "Bytes of its writes that wait for its quota of queued bytes"),
             ("session_connected", "1 if the session's client is there, 0 if it is lost"),
         )
     }
+    queued_quota = GaugeMetricFamily("tierstore_queued_quota_bytes", "The most that may be queued", labels=_LABELS)
     counters = {
         name: CounterMetricFamily(f"tierstore_{name}", words, labels=_LABELS) for name, words in _TOTALS.items()
     }
@@ -125,13 +128,18 @@ def _of_sessions(sessions: Iterable[SessionState]) -> Iterator[Metric]:
             each.num_records,
             each.slab_bytes,
             each.num_jobs,
+            each.queued_bytes,
+            each.held_bytes,
             int(each.is_connected),
         )
         for gauge, value in zip(gauges.values(), held, strict=True):
             gauge.add_metric(labels, value)
+        if each.queued_quota_bytes is not None:
+            queued_quota.add_metric(labels, each.queued_quota_bytes)
         for name, counter in counters.items():
             counter.add_metric(labels, _of(each.totals, name))
     yield from gauges.values()
+    yield queued_quota
     yield from counters.values()
 
 

@@ -25,7 +25,7 @@ __all__ = ["OPTIONS", "settings_of"]
 _LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("text", "json")
 _MOST_SECONDS = 1e9  # that the protocol can say (wire.Welcome)
-_OF_LIMITS = ("session_disk_bytes", "grace_seconds", "handshake_seconds")
+_OF_LIMITS = ("session_disk_bytes", "session_queued_bytes", "grace_seconds", "handshake_seconds")
 
 Given = str | int | float | Sequence[str | int]
 """A value as it stands somewhere: text on the command line and in the environment, TOML's types in a file."""
@@ -174,6 +174,7 @@ OPTIONS: Mapping[str, _Option] = {
     "socket": _Option(_path, (str,), "a string"),
     "disk_bytes": _SIZE,
     "session_disk_bytes": _SIZE,
+    "session_queued_bytes": _SIZE,
     "grace_seconds": _SECONDS,
     "handshake_seconds": _SECONDS,
     "metrics": _Option(_address, (str,), 'a string such as "127.0.0.1:9464"'),

@@ -114,6 +114,9 @@ class SessionState(msgspec.Struct, frozen=True):
         num_records: held.
         slab_bytes: of memory that the client shares with the daemon.
         num_jobs: queued or running.
+        queued_bytes: of writes that are queued or at the drive.
+        queued_quota_bytes: the most that those may be; None: there is no limit.
+        held_bytes: of writes that wait until that leaves room for them.
         totals: since it was opened, or the daemon was started.
     """
 
@@ -129,6 +132,9 @@ class SessionState(msgspec.Struct, frozen=True):
     num_records: int
     slab_bytes: int
     num_jobs: int
+    queued_bytes: int
+    queued_quota_bytes: int | None
+    held_bytes: int
     totals: Totals
 
 
@@ -219,6 +225,9 @@ def _session_state(session: Session, daemon: Daemon, now: float) -> SessionState
         num_records=len(session.records),
         slab_bytes=daemon.slab_bytes_of(session),
         num_jobs=session.num_jobs,
+        queued_bytes=session.writes.queued_bytes,
+        queued_quota_bytes=session.writes.most_bytes,
+        held_bytes=session.writes.held_bytes,
         totals=_totals(session.totals),
     )
 

@@ -289,7 +289,9 @@ class Daemon:
 
     def _session_of_lease(self, lease: Lease) -> Session:
         quota_bytes = self.limits.session_disk_bytes
-        return Session(lease, self.disk.usage().budget_bytes if quota_bytes is None else quota_bytes)
+        if quota_bytes is None:
+            quota_bytes = self.disk.usage().budget_bytes
+        return Session(lease, quota_bytes, self.limits.session_queued_bytes)
 
     def _start_grace(self, session: Session) -> None:
         loop = asyncio.get_running_loop()

@@ -13,6 +13,8 @@ import msgspec
 from tierstore.disk.tier import Stored
 from tierstore.errors import QuotaExceededError
 
+from .write_queue import WriteQueue
+
 __all__ = ["KEY_BITS", "Lease", "Record", "Session", "new_lease"]
 
 KEY_BITS = 40
@@ -70,17 +72,19 @@ class Session:
         records: by the client's keys.
         being_written: keys of writes that are queued or run.
         disk_bytes: taken by them, and by what is being written, as it is.
+        writes: that are not answered.
         lost_at: the loop's time at which its connection ended; None: it has one.
         is_ended: it is over; whatever still runs for it must leave nothing behind.
         totals: of what was done, for statistics.
     """
 
-    def __init__(self, lease: Lease, quota_bytes: int) -> None:
+    def __init__(self, lease: Lease, quota_bytes: int, most_queued_bytes: int | None) -> None:
         self.lease = lease
         self.quota_bytes = quota_bytes
         self.records: dict[int, Record] = {}
         self.being_written: set[int] = set()
         self.disk_bytes = 0
+        self.writes = WriteQueue(most_queued_bytes)
         self.lost_at: float | None = None
         self.is_ended = False
         self.totals: Counter[str] = Counter()

@@ -18,12 +18,14 @@ class Limits:
 
     Attributes:
         session_disk_bytes: on disk; None: whatever the daemon may.
+        session_queued_bytes: of writes that are queued or at the drive at once; None: all that its slabs hold.
         slab_bytes: of shared memory, all its slabs together.
         grace_seconds: for how long it is kept without its client.
         handshake_seconds: within which a connection has to say Hello, and a frame that has begun to end.
     """
 
     session_disk_bytes: int | None = None
+    session_queued_bytes: int | None = None
     slab_bytes: int = 16 * GIB
     grace_seconds: float = 60.0
     handshake_seconds: float = 10.0

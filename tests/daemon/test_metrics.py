@@ -81,6 +81,8 @@ def test_metrics_tell_what_a_session_did(daemon: DaemonProcess, page: str, monke
             "tierstore_records": 4,
             "tierstore_session_connected": 1,
             "tierstore_session_jobs": 0,
+            "tierstore_queued_bytes": 0,
+            "tierstore_held_bytes": 0,
             "tierstore_slab_bytes": session.slab_bytes,
             "tierstore_spilled_bytes_total": 4 * MIB,
             "tierstore_written_bytes_total": 4 * MIB,

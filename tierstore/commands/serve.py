@@ -40,6 +40,14 @@ def serve(
         Text,
         typer.Option(metavar="SIZE", help="What one session may hold on disk. Default: as much as all together."),
     ] = None,
+    session_queued_bytes: Annotated[
+        Text,
+        typer.Option(
+            metavar="SIZE",
+            help="How many bytes one session's writes may have in the queue and at the drive; more wait. "
+            "Default: no limit.",
+        ),
+    ] = None,
     grace_seconds: Annotated[
         Text,
         typer.Option(

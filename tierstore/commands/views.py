@@ -125,7 +125,7 @@ def _sessions(report: Report, rates: Rates | None) -> RenderableType:
     table = Table(title=f"{report.num_sessions} session{'' if report.num_sessions == 1 else 's'}", title_justify="left")
     for name in ("session", "client", "rank", "pid", "user", "state"):
         table.add_column(name, justify="left" if name in ("client", "state") else "right")
-    for name in ("on disk", "quota", "records", "jobs", "spilled", "restored"):
+    for name in ("on disk", "quota", "records", "jobs", "queued", "spilled", "restored"):
         table.add_column(name, justify="right")
     for each in report.sessions:
         spilled, restored = (
@@ -147,7 +147,13 @@ def _about(each: SessionState) -> tuple[str | Text, ...]:
 
 
 def _held(each: SessionState) -> tuple[str, ...]:
-    return format_bytes(each.disk_bytes), format_bytes(each.quota_bytes), str(each.num_records), str(each.num_jobs)
+    queued = format_bytes(each.queued_bytes)
+    if each.queued_quota_bytes is not None:
+        queued += f" of {format_bytes(each.queued_quota_bytes)}"
+    if each.held_bytes:
+        queued += f", {format_bytes(each.held_bytes)} wait"
+    held = format_bytes(each.disk_bytes), format_bytes(each.quota_bytes)
+    return *held, str(each.num_records), str(each.num_jobs), queued
 
 
 def _codecs(report: Report) -> Table:

@@ -1,0 +1,174 @@
+"""How much of one session's writes is queued at once: the rule alone, and in a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.daemon.conftest import DaemonProcess, StartDaemon, tierstore
+from tests.daemon.test_cli_serve import client_of, report_of
+from tests.daemon.test_metrics import ask, labels, scrape
+from tests.daemon.test_survival import gradients, make_model
+from tierstore import TierStore, wire
+from tierstore.commands.views import decode_report
+from tierstore.daemon.report import SessionState
+from tierstore.daemon.write_queue import WriteQueue
+from tierstore.disk.shared_slab import SharedSlab
+
+MIB = 2**20
+NUM_WRITES = 12
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 100), st.lists(st.integers(0, 150), max_size=40), st.data())
+def test_writes_start_in_order_within_the_quota_and_all_of_them(
+    most_bytes: int, sizes: list[int], data: st.DataObject
+) -> None:
+    queue, started, running = WriteQueue(most_bytes), list[int](), list[int]()
+
+    def start(number: int) -> None:
+        started.append(number)
+        running.append(sizes[number])
+
+    left = list(range(len(sizes)))
+    while left or running:
+        if left and (not running or data.draw(st.booleans())):
+            number = left.pop(0)
+            queue.add(sizes[number], lambda number=number: start(number))
+        else:
+            queue.end(running.pop(data.draw(st.integers(0, len(running) - 1))))
+        assert queue.queued_bytes == sum(running)
+        assert queue.queued_bytes <= most_bytes or sum(size > 0 for size in running) == 1
+        assert queue.held_bytes == sum(sizes) - sum(sizes[number] for number in [*started, *left])
+        assert running or not queue.held_bytes, "something always goes on"
+    assert started == list(range(len(sizes)))
+
+
+def test_no_quota_holds_nothing_back() -> None:
+    queue, started = WriteQueue(None), list[int]()
+    for number in range(100):
+        queue.add(2**40, lambda number=number: started.append(number))
+    assert (len(started), queue.held_bytes) == (100, 0)
+
+
+def test_short_write_does_not_overtake_a_long_one() -> None:
+    queue, started = WriteQueue(10), list[str]()
+    for name, num_bytes in (("first", 6), ("long", 50), ("short", 1)):
+        queue.add(num_bytes, lambda name=name: started.append(name))
+    assert started == ["first"]
+    queue.end(6)
+    assert started == ["first", "long"], "it goes alone"
+    queue.end(50)
+    assert started == ["first", "long", "short"]
+
+
+# --- in a daemon ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon) -> DaemonProcess:
+    return start_daemon(session_queued_bytes="2MiB", metrics="127.0.0.1:0", codec="none")
+
+
+@pytest.fixture
+def slab() -> Iterator[SharedSlab]:
+    slab = SharedSlab(1, 4 * MIB)
+    yield slab
+    slab.close()
+
+
+def state_of(message: object) -> SessionState:
+    assert isinstance(message, wire.Report)
+    (session,) = decode_report(message.state, "here").sessions
+    return session
+
+
+def write_of(number: int, num_bytes: int = MIB) -> wire.Write:
+    return wire.Write(number, number, 1, 0, num_bytes, "uint8", 1, "")
+
+
+def test_writes_beyond_the_quota_wait_and_reads_and_discards_do_not(daemon: DaemonProcess, slab: SharedSlab) -> None:
+    with client_of(daemon) as client:
+        client.open()
+        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        client.send(write_of(1), write_of(2))
+        assert {type(client.receive()), type(client.receive())} == {wire.Stored}
+        writes = [write_of(number) for number in range(10, 10 + NUM_WRITES)]
+        # One frame, so that the report is made before any of these writes can end.
+        client.send(*writes, wire.Read(100, 1, 1, 2 * MIB, MIB), wire.Discard(101, (2,)), wire.Inspect())
+        answers = [client.receive() for _ in range(NUM_WRITES + 3)]
+        session = state_of(next(each for each in answers if isinstance(each, wire.Report)))
+        assert (session.queued_bytes, session.queued_quota_bytes) == (2 * MIB, 2 * MIB)
+        assert session.held_bytes == (NUM_WRITES - 2) * MIB
+        assert session.num_jobs == NUM_WRITES + 1
+        stored = [each.request for each in answers if isinstance(each, wire.Stored)]
+        assert sorted(stored) == list(range(10, 10 + NUM_WRITES)), "slowed, not failed"
+        for kind in (wire.Loaded, wire.Gone):
+            assert any(isinstance(each, kind) for each in answers[: NUM_WRITES // 2]), f"{kind} waited for the writes"
+        client.send(wire.Inspect())
+        session = state_of(client.receive())
+        assert (session.queued_bytes, session.held_bytes) == (0, 0)
+
+
+def test_write_longer_than_the_quota_passes(daemon: DaemonProcess, slab: SharedSlab) -> None:
+    with client_of(daemon) as client:
+        client.open()
+        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        client.send(write_of(1), write_of(2, 4 * MIB), write_of(3))
+        assert {client.receive().request for _ in range(3)} == {1, 2, 3}  # type: ignore[union-attr]
+
+
+def test_discard_of_a_write_that_is_held_back_waits_for_it(daemon: DaemonProcess, slab: SharedSlab) -> None:
+    with client_of(daemon) as client:
+        client.open()
+        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        client.send(*(write_of(number) for number in range(1, 7)), wire.Discard(100, (6,)))
+        answers = [client.receive() for _ in range(7)]
+        assert isinstance(answers[-1], wire.Gone)
+        client.send(wire.Inspect())
+        assert state_of(client.receive()).num_records == 5
+
+
+def test_client_lost_with_writes_held_back_is_resumed(daemon: DaemonProcess, slab: SharedSlab) -> None:
+    with client_of(daemon) as client:
+        opened = client.open()
+        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        client.send(*(write_of(number) for number in range(1, 9)))
+    with client_of(daemon) as client:
+        client.greet()
+        client.send(wire.Resume(opened.session, opened.token))
+        assert isinstance(client.receive(), wire.Resumed)
+        client.send(wire.Inspect())
+        session = state_of(client.receive())
+        assert (session.num_jobs, session.queued_bytes, session.held_bytes) == (0, 0, 0)
+
+
+def test_queued_bytes_are_shown(daemon: DaemonProcess, slab: SharedSlab) -> None:
+    address = report_of(daemon).metrics
+    assert address is not None
+    with client_of(daemon) as client:
+        client.open()
+        samples = scrape(address)
+        mine = labels(session=str(report_of(daemon).sessions[0].session), client="test", rank="")
+        assert samples["tierstore_queued_bytes", mine] == 0
+        assert samples["tierstore_held_bytes", mine] == 0
+        assert samples["tierstore_queued_quota_bytes", mine] == 2 * MIB
+        assert "0 B of 2 MiB" in tierstore("stat", "--socket", str(daemon.socket), COLUMNS="200").stdout
+    assert ask(address, "/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("quota", ["0", "300KiB"])
+def test_training_with_a_small_quota_gets_the_same_gradients(start_daemon: StartDaemon, quota: str) -> None:
+    daemon = start_daemon(session_queued_bytes=quota)
+    model, batch = make_model(0)
+    expected = gradients(model, batch, None, lambda: None)
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        found = gradients(model, batch, store, store.flush)
+        assert store.stats().restored_bytes > 0
+    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
