@@ -17,20 +17,23 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tierstore import wire
 from tierstore.codec import NO_CODEC
-from tierstore.config import free_disk_bytes
+from tierstore.config import format_bytes, free_disk_bytes
 from tierstore.disk.boundary import translated
 from tierstore.disk.home import NamedHome
 from tierstore.disk.local import NUM_AT_ONCE, LocalDisk
 from tierstore.disk.location import Location
 from tierstore.disk.tier import Stored
+from tierstore.errors import StorageIOError, StoreFullError
 from tierstore.threads import IoThreads
 
 from .connection import Connection
@@ -106,7 +109,7 @@ class Daemon:
     async def run(self) -> None:
         """Serve until a signal ends it; what `serve` raises."""
         loop = asyncio.get_running_loop()
-        with translated("open", str(self.settings.path), "nothing was changed"):
+        with _opened_at(self.settings.path):
             home = NamedHome(self.settings.path)
         try:
             listener = listen(self.settings.socket, self.settings.socket_group)
@@ -142,15 +145,16 @@ class Daemon:
         disk_bytes = self.settings.disk_bytes
         if disk_bytes is None:
             disk_bytes = int(free_disk_bytes(self.settings.path) * _DISK_SHARE)
-        self.disk = LocalDisk(
-            self.settings.path,
-            disk_bytes=disk_bytes,
-            inline_bytes=_INLINE_BYTES,
-            codec=self.settings.codec,
-            checksum=True,
-            executor=threads,
-            home=home,
-        )
+        with _opened_at(self.settings.path):
+            self.disk = LocalDisk(
+                self.settings.path,
+                disk_bytes=disk_bytes,
+                inline_bytes=_INLINE_BYTES,
+                codec=self.settings.codec,
+                checksum=True,
+                executor=threads,
+                home=home,
+            )
         await self._take_up()
 
     # --- the way out ----------------------------------------------------------------------------------------------
@@ -344,6 +348,22 @@ class Daemon:
     def report(self) -> bytes:
         """JSON of what is held and was done."""
         return encode_report(report_of(self))
+
+
+@contextmanager
+def _opened_at(path: Path) -> Iterator[None]:
+    """What the drive refuses at the start is its failure: there is no record yet that a budget could be too small for.
+
+    Raises:
+        StorageIOError: the drive is full, or failed; what was there still is.
+    """
+    kept = "what was stored there still is"
+    try:
+        with translated("open", str(path), kept):
+            yield
+    except (StoreFullError, StorageIOError) as error:
+        free = f"{format_bytes(free_disk_bytes(path))} are free on its file system"
+        raise StorageIOError("open", str(path), f"{error.__cause__}; {free}", kept) from error
 
 
 def _record_at(location: Location) -> Record:

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -196,30 +195,6 @@ def test_port_taken_exits_2_and_leaves_no_socket(
         ["--path", str(other), "--socket", str(short_directory / "s"), "--metrics", port], "metrics", port, "in use"
     )
     assert not (short_directory / "s").exists()
-
-
-@pytest.fixture
-def full_drive(tmp_path: Path) -> Iterator[Path]:
-    """A real file system with no byte left."""
-    drive = tmp_path / "full"
-    drive.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(drive)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
-    with (drive / "file").open("wb", buffering=0) as file:
-        while file.write(bytes(4096)) == 4096:
-            if os.statvfs(drive).f_bavail == 0:
-                break
-    yield drive
-    subprocess.run(["umount", str(drive)], check=True)
-
-
-def test_drive_that_fails_exits_1_with_one_line(full_drive: Path, short_directory: Path) -> None:
-    done = tierstore("serve", "--path", str(full_drive), "--socket", str(short_directory / "s"))
-    assert (done.returncode, done.stdout) == (1, "")
-    (complaint,) = done.stderr.splitlines()
-    assert complaint.startswith("tierstore: ")
-    assert "No space left on device" in complaint
 
 
 # --- life and death ---------------------------------------------------------------------------------------------------

@@ -88,15 +88,27 @@ class LockedFolder:
         finally:
             os.close(descriptor)
 
-    def write(self, name: str, content: bytes, *, append: bool = False) -> None:
-        """Make a small file of this content, or add it to what there is.
+    def write(self, name: str, content: bytes) -> None:
+        """Make a small file of this content, in place of what there is.
 
         Raises:
             OSError: it cannot be written; it may hold a part of the content.
         """
-        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC))
+        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             os.write(descriptor, content)
+        finally:
+            os.close(descriptor)
+
+    def lengthen(self, name: str) -> None:
+        """Make a file one byte longer, or make it; the byte is a hole, so a full file system has room for it too.
+
+        Raises:
+            OSError: it cannot be made or opened.
+        """
+        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT)
+        try:
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size + 1)
         finally:
             os.close(descriptor)
 
@@ -112,7 +124,7 @@ class LockedFolder:
             pass
 
     def close(self, *, remove: bool) -> None:
-        """Unlock it; remove it before, if `remove` and nothing else lies in it. Idempotent.
+        """Unlock it; remove it before, if `remove` and nothing but the lock lies in it. Idempotent.
 
         Raises:
             OSError: it cannot be removed; it is unlocked.
@@ -141,7 +153,7 @@ class LockedFolder:
         try:
             self._folder = self._open_folder()
             self._check_owner()
-            self._lock = self.open(_LOCK, os.O_RDWR | os.O_CREAT)
+            self._lock = self._open_lock()
             self._take_lock()
             is_ours = self._still_has_its_name()
         except FileNotFoundError:
@@ -173,6 +185,16 @@ class LockedFolder:
         if status.st_mode & _OTHERS:
             raise self._refused(f"has mode {stat.S_IMODE(status.st_mode):04o}, so others may use it; give it 0700")
 
+    def _open_lock(self) -> int:
+        try:
+            return self.open(_LOCK, os.O_RDWR | os.O_CREAT)
+        except OSError:
+            try:
+                self.path.rmdir()  # made just now, if it is empty; a file system may have room for one inode more
+            except OSError:
+                pass
+            raise
+
     def _take_lock(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -182,7 +204,10 @@ class LockedFolder:
             reason = f"{owner} holds {self.path}: a daemon is using this directory; stop it, or give another"
             raise ConfigError("path", str(self.path.parent), reason) from error
         os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        except OSError:
+            pass  # a full file system; the number is for messages only
 
     def _still_has_its_name(self) -> bool:
         by_name = os.stat(self.path, follow_symlinks=False), os.stat(_LOCK, dir_fd=self._folder, follow_symlinks=False)

@@ -205,11 +205,11 @@ class NamedHome:
             pass
 
     def close(self, *, keep: bool) -> None:
-        """As `Home.close`; also unlocks the folder."""
+        """As `Home.close`; also unlocks the folder, and removes it if nothing is in it."""
         try:
             if not keep:
                 self._clear()
-            self._folder.close(remove=not keep)
+            self._folder.close(remove=True)
         except OSError:
             self._folder.close(remove=False)  # what stays is for the next start
 
@@ -238,7 +238,7 @@ class NamedHome:
     @contextmanager
     def _counting_deaths(self) -> Iterator[None]:
         """Around what may end the process: a start that does not come to the end of this is counted."""
-        self._folder.write(_OPENING, b"1", append=True)
+        self._folder.lengthen(_OPENING)
         try:
             yield
         finally:
@@ -247,8 +247,12 @@ class NamedHome:
     def _begin(self, disk_bytes: int, mode: IoMode) -> Contents:
         seed = secrets.randbits(63)
         format_ = _Format(_FORMAT_VERSION, _boot_id(), mode.memory_alignment_bytes, seed)
-        self._folder.write(_FORMAT, msgspec.json.encode(format_))
-        return _empty(seed, self._open_index(disk_bytes))
+        try:
+            self._folder.write(_FORMAT, msgspec.json.encode(format_))
+            return _empty(seed, self._open_index(disk_bytes))
+        except BaseException:  # a full file system: nothing was there, and nothing stays
+            self._clear()
+            raise
 
     def _take_up(self, seed: int, disk_bytes: int, mode: IoMode) -> Contents:
         contents = _empty(seed, self._open_index(disk_bytes))
