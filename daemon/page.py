@@ -33,7 +33,7 @@ Routes = Mapping[str, Callable[[], Answer]]
 
 
 class Page:
-    """Listens from `bind` on, answers from `serve` on.
+    """Listens from `bind` on, answers from `serve` on; who comes in between waits.
 
     Attributes:
         address: host and port, the real one where 0 was asked for.
@@ -62,6 +62,7 @@ class Page:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
+            listener.listen()  # two sockets may be bound to one port until one of them listens
         except OSError as error:
             listener.close()
             raise ConfigError("metrics", f"{host}:{port}", f"it cannot be listened on: {error.strerror}") from error

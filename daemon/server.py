@@ -18,7 +18,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,11 @@ from tierstore.threads import IoThreads
 from .connection import Connection
 from .lanes import Lanes
 from .listener import listen, stop_listening, uid_of_peer
+from .page import Page
 from .report import encode_report, report_of
 from .sessions import KEY_BITS, Lease, Record, Session, new_lease
 from .settings import ServeSettings
-from .watching import watched
+from .watching import answer_for
 
 __all__ = ["Daemon", "serve"]
 
@@ -108,20 +109,21 @@ class Daemon:
 
     async def run(self) -> None:
         """Serve until a signal ends it; what `serve` raises."""
-        loop = asyncio.get_running_loop()
-        with _opened_at(self.settings.path):
-            home = NamedHome(self.settings.path)
-        try:
-            listener = listen(self.settings.socket, self.settings.socket_group)
+        settings = self.settings
+        with ExitStack() as opened:
+            page = None if settings.metrics is None else Page.bind(*settings.metrics)  # first: it leaves no trace
+            if page is not None:
+                opened.callback(page.close)
+            with _opened_at(settings.path):
+                home = NamedHome(settings.path)
+            opened.callback(home.close, keep=True)  # the tier has closed it, if it came to that
+            listener = listen(settings.socket, settings.socket_group)
+            opened.callback(stop_listening, listener, settings.socket)
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._signalled)
-            try:
-                async with watched(self):
-                    await self._serve(home, listener)
-            finally:
-                stop_listening(listener, self.settings.socket)
-        finally:
-            home.close(keep=True)  # the tier has closed it, if it came to that
+                asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+            if page is not None:
+                await answer_for(self, page)
+            await self._serve(home, listener)
 
     async def _serve(self, home: NamedHome, listener: socket.socket) -> None:
         threads = IoThreads(2 * _NUM_JOBS + 2, "tierstore-io")

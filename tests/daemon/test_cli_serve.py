@@ -155,7 +155,9 @@ def test_second_daemon_on_the_directory_refused(start_daemon: StartDaemon, short
 def test_second_daemon_on_the_socket_refused(start_daemon: StartDaemon, tmp_path: Path) -> None:
     daemon = start_daemon()
     arguments = ["--path", str(tmp_path), "--socket", str(daemon.socket)]
+    before = sorted(tmp_path.iterdir())
     assert_refused(arguments, "socket", str(daemon.socket), "living daemon")
+    assert sorted(tmp_path.iterdir()) == before, "no empty folder stays"
     assert grace_seconds_of(daemon) == 60, "the first one still has it"
 
 
@@ -185,16 +187,18 @@ def test_daemon_hangs_and_its_backlog_is_full_a_second_is_refused(start_daemon: 
         assert "a living daemon listens there" in second.log
 
 
-def test_port_taken_exits_2_and_leaves_no_socket(
-    start_daemon: StartDaemon, tmp_path: Path, short_directory: Path
-) -> None:
+def test_port_taken_exits_2_and_makes_nothing(start_daemon: StartDaemon, tmp_path: Path, short_directory: Path) -> None:
     port = str(report_of(start_daemon(metrics="127.0.0.1:0")).metrics)
     other = tmp_path / "other"
     other.mkdir()
     assert_refused(
-        ["--path", str(other), "--socket", str(short_directory / "s"), "--metrics", port], "metrics", port, "in use"
+        ["--path", str(other), "--socket", str(short_directory / "new" / "s"), "--metrics", port],
+        "metrics",
+        port,
+        "in use",
     )
-    assert not (short_directory / "s").exists()
+    assert list(other.iterdir()) == []
+    assert not (short_directory / "new").exists()
 
 
 # --- life and death ---------------------------------------------------------------------------------------------------
