@@ -149,14 +149,16 @@ class TierStore:
             staging_bytes: likewise, for what is being moved.
             window_bytes: of memory shared with the daemon, through which the bytes go. `stats().staging_bytes` counts
                 both, so that it is 128 MiB by default.
-            reconnect_seconds: for how long a lost daemon is waited for; then what needs it raises.
+            reconnect_seconds: for how long a lost daemon is waited for; then what needs it raises. A daemon that keeps
+                its connection counts as lost when nothing at all has been heard from it for that long, a tenth more at
+                most, and for a second at least; one that is slow says that it lives when it is asked: it is waited for.
             name: by which people and metrics know this client; default: the program's name.
             copies: as `TierStore`'s.
 
         Raises:
             ConfigError: an argument cannot be used.
-            DaemonUnavailableError: nobody listens there, or the daemon refuses. At once: a first connection is not
-                waited for.
+            DaemonUnavailableError: nobody listens there, or the daemon refuses; at once: a first connection is not
+                waited for. Or who listens there does not answer within 10 seconds.
             ProtocolError: the daemon speaks another version.
             StorageIOError: there is no memory for the window.
         """

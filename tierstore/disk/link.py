@@ -21,10 +21,12 @@ from ..channel import Channel
 from ..errors import DaemonUnavailableError, ProtocolError
 from .forking import Inode, inode_of, not_while_forking
 from .shared_slab import SharedSlab
+from .silence import Silence
 
 __all__ = ["Answer", "DaemonLink", "Request"]
 
 _LONGEST_HANDSHAKE_SECONDS = 10.0
+_SHORTEST_PATIENCE_SECONDS = 1.0  # a loaded machine takes that long to come back to a process that lives
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
@@ -83,9 +85,14 @@ class DaemonLink:
         self._lost_because = "it closed the connection"
         self._has_given_up = False
         self._lost_since: float | None = None  # since when no request has been answered, connected or not
-        self._patience_seconds = max(1.0, reconnect_seconds)
-        self._num_heard = 0  # frames
-        self._watch: asyncio.TimerHandle | None = None
+        self._patience_seconds = max(_SHORTEST_PATIENCE_SECONDS, reconnect_seconds)
+        self._silence = Silence(
+            self._patience_seconds,
+            is_owed=lambda: self._channel is not None and bool(self._pending),
+            ask=self._ask_for_life,
+            give_up=self._hangs,
+            call_later=lambda seconds, look: asyncio.get_running_loop().call_later(seconds, look),
+        )
         self._ended_because: str | None = None  # for good: the session is over, or the link closed
 
     async def open(self) -> None:
@@ -97,7 +104,7 @@ class DaemonLink:
         """
         started = time.monotonic()
         try:
-            answer = await self._connect(self._introduction)
+            answer = await self._connect(self._introduction, _LONGEST_HANDSHAKE_SECONDS)
         except OSError as error:
             waited = time.monotonic() - started
             raise DaemonUnavailableError(self.address, waited, _words(error), "nothing was stored") from error
@@ -145,7 +152,7 @@ class DaemonLink:
         request = self._pending[number] = Request(message_of(number), on_late)
         if self._channel is not None:
             self._channel.send(request.message)
-            self._watch_for_life()
+            self._silence.watch()
         return request
 
     async def answer_to(self, request: Request) -> Answer:
@@ -169,8 +176,7 @@ class DaemonLink:
     async def close(self) -> None:
         """End the session: the daemon frees all it stored. Idempotent; never fails, and waits for seconds at most."""
         was_open, self._ended_because = self._channel is not None, "it was closed"
-        if self._watch is not None:
-            self._watch.cancel()
+        self._silence.stop()
         if self._reconnecting is not None:
             self._reconnecting.cancel()
             await asyncio.wait((self._reconnecting,))
@@ -185,8 +191,15 @@ class DaemonLink:
 
     # --- one connection -------------------------------------------------------------------------------------------
 
-    async def _connect(self, message: wire.Open | wire.Resume) -> Any:
+    async def _connect(self, message: wire.Open | wire.Resume, seconds: float) -> Any:
         """Connect, greet, and send the message; returns its answer. The session is open on that connection then."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._introduce(message)
+        except TimeoutError:
+            raise TimeoutError(f"no answer to {type(message).__name__} within {seconds:g} s") from None
+
+    async def _introduce(self, message: wire.Open | wire.Resume) -> Any:
         loop = asyncio.get_running_loop()
         with not_while_forking:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -194,7 +207,7 @@ class DaemonLink:
             self.inodes.add(inode)
         connection.setblocking(False)
         try:
-            await asyncio.wait_for(loop.sock_connect(connection, self.address), self._patience_seconds)
+            await loop.sock_connect(connection, self.address)
         except BaseException:
             connection.close()
             self.inodes.discard(inode)
@@ -226,18 +239,15 @@ class DaemonLink:
         self.max_slab_bytes = welcome.max_slab_bytes
 
     async def _ask(self, channel: Channel, message: wire.ClientMessage) -> Any:
-        seconds = min(_LONGEST_HANDSHAKE_SECONDS, self._patience_seconds)
         self._greeting = asyncio.get_running_loop().create_future()
         channel.send(message)
         try:
-            return await asyncio.wait_for(self._greeting, seconds)
-        except TimeoutError:
-            raise TimeoutError(f"no answer to {type(message).__name__} within {seconds:g} s") from None
+            return await self._greeting
         finally:
             self._greeting = None
 
     def _receive(self, messages: list[Any]) -> None:
-        self._num_heard += 1
+        self._silence.heard()
         for message in messages:
             if isinstance(message, wire.Refused):
                 self._refused(message)
@@ -245,7 +255,7 @@ class DaemonLink:
                 self._answered(message)
             elif self._greeting is not None and not self._greeting.done():
                 self._greeting.set_result(message)
-            elif not isinstance(message, wire.Report):  # which is a sign of life, see `_watch_for_life`
+            elif not isinstance(message, wire.Report):  # which is a sign of life, see `_ask_for_life`
                 raise ProtocolError(self.address, f"{type(message).__name__} that nobody asked for")
 
     def _answered(self, answer: Answer) -> None:
@@ -274,23 +284,17 @@ class DaemonLink:
         if was_open and self._ended_because is None:
             self._begin_to_reconnect()
 
-    def _watch_for_life(self, *, is_asked: bool = False) -> None:
-        """A daemon that hangs keeps its connections: while requests are unanswered, it is asked whether it lives."""
-        if self._watch is None:
-            loop = asyncio.get_running_loop()
-            self._watch = loop.call_later(self._patience_seconds, self._look_for_life, self._num_heard, is_asked)
-
-    def _look_for_life(self, num_heard: int, is_asked: bool) -> None:
-        self._watch = None
-        if self._channel is None or not self._pending:
-            return
-        if self._num_heard != num_heard:
-            self._watch_for_life()
-        elif not is_asked:
+    def _ask_for_life(self) -> None:
+        if self._channel is not None:
             self._channel.send(wire.Inspect())
-            self._watch_for_life(is_asked=True)
-        else:
-            self._connection_ended(TimeoutError(f"no sign of life for {2 * self._patience_seconds:g} s"))
+
+    def _hangs(self) -> None:
+        """A daemon that hangs keeps its connections.
+
+        It has been waited for already: whoever waits is told now, and only a new request tries it again.
+        """
+        self._lost_since = self._lost_since or time.monotonic() - self._patience_seconds
+        self._connection_ended(TimeoutError(f"no sign of life for {self._patience_seconds:g} s"))
 
     def _drop(self) -> None:
         channel, self._channel = self._channel, None
@@ -314,9 +318,10 @@ class DaemonLink:
         pause = _FIRST_PAUSE_SECONDS
         try:
             if is_again and not self._has_given_up:
-                await asyncio.sleep(_LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, max(0.0, deadline - started)))
             while not is_again or self._has_given_up or time.monotonic() < deadline:
-                if await self._try_to_resume():
+                left = self._patience_seconds if self._has_given_up else deadline - time.monotonic()
+                if await self._try_to_resume(max(_SHORTEST_PATIENCE_SECONDS, left)):
                     return
                 left = deadline - time.monotonic()
                 if left <= 0 or self._ended_because is not None:
@@ -328,10 +333,10 @@ class DaemonLink:
         finally:
             self._reconnecting = None
 
-    async def _try_to_resume(self) -> bool:
+    async def _try_to_resume(self, seconds: float) -> bool:
         """Once; False: why not stands in `_lost_because`, and if it is for good, in `_ended_because` too."""
         try:
-            await self._resume()
+            await self._resume(min(seconds, _LONGEST_HANDSHAKE_SECONDS))
         except _RefusedError as error:
             self._lost_because = str(error)
             if error.is_final:
@@ -345,8 +350,8 @@ class DaemonLink:
             self._lost_since = None
         return True
 
-    async def _resume(self) -> None:
-        answer = await self._connect(wire.Resume(self.opened.session, self.opened.token))
+    async def _resume(self, seconds: float) -> None:
+        answer = await self._connect(wire.Resume(self.opened.session, self.opened.token), seconds)
         channel = self._channel
         if channel is None or not isinstance(answer, wire.Resumed):
             raise ConnectionError(f"{type(answer).__name__} instead of Resumed")
@@ -354,7 +359,7 @@ class DaemonLink:
             channel.send_with(wire.Slab(slab.number, slab.num_bytes), slab.descriptor)
         for request in self._pending.values():
             channel.send(request.message)
-        self._watch_for_life()
+        self._silence.watch()
         reaching, self._reaching = self._reaching, []
         for future in reaching:
             if not future.done():

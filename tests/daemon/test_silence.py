@@ -1,0 +1,116 @@
+"""When a daemon counts as hanging: a clock that the test turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tierstore.disk.silence import Silence
+
+
+class Clock:
+    """Calls what was asked for, in order, as it is turned."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._loop = asyncio.new_event_loop()
+        self._due: list[tuple[float, Callable[[], None], asyncio.TimerHandle]] = []
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(0.0, callback, (), self._loop)
+        self._due.append((self.now + seconds, callback, handle))
+        return handle
+
+    def turn_to(self, now: float) -> None:
+        while due := [each for each in self._due if each[0] <= now + 1e-9]:
+            first = min(due, key=lambda each: each[0])
+            self._due.remove(first)
+            self.now = max(self.now, first[0])
+            if not first[2].cancelled():
+                first[1]()
+        self.now = now
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+class Watched:
+    """A silence of 10 seconds that is watched, and what came of it."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.is_owed = True
+        self.asked_at: list[float] = []
+        self.given_up_at: list[float] = []
+        self.silence = Silence(
+            10.0,
+            is_owed=lambda: self.is_owed,
+            ask=lambda: self.asked_at.append(round(self.clock.now, 6)),
+            give_up=lambda: self.given_up_at.append(round(self.clock.now, 6)),
+            call_later=self.clock.call_later,
+        )
+        self.silence.watch()
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    watched = Watched()
+    yield watched
+    watched.clock.close()
+
+
+def test_silent_daemon_is_asked_at_half_time_and_given_up_at_the_end(watched: Watched) -> None:
+    watched.clock.turn_to(9.9)
+    assert (watched.asked_at, watched.given_up_at) == ([5.0], [])
+    watched.clock.turn_to(100)
+    assert (watched.asked_at, watched.given_up_at) == ([5.0], [10.0])
+
+
+def test_daemon_that_only_says_that_it_lives_is_never_given_up(watched: Watched) -> None:
+    for _ in range(20):
+        num_asked = len(watched.asked_at)
+        while len(watched.asked_at) == num_asked:
+            watched.clock.turn_to(watched.clock.now + 1)
+        watched.clock.turn_to(watched.clock.now + 4)  # it takes its time
+        watched.silence.heard()
+    assert watched.given_up_at == []
+
+
+def test_silence_counts_from_the_last_word(watched: Watched) -> None:
+    watched.clock.turn_to(7.5)
+    watched.silence.heard()
+    watched.clock.turn_to(17.4)
+    assert watched.given_up_at == []
+    watched.clock.turn_to(18.5)
+    assert watched.given_up_at == [18.0]
+
+
+def test_silence_is_no_offence_while_nothing_is_owed(watched: Watched) -> None:
+    watched.clock.turn_to(8)
+    watched.is_owed = False
+    watched.clock.turn_to(100)
+    watched.is_owed = True
+    watched.silence.watch()
+    watched.clock.turn_to(109)
+    assert (watched.asked_at, watched.given_up_at) == ([5.0, 105.0], [])
+    watched.clock.turn_to(110)
+    assert watched.given_up_at == [110.0]
+
+
+def test_own_standstill_is_not_taken_for_the_daemon_s(watched: Watched) -> None:
+    """A stopped process finds all timers due at once, and reads what has arrived only after the first of them."""
+    watched.clock.turn_to(8)
+    watched.clock.now = 3600.0
+    watched.clock.turn_to(3600.0)  # one look: the next is a second later
+    watched.silence.heard()
+    watched.clock.turn_to(3608)
+    assert watched.given_up_at == []
+
+
+def test_silence_that_was_stopped_looks_no_more(watched: Watched) -> None:
+    watched.silence.stop()
+    watched.silence.stop()
+    watched.clock.turn_to(100)
+    assert (watched.asked_at, watched.given_up_at) == ([], [])
