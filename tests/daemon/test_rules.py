@@ -1,0 +1,173 @@
+"""The six rules of `wire.py` in a real daemon and a real client, where they show: at slow jobs and lost connections.
+
+That they are needed shows `test_protocol_model.py`; rules 1 and 2 are the disk tier's, see
+`tests/store/test_commit_order.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tests.daemon.test_cli_serve import client_of, report_of
+from tests.daemon.test_link import OPENED, Peer, RunWithPeer, with_peer
+from tests.daemon.test_write_queue import state_of, write_of
+from tierstore import wire
+from tierstore.disk.remote import RemoteDisk
+from tierstore.disk.shared_slab import SharedSlab
+from tierstore.disk.tier import Kind
+from tierstore.errors import DaemonUnavailableError
+
+__all__ = ["with_peer"]
+
+MIB = 2**20
+
+
+@pytest.fixture
+def slow_daemon(start_daemon: StartDaemon) -> DaemonProcess:
+    """A megabyte takes it hundreds of milliseconds."""
+    return start_daemon(codec="zstd:19")
+
+
+@pytest.fixture
+def slab() -> Iterator[SharedSlab]:
+    slab = SharedSlab(1, 4 * MIB)
+    slab.memory[:MIB] = bytes(each & 15 for each in random.Random(0).randbytes(MIB))
+    yield slab
+    slab.close()
+
+
+# --- rule 3 -----------------------------------------------------------------------------------------------------------
+
+
+def test_slot_of_a_request_that_was_given_up_is_not_used_for_another(with_peer: RunWithPeer) -> None:
+    plain = Kind("uint8", 1, "")
+
+    async def test(peer: Peer) -> None:
+        with ThreadPoolExecutor(2) as executor:
+            opening = asyncio.ensure_future(
+                RemoteDisk.open(
+                    peer.address,
+                    name="test",
+                    rank=None,
+                    pid=1,
+                    window_bytes=65536,
+                    reconnect_seconds=0.0,
+                    executor=executor,
+                )
+            )
+            guest = await peer.guest()
+            await guest.welcome(wire.Open, OPENED)
+            disk = await opening
+            await guest.expect(wire.Slab)
+            writing = asyncio.ensure_future(disk.write(1, memoryview(bytes(10_000)), plain))
+            first = await guest.expect(wire.Write)
+            guest.leave()
+            await (await peer.guest()).welcome(wire.Resume, wire.Refused("not now", False))
+            with pytest.raises(DaemonUnavailableError):
+                await writing
+            writing = asyncio.ensure_future(disk.write(2, memoryview(bytes(10_000)), plain))
+            guest = await peer.guest()
+            await guest.welcome(wire.Resume, wire.Resumed())
+            await guest.expect(wire.Slab)
+            assert await guest.expect(wire.Write) == first, "it is still to be answered"
+            second = await guest.expect(wire.Write)
+            ranges = [range(each.offset, each.offset + each.num_bytes) for each in (first, second)]
+            assert ranges[0].start >= ranges[1].stop or ranges[1].start >= ranges[0].stop
+            await guest.say(*(wire.Stored(each.request, 4096, "none", "uint8", 1) for each in (first, second)))
+            await writing
+            assert (await guest.expect(wire.Discard)).keys == (first.key,), "nobody waited for it any more"
+            closing = asyncio.ensure_future(disk.close())
+            await guest.expect(wire.Close)
+            await guest.say(wire.Closed())
+            await closing
+
+    with_peer(test)
+
+
+# --- rules 4 to 6 -----------------------------------------------------------------------------------------------------
+
+
+def test_resumed_only_when_the_jobs_of_the_lost_connection_have_ended(
+    slow_daemon: DaemonProcess, slab: SharedSlab
+) -> None:
+    with client_of(slow_daemon) as client:
+        opened = client.open()
+        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        client.send(*(write_of(number) for number in range(1, 4)), wire.Inspect())
+        assert state_of(client.receive()).num_jobs == 3
+    with client_of(slow_daemon) as client:
+        client.greet()
+        client.send(wire.Resume(opened.session, opened.token))
+        assert isinstance(client.receive(), wire.Resumed)
+        client.send(wire.Inspect())
+        session = state_of(client.receive())
+        assert (session.num_jobs, session.num_records) == (0, 3)
+        client.send(wire.Close())
+        assert isinstance(client.receive(), wire.Closed)
+
+
+def test_write_that_is_said_twice_is_stored_once(start_daemon: StartDaemon, slab: SharedSlab) -> None:
+    daemon = start_daemon(codec="none")
+    with client_of(daemon) as client:
+        client.open()
+        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        answers = []
+        for request in (1, 2):
+            client.send(wire.Write(request, 5, 1, 0, MIB, "uint8", 1, ""))
+            answers.append(client.receive())
+        assert answers == [wire.Stored(request, MIB, "none", "uint8", answers[0].checksum) for request in (1, 2)]  # type: ignore[union-attr]
+        report = report_of(daemon)
+        assert (report.disk.num_records, report.disk.disk_bytes, report.totals.spilled_bytes) == (1, MIB, MIB)
+
+
+def test_discard_waits_for_the_write_of_its_key(slow_daemon: DaemonProcess, slab: SharedSlab) -> None:
+    with client_of(slow_daemon) as client:
+        client.open()
+        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        client.send(write_of(1), wire.Discard(2, (1,)))
+        assert [type(client.receive()) for _ in range(2)] == [wire.Stored, wire.Gone]
+        report = report_of(slow_daemon)
+        assert (report.disk.num_records, report.disk.disk_bytes) == (0, 0)
+
+
+def test_end_of_a_session_waits_for_its_jobs(slow_daemon: DaemonProcess, slab: SharedSlab) -> None:
+    with client_of(slow_daemon) as client:
+        client.open()
+        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        client.send(write_of(1), write_of(2), wire.Inspect())
+        assert state_of(client.receive()).num_jobs == 2
+        client.send(wire.Close())
+        answers = [client.receive()]
+        while not isinstance(answers[-1], wire.Closed):
+            answers.append(client.receive())
+        report = report_of(slow_daemon)
+        assert (report.jobs.writes.running, report.disk.num_records, report.disk.disk_bytes) == (0, 0, 0)
+
+
+def test_client_that_comes_back_within_the_grace_period_has_everything(
+    start_daemon: StartDaemon, slab: SharedSlab, tmp_path: Path
+) -> None:
+    daemon = start_daemon(codec="none", grace_seconds=1000)
+    with client_of(daemon) as client:
+        opened = client.open()
+        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        client.send(write_of(1))
+        assert isinstance(client.receive(), wire.Stored)
+    (session,) = report_of(daemon).sessions
+    while session.is_connected:  # until the daemon has noticed; the test's time limit ends it otherwise
+        (session,) = report_of(daemon).sessions
+    with client_of(daemon) as client:
+        client.greet()
+        client.send(wire.Resume(opened.session, opened.token))
+        assert isinstance(client.receive(), wire.Resumed)
+        client.send(wire.Slab(2, 4 * MIB), descriptors=(slab.descriptor,))
+        client.send(wire.Read(1, 1, 2, 2 * MIB, MIB))
+        assert isinstance(client.receive(), wire.Loaded)
+        assert slab.memory[2 * MIB : 3 * MIB] == slab.memory[:MIB]
