@@ -1,5 +1,7 @@
 """How each clause of the rules that keep gradients right is broken, and which tests have to notice.
 
+P1 to P6 are the rules of the sidecar's protocol as `tierstore/wire.py` numbers them; P7 to P10: what else holds there.
+
 `python -m tests.mutations` breaks them. What no mutation shows, and why, stands in `UNSHOWN`.
 """
 
@@ -25,6 +27,16 @@ RULES = {
     "R13": "forked children are inert",
     "R14": "what is unsupported is kept",
     "R15": "nothing is read before the kernel has run",
+    "P1": "stored only after the index has committed",
+    "P2": "an extent is used again only after its deletion has committed",
+    "P3": "a slot in an unanswered request is the daemon's",
+    "P4": "resumed only after the jobs of the lost connection",
+    "P5": "a write is idempotent by its key, which is used once",
+    "P6": "a discard waits for its key's job, the end of a session for all",
+    "P7": "a session is a lease of the user who opened it",
+    "P8": "quotas of bytes on disk and of bytes queued",
+    "P9": "shared memory cannot be cut short",
+    "P10": "a daemon that hangs is noticed, one that is slow is not taken for it",
 }
 
 
@@ -1385,10 +1397,220 @@ MUTATIONS = [
         "",
         ("hooks/test_kept.py::test_input_let_go_later_taken_by_flush",),
     ),
+    Mutation(
+        "R12",
+        "what a lost client has stored is freed when its lease ends",
+        "daemon/server.py",
+        "loop.call_later(self.limits.grace_seconds, self._expire, session)",
+        "loop.call_later(1e6, self._expire, session)",
+        ("daemon/test_survival.py::test_killed_client_is_cleaned_up_after_the_grace_period",),
+    ),
+    Mutation(
+        "R13",
+        "a child has no copy of the daemon's socket and slab",
+        "tierstore/disk/remote.py",
+        "        let_go_of(self._link.inodes)\n",
+        "",
+        ("daemon/test_survival.py::test_forked_child_keeps_nothing_of_its_parent_s",),
+    ),
+    Mutation(
+        "P1",
+        "a write returns when the index has its record",
+        "tierstore/disk/shelf.py",
+        "            outcome = await self._commits.submit(put)\n",
+        "            __import__('asyncio').ensure_future(self._commits.submit(put))\n"
+        "            outcome = Outcome(None)\n",
+        ("store/test_commit_order.py",),
+    ),
+    Mutation(
+        "P1",
+        "the daemon answers when the write has returned",
+        "daemon/connection.py",
+        "                record = await self._store(session, message, memory)\n",
+        "                from tierstore.disk.tier import Stored\n\n"
+        "                self._daemon.start(self._store(session, message, memory))\n"
+        '                record = Record(message.num_bytes, Stored(1, "none", "", None))\n',
+        ("daemon/test_rules.py::test_resumed_only_when_the_jobs_of_the_lost_connection_have_ended",),
+    ),
+    Mutation(
+        "P2",
+        "space is free when the deletion has committed",
+        "tierstore/disk/shelf.py",
+        "            outcomes = await self._commits.submit_all(Delete(key) for key in locations)\n",
+        "            for location in locations.values():\n"
+        "                self._free(location)\n"
+        "            outcomes = await self._commits.submit_all(Delete(key) for key in locations)\n"
+        "            locations = {}\n            outcomes = []\n",
+        ("store/test_commit_order.py::test_space_of_a_discarded_record_is_free_when_its_deletion_has_committed",),
+    ),
+    Mutation(
+        "P3",
+        "the slot of a write that was given up stays taken",
+        "tierstore/disk/remote.py",
+        "                self._given_up[key] = sent\n",
+        "                self._given_up[key] = sent\n                self._give_back(sent.slot)\n",
+        ("daemon/test_rules.py::test_slot_of_a_request_that_was_given_up_is_not_used_for_another",),
+    ),
+    Mutation(
+        "P4",
+        "resumed when the old jobs have ended",
+        "daemon/connection.py",
+        "        await session.wait_for(None)  # rule 4 of wire.py\n",
+        "",
+        ("daemon/test_rules.py::test_resumed_only_when_the_jobs_of_the_lost_connection_have_ended",),
+    ),
+    Mutation(
+        "P5",
+        "a write that is said twice is stored once",
+        "daemon/connection.py",
+        "            record = session.records.get(message.key)  # rule 5 of wire.py: it may be sent twice\n",
+        "            record = None\n",
+        ("daemon/test_rules.py::test_write_that_is_said_twice_is_stored_once",),
+    ),
+    Mutation(
+        "P5",
+        "the client uses a key once",
+        "tierstore/disk/remote.py",
+        "        wire_key = next(self._wire_keys)\n",
+        "        wire_key = key\n",
+        ("daemon/test_link.py::test_key_on_the_wire_is_used_once",),
+    ),
+    Mutation(
+        "P6",
+        "a discard waits for the job of its key",
+        "daemon/connection.py",
+        "        await session.wait_for(frozenset(message.keys))  # rule 6\n",
+        "",
+        ("daemon/test_rules.py::test_discard_waits_for_the_write_of_its_key",),
+    ),
+    Mutation(
+        "P6",
+        "a session ends when its jobs have ended",
+        "daemon/server.py",
+        "        await session.wait_for(None)\n        await self.free(",
+        "        await self.free(",
+        ("daemon/test_rules.py::test_end_of_a_session_waits_for_its_jobs",),
+    ),
+    Mutation(
+        "P7",
+        "a lost client has the grace period",
+        "daemon/server.py",
+        "loop.call_later(self.limits.grace_seconds, self._expire, session)",
+        "loop.call_later(0, self._expire, session)",
+        ("daemon/test_rules.py::test_client_that_comes_back_within_the_grace_period_has_everything",),
+    ),
+    Mutation(
+        "P7",
+        "a client that is back has its session for good",
+        "daemon/server.py",
+        "        self._stop_grace(session)\n        old = ",
+        "        session.lost_at = None\n        old = ",
+        ("daemon/test_rules.py::test_lease_of_a_client_that_is_back_does_not_end",),
+    ),
+    Mutation(
+        "P7",
+        "the token is asked for",
+        "daemon/sessions.py",
+        "hmac.compare_digest(self.token_hash, hashlib.sha256(token).digest()) and ",
+        "",
+        ("daemon/test_security.py::test_stolen_session_without_its_token_is_refused",),
+    ),
+    Mutation(
+        "P7",
+        "only users who are listed may connect",
+        "daemon/server.py",
+        "        if uid not in {0, os.getuid()} | self.settings.allowed_uids:",
+        "        if False:",
+        ("daemon/test_security.py::test_user_who_is_not_listed_is_refused",),
+    ),
+    Mutation(
+        "P8",
+        "a session holds no more on disk than its quota",
+        "daemon/sessions.py",
+        "        if self.disk_bytes + num_bytes > self.quota_bytes:",
+        "        if False:",
+        ("daemon/test_remote_disk.py::test_quota_of_a_session_is_its_own",),
+    ),
+    Mutation(
+        "P8",
+        "what was not written does not count",
+        "daemon/connection.py",
+        "            session.settle(num_bytes, taken_bytes)\n",
+        "            session.settle(num_bytes, taken_bytes or num_bytes)\n",
+        ("daemon/test_rules.py::test_write_that_found_no_room_counts_for_nothing",),
+    ),
+    Mutation(
+        "P8",
+        "a session has no more queued than its quota",
+        "daemon/write_queue.py",
+        "        return self.queued_bytes + num_bytes <= self.most_bytes",
+        "        return True",
+        ("daemon/test_write_queue.py::test_writes_beyond_the_quota_wait_and_reads_and_discards_do_not",),
+    ),
+    Mutation(
+        "P8",
+        "a write longer than that goes alone",
+        "daemon/write_queue.py",
+        "        if self.most_bytes is None or not self.queued_bytes:",
+        "        if self.most_bytes is None:",
+        ("daemon/test_write_queue.py::test_short_write_does_not_overtake_a_long_one",),
+    ),
+    Mutation(
+        "P8",
+        "reads do not wait for writes that are held back",
+        "daemon/connection.py",
+        "            self._daemon.lanes.read(\n"
+        "                number, message.num_bytes, lambda: self._guarded(self._read(session, message, memory))\n"
+        "            )\n",
+        "            read = partial(self._read, session, message, memory)\n"
+        "            self._held = partial(self._daemon.lanes.read, number, message.num_bytes, "
+        "lambda: self._guarded(read()))\n"
+        "            session.writes.add(0, lambda: (session.writes.end(0), self._held()))\n",
+        ("daemon/test_write_queue.py::test_writes_beyond_the_quota_wait_and_reads_and_discards_do_not",),
+    ),
+    Mutation(
+        "P9",
+        "a slab that is not sealed against shrinking is refused",
+        "daemon/slabs.py",
+        "    if not seals & fcntl.F_SEAL_SHRINK:",
+        "    if False:",
+        ("daemon/test_security.py::test_unsafe_slab_is_refused",),
+    ),
+    Mutation(
+        "P9",
+        "a slab without all of its pages is refused",
+        "daemon/slabs.py",
+        "status.st_size < num_bytes or status.st_blocks * _BLOCK_BYTES < num_bytes",
+        "status.st_size < num_bytes",
+        ("daemon/test_security.py::test_unsafe_slab_is_refused",),
+    ),
+    Mutation(
+        "P9",
+        "a range outside of its slab is refused",
+        "daemon/slabs.py",
+        "        if offset + num_bytes > self.num_bytes:",
+        "        if False:",
+        ("daemon/test_security.py::test_range_outside_the_slab_is_refused",),
+    ),
+    Mutation(
+        "P10",
+        "silence is given up",
+        "tierstore/disk/silence.py",
+        "            self._give_up()\n            return\n",
+        "            return\n",
+        ("daemon/test_silence.py", "daemon/test_link.py::test_silent_peer_is_asked_whether_it_lives_and_then_given_up"),
+    ),
+    Mutation(
+        "P10",
+        "the daemon is asked whether it lives",
+        "tierstore/disk/silence.py",
+        "            self._ask()\n",
+        "            pass\n",
+        ("daemon/test_silence.py::test_silent_daemon_is_asked_at_half_time_and_given_up_at_the_end",),
+    ),
 ]
 
 _NO_DEVICE = "needs an accelerator; tests/hooks/test_gpu.py runs there"
-_NO_DAEMON = "there is no daemon yet"
 
 UNSHOWN = [
     Unshown("R1", "allow_mutation_on_saved_tensors is not supported", "a limit that the README tells, not code"),
@@ -1398,8 +1620,6 @@ UNSHOWN = [
     ),
     Unshown("R8", "what is saved during the capture of a CUDA graph stays", _NO_DEVICE),
     Unshown("R9", "copy streams wait for what packed, and for an event after the allocation", _NO_DEVICE),
-    Unshown("R12", "a client's session is a lease", _NO_DAEMON),
-    Unshown("R13", "a child has no copy of the daemon's socket and slab", _NO_DAEMON),
     Unshown(
         "R14", "wrappers of functional transforms stay", "hooks are given what they wrap: a second line of defence"
     ),

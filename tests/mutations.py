@@ -36,7 +36,7 @@ __all__ = ["ROOT"]
 ROOT = Path(__file__).parents[1]
 LIMIT_SECONDS = 240
 """For the tests of one mutation; each test has a limit of its own, which pytest enforces."""
-_COPIED = ("tierstore", "hooks", "tests", "examples", "pyproject.toml")
+_COPIED = ("tierstore", "hooks", "daemon", "tests", "examples", "pyproject.toml")
 
 
 class Verdict(NamedTuple):

@@ -432,3 +432,30 @@ def test_write_that_nobody_wants_any_more_is_discarded_when_it_was_done(with_pee
             await closing
 
     with_peer(test)
+
+
+def test_key_on_the_wire_is_used_once(with_peer: RunWithPeer) -> None:
+    """Also where the store uses its own again: a late discard of the old record would free the new one."""
+
+    async def test(peer: Peer) -> None:
+        with ThreadPoolExecutor(2) as executor:
+            disk, guest = await opened_disk(peer, executor)
+            used = []
+            for _ in range(2):
+                writing = asyncio.ensure_future(disk.write(1, memoryview(bytes(1000)), PLAIN))
+                write = await guest.expect(wire.Write)
+                used.append(write.key)
+                await guest.say(wire.Stored(write.request, 4096, "none", "uint8", 1))
+                await writing
+                discarding = asyncio.ensure_future(disk.discard([1]))
+                discarded = await guest.expect(wire.Discard)
+                assert discarded.keys == (write.key,)
+                await guest.say(wire.Gone(discarded.request))
+                await discarding
+            assert used[0] != used[1]
+            closing = asyncio.ensure_future(disk.close())
+            await guest.expect(wire.Close)
+            await guest.say(wire.Closed())
+            await closing
+
+    with_peer(test)

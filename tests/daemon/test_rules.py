@@ -171,3 +171,33 @@ def test_client_that_comes_back_within_the_grace_period_has_everything(
         client.send(wire.Read(1, 1, 2, 2 * MIB, MIB))
         assert isinstance(client.receive(), wire.Loaded)
         assert slab.memory[2 * MIB : 3 * MIB] == slab.memory[:MIB]
+
+
+def test_lease_of_a_client_that_is_back_does_not_end(start_daemon: StartDaemon) -> None:
+    """While it is there, that of another client begins and ends."""
+    daemon = start_daemon(grace_seconds=0.7)
+    with client_of(daemon) as client:
+        opened = client.open()
+    with client_of(daemon) as client:
+        client.greet()
+        client.send(wire.Resume(opened.session, opened.token))
+        assert isinstance(client.receive(), wire.Resumed)
+        with client_of(daemon) as other:
+            other.open()
+        while len(sessions := report_of(daemon).sessions) > 1:  # the test's time limit ends it otherwise
+            pass
+        assert [(each.session, each.is_connected) for each in sessions] == [(opened.session, True)]
+
+
+def test_write_that_found_no_room_counts_for_nothing(start_daemon: StartDaemon, slab: SharedSlab) -> None:
+    daemon = start_daemon(codec="none", disk_bytes=2 * MIB, session_disk_bytes=64 * MIB)
+    with client_of(daemon) as client:
+        client.open()
+        client.send(wire.Slab(1, 4 * MIB), descriptors=(slab.descriptor,))
+        client.send(write_of(1, MIB))
+        assert isinstance(client.receive(), wire.Stored)
+        client.send(write_of(2, 3 * MIB // 2), wire.Inspect())
+        answers = [client.receive(), client.receive()]
+        assert {type(each) for each in answers} == {wire.Full, wire.Report}
+        client.send(wire.Inspect())
+        assert state_of(client.receive()).disk_bytes == MIB
