@@ -93,7 +93,8 @@ def test_daemon_takes_every_setting_of_the_toml_file(options: Options, tmp_path:
     plain = settings_of({"config": str(DEPLOY / "tierstore.toml")}, {})
     assert (plain.path, plain.socket) == (Path("/nvme/tierstore"), Path(DEFAULT_ADDRESS))
     full = settings_of({"config": str(everything)}, {})
-    assert (full.limits, full.codec) == (replace(plain.limits, session_disk_bytes=100 * 2**30), plain.codec)
+    limits = replace(plain.limits, session_disk_bytes=100 * 2**30, session_queued_bytes=256 * 2**20)
+    assert (full.limits, full.codec) == (limits, plain.codec)
 
 
 # --- the image ----------------------------------------------------------------------------------------------------
