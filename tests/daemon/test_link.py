@@ -277,7 +277,7 @@ def test_resume_that_fails_is_tried_again(
 ) -> None:
     async def test(peer: Peer) -> None:
         async with opened_link(peer) as (link, guest):
-            monkeypatch.setattr(link_module, "_LONGEST_HANDSHAKE_SECONDS", 0.1 if said is None else SECONDS)
+            monkeypatch.setattr(link_module, "_LONGEST_HANDSHAKE_SECONDS", 0.5 if said is None else SECONDS)
             answer = discard(link, 5)
             guest.leave()
             await (await peer.guest()).welcome(wire.Resume, *([] if said is None else [said]))
