@@ -54,8 +54,9 @@ def test_no_room_is_room_again_when_another_client_has_freed_it(start_daemon: St
 
 def store_something(address: Path) -> None:
     with TierStore.connect(address, host_bytes=0, reconnect_seconds=60) as store:
-        store.put(torch.ones(MIB))
+        handle = store.put(torch.ones(MIB))
         store.flush()
+        del handle
 
 
 class FickleDaemon:

@@ -92,7 +92,7 @@ def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> None:
             daemon.lanes.read(7, 10, lambda: asyncio.sleep(0))
             daemon.lanes.write(7, 10, lambda: asyncio.sleep(0))
         lease, _ = new_lease(7, 0, "one", None, 1)
-        daemon.sessions[7] = Session(lease, 100)
+        daemon.sessions[7] = Session(lease, 100, None)
         await daemon.end_session(daemon.sessions[7], "a test")
         await daemon.disk.close()
         assert daemon.lanes.reads.queue.num_owners == daemon.lanes.writes.queue.num_owners == 0
