@@ -51,6 +51,7 @@ class Connection:
         self._phase = wire.Phase.GREETING
         self._slabs: dict[int, MappedSlab] = {}
         self._num_keys = 0  # in discards that are not answered
+        self._is_refused = False
         self._is_entering = False  # a session, which takes a commit to the index, or the end of old jobs
         self._channel = Channel(
             accepted,
@@ -72,12 +73,18 @@ class Connection:
         return f"session {lease.number} ({lease.name!r}, process {lease.pid}, user {lease.uid})"
 
     @property
+    def is_in_lobby(self) -> bool:
+        """Whether it has no session, is not about to have one, and has not been told to go."""
+        return self.session is None and not self._is_entering and not self._is_refused
+
+    @property
     def slab_bytes(self) -> int:
         """Of memory that the client shares."""
         return sum(each.num_bytes for each in self._slabs.values())
 
     def refuse(self, reason: str, *, is_final: bool = True) -> None:
         """Tell the client why not, and end the connection."""
+        self._is_refused = True
         self._daemon.log.warning("refused: %s", reason, extra=self._about())
         self._channel.send(wire.Refused(wire.fitting(reason), is_final))
         self._channel.end_when_sent()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import time
@@ -53,6 +54,8 @@ _NUM_JOBS = NUM_AT_ONCE + 2  # each way: while those are at the device, others t
 _DRAIN_SECONDS = 30.0
 _ACCEPT_AGAIN_SECONDS = 0.1
 _DISCARD_AT_ONCE = 4096
+_MOST_IN_LOBBY = 64
+_LOBBY_SHARE = 8  # of the descriptors that the process may have; a connection takes two
 _COUNTER = 0
 """The lease that is none: it keeps the number of the next session, so that none is ever used again."""
 
@@ -98,7 +101,7 @@ class Daemon:
         self.ended_totals: Counter[str] = Counter()
         self.is_open = False
         self.metrics_address: str | None = None
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}  # the oldest first
         self._connection_of: dict[int, Connection] = {}  # by session
         self._expiries: dict[int, asyncio.TimerHandle] = {}  # by session
         self._next_session = 1
@@ -215,13 +218,21 @@ class Daemon:
         except OSError:
             accepted.close()
             raise
-        self._connections.add(connection)
+        self._make_room_in_lobby()
+        self._connections[connection] = None
         if uid not in {0, os.getuid()} | self.settings.allowed_uids:
             connection.refuse(f"user {uid} may not use this daemon (see --allow-uid)")
 
+    def _make_room_in_lobby(self) -> None:
+        """Connections without a session may stay, but not keep others out: the oldest makes room for the newest."""
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lobby = [each for each in self._connections if each.is_in_lobby]
+        if len(lobby) >= min(_MOST_IN_LOBBY, descriptors // _LOBBY_SHARE):
+            lobby[0].refuse("too many connections without a session, of which this was the oldest")
+
     def connection_ended(self, connection: Connection) -> None:
         """It is over. Its session, if it still has one, is kept for a while."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         session = connection.session
         if session is not None and self.is_connection_of(session, connection):
             del self._connection_of[session.lease.number]
@@ -259,7 +270,7 @@ class Daemon:
         if old is not None:
             old.session = None
             old.close()
-            self._connections.discard(old)
+            self._connections.pop(old, None)
 
     def session_entered(self, session: Session, connection: Connection) -> None:
         """The connection has the session now."""

@@ -313,7 +313,7 @@ def test_running_out_of_descriptors_passes(connect: Connect, daemon: DaemonProce
     before = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (limit, before[1]))
     crowd = [connect() for _ in range(40)]
-    assert crowd[0].is_refused("Hello"), "the first got in, and is timed out; so are the others, little by little"
+    assert crowd[0].is_refused(), "the first got in, and makes room or is timed out; so do the others, little by little"
     for client in crowd:
         client.socket.close()
     resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, before)
@@ -365,3 +365,15 @@ def _resident_bytes(daemon: DaemonProcess) -> int:
 def descriptors_of(daemon: DaemonProcess) -> list[str]:
     folder = Path(f"/proc/{daemon.process.pid}/fd")
     return sorted(os.readlink(folder / name) for name in os.listdir(folder))
+
+
+def test_connections_that_never_open_a_session_do_not_keep_others_out(connect: Connect) -> None:
+    idle = [connect() for _ in range(80)]
+    for client in idle[-64:]:
+        client.greet()
+    other = connect()
+    other.open()
+    assert idle[0].is_refused("too many connections without a session")
+    for client in idle[-32:]:
+        client.send(wire.Inspect())
+        assert isinstance(client.receive(), wire.Report), "the newest stay"
