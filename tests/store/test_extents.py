@@ -301,7 +301,7 @@ def test_take_reports_what_the_file_system_says(
     async def test() -> None:
         space = open_space(tmp_path, 2**20, executor)
         with monkeypatch.context() as patch:
-            patch.setattr("tierstore.disk.segments.reserve", refuse)
+            patch.setattr("tierstore.disk.system_calls.reserve", refuse)
             with pytest.raises(error, match=os.strerror(number)):
                 await space.take(4096)
         assert (await space.take(4096)).num_bytes == 4096  # asked again, not remembered for ever

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from .allocator import ALIGNMENT_BYTES, round_up
 from .forking import Inode, inode_of, not_while_forking
 from .io_mode import IoMode, set_direct
-from .linux import reserve
+from .system_calls import SYSTEM_CALLS
 
 __all__ = [
     "Segment",
@@ -110,7 +110,7 @@ def remove_segments(files: SegmentFiles, segments: Iterable[Segment], inodes: se
 def _open_segment(files: SegmentFiles, number: int, num_bytes: int, mode: IoMode, inodes: set[Inode]) -> Segment:
     segment = Segment(number, _open_noted(lambda: files.make_segment(number), inodes), num_bytes)
     try:
-        reserve(segment.file.fileno(), num_bytes)
+        SYSTEM_CALLS.get().fallocate(segment.file.fileno(), num_bytes)
         if mode.direct:
             set_direct(segment.file.fileno())
     except BaseException:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
+
+from .system_calls import SYSTEM_CALLS
 
 __all__ = ["read_all", "write_all"]
 
@@ -21,7 +22,7 @@ def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> No
     Raises:
         OSError: the device or file system failed; some of it may have been written.
     """
-    _move_all(os.pwritev, descriptor, buffers, offset)
+    _move_all(SYSTEM_CALLS.get().pwritev, descriptor, buffers, offset)
 
 
 def read_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:
@@ -30,7 +31,7 @@ def read_all(descriptor: int, buffers: Sequence[memoryview], offset: int) -> Non
     Raises:
         OSError: the device failed, or the file ends too early (EIO); the buffers hold garbage.
     """
-    _move_all(os.preadv, descriptor, buffers, offset)
+    _move_all(SYSTEM_CALLS.get().preadv, descriptor, buffers, offset)
 
 
 def _move_all(call: _Call, descriptor: int, buffers: Sequence[memoryview], offset: int) -> None:
