@@ -19,6 +19,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -146,7 +147,7 @@ class Daemon:
         finally:
             threads.shutdown(wait=not self._ending_at_once.is_set())
 
-    async def _open_disk(self, home: NamedHome, threads: IoThreads) -> None:
+    async def _open_disk(self, home: NamedHome, threads: Executor) -> None:
         disk_bytes = self.settings.disk_bytes
         if disk_bytes is None:
             disk_bytes = int(free_disk_bytes(self.settings.path) * _DISK_SHARE)

@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from functools import cache
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Never, Self
 
 import torch
 
@@ -137,7 +137,7 @@ class TierStore:
         name: str | None = None,
         copies: Copies | None = None,
         **unknown: Never,
-    ) -> TierStore:
+    ) -> Self:
         """A store whose disk tier is the daemon's that listens at `address`. Everything else is the same.
 
         Encoding, checksums and disk I/O run in the daemon (`tierstore serve`), which also keeps its own disk budget and
@@ -188,6 +188,7 @@ class TierStore:
         return store
 
     def _begin(self, name: str, open_disk: OpenDisk, copies: Copies | None) -> None:
+        """Open it. `tierstore.testing.FaultyStore` puts its wrappers around both here."""
         self._core = _Core(
             name=name,
             host_bytes=self.host_bytes,
@@ -297,7 +298,7 @@ class TierStore:
         self._finalizer.detach()
         self._core.close(_CLOSE_DEADLINE_SECONDS)
 
-    def __enter__(self) -> TierStore:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

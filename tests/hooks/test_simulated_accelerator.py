@@ -1,15 +1,12 @@
 """Whole training steps through the device tier, with copies that run late on threads of their own.
 
-The "device" is CPU memory on which torch computes at once; only the copies are asynchronous, as on an accelerator. So
-"later work of a stream comes after the copy" can only mean that the host waits. What is tested is the way of a record
-through OFFLOADING, slots, disk and reload; the order of streams is tested in tests/store/test_device.py.
+What is tested is the way of a record through OFFLOADING, slots, disk and reload; the order of streams is tested in
+tests/store/test_device.py.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from queue import SimpleQueue
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,86 +14,13 @@ from torch import nn
 
 from tests.conftest import MakeStore
 from tierstore import TierStore, tiered_offload
-from tierstore.device import Marker
-
-
-class Copied:
-    """A `Marker`."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def query(self) -> bool:
-        return self._event.is_set()
-
-    def synchronize(self) -> None:
-        assert self._event.wait(30)
-
-    def set(self) -> None:
-        self._event.set()
-
-
-class LateCopies:
-    """A copy engine (`Copies`) whose copies run one after the other on a thread, each only when the next is queued."""
-
-    def __init__(self) -> None:
-        self.num_out = self.num_in = 0
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        return tensor.device
-
-    def current_stream(self, device: torch.device) -> str:
-        return "compute"
-
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: str) -> Marker:
-        self.num_out += 1
-        return self._copy(source, target)
-
-    def copy_in(
-        self, source: torch.Tensor, device: torch.device, stream: str, ready: Marker | None
-    ) -> tuple[torch.Tensor, Marker]:
-        self.num_in += 1
-        target = torch.full((source.numel(),), 0xEE, dtype=torch.uint8)
-        if ready is not None:
-            self._queue.put(ready.synchronize)
-        return target, self._copy(source, target)
-
-    def wait(self, stream: str, marker: Marker) -> None:
-        marker.synchronize()
-
-    def synchronize(self) -> None:
-        done = Copied()
-        self._queue.put(done.set)
-        done.synchronize()
-
-    def end(self) -> None:
-        self._queue.put(None)
-        self._thread.join()
-
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Marker:
-        copied = Copied()
-
-        def copy() -> None:
-            target.copy_(source)
-            copied.set()
-
-        self._queue.put(copy)
-        return copied
-
-    def _run(self) -> None:
-        with torch.no_grad():
-            while (work := self._queue.get()) is not None:
-                work()
+from tierstore.testing import SimulatedCopies
 
 
 @pytest.fixture
-def copies() -> Iterator[LateCopies]:
-    engine = LateCopies()
-    yield engine
-    engine.end()
+def copies() -> Iterator[SimulatedCopies]:
+    with SimulatedCopies() as engine:
+        yield engine
 
 
 def _model() -> nn.Module:
@@ -126,7 +50,7 @@ def _gradients(store: TierStore | None, device_bytes: int = 0, num_steps: int = 
 @pytest.mark.parametrize("device_bytes", [0, 20_000, 1 << 30])
 @pytest.mark.parametrize("codec", ["none", "shuffle-zstd"])
 def test_gradients_through_the_device_tier_same_bits(
-    make_store: MakeStore, copies: LateCopies, host_bytes: int | str, device_bytes: int, codec: str
+    make_store: MakeStore, copies: SimulatedCopies, host_bytes: int | str, device_bytes: int, codec: str
 ) -> None:
     store = make_store(host_bytes=host_bytes, codec=codec, copies=copies)
     for plain, offloaded in zip(_gradients(None), _gradients(store, device_bytes), strict=True):
@@ -138,7 +62,7 @@ def test_gradients_through_the_device_tier_same_bits(
     assert (stats.live_handles, stats.device_bytes, stats.disk_bytes) == (0, 0, 0)
 
 
-def test_graph_dropped_while_copies_run_everything_is_freed(make_store: MakeStore, copies: LateCopies) -> None:
+def test_graph_dropped_while_copies_run_everything_is_freed(make_store: MakeStore, copies: SimulatedCopies) -> None:
     store = make_store(copies=copies)
     for _ in range(5):
         with tiered_offload(store, min_bytes=0):
@@ -151,7 +75,7 @@ def test_graph_dropped_while_copies_run_everything_is_freed(make_store: MakeStor
     assert stats.staging_used_bytes == 0
 
 
-def test_retain_graph_through_the_device_tier_same_bits(make_store: MakeStore, copies: LateCopies) -> None:
+def test_retain_graph_through_the_device_tier_same_bits(make_store: MakeStore, copies: SimulatedCopies) -> None:
     store = make_store(copies=copies)
     model = _model()
     batch = torch.randn(32, 64)
@@ -165,7 +89,9 @@ def test_retain_graph_through_the_device_tier_same_bits(make_store: MakeStore, c
         assert all(torch.equal(a, b.grad) for a, b in zip(plain, model.parameters(), strict=True))
 
 
-def test_known_graph_what_the_device_may_not_keep_leaves_it_at_once(make_store: MakeStore, copies: LateCopies) -> None:
+def test_known_graph_what_the_device_may_not_keep_leaves_it_at_once(
+    make_store: MakeStore, copies: SimulatedCopies
+) -> None:
     """Ten matrices, of which the device keeps six and host memory two: whatever backward needs last goes first."""
     nbytes = 64 * 64 * 4
     store = make_store(copies=copies, host_bytes=2 * nbytes)

@@ -1,0 +1,72 @@
+"""Faults on purpose: a store, a disk tier, a copy engine or a daemon that fails as a plan says.
+
+::
+
+    from tierstore.testing import Fails, FaultPlan, FaultyStore, Latency, Rule
+
+    plan = FaultPlan.of(Rule("write", Latency(0.01)), Rule("read", Fails(errno.EIO), occurrences=(3,)))
+    with FaultyStore("/nvme", plan, host_bytes=0) as store:
+        train(store)
+        print(store.faults.injected)
+
+A plan is plain data: which operation, when, what. Operations are those of the disk tier ("write", "read", "discard",
+"close": any tier, the daemon's too), the system calls below it ("pwritev", "preadv", "fallocate"; of a store on a
+directory, or of a daemon that was started by `python -m tierstore.testing.faulty_daemon`), and those of the copy
+engine ("offload", "reload"). Without a plan everything works as it does without the wrappers.
+
+For tests, of this package and of programs that use it. Nothing outside imports it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .copies import FaultyCopies, SimulatedCopies
+    from .faults import Faults
+    from .faulty_disk import FaultyDisk
+    from .plan import Bandwidth, Fails, Fault, FaultPlan, Late, Latency, Operation, Rule, Short, Signal, Torn
+    from .store import FaultyStore
+    from .system_calls import FaultyCalls, FaultyExecutor
+
+__all__ = [
+    "Bandwidth",
+    "Fails",
+    "Fault",
+    "FaultPlan",
+    "Faults",
+    "FaultyCalls",
+    "FaultyCopies",
+    "FaultyDisk",
+    "FaultyExecutor",
+    "FaultyStore",
+    "Late",
+    "Latency",
+    "Operation",
+    "Rule",
+    "Short",
+    "Signal",
+    "SimulatedCopies",
+    "Torn",
+]
+
+_HOMES = {
+    "Faults": ".faults",
+    "FaultyCalls": ".system_calls",
+    "FaultyCopies": ".copies",
+    "FaultyDisk": ".faulty_disk",
+    "FaultyExecutor": ".system_calls",
+    "FaultyStore": ".store",
+    "SimulatedCopies": ".copies",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, ".plan"), __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,189 @@
+"""Copy engines for tests: one that needs no accelerator, and one that fails as a plan says, around any other."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from ..device import Copies, Marker
+from .faults import Drawn, Faults
+from .plan import Operation
+
+__all__ = ["FaultyCopies", "SimulatedCopies"]
+
+_LONGEST_WAIT_SECONDS = 60.0
+
+
+class _Copied:
+    """A `Marker` of a simulated stream."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def query(self) -> bool:
+        return self._event.is_set()
+
+    def synchronize(self) -> None:
+        if not self._event.wait(_LONGEST_WAIT_SECONDS):
+            raise TimeoutError("a simulated copy was never done: its engine has ended")
+
+    def set(self) -> None:
+        self._event.set()
+
+
+class SimulatedCopies:
+    """A copy engine (`Copies`) without an accelerator: every tensor counts as one's, and copies run on a thread.
+
+    The "device" is CPU memory on which torch computes at once; only the copies are asynchronous, one after the other,
+    as on an accelerator. So "later work of a stream comes after the copy" can only mean that the host waits: `wait`
+    blocks, all else does not. A context manager; `end` stops the thread.
+
+    Attributes:
+        num_out, num_in: copies queued so far.
+    """
+
+    def __init__(self) -> None:
+        self.num_out = self.num_in = 0
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="simulated-copies", daemon=True)
+        self._thread.start()
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        """See `Copies`."""
+        return tensor.device
+
+    def current_stream(self, device: torch.device) -> str:
+        """See `Copies`."""
+        return f"compute on {device}"
+
+    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
+        """See `Copies`."""
+        self.num_out += 1
+        return self._copy(source, target)
+
+    def copy_in(
+        self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
+    ) -> tuple[torch.Tensor, Marker]:
+        """See `Copies`; until it is copied, the target holds garbage."""
+        self.num_in += 1
+        target = torch.full((source.numel(),), 0xEE, dtype=torch.uint8, device=device)
+        if ready is not None:
+            self._queue.put(ready.synchronize)
+        return target, self._copy(source, target)
+
+    def wait(self, stream: Any, marker: Marker) -> None:
+        """See `Copies`; blocks."""
+        marker.synchronize()
+
+    def synchronize(self) -> None:
+        """Return when all that was queued is copied. Blocks.
+
+        Raises:
+            TimeoutError: it is not within a minute.
+        """
+        done = _Copied()
+        self._queue.put(done.set)
+        done.synchronize()
+
+    def end(self) -> None:
+        """Copy what is queued, then end the thread. Idempotent; blocks."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def __enter__(self) -> SimulatedCopies:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Marker:
+        copied = _Copied()
+
+        def copy() -> None:
+            target.copy_(source)
+            copied.set()
+
+        self._queue.put(copy)
+        return copied
+
+    def _run(self) -> None:
+        with torch.no_grad():
+            while (work := self._queue.get()) is not None:
+                work()
+
+
+class FaultyCopies:
+    """A copy engine around another. It never changes what is copied, nor the order of work on a stream.
+
+    What is late is what the host is told: an event is not there before its time, or before later copies are queued,
+    unless somebody waits for it. What fails raises RuntimeError before anything is copied, as an accelerator does.
+    """
+
+    def __init__(self, copies: Copies, faults: Faults) -> None:
+        self._copies = copies
+        self._faults = faults
+        self._num_copies = 0
+        self.device_of = copies.device_of
+        self.current_stream = copies.current_stream
+
+    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
+        """See `Copies`."""
+        drawn = self._begin("offload", source)
+        return self._delayed(self._copies.copy_out(source, target, stream), drawn)
+
+    def copy_in(
+        self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
+    ) -> tuple[torch.Tensor, Marker]:
+        """See `Copies`."""
+        drawn = self._begin("reload", source)
+        target, copied = self._copies.copy_in(source, device, stream, _real(ready))
+        return target, self._delayed(copied, drawn)
+
+    def wait(self, stream: Any, marker: Marker) -> None:
+        """See `Copies`."""
+        real = _real(marker)
+        if real is not None:
+            self._copies.wait(stream, real)
+
+    def _begin(self, operation: Operation, source: torch.Tensor) -> Drawn:
+        drawn = self._faults.draw(operation, source.numel())
+        if drawn.error is not None:
+            raise RuntimeError(f"{operation}: {os.strerror(drawn.error)} (injected)")
+        self._num_copies += 1
+        return drawn
+
+    def _delayed(self, marker: Marker, drawn: Drawn) -> Marker:
+        if not drawn.delay_seconds and not drawn.num_others:
+            return marker
+        there_at, last = time.monotonic() + drawn.delay_seconds, self._num_copies + drawn.num_others
+        return _LateMarker(marker, there_at, lambda: self._num_copies >= last)
+
+
+class _LateMarker:
+    """An event that is told of late."""
+
+    def __init__(self, real: Marker, there_at: float, has_company: Callable[[], bool]) -> None:
+        self.real = real
+        self._there_at = there_at
+        self._has_company = has_company
+        self._was_waited_for = False
+
+    def query(self) -> bool:
+        if self._was_waited_for:
+            return True
+        return time.monotonic() >= self._there_at and self._has_company() and self.real.query()
+
+    def synchronize(self) -> None:
+        time.sleep(max(0.0, self._there_at - time.monotonic()))
+        self.real.synchronize()
+        self._was_waited_for = True
+
+
+def _real(marker: Marker | None) -> Marker | None:
+    return marker.real if isinstance(marker, _LateMarker) else marker

@@ -1,0 +1,139 @@
+"""A plan at work: it counts operations, draws by its seed, and says what happens to each."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from .plan import Bandwidth, Fails, Fault, FaultPlan, Late, Latency, Operation, Rule, Short, Signal, Torn
+
+__all__ = ["Drawn", "Faults", "TokenBucket"]
+
+
+class Drawn(NamedTuple):
+    """What happens to one operation.
+
+    Attributes:
+        delay_seconds: before it begins.
+        error: the number it fails with; None: it does not fail.
+        max_bytes: what the call moves at most; None: all.
+        torn_bytes: what the call really writes of what it says; None: all.
+        num_others: what is done before it is said to be done.
+    """
+
+    delay_seconds: float = 0.0
+    error: int | None = None
+    max_bytes: int | None = None
+    torn_bytes: int | None = None
+    num_others: int = 0
+
+
+class TokenBucket:
+    """So many bytes per second, at most `burst_bytes` of them saved up. Pure: it is told the time. Not thread-safe."""
+
+    def __init__(self, bytes_per_second: float, burst_bytes: int = 0) -> None:
+        self._bytes_per_second = bytes_per_second
+        self._burst_bytes = burst_bytes
+        self._tokens = float(burst_bytes)
+        self._at_seconds: float | None = None
+
+    def take(self, num_bytes: int, now_seconds: float) -> float:
+        """Take the tokens, those that are still to come too; in how many seconds will they have come?"""
+        passed = 0.0 if self._at_seconds is None else max(0.0, now_seconds - self._at_seconds)
+        self._at_seconds = now_seconds
+        self._tokens = min(float(self._burst_bytes), self._tokens + passed * self._bytes_per_second) - num_bytes
+        return max(0.0, -self._tokens / self._bytes_per_second)
+
+
+class Faults:
+    """What a plan makes of the operations it is asked about. Any thread; blocks for no I/O.
+
+    Args:
+        plan: to begin with.
+        clock: in seconds, for bandwidths.
+    """
+
+    def __init__(self, plan: FaultPlan | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._injected: Counter[str] = Counter()
+        self.set(plan or FaultPlan())
+
+    def set(self, plan: FaultPlan) -> None:
+        """From now on this plan, its occurrences counted from here. What is under way goes on as it was drawn."""
+        with self._lock:
+            self._plan = plan
+            self._num_seen: Counter[str] = Counter()
+            self._randoms = [random.Random(f"{plan.seed} {number}") for number in range(len(plan.rules))]
+            self._buckets = [_bucket_of(rule.fault) for rule in plan.rules]
+
+    @property
+    def injected(self) -> Mapping[str, int]:
+        """How often which fault happened to which operation, over all plans: {"write Fails": 2}; a copy."""
+        with self._lock:
+            return dict(self._injected)
+
+    @property
+    def num_seen(self) -> Mapping[str, int]:
+        """How many of each operation began since the plan was set; a copy."""
+        with self._lock:
+            return dict(self._num_seen)
+
+    def draw(self, operation: Operation, num_bytes: int = 0) -> Drawn:
+        """One more of these begins, of so many bytes: what happens to it? Signals are sent here."""
+        drawn, processes = Drawn(), []
+        with self._lock:
+            self._num_seen[operation] += 1
+            for number, rule in enumerate(self._plan.rules):
+                if not self._is_due(number, rule, operation):
+                    continue
+                self._injected[f"{operation} {type(rule.fault).__name__}"] += 1
+                if isinstance(rule.fault, Signal):
+                    processes.append(rule.fault)
+                else:
+                    drawn = self._with(drawn, number, rule.fault, num_bytes)
+        for process in processes:
+            os.kill(process.pid, process.number)
+        return drawn
+
+    def _is_due(self, number: int, rule: Rule, operation: Operation) -> bool:
+        if operation not in rule.names:
+            return False
+        if rule.occurrences is not None and self._num_seen[operation] not in rule.occurrences:
+            return False
+        return rule.probability >= 1 or self._randoms[number].random() < rule.probability
+
+    def _with(self, drawn: Drawn, number: int, fault: Fault, num_bytes: int) -> Drawn:
+        match fault:
+            case Latency():
+                return drawn._replace(delay_seconds=drawn.delay_seconds + _seconds_of(fault, self._randoms[number]))
+            case Bandwidth():
+                bucket = self._buckets[number]
+                wait_seconds = bucket.take(num_bytes, self._clock()) if bucket is not None else 0.0
+                return drawn._replace(delay_seconds=drawn.delay_seconds + wait_seconds)
+            case Fails():
+                return drawn if drawn.error is not None else drawn._replace(error=fault.number)
+            case Short():
+                return drawn._replace(max_bytes=fault.max_bytes)
+            case Torn():
+                return drawn._replace(torn_bytes=fault.num_bytes)
+            case Late():
+                return drawn._replace(num_others=fault.num_others)
+        return drawn
+
+
+def _bucket_of(fault: Fault) -> TokenBucket | None:
+    return TokenBucket(fault.bytes_per_second, fault.burst_bytes) if isinstance(fault, Bandwidth) else None
+
+
+def _seconds_of(latency: Latency, numbers: random.Random) -> float:
+    if latency.spread == "uniform":
+        return numbers.uniform(0, 2 * latency.seconds)
+    if latency.spread == "exponential" and latency.seconds:
+        return numbers.expovariate(1 / latency.seconds)
+    return latency.seconds

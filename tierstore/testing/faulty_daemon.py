@@ -1,0 +1,71 @@
+"""A daemon whose system calls fail as a plan says.
+
+    python -m tierstore.testing.faulty_daemon PLAN --path /nvme --socket /tmp/faulty/t.sock
+
+PLAN is what `FaultPlan.to_json` gives, for "pwritev", "preadv" and "fallocate". Where PLAN is "-", one line of
+standard input is the plan, and every later line the next one. Without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+from ..daemon.logs import set_up_logging
+from ..daemon.options import settings_of
+from ..daemon.server import Daemon
+from ..daemon.settings import ServeSettings
+from ..disk.home import NamedHome
+from ..threads import start_thread
+from .faults import Faults
+from .plan import FaultPlan
+from .system_calls import FaultyCalls, FaultyExecutor
+
+__all__ = ["FaultyDaemon", "main"]
+
+
+class FaultyDaemon(Daemon):
+    """A `Daemon` on whose files faults happen."""
+
+    def __init__(self, settings: ServeSettings, faults: Faults) -> None:
+        super().__init__(settings)
+        self._faults = faults
+
+    async def _open_disk(self, home: NamedHome, threads: Executor) -> None:
+        await super()._open_disk(home, FaultyExecutor(threads, FaultyCalls(self._faults)))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run it until it is told to end. Blocks.
+
+    Raises:
+        ConfigError: the plan or an option cannot be used.
+        StorageIOError: the drive refused.
+    """
+    import uvloop
+
+    parser = argparse.ArgumentParser(prog="python -m tierstore.testing.faulty_daemon", description=__doc__)
+    parser.add_argument("plan")
+    for name in ("path", "socket", "codec", "disk-bytes", "grace-seconds"):
+        parser.add_argument(f"--{name}", default=argparse.SUPPRESS)
+    line = vars(parser.parse_args(arguments))
+    text = line.pop("plan")
+    faults = Faults(FaultPlan.from_json(sys.stdin.readline() if text == "-" else text))
+    settings = settings_of(line, os.environ)
+    set_up_logging(settings.log_level, settings.log_format)
+    if text == "-":
+        start_thread(lambda: _take_plans(faults), "tierstore-plans")
+    uvloop.run(FaultyDaemon(settings, faults).run())
+
+
+def _take_plans(faults: Faults) -> None:
+    for line in sys.stdin:
+        faults.set(FaultPlan.from_json(line))
+        print(line, end="", flush=True)  # whoever gave it knows that it holds
+
+
+if __name__ == "__main__":
+    main()

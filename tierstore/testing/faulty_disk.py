@@ -1,0 +1,132 @@
+"""A disk tier that fails as a plan says, around any that does not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import NoReturn, TypeVar
+
+from ..disk.boundary import translated
+from ..disk.tier import DiskTier, DiskUsage, Kind, Stored
+from ..errors import TierStoreError
+from .faults import Faults
+from .plan import Operation
+
+__all__ = ["FaultyDisk"]
+
+T = TypeVar("T")
+_PLACE = "a tier with injected faults"
+_IN_MEMORY = "the data is still in memory"
+_ON_DISK = "what was stored is still on disk"
+_GARBAGE = b"\xa5"
+
+
+class FaultyDisk:
+    """A `DiskTier` around another. What it raises is what that contract says; the cause is an OSError.
+
+    A discard that fails is against the contract: whoever uses the tier has to end.
+    """
+
+    def __init__(self, disk: DiskTier, faults: Faults) -> None:
+        self._disk = disk
+        self._faults = faults
+        self._order = _Completions()
+        self.scratch_bytes = disk.scratch_bytes
+
+    async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        """See `DiskTier.write`."""
+        writing = partial(self._disk.write, key, source, kind)
+        return await self._run("write", writing, _IN_MEMORY, len(source))
+
+    async def read(self, key: int, destination: memoryview) -> int:
+        """See `DiskTier.read`."""
+        reading = partial(self._disk.read, key, destination)
+        try:
+            return await self._run("read", reading, _ON_DISK, len(destination))
+        except TierStoreError:
+            destination[:] = _GARBAGE * len(destination)
+            raise
+
+    def confirms(self, key: int, memory: memoryview) -> bool:
+        """See `DiskTier.confirms`."""
+        return self._disk.confirms(key, memory)
+
+    async def discard(self, keys: Sequence[int]) -> None:
+        """See `DiskTier.discard`."""
+        await self._run("discard", partial(self._disk.discard, keys), _ON_DISK)
+
+    def usage(self) -> DiskUsage:
+        """See `DiskTier.usage`."""
+        return self._disk.usage()
+
+    def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
+        """See `DiskTier.codec_choices`."""
+        return self._disk.codec_choices()
+
+    def abandon_after_fork(self) -> None:
+        """See `DiskTier.abandon_after_fork`."""
+        self._disk.abandon_after_fork()
+
+    async def close(self) -> None:
+        """See `DiskTier.close`; everything is freed before it fails."""
+        drawn = self._faults.draw("close")
+        await asyncio.sleep(drawn.delay_seconds)
+        await self._disk.close()
+        if drawn.error is not None:
+            _fail("close", drawn.error, "everything is freed")
+
+    async def _run(self, operation: Operation, call: Callable[[], Awaitable[T]], data: str, num_bytes: int = 0) -> T:
+        drawn = self._faults.draw(operation, num_bytes)
+        if drawn.delay_seconds:
+            await asyncio.sleep(drawn.delay_seconds)
+        if drawn.error is not None:
+            _fail(operation, drawn.error, data, num_bytes)
+        self._order.begin()
+        try:
+            return await call()
+        finally:
+            await self._order.end(drawn.num_others)
+
+
+def _fail(operation: Operation, number: int, data: str, num_bytes: int = 0) -> NoReturn:
+    with translated(operation, _PLACE, data, num_bytes=num_bytes):
+        raise OSError(number, os.strerror(number))
+
+
+class _Held:
+    """A completion that others come before."""
+
+    def __init__(self, num_others: int) -> None:
+        self.num_others = num_others
+        self.released = asyncio.Event()
+
+
+class _Completions:
+    """In which order operations are said to be done. No two wait for each other: if nothing runs, all are released."""
+
+    def __init__(self) -> None:
+        self._num_running = 0
+        self._held: list[_Held] = []
+
+    def begin(self) -> None:
+        """An operation begins."""
+        self._num_running += 1
+
+    async def end(self, num_others: int) -> None:
+        """It is done; returns when that may be said."""
+        self._num_running -= 1
+        for held in self._held:
+            held.num_others -= 1
+        if num_others:
+            self._held.append(mine := _Held(num_others))
+        self._release()
+        if num_others:
+            await mine.released.wait()
+
+    def _release(self) -> None:
+        due = [held for held in self._held if not self._num_running or held.num_others <= 0]
+        self._held = [held for held in self._held if held not in due]
+        for held in reversed(due):
+            held.released.set()

@@ -1,0 +1,57 @@
+"""A store under which faults happen."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from os import PathLike
+from typing import Any, Self
+
+from ..config import DEFAULT_ADDRESS
+from ..device import AcceleratorCopies, Copies
+from ..disk.tier import DiskTier
+from ..engine import OpenDisk
+from ..store import TierStore
+from .copies import FaultyCopies
+from .faults import Faults
+from .faulty_disk import FaultyDisk
+from .plan import FaultPlan
+from .system_calls import FaultyCalls, FaultyExecutor
+
+__all__ = ["FaultyStore"]
+
+
+class FaultyStore(TierStore):
+    """A `TierStore` whose disk tier, system calls and copy engine fail as a plan says. Opening it is not disturbed.
+
+    Args:
+        path: as `TierStore`'s.
+        plan: from the first operation on; `store.faults.set` gives it another at any time.
+        options: as `TierStore`'s.
+
+    Attributes:
+        faults: the plan at work, and what it has done so far.
+    """
+
+    faults: Faults
+
+    def __init__(self, path: str | PathLike[str], plan: FaultPlan | None = None, **options: Any) -> None:
+        super().__init__(path, **options)
+        self.faults.set(plan or FaultPlan())
+
+    @classmethod
+    def connect(
+        cls, address: str | PathLike[str] = DEFAULT_ADDRESS, *, plan: FaultPlan | None = None, **options: Any
+    ) -> Self:
+        """As `TierStore.connect`, with a plan. System calls are the daemon's: see `faulty_daemon` for those."""
+        store = super().connect(address, **options)
+        store.faults.set(plan or FaultPlan())
+        return store
+
+    def _begin(self, name: str, open_disk: OpenDisk, copies: Copies | None) -> None:
+        faults = self.faults = Faults()
+
+        async def open_faulty(executor: Executor) -> DiskTier:
+            disk = await open_disk(FaultyExecutor(executor, FaultyCalls(faults)))
+            return FaultyDisk(disk, faults)
+
+        super()._begin(name, open_faulty, FaultyCopies(copies or AcceleratorCopies(), faults))

@@ -1,0 +1,97 @@
+"""System calls that fail as a plan says, under a store on a directory or inside a daemon."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import ParamSpec, TypeVar
+
+from ..disk.system_calls import SYSTEM_CALLS, SystemCalls
+from .faults import Drawn, Faults
+from .plan import Operation
+
+__all__ = ["FaultyCalls", "FaultyExecutor"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_BLOCK_BYTES = 4096
+
+
+class FaultyCalls(SystemCalls):
+    """System calls that are late, fail, move too little, or write less than they say. They block, as the real ones."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+
+    def pwritev(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        """See `SystemCalls.pwritev`."""
+        num_bytes = sum(map(len, buffers))
+        drawn = self._begin("pwritev", num_bytes)
+        if drawn.torn_bytes is not None:
+            kept_bytes = min(num_bytes, drawn.torn_bytes // _unit_bytes(descriptor) * _unit_bytes(descriptor))
+            if kept_bytes:
+                super().pwritev(descriptor, _first(buffers, kept_bytes), offset)
+            return num_bytes
+        return super().pwritev(descriptor, _shortened(descriptor, buffers, drawn.max_bytes), offset)
+
+    def preadv(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        """See `SystemCalls.preadv`."""
+        drawn = self._begin("preadv", sum(map(len, buffers)))
+        return super().preadv(descriptor, _shortened(descriptor, buffers, drawn.max_bytes), offset)
+
+    def fallocate(self, descriptor: int, num_bytes: int) -> None:
+        """See `SystemCalls.fallocate`."""
+        self._begin("fallocate", num_bytes)
+        super().fallocate(descriptor, num_bytes)
+
+    def _begin(self, operation: Operation, num_bytes: int) -> Drawn:
+        drawn = self._faults.draw(operation, num_bytes)
+        if drawn.delay_seconds:
+            time.sleep(drawn.delay_seconds)
+        if drawn.error is not None:
+            raise OSError(drawn.error, f"{os.strerror(drawn.error)} (injected)")
+        return drawn
+
+
+class FaultyExecutor(Executor):
+    """Runs jobs on another executor, with these system calls; `shutdown` is the other's matter."""
+
+    def __init__(self, executor: Executor, calls: SystemCalls) -> None:
+        self._executor = executor
+        self._calls = calls
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """See `Executor.submit`."""
+
+        def run() -> T:
+            token = SYSTEM_CALLS.set(self._calls)
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                SYSTEM_CALLS.reset(token)
+
+        return self._executor.submit(run)
+
+
+def _unit_bytes(descriptor: int) -> int:
+    """What the kernel itself would cut a call to: whole blocks where the file is O_DIRECT (open(2))."""
+    return _BLOCK_BYTES if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT else 1
+
+
+def _shortened(descriptor: int, buffers: Sequence[memoryview], max_bytes: int | None) -> Sequence[memoryview]:
+    if max_bytes is None:
+        return buffers
+    unit = _unit_bytes(descriptor)
+    return _first(buffers, max(unit, max_bytes // unit * unit))
+
+
+def _first(buffers: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
+    found = []
+    for buffer in buffers:
+        found.append(buffer[:num_bytes])
+        num_bytes -= len(found[-1])
+    return [buffer for buffer in found if len(buffer)]
