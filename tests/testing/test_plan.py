@@ -1,0 +1,128 @@
+"""Plans of faults: what they refuse, how they travel, and what they draw."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tierstore import ConfigError
+from tierstore.testing import Bandwidth, Fails, FaultPlan, Faults, Late, Latency, Rule, Short, Signal, Torn
+from tierstore.testing.faults import Drawn, TokenBucket
+
+ALL_FAULTS = FaultPlan.of(
+    Rule("write", Latency(0.25, "uniform"), probability=0.5),
+    Rule(("read", "write"), Bandwidth(1e6, 4096)),
+    Rule("discard", Fails(errno.ENOSPC), occurrences=(2, 3)),
+    Rule("read", Late(3)),
+    Rule("preadv", Short(512)),
+    Rule("pwritev", Torn(4096)),
+    Rule("close", Signal(4711, signal.SIGSTOP)),
+    seed=7,
+)
+
+
+def test_plan_as_json_comes_back_the_same() -> None:
+    assert FaultPlan.from_json(ALL_FAULTS.to_json()) == ALL_FAULTS
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"rules": [{"operations": "write", "fault": {"type": "Rust"}}]}'])
+def test_plan_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="plan"):
+        FaultPlan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("operation", "fault"),
+    [
+        ("write", Short()),
+        ("preadv", Torn()),
+        ("fallocate", Late()),
+        ("discard", Bandwidth(1.0)),
+        ("remember", Latency(0.0)),
+        ("write", Latency(-1.0)),
+        ("write", Latency(float("nan"))),
+        ("read", Bandwidth(0.0)),
+        ("read", Fails(4711)),
+    ],
+)
+def test_rule_that_cannot_be_is_refused(operation: str, fault: object) -> None:
+    with pytest.raises(ConfigError):
+        Rule(operation, fault)  # type: ignore[arg-type]
+
+
+def test_rule_with_a_probability_beyond_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="probability"):
+        Rule("write", Latency(1.0), probability=1.5)
+
+
+def test_occurrences_are_counted_for_each_operation_from_when_the_plan_was_set() -> None:
+    faults = Faults()
+    faults.draw("write")
+    faults.set(FaultPlan.of(Rule(("write", "read"), Fails(errno.EIO), occurrences=(2,))))
+    drawn = [faults.draw(operation).error for operation in ("write", "read", "write", "write", "read")]  # type: ignore[arg-type]
+    assert drawn == [None, None, errno.EIO, None, errno.EIO]
+    assert faults.injected == {"write Fails": 1, "read Fails": 1}
+    assert faults.num_seen == {"write": 3, "read": 2}
+
+
+def test_several_rules_delays_add_up_and_the_first_error_counts() -> None:
+    rules = (Latency(0.5), Fails(errno.EIO), Latency(0.25), Fails(errno.ENOSPC), Late(2))
+    drawn = Faults(FaultPlan.of(*(Rule("write", fault) for fault in rules))).draw("write")
+    assert drawn == Drawn(delay_seconds=0.75, error=errno.EIO, num_others=2)
+
+
+def test_same_seed_draws_the_same_and_another_does_not() -> None:
+    def draws(seed: int) -> list[Drawn]:
+        rules = Rule("write", Latency(1.0, "exponential")), Rule("write", Fails(), probability=0.3)
+        faults = Faults(FaultPlan.of(*rules, seed=seed))
+        return [faults.draw("write") for _ in range(400)]
+
+    assert draws(1) == draws(1)
+    assert draws(1) != draws(2)
+    failed = Counter(drawn.error for drawn in draws(1))[errno.EIO]
+    assert 80 < failed < 160
+    assert 0.8 < statistics.mean(drawn.delay_seconds for drawn in draws(1)) < 1.2
+
+
+def test_uniform_latency_lies_between_nothing_and_twice_as_much() -> None:
+    faults = Faults(FaultPlan.of(Rule("read", Latency(1.0, "uniform"))))
+    delays = [faults.draw("read").delay_seconds for _ in range(200)]
+    assert 0 <= min(delays) < 0.1
+    assert 1.9 < max(delays) <= 2
+
+
+def test_bandwidth_is_shared_by_the_operations_of_a_rule_and_kept_over_time() -> None:
+    now = [100.0]
+    faults = Faults(FaultPlan.of(Rule(("write", "read"), Bandwidth(1000.0))), clock=lambda: now[0])
+    assert faults.draw("write", 500).delay_seconds == 0.5
+    assert faults.draw("read", 500).delay_seconds == 1.0, "after the write"
+    now[0] += 0.75
+    assert faults.draw("read", 250).delay_seconds == 0.5
+    now[0] += 60
+    assert faults.draw("write", 100).delay_seconds == pytest.approx(0.1), "nothing was saved up meanwhile"
+
+
+def test_bucket_saves_up_a_burst_and_no_more() -> None:
+    bucket = TokenBucket(1000.0, burst_bytes=300)
+    assert bucket.take(300, 0.0) == 0
+    assert bucket.take(100, 0.05) == pytest.approx(0.05)
+    assert bucket.take(400, 60.0) == pytest.approx(0.1)
+
+
+def test_signal_reaches_the_process_before_the_operation() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
+        Faults(FaultPlan.of(Rule("write", Signal(process.pid)))).draw("write")
+        assert process.wait(30) == -signal.SIGKILL
+
+
+def test_import_without_torch() -> None:
+    program = "import sys, tierstore.testing.faulty_daemon, tierstore.testing as t; t.Rule, t.FaultyDisk, t.Faults\n"
+    program += "assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=os.environ)
