@@ -277,7 +277,7 @@ class Residency:
                 if not self.moves.unwritten_bytes:
                     return
                 if self.moves.disk_is_full:
-                    raise self._full_error(self.moves.unwritten_bytes)
+                    raise self._full_error(self.moves.unwritten_bytes) from self.moves.full_error
                 self.moves.retry_unwritten()
 
     def check_open(self) -> None:
@@ -439,7 +439,7 @@ class Residency:
                 collected = True
                 self._collect_garbage()
             else:
-                raise self._full_error(moves.blocked[0].nbytes)
+                raise self._full_error(moves.blocked[0].nbytes) from moves.full_error
             moves.admit_blocked()
         self._raise_spill_error()
 
@@ -471,6 +471,8 @@ class Residency:
 
     def _raise_spill_error(self) -> None:
         error, self.moves.spill_error = self.moves.spill_error, None
+        if isinstance(error, TierStoreError):
+            raise _copy_of(error) from error
         if error is not None:
             raise error
 
@@ -536,6 +538,10 @@ def _describe(layout: Layout) -> str:
 
 
 def _copy_of(error: TierStoreError) -> TierStoreError:
-    """A fresh one for each raise: an exception that is raised twice drags its first traceback along."""
+    """A fresh one for each raise: an exception that is raised twice drags its first traceback along.
+
+    And frames of the engine and of the wait refer to the error that they raised: a cycle, which must not hold the
+    frames of the thread that trains, and with them its tensors, until garbage is collected.
+    """
     make, arguments = error.__reduce__()
     return make(*arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -159,6 +160,49 @@ def test_write_refused_as_full_reaches_the_put_that_finds_no_room(make_store: Ma
     store.flush()
     for i, stored in enumerate([handle, *others]):
         assert torch.equal(store.get(stored), _tensor(i))
+
+
+def test_full_file_system_is_the_cause_of_what_put_and_flush_raise(make_store: MakeStore) -> None:
+    store = make_store(staging_bytes=40_000)
+    full = StoreFullError(1, 2, 3, reason="No space left on device")
+    full.__cause__ = error = OSError(errno.ENOSPC, "No space left on device")
+    _disk_of(store).write_errors += [full] * 50
+    handle = store.put(_tensor())
+    for use in (lambda: store.put(_tensor(1)), store.flush):
+        with pytest.raises(StoreFullError) as caught:
+            use()
+        assert error in _chain_of(caught.value)
+    assert torch.equal(store.get(handle), _tensor())
+
+
+@pytest.mark.usefixtures("no_gc")
+@pytest.mark.parametrize("kind", [StorageIOError, StoreFullError])
+def test_write_failed_error_forgotten_keeps_nothing_of_the_thread_that_trains(
+    make_store: MakeStore, kind: type[Exception]
+) -> None:
+    """Its traceback refers to the frames of forward, and these to the tensors of the step."""
+    store = make_store(staging_bytes=40_000)
+    _disk_of(store).write_errors += [
+        StorageIOError("write", "there", "broken") if kind is StorageIOError else StoreFullError(1, 2, 3)
+        for _ in range(50)
+    ]
+    store_handles = [store.put(_tensor())]
+    refs = []
+
+    def forward() -> None:
+        tensor = _tensor(1)
+        refs.append(weakref.ref(tensor))
+        store_handles.extend(store.put(tensor) for _ in range(3))
+
+    try:
+        forward()
+    except kind:
+        pass
+    else:
+        pytest.fail("nothing was raised")
+    store_handles.clear()
+    store.stats()
+    assert refs[0]() is None
 
 
 @pytest.mark.parametrize("make_error", ERRORS, ids=ERROR_IDS)
