@@ -2,13 +2,15 @@
 
     python -m tierstore.testing.faulty_daemon PLAN --path /nvme --socket /tmp/faulty/t.sock
 
-PLAN is what `FaultPlan.to_json` gives, for "pwritev", "preadv" and "fallocate". Where PLAN is "-", one line of
-standard input is the plan, and every later line the next one. Without torch.
+PLAN is what `FaultPlan.to_json` gives, for "pwritev", "preadv" and "fallocate". Where PLAN is "-", each line of
+standard input is the plan from then on; the answer, one line of JSON, says that it holds, and what was injected so
+far. Without torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{name}", default=argparse.SUPPRESS)
     line = vars(parser.parse_args(arguments))
     text = line.pop("plan")
-    faults = Faults(FaultPlan.from_json(sys.stdin.readline() if text == "-" else text))
+    faults = Faults(FaultPlan() if text == "-" else FaultPlan.from_json(text))
     settings = settings_of(line, os.environ)
     set_up_logging(settings.log_level, settings.log_format)
     if text == "-":
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _take_plans(faults: Faults) -> None:
     for line in sys.stdin:
         faults.set(FaultPlan.from_json(line))
-        print(line, end="", flush=True)  # whoever gave it knows that it holds
+        print(json.dumps(faults.injected), flush=True)
 
 
 if __name__ == "__main__":

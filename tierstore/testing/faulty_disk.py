@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn, TypeVar
 
-from ..disk.boundary import translated
+from ..disk.boundary import Usage, translated
 from ..disk.tier import DiskTier, DiskUsage, Kind, Stored
 from ..errors import TierStoreError
 from .faults import Faults
@@ -82,7 +82,8 @@ class FaultyDisk:
         if drawn.delay_seconds:
             await asyncio.sleep(drawn.delay_seconds)
         if drawn.error is not None:
-            _fail(operation, drawn.error, data, num_bytes)
+            now = self._disk.usage()
+            _fail(operation, drawn.error, data, num_bytes, (now.disk_bytes, now.budget_bytes))
         self._order.begin()
         try:
             return await call()
@@ -90,8 +91,8 @@ class FaultyDisk:
             await self._order.end(drawn.num_others)
 
 
-def _fail(operation: Operation, number: int, data: str, num_bytes: int = 0) -> NoReturn:
-    with translated(operation, _PLACE, data, num_bytes=num_bytes):
+def _fail(operation: Operation, number: int, data: str, num_bytes: int = 0, usage: Usage = (0, 0)) -> NoReturn:
+    with translated(operation, _PLACE, data, num_bytes=num_bytes, usage=usage):
         raise OSError(number, os.strerror(number))
 
 

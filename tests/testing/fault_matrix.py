@@ -1,0 +1,172 @@
+"""Every fault at every stage of a step: which cases there are, and what is promised in each.
+
+A stage is where in a step the fault strikes; its operations are those that can strike there::
+
+    pack      a pack waits for room, and so for a write (staging holds one tensor)
+    offload   a saved tensor is copied off the device
+    spill     writes go on beside forward; `flush` waits for them
+    restore   backward reads
+    reload    backward copies back to the device
+    release   backward frees what it has used
+    close     the store is closed
+
+A case is left out where its fault cannot happen to any operation of the stage (`FITS`), or by `_reason_against`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tierstore import CorruptDataError, DaemonUnavailableError, StorageIOError, StoreClosedError, StoreFullError
+from tierstore.testing import Bandwidth, Fails, Fault, FaultPlan, Late, Latency, Operation, Rule, Short, Signal, Torn
+from tierstore.testing.plan import FITS
+
+STAGES: dict[str, tuple[Operation, ...]] = {
+    "pack": ("write", "pwritev", "fallocate"),
+    "offload": ("offload",),
+    "spill": ("write", "pwritev", "fallocate"),
+    "restore": ("read", "preadv"),
+    "reload": ("reload",),
+    "release": ("discard",),
+    "close": ("close",),
+}
+EVER = 1000
+OCCURRENCES: dict[str, tuple[int, ...]] = {"1st": (1,), "3rd": (3,), "every": tuple(range(1, EVER))}
+FAULTS: dict[str, Fault] = {
+    "latency": Latency(0.002),
+    "random latency": Latency(0.002, "exponential"),
+    "bandwidth": Bandwidth(100e6),
+    "EIO": Fails(errno.EIO),
+    "ENOSPC": Fails(errno.ENOSPC),
+    "late": Late(3),
+    "short": Short(8192),
+    "torn": Torn(4096),
+}
+SYSTEM_CALLS = ("pwritev", "preadv", "fallocate")
+
+
+class Case(NamedTuple):
+    """One cell of the matrix.
+
+    Attributes:
+        stage, operation, fault: see above.
+        occurrence: which of these operations, from the beginning of the stage on.
+        codec: of the records.
+    """
+
+    stage: str
+    operation: Operation
+    fault: str
+    occurrence: str
+    codec: str = "none"
+
+    def __str__(self) -> str:
+        encoded = "" if self.codec == "none" else f"-{self.codec}"
+        return f"{self.stage}-{self.operation}-{self.fault}-{self.occurrence}{encoded}".replace(" ", "_")
+
+    @property
+    def plan(self) -> FaultPlan:
+        """For the time of the stage."""
+        rule = Rule(self.operation, FAULTS[self.fault], OCCURRENCES[self.occurrence])
+        return FaultPlan.of(rule, seed=1)
+
+    @property
+    def is_of_system_calls(self) -> bool:
+        """Whether it strikes where the files are: in the daemon, where there is one."""
+        return self.operation in SYSTEM_CALLS
+
+    @property
+    def promise(self) -> Promise:
+        """What is to come of it."""
+        fault = FAULTS[self.fault]
+        if isinstance(fault, Fails):
+            return _PROMISES[self.stage, fault.number]
+        if isinstance(fault, Torn):
+            return _TORN
+        return RIGHT._replace(ends_the_store=self.stage == "close")
+
+
+class Promise(NamedTuple):
+    """What may come of a fault. Gradients, where there are any, are always those without the store.
+
+    Attributes:
+        errors: what may be raised on the thread that trains.
+        must_raise: one of them is, whenever the fault has struck.
+        ends_the_store: whether every later call may raise StoreClosedError.
+        cause: the number of the OSError at the end of the chain; None: there is none.
+    """
+
+    errors: tuple[type[Exception], ...] = ()
+    must_raise: bool = False
+    ends_the_store: bool = False
+    cause: int | None = None
+
+
+RIGHT = Promise()
+_TORN = Promise((CorruptDataError,), must_raise=True)
+_DOWN = Promise((StorageIOError,), must_raise=True, cause=errno.EIO)
+_FULL = Promise((StoreFullError,), cause=errno.ENOSPC)
+_COPY = Promise((RuntimeError, StoreClosedError), must_raise=True, ends_the_store=True)
+_PROMISES: dict[tuple[str, int], Promise] = {
+    ("pack", errno.EIO): _DOWN,
+    ("pack", errno.ENOSPC): _FULL,
+    ("spill", errno.EIO): _DOWN,
+    ("spill", errno.ENOSPC): _FULL,
+    ("restore", errno.EIO): Promise((StorageIOError,), cause=errno.EIO),  # what nobody waits for is read again, untold
+    ("offload", errno.EIO): _COPY,
+    ("reload", errno.EIO): _COPY,
+    ("release", errno.EIO): Promise((StoreClosedError,), must_raise=True, ends_the_store=True, cause=errno.EIO),
+    ("close", errno.EIO): Promise((StorageIOError,), must_raise=True, ends_the_store=True, cause=errno.EIO),
+}
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    for stage, operations in STAGES.items():
+        for operation in operations:
+            for fault in FAULTS:
+                if operation not in FITS[type(FAULTS[fault])]:
+                    continue
+                for occurrence in OCCURRENCES:
+                    for codec in ("none", "zstd") if operation in SYSTEM_CALLS else ("none",):
+                        case = Case(stage, operation, fault, occurrence, codec)
+                        if _reason_against(case) is None:
+                            yield case
+
+
+def _reason_against(case: Case) -> str | None:
+    if case.fault == "ENOSPC" and case.stage not in ("pack", "spill"):
+        return "only what writes needs space"
+    if case.stage == "close" and case.occurrence == "3rd":
+        return "a tier is closed once"
+    if case.operation == "fallocate" and case.occurrence == "3rd":
+        return "a step takes one segment; where that fails, two sizes are tried"
+    if case.operation == "fallocate" and case.codec != "none":
+        return "a segment is reserved before anything is encoded"
+    return None
+
+
+def lost_daemon(operation: Operation, pid: int, occurrence: int) -> FaultPlan:
+    """The daemon is killed as that operation begins."""
+    return FaultPlan.of(Rule(operation, Signal(pid), (occurrence,)))
+
+
+GONE = Promise((DaemonUnavailableError,), must_raise=True)
+
+
+def chain_of(error: BaseException | None) -> list[BaseException]:
+    """The error, its causes, and the members of groups among them."""
+    if error is None:
+        return []
+    members = [link for member in getattr(error, "exceptions", ()) for link in chain_of(member)]
+    return [error, *members, *chain_of(error.__cause__)]
+
+
+def has_cause(error: BaseException, number: int, *, is_told: bool) -> bool:
+    """Whether the system's own error is among the causes; where another process had it (`is_told`): its words."""
+    if is_told and os.strerror(number) in str(error):
+        return True
+    return any(isinstance(link, OSError) and link.errno == number for link in chain_of(error))
