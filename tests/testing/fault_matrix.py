@@ -142,6 +142,8 @@ def _reason_against(case: Case) -> str | None:
         return "only what writes needs space"
     if case.stage == "close" and case.occurrence == "3rd":
         return "a tier is closed once"
+    if case.operation == "discard" and case.occurrence == "3rd":
+        return "what is freed meanwhile is discarded together: there may be two only"
     if case.operation == "fallocate" and case.occurrence == "3rd":
         return "a step takes one segment; where that fails, two sizes are tried"
     if case.operation == "fallocate" and case.codec != "none":

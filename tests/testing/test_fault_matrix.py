@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,34 +11,16 @@ from tests.census import Census
 from tests.testing.fault_matrix import Case, cases
 from tests.testing.faulty_step import (
     FaultyStep,
-    Training,
+    LocalFaults,
     assert_nothing_is_held,
     assert_store_goes_on,
     close_quietly,
     count_of,
+    training_of,
 )
-from tierstore.testing import FaultPlan, Faults, FaultyStore, SimulatedCopies
+from tierstore.testing import FaultyStore, SimulatedCopies
 
 CASES = list(cases())
-
-
-@cache
-def training_of(width: int) -> Training:
-    return Training(width)
-
-
-class LocalFaults:
-    """`SetsPlans` in this process."""
-
-    def __init__(self, faults: Faults) -> None:
-        self._faults = faults
-
-    def set(self, plan: FaultPlan) -> None:
-        self._faults.set(plan)
-
-    @property
-    def num_injected(self) -> int:
-        return sum(self._faults.injected.values())
 
 
 @pytest.mark.timeout(60)
@@ -52,7 +33,7 @@ def test_fault_in_a_step_right_bits_or_the_promised_error(store_directory: Path,
             store_directory,
             host_bytes=0,
             disk_bytes="1GiB",
-            staging_bytes=training.nbytes if case.stage == "pack" else "16MiB",
+            staging_bytes=training.nbytes if case.stage in ("pack", "offload") else "16MiB",
             codec=case.codec,
             copies=copies,
         )
@@ -60,7 +41,7 @@ def test_fault_in_a_step_right_bits_or_the_promised_error(store_directory: Path,
             step = FaultyStep(training, store, LocalFaults(store.faults))
             step.run(case.stage, case.plan)
             step.assert_is_as_promised(case.promise)
-            census.count(f"injected faults, embedded, at {case.stage}", count_of(case, step))
+            census.count(f"injected faults, embedded, at {case.stage}", count_of(step))
             step.forget()
             assert_store_goes_on(training, store, case.promise)
         finally:

@@ -1,0 +1,176 @@
+"""Every fault at every stage of a step through a real daemon: in its client, in its system calls, and its death."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from tests.census import Census
+from tests.daemon.conftest import DaemonProcess, environment_of_tests
+from tests.testing.fault_matrix import GONE, RIGHT, STAGES, Case, cases, lost_daemon
+from tests.testing.faulty_step import (
+    FaultyStep,
+    LocalFaults,
+    SetsPlans,
+    assert_nothing_is_held,
+    assert_store_goes_on,
+    close_quietly,
+    count_of,
+    training_of,
+)
+from tierstore.testing import FaultPlan, FaultyStore, Operation, SimulatedCopies
+
+LOST = [
+    (stage, operation, occurrence)
+    for stage, operations in STAGES.items()
+    for operation in operations
+    if operation in ("write", "read", "discard", "close")
+    for occurrence in (1, 3)
+    if occurrence == 1 or operation in ("write", "read")
+]
+
+
+SMALL = {"host_bytes": 0, "window_bytes": "4MiB"}
+
+
+class Daemon(DaemonProcess):
+    """A daemon that takes plans of faults on its standard input. `SetsPlans`, for its system calls."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "drive"
+        path.mkdir(exist_ok=True)
+        super().__init__(self._start(folder), path, folder / "d" / "t.sock", folder / "log")
+        self.folder = folder
+        self.num_injected = 0
+        self.wait_until_ready()
+
+    def _start(self, folder: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tierstore.testing.faulty_daemon", "-"]
+        command += [f"--path={folder / 'drive'}", f"--socket={folder / 'd' / 't.sock'}"]
+        with (folder / "log").open("ab") as log:
+            return subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment_of_tests()
+            )
+
+    def set(self, plan: FaultPlan) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(plan.to_json().encode() + b"\n")
+        self.process.stdin.flush()
+        self.num_injected = sum(json.loads(self.process.stdout.readline()).values())
+
+    def start_again(self) -> None:
+        """It was killed: the next one, on the same files."""
+        self.end()
+        self.process = self._start(self.folder)
+        self.num_injected = 0
+        self.wait_until_ready()
+
+    def end(self) -> None:
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def cases_of_a_daemon() -> Iterator[Case]:
+    """What the daemon's disk tier does where it is embedded is not done again for each codec and occurrence."""
+    for case in cases():
+        if case.operation == "fallocate":
+            continue  # it has reserved its segment when the first client comes
+        if case.is_of_system_calls and (case.codec != "none" or case.occurrence == "3rd"):
+            continue
+        yield case
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with tempfile.TemporaryDirectory(prefix="ts-") as folder:  # a socket's path has 107 bytes at most (unix(7))
+        started = Daemon(Path(folder))
+        yield started
+        started.end()
+        shutil.rmtree(started.path)  # a killed daemon leaves gigabytes, as it should
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", list(cases_of_a_daemon()), ids=str)
+def test_fault_in_a_step_right_bits_or_the_promised_error(daemon: Daemon, census: Census, case: Case) -> None:
+    training = training_of(192 if case.is_of_system_calls else 64)
+    with SimulatedCopies() if case.stage in ("offload", "reload") else nullcontext() as copies:
+        staging_bytes = training.nbytes if case.stage in ("pack", "offload") else "16MiB"
+        store = FaultyStore.connect(daemon.socket, **SMALL, staging_bytes=staging_bytes, copies=copies)
+        faults: SetsPlans = daemon if case.is_of_system_calls else LocalFaults(store.faults)
+        try:
+            step = FaultyStep(training, store, faults)
+            step.run(case.stage, case.plan)
+            step.assert_is_as_promised(case.promise, is_told=case.is_of_system_calls)
+            census.count(f"injected faults, sidecar, at {case.stage}", count_of(step))
+            step.forget()
+            assert_store_goes_on(training, store, case.promise)
+        finally:
+            close_quietly(store)
+        assert_nothing_is_held(store)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("stage", "operation", "occurrence"), LOST)
+def test_daemon_lost_in_a_step_that_comes_back_right_bits(
+    daemon: Daemon, census: Census, stage: str, operation: Operation, occurrence: int
+) -> None:
+    training = training_of(64)
+    staging_bytes = training.nbytes if stage == "pack" else "16MiB"
+    store = FaultyStore.connect(daemon.socket, **SMALL, staging_bytes=staging_bytes, reconnect_seconds=30)
+    lost = daemon.process
+
+    def bring_back() -> None:
+        lost.wait(50)
+        daemon.start_again()
+
+    watching = threading.Thread(target=bring_back)
+    watching.start()
+    try:
+        step = FaultyStep(training, store, LocalFaults(store.faults))
+        step.run(stage, lost_daemon(operation, lost.pid, occurrence))
+        assert step.struck == 1
+        step.assert_is_as_promised(RIGHT)
+        census.count(f"lost daemon that comes back, at {stage}", count_of(step))
+        watching.join()
+        if stage != "close":
+            assert_store_goes_on(training, store, RIGHT)
+    finally:
+        lost.kill()
+        watching.join()
+        close_quietly(store)
+    assert_nothing_is_held(store)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("stage", "operation", "occurrence"), LOST)
+def test_daemon_lost_in_a_step_for_good_is_told_in_time_and_what_comes_back_is_used_again(
+    daemon: Daemon, census: Census, stage: str, operation: Operation, occurrence: int
+) -> None:
+    training = training_of(64)
+    staging_bytes = training.nbytes if stage == "pack" else "16MiB"
+    store = FaultyStore.connect(daemon.socket, **SMALL, staging_bytes=staging_bytes, reconnect_seconds=0.2)
+    try:
+        step = FaultyStep(training, store, LocalFaults(store.faults))
+        step.run(stage, lost_daemon(operation, daemon.process.pid, occurrence))
+        assert step.struck == 1
+        step.assert_is_as_promised(GONE if stage in ("pack", "spill", "restore") else RIGHT)
+        census.count(f"lost daemon that stays away, at {stage}", count_of(step))
+        step.forget()
+        daemon.start_again()
+        if stage != "close":
+            assert_store_goes_on(training, store, RIGHT)
+    finally:
+        close_quietly(store)
+    assert_nothing_is_held(store)
