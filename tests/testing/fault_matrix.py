@@ -137,6 +137,16 @@ def cases() -> Iterator[Case]:
                             yield case
 
 
+def cases_of_a_daemon() -> Iterator[Case]:
+    """What the daemon's disk tier does where it is embedded is not done again for each codec and occurrence."""
+    for case in cases():
+        if case.operation == "fallocate":
+            continue  # it has reserved its segment when the first client comes
+        if case.is_of_system_calls and (case.codec != "none" or case.occurrence == "3rd"):
+            continue
+        yield case
+
+
 def _reason_against(case: Case) -> str | None:
     if case.fault == "ENOSPC" and case.stage not in ("pack", "spill"):
         return "only what writes needs space"
@@ -154,6 +164,16 @@ def _reason_against(case: Case) -> str | None:
 def lost_daemon(operation: Operation, pid: int, occurrence: int) -> FaultPlan:
     """The daemon is killed as that operation begins."""
     return FaultPlan.of(Rule(operation, Signal(pid), (occurrence,)))
+
+
+LOST = [
+    (stage, operation, occurrence)
+    for stage, operations in STAGES.items()
+    for operation in operations
+    if operation in ("write", "read", "discard", "close")
+    for occurrence in (1, 3)
+    if occurrence == 1 or operation in ("write", "read")
+]
 
 
 GONE = Promise((DaemonUnavailableError,), must_raise=True)

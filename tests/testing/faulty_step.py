@@ -189,6 +189,7 @@ def assert_nothing_is_held(store: TierStore) -> None:
         time.sleep(0.001)  # the event of a copy cannot be awaited
     held = (now.live_handles, now.device_bytes, now.host_bytes, now.staging_used_bytes, now.lent_bytes, now.disk_bytes)
     assert held == (0, 0, 0, 0, 0, 0), now
+    assert not store.books.moves.slots.slab._num_slots_in, "slots that nobody gave back"
 
 
 def close_quietly(store: TierStore) -> None:

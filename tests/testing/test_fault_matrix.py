@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.census import Census
-from tests.testing.fault_matrix import Case, cases
+from tests.testing.fault_matrix import LOST, Case, cases, cases_of_a_daemon
 from tests.testing.faulty_step import (
     FaultyStep,
     LocalFaults,
@@ -47,3 +47,10 @@ def test_fault_in_a_step_right_bits_or_the_promised_error(store_directory: Path,
         finally:
             close_quietly(store)
         assert_nothing_is_held(store)
+
+
+def test_page_of_promises_has_the_number_of_cases() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
+    daemon_cases, lost = len(list(cases_of_a_daemon())), 2 * len(LOST)
+    assert f"{len(CASES)} cases under a store on a directory" in page
+    assert f"{daemon_cases} + {lost} through a daemon" in page

@@ -16,7 +16,7 @@ import pytest
 
 from tests.census import Census
 from tests.daemon.conftest import DaemonProcess, environment_of_tests
-from tests.testing.fault_matrix import GONE, RIGHT, STAGES, Case, cases, lost_daemon
+from tests.testing.fault_matrix import GONE, LOST, RIGHT, Case, cases_of_a_daemon, lost_daemon
 from tests.testing.faulty_step import (
     FaultyStep,
     LocalFaults,
@@ -28,16 +28,6 @@ from tests.testing.faulty_step import (
     training_of,
 )
 from tierstore.testing import FaultPlan, FaultyStore, Operation, SimulatedCopies
-
-LOST = [
-    (stage, operation, occurrence)
-    for stage, operations in STAGES.items()
-    for operation in operations
-    if operation in ("write", "read", "discard", "close")
-    for occurrence in (1, 3)
-    if occurrence == 1 or operation in ("write", "read")
-]
-
 
 SMALL = {"host_bytes": 0, "window_bytes": "4MiB"}
 
@@ -80,16 +70,6 @@ class Daemon(DaemonProcess):
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
-
-
-def cases_of_a_daemon() -> Iterator[Case]:
-    """What the daemon's disk tier does where it is embedded is not done again for each codec and occurrence."""
-    for case in cases():
-        if case.operation == "fallocate":
-            continue  # it has reserved its segment when the first client comes
-        if case.is_of_system_calls and (case.codec != "none" or case.occurrence == "3rd"):
-            continue
-        yield case
 
 
 @pytest.fixture(scope="module")

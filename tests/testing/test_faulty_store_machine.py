@@ -8,9 +8,11 @@ only legal moves (`Record.move` refuses others; that would end the engine), and 
 from __future__ import annotations
 
 import errno
+import faulthandler
 import gc
 import itertools
 import random
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -74,6 +76,7 @@ class FaultyStoreMachine(RuleBasedStateMachine):
         self._numbers = itertools.count(1)
         self._live: dict[int, Stored] = {}
         self._told: Counter[type[Exception]] = Counter()
+        self._is_broken = False
         self._store: FaultyStore
 
     @initialize(host_bytes=BUDGETS, staging_bytes=BUDGETS, codec=st.sampled_from(["none", "auto", "zstd"]))
@@ -105,8 +108,13 @@ class FaultyStoreMachine(RuleBasedStateMachine):
             for _ in range(num_actions):
                 self._act(draw.choice(VERBS), draw)
 
-        for future in [self._threads.submit(act, number) for number in range(NUM_THREADS)]:
-            future.result(90)
+        try:
+            for future in [self._threads.submit(act, number) for number in range(NUM_THREADS)]:
+                future.result(60)
+        except BaseException:
+            self._is_broken = True
+            faulthandler.dump_traceback(sys.__stderr__ or 2)
+            raise
         if then == "close":
             self._close_and_reopen()
 
@@ -169,10 +177,14 @@ class FaultyStoreMachine(RuleBasedStateMachine):
         assert injected["pwritev Torn"] or not self._told[CorruptDataError]
 
     def teardown(self) -> None:
-        self._threads.shutdown()
         with self._folder:
-            if hasattr(self, "_store"):
-                self._end()
+            try:
+                if hasattr(self, "_store") and not self._is_broken:
+                    self._end()
+            finally:
+                if hasattr(self, "_store"):
+                    self._store.close()  # ends every wait, and so the threads
+                self._threads.shutdown()
             assert list(Path(self._folder.name).iterdir()) == []
 
     def _end(self) -> None:
@@ -193,7 +205,6 @@ class FaultyStoreMachine(RuleBasedStateMachine):
         flush_to_the_end(self._store)
         stats = self._store.stats()
         assert (stats.live_handles, stats.host_bytes, stats.staging_used_bytes, stats.disk_bytes) == (0, 0, 0, 0)
-        self._store.close()
         self._count_told()
 
     def _count_told(self) -> None:
