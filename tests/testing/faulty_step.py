@@ -53,8 +53,8 @@ class LocalFaults:
 class Training:
     """A small model; what is saved of it are matrices of `width` by `width` float32."""
 
-    def __init__(self, width: int) -> None:
-        torch.manual_seed(0)
+    def __init__(self, width: int, seed: int) -> None:
+        torch.manual_seed(seed)
         self.nbytes = width * width * 4
         self._model = nn.Sequential(*(layer for _ in range(DEPTH) for layer in (nn.Linear(width, width), nn.Tanh())))
         self._batch = torch.randn(width, width)
@@ -80,9 +80,9 @@ class Training:
 
 
 @cache
-def training_of(width: int) -> Training:
-    """The same one for all cases."""
-    return Training(width)
+def training_of(width: int, seed: int = 0) -> Training:
+    """The same one for all cases that give it the same seed."""
+    return Training(width, seed)
 
 
 class FaultyStep:

@@ -29,6 +29,7 @@ from tests.testing.faulty_step import (
 )
 from tierstore.testing import FaultPlan, FaultyStore, Operation, SimulatedCopies
 
+CASES = list(cases_of_a_daemon())
 SMALL = {"host_bytes": 0, "window_bytes": "4MiB"}
 
 
@@ -82,9 +83,11 @@ def daemon() -> Iterator[Daemon]:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("case", list(cases_of_a_daemon()), ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_fault_in_a_step_right_bits_or_the_promised_error(daemon: Daemon, census: Census, case: Case) -> None:
-    training = training_of(192 if case.is_of_system_calls else 64)
+    # A torn write over the very same bytes, which an earlier case has left there, would be no damage.
+    seed = 1 + CASES.index(case) if case.fault == "torn" else 0
+    training = training_of(192 if case.is_of_system_calls else 64, seed)
     with SimulatedCopies() if case.stage in ("offload", "reload") else nullcontext() as copies:
         staging_bytes = training.nbytes if case.stage in ("pack", "offload") else "16MiB"
         store = FaultyStore.connect(daemon.socket, **SMALL, staging_bytes=staging_bytes, copies=copies)
@@ -145,12 +148,15 @@ def test_daemon_lost_in_a_step_for_good_is_told_in_time_and_what_comes_back_is_u
         step = FaultyStep(training, store, LocalFaults(store.faults))
         step.run(stage, lost_daemon(operation, daemon.process.pid, occurrence))
         assert step.struck == 1
-        step.assert_is_as_promised(GONE if stage in ("pack", "spill", "restore") else RIGHT)
+        must_raise = stage in ("pack", "spill", "restore")  # else it depends on what backward has read by then
+        step.assert_is_as_promised(GONE._replace(must_raise=must_raise))
         census.count(f"lost daemon that stays away, at {stage}", count_of(step))
         step.forget()
         daemon.start_again()
         if stage != "close":
             assert_store_goes_on(training, store, RIGHT)
     finally:
+        if daemon.process.poll() is not None:
+            daemon.start_again()
         close_quietly(store)
     assert_nothing_is_held(store)
