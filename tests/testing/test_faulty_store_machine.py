@@ -213,7 +213,7 @@ class FaultyStoreMachine(RuleBasedStateMachine):
 
 
 PROFILE = settings(
-    max_examples=25,
+    max_examples=18,
     stateful_step_count=12,
     deadline=None,
     derandomize=True,

@@ -101,12 +101,12 @@ def test_uniform_latency_lies_between_nothing_and_twice_as_much() -> None:
 def test_bandwidth_is_shared_by_the_operations_of_a_rule_and_kept_over_time() -> None:
     now = [100.0]
     faults = Faults(FaultPlan.of(Rule(("write", "read"), Bandwidth(1000.0))), clock=lambda: now[0])
-    assert faults.draw("write", 500).delay_seconds == 0.5
-    assert faults.draw("read", 500).delay_seconds == 1.0, "after the write"
+    assert faults.draw("write", 500).least_seconds == 0.5
+    assert faults.draw("read", 500).least_seconds == 1.0, "after the write"
     now[0] += 0.75
-    assert faults.draw("read", 250).delay_seconds == 0.5
+    assert faults.draw("read", 250).least_seconds == 0.5
     now[0] += 60
-    assert faults.draw("write", 100).delay_seconds == pytest.approx(0.1), "nothing was saved up meanwhile"
+    assert faults.draw("write", 100).least_seconds == pytest.approx(0.1), "nothing was saved up meanwhile"
 
 
 def test_bucket_saves_up_a_burst_and_no_more() -> None:

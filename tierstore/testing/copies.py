@@ -159,9 +159,10 @@ class FaultyCopies:
         return drawn
 
     def _delayed(self, marker: Marker, drawn: Drawn) -> Marker:
-        if not drawn.delay_seconds and not drawn.num_others:
+        late_seconds = drawn.delay_seconds + drawn.least_seconds
+        if not late_seconds and not drawn.num_others:
             return marker
-        there_at, last = time.monotonic() + drawn.delay_seconds, self._num_copies + drawn.num_others
+        there_at, last = time.monotonic() + late_seconds, self._num_copies + drawn.num_others
         return _LateMarker(marker, there_at, lambda: self._num_copies >= last)
 
 

@@ -20,6 +20,7 @@ class Drawn(NamedTuple):
 
     Attributes:
         delay_seconds: before it begins.
+        least_seconds: after that, for which it takes at least, be it done sooner or not.
         error: the number it fails with; None: it does not fail.
         max_bytes: what the call moves at most; None: all.
         torn_bytes: what the call really writes of what it says; None: all.
@@ -27,6 +28,7 @@ class Drawn(NamedTuple):
     """
 
     delay_seconds: float = 0.0
+    least_seconds: float = 0.0
     error: int | None = None
     max_bytes: int | None = None
     torn_bytes: int | None = None
@@ -115,7 +117,7 @@ class Faults:
             case Bandwidth():
                 bucket = self._buckets[number]
                 wait_seconds = bucket.take(num_bytes, self._clock()) if bucket is not None else 0.0
-                return drawn._replace(delay_seconds=drawn.delay_seconds + wait_seconds)
+                return drawn._replace(least_seconds=max(drawn.least_seconds, wait_seconds))
             case Fails():
                 return drawn if drawn.error is not None else drawn._replace(error=fault.number)
             case Short():

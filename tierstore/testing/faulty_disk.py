@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn, TypeVar
@@ -85,9 +86,12 @@ class FaultyDisk:
             now = self._disk.usage()
             _fail(operation, drawn.error, data, num_bytes, (now.disk_bytes, now.budget_bytes))
         self._order.begin()
+        ends_at = time.monotonic() + drawn.least_seconds
         try:
             return await call()
         finally:
+            if drawn.least_seconds:
+                await asyncio.sleep(max(0.0, ends_at - time.monotonic()))
             await self._order.end(drawn.num_others)
 
 

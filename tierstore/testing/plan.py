@@ -61,7 +61,10 @@ class Latency(msgspec.Struct, frozen=True, tag=True):
 
 
 class Bandwidth(msgspec.Struct, frozen=True, tag=True):
-    """All operations of the rule together move no more than so much (a token bucket); each waits for its turn.
+    """All operations of the rule together move no more than so much (a token bucket).
+
+    Each begins at once, and is not said to be done before its last token has come: as on a slower drive, whatever the
+    real one does meanwhile.
 
     Attributes:
         bytes_per_second: at which tokens come.
@@ -167,7 +170,8 @@ class Rule(msgspec.Struct, frozen=True):
 class FaultPlan(msgspec.Struct, frozen=True):
     """All rules of a run, and the seed of what is drawn. `FaultPlan.of(rule, ...)` is shorter.
 
-    What several rules say of one operation adds up: delays one after the other; of errors the first counts.
+    What several rules say of one operation adds up: latencies one after the other; of bandwidths the slowest counts, of
+    errors the first.
     """
 
     rules: tuple[Rule, ...] = ()

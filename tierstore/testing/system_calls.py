@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from ..disk.system_calls import SYSTEM_CALLS, SystemCalls
@@ -30,31 +31,35 @@ class FaultyCalls(SystemCalls):
     def pwritev(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
         """See `SystemCalls.pwritev`."""
         num_bytes = sum(map(len, buffers))
-        drawn = self._begin("pwritev", num_bytes)
-        if drawn.torn_bytes is not None:
-            kept_bytes = min(num_bytes, drawn.torn_bytes // _unit_bytes(descriptor) * _unit_bytes(descriptor))
-            if kept_bytes:
+        with self._faulty("pwritev", num_bytes) as drawn:
+            if drawn.torn_bytes is None:
+                return super().pwritev(descriptor, _shortened(descriptor, buffers, drawn.max_bytes), offset)
+            unit = _unit_bytes(descriptor)
+            if kept_bytes := min(num_bytes, drawn.torn_bytes // unit * unit):
                 super().pwritev(descriptor, _first(buffers, kept_bytes), offset)
             return num_bytes
-        return super().pwritev(descriptor, _shortened(descriptor, buffers, drawn.max_bytes), offset)
 
     def preadv(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
         """See `SystemCalls.preadv`."""
-        drawn = self._begin("preadv", sum(map(len, buffers)))
-        return super().preadv(descriptor, _shortened(descriptor, buffers, drawn.max_bytes), offset)
+        with self._faulty("preadv", sum(map(len, buffers))) as drawn:
+            return super().preadv(descriptor, _shortened(descriptor, buffers, drawn.max_bytes), offset)
 
     def fallocate(self, descriptor: int, num_bytes: int) -> None:
         """See `SystemCalls.fallocate`."""
-        self._begin("fallocate", num_bytes)
-        super().fallocate(descriptor, num_bytes)
+        with self._faulty("fallocate", num_bytes):
+            super().fallocate(descriptor, num_bytes)
 
-    def _begin(self, operation: Operation, num_bytes: int) -> Drawn:
+    @contextmanager
+    def _faulty(self, operation: Operation, num_bytes: int) -> Iterator[Drawn]:
         drawn = self._faults.draw(operation, num_bytes)
         if drawn.delay_seconds:
             time.sleep(drawn.delay_seconds)
         if drawn.error is not None:
             raise OSError(drawn.error, f"{os.strerror(drawn.error)} (injected)")
-        return drawn
+        ends_at = time.monotonic() + drawn.least_seconds
+        yield drawn
+        if drawn.least_seconds:
+            time.sleep(max(0.0, ends_at - time.monotonic()))
 
 
 class FaultyExecutor(Executor):
