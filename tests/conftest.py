@@ -19,6 +19,7 @@ MakeStore = Callable[..., TierStore]
 _CENSUS = pytest.StashKey[Census]()
 
 
+@pytest.hookimpl(trylast=True)  # after pytest-xdist's own
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_CENSUS] = Census()
     num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
