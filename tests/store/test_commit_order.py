@@ -1,4 +1,4 @@
-"""What waits for the index: an answer to a write, and the space of what was discarded."""
+"""What waits for the index where records outlive the process: an answer to a write, and the space of what was discarded."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from tests.store.disk_conformance import PLAIN, random_bytes
+from tierstore.disk.home import NamedHome
 from tierstore.disk.index import Index
 from tierstore.disk.local import LocalDisk
 
@@ -59,7 +60,13 @@ def with_tier(directory: Path, gate: Gate, test: Callable[[LocalDisk], Coroutine
     async def run() -> None:
         with ThreadPoolExecutor(4) as executor:
             tier = LocalDisk(
-                directory, disk_bytes=64 * NUM_BYTES, inline_bytes=4096, codec="none", checksum=True, executor=executor
+                directory,
+                disk_bytes=64 * NUM_BYTES,
+                inline_bytes=4096,
+                codec="none",
+                checksum=True,
+                executor=executor,
+                home=NamedHome(directory),
             )
             try:
                 async with asyncio.timeout(SECONDS):
