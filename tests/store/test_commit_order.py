@@ -1,4 +1,4 @@
-"""What waits for the index where records outlive the process: an answer to a write, and the space of what was discarded."""
+"""Where records outlive the process: an answer to a write waits for the index, and the space of what was discarded."""
 
 from __future__ import annotations
 
