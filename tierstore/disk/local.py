@@ -175,8 +175,10 @@ class LocalDisk:
     async def delete_lease(self, number: int) -> None:
         """Forget the bytes of that number, if there are any; returns when that is committed.
 
+        Where the index refuses (a full file system), it is tried again with the next discard or write.
+
         Raises:
-            StoreFullError, StorageIOError, StoreClosedError: they are still there.
+            StoreClosedError: they are still there.
         """
         self._check_open()
         await to_the_end(self._shelf.delete_lease(number))

@@ -86,6 +86,7 @@ class RecordShelf:
     ) -> None:
         self.locations: dict[int, Location] = {}
         self._undeleted: dict[int, Location] = {}  # discarded, but the index refused: tried again with the next
+        self._undeleted_leases: set[int] = set()  # likewise
         self._index = index
         self._commits = Commits(index, executor)
         self._space = space
@@ -120,14 +121,12 @@ class RecordShelf:
 
     async def delete_lease(self, number: int) -> None:
         """As `LocalDisk.delete_lease`."""
-        outcome = await self._commits.submit(DeleteLease(number))
-        with translated("write", "the index", "the lease is still there", usage=self.usage()):
-            if outcome.error is not None:
-                raise outcome.error
+        self._undeleted_leases.add(number)
+        await self.delete({})
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         """As `DiskTier.write`."""
-        if self._undeleted:
+        if self._undeleted or self._undeleted_leases:
             await self.delete({})
         num_bytes = len(source)
         seed = record_seed(self._session, key) if self._has_checksums else None
@@ -311,18 +310,23 @@ class RecordShelf:
     async def delete(self, locations: dict[int, Location]) -> None:
         """Remove records from the index and free what they took, once that is committed.
 
-        What the index refuses to delete (a full file system) keeps its space until a later call succeeds.
+        What the index refuses to delete (a full file system) keeps its space until a later call succeeds, which also
+        tries again what was refused before: records and leases.
         """
         locations = self._undeleted | locations
-        self._undeleted = {}
+        leases = sorted(self._undeleted_leases)
+        self._undeleted, self._undeleted_leases = {}, set()
         for key in [key for key, location in locations.items() if not self._is_in_index(location)]:
             self._free(locations.pop(key))
-        if not locations:
+        if not locations and not leases:
             return
         self._space.promise()
         try:
-            outcomes = await self._commits.submit_all(Delete(key) for key in locations)
-            for (key, location), outcome in zip(locations.items(), outcomes, strict=True):
+            outcomes = await self._commits.submit_all([*map(Delete, locations), *map(DeleteLease, leases)])
+            for number, outcome in zip(leases, outcomes[len(locations) :], strict=True):
+                if outcome.error is not None:
+                    self._undeleted_leases.add(number)
+            for (key, location), outcome in zip(locations.items(), outcomes[: len(locations)], strict=True):
                 if outcome.error is None:
                     self._free(location)
                 else:
