@@ -1,0 +1,54 @@
+"""Both kinds of store, each with a drive of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.conftest import DaemonProcess, StartDaemon, short_directory, start_daemon
+from tests.reliability.drives import MIB, mounted_drive, used_bytes
+from tierstore import TierStore
+from tierstore.daemon.options import OPTIONS
+
+__all__ = ["DRIVE_BYTES", "OpenStore", "short_directory", "start_daemon"]
+
+DRIVE_BYTES = 64 * MIB
+
+OpenStore = Callable[..., TierStore]
+"""`open_store(**options)`: a store of either kind on `small_drive`, closed at the end."""
+
+
+@pytest.fixture
+def small_drive(tmp_path: Path) -> Iterator[Path]:
+    """An empty file system of 64 MiB."""
+    with mounted_drive(tmp_path, DRIVE_BYTES) as drive:
+        yield drive
+
+
+@pytest.fixture(params=["embedded", "sidecar"])
+def open_store(request: pytest.FixtureRequest, small_drive: Path, start_daemon: StartDaemon) -> Iterator[OpenStore]:
+    """Nothing may be left on the drive at the end, once the stores are closed and the daemons have ended."""
+    empty_bytes = used_bytes(small_drive)
+    stores: list[TierStore] = []
+    daemons: list[DaemonProcess] = []
+
+    def opened(**options: object) -> TierStore:
+        if request.param == "embedded":
+            stores.append(TierStore(small_drive, **options))  # type: ignore[arg-type]
+            return stores[-1]
+        for_daemon = {name: options.pop(name) for name in OPTIONS if name in options}
+        daemons.append(start_daemon(small_drive, **for_daemon))
+        stores.append(TierStore.connect(daemons[-1].socket, **options))  # type: ignore[arg-type]
+        return stores[-1]
+
+    yield opened
+    for store in stores:
+        store.close()
+    for daemon in daemons:
+        assert daemon.stop() == 0, daemon.log
+        assert "a bug" not in daemon.log, daemon.log
+    left = {path.name for path in small_drive.iterdir()} - {"lost+found"}
+    assert not left, f"files were left behind: {left}"
+    assert used_bytes(small_drive) == empty_bytes

@@ -1,0 +1,70 @@
+"""Small drives: real file systems of their own, which a test may fill."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+MIB = 2**20
+_RUN_SECONDS = 30
+
+
+@contextmanager
+def mounted_drive(folder: Path, num_bytes: int) -> Iterator[Path]:
+    """An empty ext4 of that size on a loop device, or a tmpfs where that cannot be; unmounted at the end.
+
+    Skips the test, with what the system said, where neither can be mounted.
+    """
+    drive, image = folder / "mounted", folder / "image"
+    drive.mkdir()
+    with image.open("wb") as file:
+        file.truncate(num_bytes)
+    make = ["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image)]
+    said = _run(make) or _run(["mount", "-o", "loop", str(image), str(drive)])
+    if said:
+        said_too = _run(["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(drive)])
+        if said_too:
+            pytest.skip(f"neither an ext4 ({said}) nor a tmpfs ({said_too}) can be mounted here")
+    try:
+        yield drive
+    finally:
+        unmounting = _run(["umount", str(drive)])
+        if unmounting:
+            _run(["umount", "--lazy", str(drive)])
+        image.unlink()
+    assert not unmounting, f"somebody still uses the drive: {unmounting}"
+
+
+def _run(command: list[str]) -> str:
+    """What went wrong, in words; "" if nothing did."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
+
+
+def used_bytes(drive: Path) -> int:
+    """What files take of a drive."""
+    status = os.statvfs(drive)
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+
+def fill_up(drive: Path) -> Path:
+    """Take every free byte of a drive with a file of somebody else's, which is returned."""
+    filler = drive / "somebody-elses"
+    with filler.open("ab", buffering=0) as file:
+        block_bytes = MIB
+        while block_bytes >= 512:
+            try:
+                if file.write(bytes(block_bytes)) == block_bytes:
+                    continue
+            except OSError:
+                pass
+            block_bytes //= 2
+    return filler

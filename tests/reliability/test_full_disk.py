@@ -1,0 +1,219 @@
+"""No room: what fits stays in memory, then the pack raises with the figures, and with room again training goes on."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.daemon.conftest import StartDaemon
+from tests.daemon.test_survival import sessions_of
+from tests.hooks.programs import all_bits, assert_same_bits, assert_same_gradients, training
+from tests.reliability.conftest import DRIVE_BYTES, OpenStore
+from tests.reliability.drives import MIB, fill_up, used_bytes
+from tests.store.disk_conformance import PLAIN, gather, on_loop, read_back
+from tierstore import QuotaExceededError, StoreFullError, TierStore, tiered_offload
+from tierstore.disk.home import FOLDER_NAME
+from tierstore.disk.local import LocalDisk
+
+NBYTES = MIB
+HOST_BYTES = 4 * MIB
+SETTINGS = {"host_bytes": HOST_BYTES, "staging_bytes": 2 * MIB, "codec": "none"}
+
+
+class Graphs:
+    """Graphs that are alive, each with one saved tensor of 1 MiB and known gradients."""
+
+    def __init__(self, nbytes: int = NBYTES) -> None:
+        self.weight = torch.randn(nbytes // 4, requires_grad=True)
+        self.losses: list[torch.Tensor] = []
+
+    def add(self, store: TierStore) -> None:
+        number = len(self.losses)
+        with tiered_offload(store, min_bytes=0):
+            self.losses.append((self.weight * (number + 1) / 50).exp().sum())
+
+    def add_until_full(self, store: TierStore) -> StoreFullError:
+        for _ in range(1000):
+            try:
+                self.add(store)
+            except StoreFullError as error:
+                error.__traceback__ = None  # its frames hold what was saved last
+                return error
+        raise AssertionError("it is never full")
+
+    def check(self) -> None:
+        for number, loss in enumerate(self.losses):
+            expected = self.weight.detach().clone().requires_grad_()
+            (expected * (number + 1) / 50).exp().sum().backward()
+            found = torch.autograd.grad(loss, [self.weight], retain_graph=True)
+            assert_same_bits(all_bits(found), all_bits([expected.grad]))
+
+
+def assert_says_where_the_data_is(error: StoreFullError) -> None:
+    assert error.needed_bytes == NBYTES
+    assert error.host_budget_bytes == HOST_BYTES
+    assert HOST_BYTES - NBYTES < error.host_bytes <= HOST_BYTES, "what fits into memory stays there first"
+    for figure in (error.needed_bytes, error.disk_bytes, error.disk_budget_bytes, error.host_bytes):
+        assert str(figure) in str(error)
+    assert "the data is still in memory" in str(error)
+
+
+def assert_trains_again(store: TierStore, graphs: Graphs) -> None:
+    """Once the graphs are gone, what they took is free and the next steps are right, on disk."""
+    graphs.losses.clear()
+    store.flush()
+    stats = store.stats()
+    assert (stats.live_handles, stats.disk_bytes, stats.host_bytes) == (0, 0, 0)
+    more = Graphs()
+    for _ in range(12):
+        more.add(store)
+    store.flush()
+    assert store.stats().disk_bytes >= 6 * NBYTES, "it writes again"
+    more.check()
+    more.losses.clear()
+    assert_same_gradients(training("mlp", num_steps=2), store)
+
+
+def test_full_drive_raises_at_pack_and_goes_on_when_graphs_are_gone(open_store: OpenStore, small_drive: Path) -> None:
+    store = open_store(disk_bytes="1GiB", **SETTINGS)
+    for _ in range(2):
+        graphs = Graphs()
+        error = graphs.add_until_full(store)
+        assert_says_where_the_data_is(error)
+        assert error.disk_bytes + NBYTES < error.disk_budget_bytes, "it is the drive that is full"
+        assert "No space left on device" in str(error)
+        assert used_bytes(small_drive) > DRIVE_BYTES // 2
+        graphs.check()
+        assert_trains_again(store, graphs)
+
+
+def test_budget_spent_raises_at_pack_and_goes_on_when_graphs_are_gone(open_store: OpenStore) -> None:
+    store = open_store(disk_bytes=16 * MIB, **SETTINGS)
+    graphs = Graphs()
+    error = graphs.add_until_full(store)
+    assert_says_where_the_data_is(error)
+    assert error.disk_budget_bytes == 16 * MIB
+    assert error.disk_bytes >= 15 * MIB
+    assert "budget is used up" in str(error)
+    graphs.check()
+    assert_trains_again(store, graphs)
+
+
+def test_session_quota_spent_raises_and_leaves_the_neighbour_its_room(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    daemon = start_daemon(codec="none", disk_bytes=64 * MIB, session_disk_bytes=16 * MIB)
+    settings = {name: value for name, value in SETTINGS.items() if name != "codec"}
+    with (
+        TierStore.connect(daemon.socket, name="greedy", **settings) as store,  # type: ignore[arg-type]
+        TierStore.connect(daemon.socket, name="neighbour", **settings) as neighbour,  # type: ignore[arg-type]
+    ):
+        graphs, others = Graphs(), Graphs()
+        error = graphs.add_until_full(store)
+        assert isinstance(error, QuotaExceededError)
+        assert_says_where_the_data_is(error)
+        assert (error.session, error.disk_budget_bytes) == ("greedy", 16 * MIB)
+        for _ in range(12):
+            others.add(neighbour)
+        neighbour.flush()
+        assert neighbour.stats().disk_bytes >= 6 * NBYTES
+        graphs.check()
+        others.check()
+        others.losses.clear()
+        assert_trains_again(store, graphs)
+
+
+def test_drive_filled_by_others_raises_and_goes_on_when_they_leave(open_store: OpenStore, small_drive: Path) -> None:
+    """The last byte is gone while records are on disk: even what LMDB needs to forget one."""
+    store = open_store(disk_bytes="1GiB", **SETTINGS)
+    graphs = Graphs(100_000)  # in LMDB, whose file grows with them
+    for _ in range(100):
+        graphs.add(store)
+    store.flush()
+    filler = fill_up(small_drive)
+    more = Graphs()
+    error = more.add_until_full(store)
+    assert "the data is still in memory" in str(error)
+    graphs.check()
+    more.check()
+    graphs.losses.clear()  # deletes fail now, or find pages that are free
+    more.losses.clear()
+    filler.unlink()
+    assert_trains_again(store, more)
+
+
+def test_tensor_that_fits_nowhere_is_refused_and_smaller_ones_go_on(open_store: OpenStore) -> None:
+    store = open_store(disk_bytes="1GiB", **SETTINGS)
+    weight = torch.randn(2 * DRIVE_BYTES // 4, requires_grad=True)
+    with tiered_offload(store, min_bytes=0):
+        loss = weight.exp().sum()
+    with pytest.raises(StoreFullError) as caught:
+        store.flush()
+    assert caught.value.needed_bytes == 2 * DRIVE_BYTES
+    (found,) = torch.autograd.grad(loss, [weight])
+    assert torch.equal(found, weight.detach().exp())
+    del caught, loss, found
+    assert_trains_again(store, Graphs())
+
+
+# --- what the index cannot even delete ------------------------------------------------------------------------------
+
+NUM_TINY = 10_000
+"""So many entries of LMDB fill more pages than a full drive lets it copy."""
+NUM_LEASES = 500
+
+
+def test_deletes_refused_by_a_full_drive_are_done_when_it_has_room(small_drive: Path) -> None:
+    async def test() -> None:
+        with ThreadPoolExecutor(4) as executor:
+            disk = LocalDisk(
+                small_drive,
+                disk_bytes=2**30,
+                inline_bytes=1000,
+                codec="none",
+                checksum=True,
+                executor=executor,
+            )
+            try:
+                await gather(*(disk.write(key, memoryview(b"x" * 200), PLAIN) for key in range(NUM_TINY)))
+                await gather(*(disk.put_lease(number, b"x" * 200) for number in range(NUM_LEASES)))
+                filler = fill_up(small_drive)
+                await disk.discard(range(NUM_TINY))
+                await gather(*(disk.delete_lease(number) for number in range(NUM_LEASES)))
+                refused_bytes = disk.usage().disk_bytes
+                assert refused_bytes > 0, "the drive was not full enough"
+                assert disk.usage().num_records == 0
+                assert disk._index.entries().leases
+                filler.unlink()
+                receipt = await disk.write(NUM_TINY, memoryview(b"y" * 200), PLAIN)
+                assert disk.usage().disk_bytes == receipt.stored_bytes
+                assert await read_back(disk, NUM_TINY, 200) == b"y" * 200
+                assert disk._index.entries().leases == {}
+            finally:
+                await disk.close()
+
+    on_loop(test)
+
+
+def test_session_that_ends_while_the_drive_is_full_is_gone(small_drive: Path, start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(small_drive, codec="none", disk_bytes=2**30)
+    with TierStore.connect(daemon.socket, host_bytes=0, name="neighbour") as neighbour:
+        kept = neighbour.put(torch.arange(1000))
+        neighbour.flush()
+        with TierStore.connect(daemon.socket, host_bytes=0, name="leaving") as store:
+            handles = [store.put(torch.full((50,), number)) for number in range(NUM_TINY)]
+            store.flush()
+            filler = fill_up(small_drive)
+        assert sessions_of(daemon) == {"neighbour"}
+        assert torch.equal(neighbour.get(kept), torch.arange(1000))
+        filler.unlink()
+        more = neighbour.put(torch.arange(1000))
+        neighbour.flush()
+        assert torch.equal(neighbour.get(more), torch.arange(1000))
+    handles.clear()
+    assert daemon.stop() == 0, daemon.log
+    assert "a bug" not in daemon.log, daemon.log
+    assert not (small_drive / FOLDER_NAME).exists(), "nobody is left, nor is anything else"
