@@ -1,0 +1,269 @@
+"""Bytes flipped on disk under living stores and daemons: an error that names what is lost, and never wrong values."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from tests.census import Census
+from tests.daemon.conftest import StartDaemon, environment_of_tests
+from tests.daemon.test_survival import gradients, make_model, nothing
+from tests.reliability.damage_process import LARGE, SMALL, Outcome
+from tests.reliability.supervised import SupervisedDaemon
+from tierstore import (
+    CorruptDataError,
+    DaemonUnavailableError,
+    StorageIOError,
+    StoreFullError,
+    TierStore,
+)
+from tierstore.disk.home import FOLDER_NAME
+from tierstore.handle import Handle
+
+FEW = range(20)
+MANY = range(100, 700)
+FEW_DAEMONS = range(2)
+MANY_DAEMONS = range(10, 50)
+LMDB_DEATHS = frozenset({6, 7, 11})
+"""SIGABRT (its own assertions), SIGBUS, SIGSEGV: how damaged pages end the process that maps them."""
+
+
+# --- an embedded store, whose files have no names -------------------------------------------------------------------
+
+
+def outcomes_of(what: str, directory: Path, seeds: Iterable[int], seconds: int) -> list[Outcome]:
+    command = [sys.executable, "-m", "tests.reliability.damage_process", what, str(directory), *map(str, seeds)]
+    env = environment_of_tests(OMP_NUM_THREADS="1")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=env)
+    assert done.returncode == 0, done.stderr
+    return [msgspec.json.decode(line, type=Outcome) for line in done.stdout.splitlines()]
+
+
+def assert_none_is_wrong(outcomes: list[Outcome]) -> None:
+    wrong = {outcome.seed: outcome.wrong for outcome in outcomes if outcome.wrong}
+    assert not wrong, wrong
+
+
+def count(census: Census, suite: str, outcomes: list[Outcome]) -> None:
+    census.count(suite, "stores", len(outcomes))
+    census.count(suite, "bytes flipped", sum(outcome.num_flips for outcome in outcomes))
+    census.count(suite, "records right", sum(outcome.right for outcome in outcomes))
+    census.count(suite, "refused as damaged", sum(outcome.corrupt for outcome in outcomes))
+    census.count(suite, "failed otherwise", sum(outcome.failed for outcome in outcomes))
+    for number, times in sorted(Counter(outcome.signal for outcome in outcomes if outcome.signal).items()):
+        census.count(suite, f"processes ended by signal {number}", times)
+
+
+def check_payload(directory: Path, seeds: Iterable[int], census: Census) -> None:
+    outcomes = outcomes_of("payload", directory, seeds, 500)
+    count(census, "payload flipped under an embedded store", outcomes)
+    assert_none_is_wrong(outcomes)
+    assert [outcome.signal for outcome in outcomes] == [0] * len(outcomes)
+    assert all(outcome.corrupt == 2 * outcome.hit > 0 for outcome in outcomes), "each of them, each time"
+
+
+def check_index(directory: Path, seeds: Iterable[int], census: Census) -> None:
+    outcomes = outcomes_of("index", directory, seeds, 500)
+    count(census, "LMDB's file flipped under an embedded store", outcomes)
+    assert_none_is_wrong(outcomes)
+    assert all(outcome.extents_done for outcome in outcomes), "what lives in an extent does not need LMDB's pages"
+    died = [outcome for outcome in outcomes if outcome.signal]
+    assert {outcome.signal for outcome in died} <= LMDB_DEATHS
+    assert len(died) <= max(3, len(outcomes) // 4)
+
+
+def test_payload_flipped_under_an_embedded_store_is_refused(store_directory: Path, census: Census) -> None:
+    check_payload(store_directory, FEW, census)
+
+
+def test_index_flipped_under_an_embedded_store_gives_no_wrong_value(store_directory: Path, census: Census) -> None:
+    check_index(store_directory, FEW, census)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_payload_flipped_many_times_is_refused(store_directory: Path, census: Census) -> None:
+    check_payload(store_directory, MANY, census)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_index_flipped_many_times_gives_no_wrong_value(store_directory: Path, census: Census) -> None:
+    check_index(store_directory, MANY, census)
+
+
+# --- a daemon, whose files have names -------------------------------------------------------------------------------
+
+
+class Stored:
+    """Records of a client's, and what they hold."""
+
+    def __init__(self, store: TierStore, number: int, sizes: Iterable[int]) -> None:
+        self.store = store
+        self.contents = [
+            torch.arange(size, dtype=torch.float32) + 300_100 * (place + 20 * number)
+            for place, size in enumerate(sizes)
+        ]
+        self.handles: list[Handle] = [store.put(content.clone()) for content in self.contents]
+        store.flush()
+
+    def get(self, place: int) -> torch.Tensor:
+        return self.store.get(self.handles[place])
+
+    def check(self, places: Iterable[int]) -> None:
+        for place in places:
+            assert torch.equal(self.get(place), self.contents[place])
+
+
+def flip_in_files(folder: Path, content: torch.Tensor) -> str:
+    """Change a byte in the middle of a tensor, wherever it lies (LMDB leaves old copies of pages); the file's name."""
+    raw = content.numpy().tobytes()
+    middle = len(raw) // 2
+    needle = raw[middle : middle + 64]
+    names = set()
+    for file in folder.iterdir():
+        place, found = -1, file.read_bytes()
+        with file.open("r+b", buffering=0) as opened:
+            while (place := found.find(needle, place + 1)) >= 0:
+                os.pwrite(opened.fileno(), bytes([needle[0] ^ 0x10]), place)
+                names.add(file.name)
+    (name,) = names
+    return name
+
+
+@pytest.mark.parametrize("when", ["running", "killed", "stopped"])
+def test_payload_flipped_under_a_daemon_is_refused_and_others_are_right(start_daemon: StartDaemon, when: str) -> None:
+    daemon = start_daemon(codec="none", disk_bytes="64MiB")
+    with (
+        TierStore.connect(daemon.socket, host_bytes=0, name="victim") as store,
+        TierStore.connect(daemon.socket, host_bytes=0, name="neighbour") as other,
+    ):
+        stored, neighbours = Stored(store, 0, [LARGE] * 4 + [SMALL] * 4), Stored(other, 1, [LARGE, SMALL])
+        hit = [0, 2, 5]
+        if when == "killed":
+            daemon.kill()
+        elif when == "stopped":
+            assert daemon.stop() == 0
+        names = [flip_in_files(daemon.path / FOLDER_NAME, stored.contents[place]) for place in hit]
+        assert [name.partition("-")[0] for name in names] == ["segment", "segment", "index"]
+        if when != "running":
+            daemon = start_daemon(daemon.path, daemon.socket, codec="none", disk_bytes="64MiB")
+        for place in hit:
+            for _ in range(2):
+                with pytest.raises(CorruptDataError) as caught:
+                    stored.get(place)
+                error = caught.value
+                assert error.key == stored.handles[place].record.key
+                assert ("segment" if place < 4 else "index") in error.place
+                assert error.expected != error.found
+                assert all(words in str(error) for words in (f"handle {error.key}:", error.place, error.expected))
+        stored.check(set(range(8)) - set(hit))
+        neighbours.check(range(2))
+        assert_trains(store)
+    assert daemon.stop() == 0, daemon.log
+    assert "a bug" not in daemon.log, daemon.log
+
+
+def test_saved_tensor_flipped_under_a_daemon_fails_that_backward_alone(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(codec="none", disk_bytes="64MiB")
+    model, batch = make_model(0)
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+
+        def flip() -> None:
+            store.flush()
+            flip_in_files(daemon.path / FOLDER_NAME, model[0](batch).detach())  # what the second block has saved
+
+        with pytest.raises(CorruptDataError):
+            gradients(model, batch, store, flip)
+        assert_trains(store)
+
+
+def assert_trains(store: TierStore) -> None:
+    model, batch = make_model(1)
+    expected = gradients(model, batch, None, nothing)
+    found = gradients(model, batch, store, store.flush)
+    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+
+
+def flip_structure(folder: Path, steps: random.Random) -> int:
+    """Change bytes in a tenth of the index's pages, where LMDB keeps what it follows; how many."""
+    num_flips = 0
+    with (folder / "index").open("r+b", buffering=0) as file:
+        for page in range(0, os.fstat(file.fileno()).st_size, 4096):
+            if steps.random() < 0.1:
+                for _ in range(8):
+                    at = page + steps.randrange(256)
+                    (old,) = os.pread(file.fileno(), 1, at) or b"\0"
+                    os.pwrite(file.fileno(), bytes([old ^ 1 << steps.randrange(8)]), at)
+                    num_flips += 1
+    return num_flips
+
+
+def check_daemon(start_daemon: StartDaemon, path: Path, seeds: Iterable[int], when: str, census: Census) -> None:
+    suite = f"index flipped under a daemon that is {when}"
+    for seed in seeds:
+        steps = random.Random(seed)
+        with SupervisedDaemon(start_daemon, path / f"{when}-{seed}", codec="none", disk_bytes="64MiB") as daemon:
+            census.count(suite, "daemons")
+            stores = TierStore.connect(daemon.current.socket, host_bytes=0, reconnect_seconds=5)
+            with stores as store:
+                stored = Stored(store, 0, [LARGE] * 3 + [SMALL] * 60)
+                if when == "killed":
+                    os.kill(daemon.current.process.pid, 19)  # SIGSTOP: nothing is started before it is damaged
+                    census.count(suite, "bytes flipped", flip_structure(path / f"{when}-{seed}" / FOLDER_NAME, steps))
+                    daemon.restart()
+                else:
+                    census.count(suite, "bytes flipped", flip_structure(path / f"{when}-{seed}" / FOLDER_NAME, steps))
+                for place in range(len(stored.handles)):
+                    census.count(suite, f"records {outcome_of_get(stored, place)}")
+                census.count(suite, f"steps after it {outcome_of_step(store)}")
+            last = daemon.restart()
+            with TierStore.connect(last.socket, host_bytes=0, reconnect_seconds=5) as store:
+                census.count(suite, f"steps after a restart {outcome_of_step(store)}")
+            for code in daemon.codes:
+                census.count(suite, f"daemons ended by signal {-code}" if code < 0 else f"daemons ended with {code}")
+            assert all(-code in LMDB_DEATHS | {9} for code in daemon.codes), daemon.log()
+            assert all(each.log.count("found=") <= 1 for each in daemon.logs)
+
+
+def outcome_of_get(stored: Stored, place: int) -> str:
+    try:
+        assert torch.equal(stored.get(place), stored.contents[place]), "wrong values"
+    except CorruptDataError:
+        return "refused as damaged"
+    except (StorageIOError, DaemonUnavailableError) as error:
+        return f"refused by {type(error).__name__}"
+    return "right"
+
+
+def outcome_of_step(store: TierStore) -> str:
+    try:
+        assert_trains(store)
+    except (StorageIOError, DaemonUnavailableError, CorruptDataError, StoreFullError) as error:
+        return f"ended by {type(error).__name__}"
+    return "right"
+
+
+@pytest.mark.parametrize("when", ["running", "killed"])
+def test_index_flipped_under_a_daemon_gives_no_wrong_value(
+    start_daemon: StartDaemon, tmp_path: Path, when: str, census: Census
+) -> None:
+    check_daemon(start_daemon, tmp_path, FEW_DAEMONS, when, census)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("when", ["running", "killed"])
+def test_index_flipped_under_many_daemons_gives_no_wrong_value(
+    start_daemon: StartDaemon, tmp_path: Path, when: str, census: Census
+) -> None:
+    check_daemon(start_daemon, tmp_path, MANY_DAEMONS, when, census)
