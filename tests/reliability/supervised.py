@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from pathlib import Path
 
 from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon
 
-MOST_STARTS = 40
+MOST_STARTS = 200
 
 
 class SupervisedDaemon:
@@ -36,10 +37,10 @@ class SupervisedDaemon:
         self._thread.join(END_SECONDS)
         assert not self._thread.is_alive()
 
-    def restart(self) -> DaemonProcess:
-        """SIGKILL the one that runs, and wait for the next."""
+    def restart(self, number: signal.Signals = signal.SIGKILL) -> DaemonProcess:
+        """End the one that runs with that signal, and wait for the next."""
         next_start = len(self.logs) + 1
-        self.current.process.kill()
+        self.current.process.send_signal(number)
         return self.wait_for_start(next_start)
 
     def log(self) -> str:

@@ -1,0 +1,195 @@
+"""A record brought to a state of `tierstore/handle.py`, and held there."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from tierstore import CorruptDataError, TierStore, tiered_offload
+from tierstore.handle import Record, State
+
+HELD_SECONDS = 60.0
+NUM_ELEMENTS = 200_000
+
+
+def content() -> torch.Tensor:
+    return torch.arange(NUM_ELEMENTS, dtype=torch.float32) + 0.5
+
+
+class Held:
+    """What was brought there.
+
+    Attributes:
+        record: it.
+        handle: None where it is gone by then.
+        go_on: lets the engine's loop run again.
+    """
+
+    def __init__(self, record: Record, handle: Any, go_on: threading.Event) -> None:
+        self.record, self.handle, self.go_on = record, handle, go_on
+
+
+class _Gate:
+    """Holds the loop inside of a coroutine of the disk tier: before the call, in it, or when it is done."""
+
+    def __init__(self, store: TierStore, method: str, when: str) -> None:
+        self._disk = store._core.engine.disk
+        self._method, self._when = method, when
+        self._call: Callable[..., Any] = getattr(self._disk, method)
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        setattr(self._disk, method, self._held)
+
+    async def _held(self, *arguments: Any) -> Any:
+        task = asyncio.get_running_loop().create_task(self._call(*arguments))
+        if self._when == "begun":
+            for _ in range(3):  # its job is with an I/O thread, or its request on the way
+                await asyncio.sleep(0)
+        elif self._when == "done":
+            await task
+        setattr(self._disk, self._method, self._call)
+        self.reached.set()
+        self.go_on.wait(HELD_SECONDS)
+        return await task
+
+    def wait(self) -> None:
+        assert self.reached.wait(HELD_SECONDS)
+
+
+def stall(store: TierStore) -> threading.Event:
+    """Hold the engine's loop until the event is set."""
+    stalled, go_on = threading.Event(), threading.Event()
+    store._core.engine._loop.call_soon_threadsafe(lambda: (stalled.set(), go_on.wait(HELD_SECONDS)))
+    assert stalled.wait(HELD_SECONDS)
+    return go_on
+
+
+def _pending(store: TierStore) -> Iterator[Held]:
+    alive = torch.nn.Parameter(content()).exp()
+    with tiered_offload(store, min_bytes=0):
+        saved = (alive * alive).sin().cos()
+    store.stats()
+    (record,) = [each for each in store.books.moves._records.values() if each.root is not None and each.root() is alive]
+    yield Held(record, record.handle(), threading.Event())
+    del alive, saved
+
+
+def _queued(store: TierStore) -> Iterator[Held]:
+    go_on = stall(store)
+    handle = store.put(content())
+    yield Held(handle.record, handle, go_on)
+
+
+def _held_write(store: TierStore, when: str) -> Iterator[Held]:
+    gate = _Gate(store, "write", when)
+    handle = store.put(content())
+    gate.wait()
+    yield Held(handle.record, handle, gate.go_on)
+
+
+def _disk(store: TierStore) -> Iterator[Held]:
+    handle = store.put(content())
+    store.flush()
+    yield Held(handle.record, handle, threading.Event())
+
+
+def _clean(store: TierStore) -> Iterator[Held]:
+    handle = store.put(content())
+    store.flush()
+    result = store.get(handle)
+    yield Held(handle.record, handle, threading.Event())
+    del result
+
+
+def _held_read(store: TierStore, when: str) -> Iterator[Held]:
+    handle = store.put(content())
+    store.flush()
+    gate = _Gate(store, "read", when)
+    store.prefetch([handle])
+    gate.wait()
+    yield Held(handle.record, handle, gate.go_on)
+
+
+def _doomed(store: TierStore) -> Iterator[Held]:
+    gate = _Gate(store, "write", "begun")
+    handle = store.put(content())
+    gate.wait()
+    record = handle.record
+    del handle
+    store.stats()
+    yield Held(record, None, gate.go_on)
+
+
+def _failed(store: TierStore) -> Iterator[Held]:
+    handle = store.put(content())
+    store.flush()
+    disk: Any = store._core.engine.disk
+
+    async def read(key: int, destination: memoryview) -> int:
+        raise CorruptDataError(key, "a test", "this", "that")
+
+    read_really, disk.read = disk.read, read
+    try:
+        store.get(handle)
+    except CorruptDataError:
+        pass
+    disk.read = read_really
+    yield Held(handle.record, handle, threading.Event())
+
+
+def _closed(store: TierStore) -> Iterator[Held]:
+    gate = _Gate(store, "write", "begun")
+    handle = store.put(content())
+    gate.wait()
+    closing = threading.Thread(target=store.close, daemon=True)
+    closing.start()
+    with store.books.lock:
+        assert store.books._progress.wait_for(lambda: store.books.closed is not None, HELD_SECONDS)
+    yield Held(handle.record, handle, gate.go_on)
+    gate.go_on.set()
+    closing.join(HELD_SECONDS)
+
+
+_WAYS: dict[str, tuple[State, Callable[[TierStore], Iterator[Held]]]] = {
+    "pending": (State.PENDING, _pending),
+    "host": (State.HOST, _disk),  # with a budget that holds it, flush leaves it there
+    "queued": (State.QUEUED, _queued),
+    "writing, not begun": (State.WRITING, lambda store: _held_write(store, "before")),
+    "writing": (State.WRITING, lambda store: _held_write(store, "begun")),
+    "writing, stored": (State.WRITING, lambda store: _held_write(store, "done")),
+    "clean": (State.CLEAN, _clean),
+    "disk": (State.DISK, _disk),
+    "reading, not begun": (State.READING, lambda store: _held_read(store, "before")),
+    "reading": (State.READING, lambda store: _held_read(store, "begun")),
+    "reading, loaded": (State.READING, lambda store: _held_read(store, "done")),
+    "failed": (State.FAILED, _failed),
+    "doomed": (State.DOOMED, _doomed),
+    "closed": (State.CLOSED, _closed),
+}
+
+STATES = list(_WAYS)
+"""All but the two of an accelerator, and FREED, which has nothing to leave behind."""
+
+
+def host_bytes_for(way: str) -> int:
+    """Of the store that is brought there."""
+    return 2**30 if way in ("pending", "host") else 0
+
+
+@contextmanager
+def held_at(store: TierStore, way: str) -> Iterator[Held]:
+    """Bring a record of `content()` there; what holds it is let go of at the end."""
+    state, bring = _WAYS[way]
+    steps = bring(store)
+    held = next(steps)
+    try:
+        assert held.record.state is state, held.record
+        yield held
+    finally:
+        held.go_on.set()
+        for _ in steps:
+            pass

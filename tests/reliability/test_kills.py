@@ -1,0 +1,313 @@
+"""SIGKILL of the trainer and of the daemon, at each state of a handle and at any moment: nothing stays or stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.census import Census
+from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
+from tests.daemon.test_security import RawClient
+from tests.daemon.test_survival import gradients, make_model, nothing
+from tests.reliability.drives import used_bytes
+from tests.reliability.states import STATES, content, held_at, host_bytes_for
+from tests.reliability.supervised import SupervisedDaemon
+from tierstore import CorruptDataError, StoreClosedError, TierStore, wire
+from tierstore.handle import State
+
+WAIT_SECONDS = 60.0
+MIB = 2**20
+
+
+class Trainers:
+    """A process that makes trainers, one after the other."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def start(self, what: str) -> int:
+        """A trainer that has come so far; its pid."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(what + "\n")
+        self._process.stdin.flush()
+        pid, _, word = self._line().partition(" ")
+        assert word == "reached", (pid, word)
+        return int(pid)
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        assert self._line() == f"gone {-signal.SIGKILL}"
+
+    def kill_after(self, pid: int, seconds: float) -> None:
+        """At a random moment, unless it ends by itself, which it must not."""
+        ended, _, _ = select.select([self._process.stdout], [], [], seconds)
+        assert not ended, self._line()
+        self.kill(pid)
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], WAIT_SECONDS)
+        assert ready, "it says nothing"
+        return self._process.stdout.readline().strip()
+
+
+@contextmanager
+def trainers(kind: str, address: Path) -> Iterator[Trainers]:
+    command = [sys.executable, "-m", "tests.reliability.trainers", kind, str(address)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    env = environment_of_tests(OMP_NUM_THREADS="1")
+    with subprocess.Popen(command, text=True, bufsize=1, env=env, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            yield Trainers(process)
+            process.stdin.close()
+            assert process.wait(WAIT_SECONDS) == 0
+        finally:
+            process.kill()
+
+
+# --- the trainer, with a store of its own -----------------------------------------------------------------------------
+
+
+def check_drive(drive: Path, empty_bytes: int) -> None:
+    assert {path.name for path in drive.iterdir()} <= {"lost+found"}
+    assert used_bytes(drive) == empty_bytes
+
+
+def check_next_start(drive: Path) -> None:
+    with TierStore(drive, host_bytes=0, disk_bytes="32MiB", codec="none") as store:
+        handle = store.put(content())
+        store.flush()
+        assert torch.equal(store.get(handle), content())
+
+
+def test_trainer_killed_at_each_state_leaves_no_byte(small_drive: Path) -> None:
+    empty_bytes = used_bytes(small_drive)
+    with trainers("embedded", small_drive) as made:
+        for state in STATES:
+            pid = made.start(state)
+            assert state == "closed" or used_bytes(small_drive) > empty_bytes
+            made.kill(pid)
+            check_drive(small_drive, empty_bytes)
+            check_next_start(small_drive)
+    check_drive(small_drive, empty_bytes)
+
+
+def check_trainer_killed_at_random(drive: Path, num_kills: int, census: Census) -> None:
+    empty_bytes, steps = used_bytes(drive), random.Random(num_kills)
+    with trainers("embedded", drive) as made:
+        for _ in range(num_kills):
+            made.kill_after(made.start("train"), steps.uniform(0, 0.4))
+            check_drive(drive, empty_bytes)
+            census.count("trainer with an embedded store, killed at random", "kills, no byte left")
+    check_next_start(drive)
+
+
+def test_trainer_killed_at_any_moment_leaves_no_byte(small_drive: Path, census: Census) -> None:
+    check_trainer_killed_at_random(small_drive, 4, census)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_trainer_killed_at_very_many_moments_leaves_no_byte(small_drive: Path, census: Census) -> None:
+    check_trainer_killed_at_random(small_drive, 200, census)
+
+
+# --- the trainer, with a daemon ---------------------------------------------------------------------------------------
+
+
+class Neighbour:
+    """Another client, whose bytes must not change."""
+
+    def __init__(self, daemon: DaemonProcess) -> None:
+        self.store = TierStore.connect(daemon.socket, host_bytes=0, name="neighbour")
+        self._handle = self.store.put(content())
+        self.store.flush()
+
+    def check(self) -> None:
+        """What it has stored is right, and more can be."""
+        assert torch.equal(self.store.get(self._handle), content())
+        handle = self.store.put(content() + 1)
+        self.store.flush()
+        assert torch.equal(self.store.get(handle), content() + 1)
+        del handle
+        self.store.flush()
+
+    def train(self) -> None:
+        model, batch = make_model(3)
+        expected = gradients(model, batch, None, nothing)
+        found = gradients(model, batch, self.store, nothing)
+        assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+        self.store.flush()
+
+
+def sessions_of(daemon: DaemonProcess) -> dict[str, int]:
+    """The bytes on disk of each client whose session the daemon keeps."""
+    client = RawClient(daemon)
+    try:
+        client.greet()
+        client.send(wire.Inspect())
+        report = client.receive()
+        assert isinstance(report, wire.Report)
+        return {each["client"]: each["disk_bytes"] for each in json.loads(report.state)["sessions"]}
+    finally:
+        client.socket.close()
+
+
+def wait_for_the_end_of_leases(daemon: DaemonProcess, own_bytes: int) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while (found := sessions_of(daemon)) != {"neighbour": own_bytes}:  # a lease ends by the daemon's own clock
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
+
+
+@contextmanager
+def daemon_with_a_neighbour(start_daemon: StartDaemon) -> Iterator[tuple[DaemonProcess, Neighbour]]:
+    daemon = start_daemon(codec="none", disk_bytes="64MiB", grace_seconds=0.05)
+    neighbour = Neighbour(daemon)
+    try:
+        yield daemon, neighbour
+        neighbour.train()
+    finally:
+        neighbour.store.close()
+    assert daemon.stop() == 0, daemon.log
+    assert "a bug" not in daemon.log, daemon.log
+    assert list(daemon.path.iterdir()) == [], "nobody is left, nor is anything else"
+
+
+def test_client_killed_at_each_state_is_forgotten_after_the_grace_period(start_daemon: StartDaemon) -> None:
+    with daemon_with_a_neighbour(start_daemon) as (daemon, neighbour), trainers("sidecar", daemon.socket) as made:
+        own_bytes = sessions_of(daemon)["neighbour"]
+        for state in STATES:
+            pid = made.start(state)
+            assert "victim" in sessions_of(daemon)
+            made.kill(pid)
+            wait_for_the_end_of_leases(daemon, own_bytes)
+            neighbour.check()
+
+
+def check_client_killed_at_random(start_daemon: StartDaemon, num_kills: int, census: Census) -> None:
+    steps = random.Random(num_kills)
+    with daemon_with_a_neighbour(start_daemon) as (daemon, neighbour), trainers("sidecar", daemon.socket) as made:
+        own_bytes = sessions_of(daemon)["neighbour"]
+        for _ in range(num_kills):
+            made.kill_after(made.start("train"), steps.uniform(0, 0.4))
+            neighbour.check()
+            wait_for_the_end_of_leases(daemon, own_bytes)
+            census.count("client of a daemon, killed at random", "kills, session freed")
+
+
+def test_client_killed_at_any_moment_is_forgotten(start_daemon: StartDaemon, census: Census) -> None:
+    check_client_killed_at_random(start_daemon, 4, census)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_client_killed_at_very_many_moments_is_forgotten(start_daemon: StartDaemon, census: Census) -> None:
+    check_client_killed_at_random(start_daemon, 200, census)
+
+
+# --- the daemon -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ended_by", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=lambda number: number.name
+)
+def test_daemon_ended_at_each_state_of_a_handle_loses_nothing(
+    start_daemon: StartDaemon, tmp_path: Path, ended_by: signal.Signals
+) -> None:
+    path = tmp_path / "supervised"
+    with SupervisedDaemon(start_daemon, path, codec="none", disk_bytes="64MiB", grace_seconds=3) as daemon:
+        neighbour = Neighbour(daemon.current)
+        for state in STATES:
+            store = TierStore.connect(daemon.current.socket, host_bytes=host_bytes_for(state), name="victim")
+            with store, held_at(store, state) as held:
+                daemon.restart(ended_by)
+                held.go_on.set()
+                if held.handle is not None:
+                    check_held(store, held.handle, held.record.state)
+                    held.handle = None
+            neighbour.check()
+        own_bytes = sessions_of(daemon.current)["neighbour"]
+        wait_for_the_end_of_leases(daemon.current, own_bytes)  # of those that could not say that they close
+        neighbour.store.close()
+        assert "dropped" not in daemon.log()
+        assert "a bug" not in daemon.log()
+        assert sessions_of(daemon.current) == {}
+
+
+def check_held(store: TierStore, handle: object, state: State) -> None:
+    if state is State.FAILED:
+        with pytest.raises(CorruptDataError):
+            store.get(handle)  # type: ignore[arg-type]
+    elif state is State.CLOSED:
+        with pytest.raises(StoreClosedError):
+            store.get(handle)  # type: ignore[arg-type]
+    elif state is not State.PENDING:
+        assert torch.equal(store.get(handle), content())  # type: ignore[arg-type]
+
+
+def check_daemon_killed_at_random(start_daemon: StartDaemon, path: Path, num_kills: int, census: Census) -> None:
+    steps, is_over = random.Random(num_kills), threading.Event()
+    failures: list[BaseException] = []
+    num_steps = 0
+
+    def train(store: TierStore, seed: int) -> None:
+        nonlocal num_steps
+        model, batch = make_model(seed)
+        expected = gradients(model, batch, None, nothing)
+        try:
+            while not is_over.is_set():
+                found = gradients(model, batch, store, nothing)
+                assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+                num_steps += 1
+        except BaseException as error:  # noqa: BLE001 - told by the test
+            failures.append(error)
+
+    with SupervisedDaemon(start_daemon, path, codec="none", disk_bytes="64MiB") as daemon:
+        stores = [TierStore.connect(daemon.current.socket, host_bytes=0, name=f"client {seed}") for seed in range(2)]
+        threads = [threading.Thread(target=train, args=(store, seed)) for seed, store in enumerate(stores)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(num_kills):
+                is_over.wait(steps.uniform(0, 0.4))
+                daemon.restart()
+                census.count("daemon of two clients, killed at random", "kills")
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join(WAIT_SECONDS)
+        assert not failures, failures
+        census.count("daemon of two clients, killed at random", "steps right", num_steps)
+        for store in stores:
+            store.flush()
+            assert store.stats().disk_bytes == 0
+            store.close()
+        assert sessions_of(daemon.current) == {}
+        assert "dropped" not in daemon.log()
+        assert "a bug" not in daemon.log()
+
+
+def test_daemon_killed_at_any_moment_loses_nothing(start_daemon: StartDaemon, tmp_path: Path, census: Census) -> None:
+    check_daemon_killed_at_random(start_daemon, tmp_path / "supervised", 3, census)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_daemon_killed_at_very_many_moments_loses_nothing(
+    start_daemon: StartDaemon, tmp_path: Path, census: Census
+) -> None:
+    check_daemon_killed_at_random(start_daemon, tmp_path / "supervised", 100, census)

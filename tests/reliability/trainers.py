@@ -1,0 +1,70 @@
+"""Trainers that are there to be killed: `python -m tests.reliability.trainers (embedded DIRECTORY | sidecar SOCKET)`.
+
+Reads a line at a time: a state of `states.STATES`, or "train". For each it forks a child (so torch is imported once),
+which opens a store of its own, says "PID reached" when it is there, and goes on (training) or waits. When the child is
+gone, this process says "gone CODE".
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import torch
+
+from tests.daemon.test_survival import gradients, make_model
+from tests.reliability.states import HELD_SECONDS, held_at, host_bytes_for
+from tierstore import TierStore
+
+
+def say(words: str) -> None:
+    os.write(1, (words + "\n").encode())
+
+
+def open_store(kind: str, address: str, host_bytes: int) -> TierStore:
+    if kind == "embedded":
+        return TierStore(address, host_bytes=host_bytes, disk_bytes="32MiB", codec="none")
+    return TierStore.connect(address, host_bytes=host_bytes, name="victim")
+
+
+def train_for_ever(store: TierStore) -> None:
+    model, batch = make_model(0)
+    expected = gradients(model, batch, None, lambda: None)
+    say(f"{os.getpid()} reached")
+    while True:
+        found = gradients(model, batch, store, lambda: None)
+        if not all(torch.equal(*pair) for pair in zip(expected, found, strict=True)):
+            raise AssertionError("wrong gradients")
+
+
+def run(kind: str, address: str, what: str) -> None:
+    store = open_store(kind, address, host_bytes_for(what))
+    if what == "train":
+        train_for_ever(store)
+    others = [store.put(torch.randn(200_000)) for _ in range(4)]
+    store.flush()
+    with held_at(store, what):
+        say(f"{os.getpid()} reached")
+        # Nobody lets go of it: whoever holds the loop waits so long too.
+        sys.stdin.readline()
+        raise AssertionError(f"not killed within {HELD_SECONDS} s: {len(others)}")
+
+
+def main() -> None:
+    """Until the end of standard input."""
+    kind, address = sys.argv[1:]
+    torch.set_num_threads(1)
+    while what := sys.stdin.readline().strip():
+        child = os.fork()
+        if child == 0:
+            try:
+                run(kind, address, what)
+            except BaseException:  # noqa: BLE001 - told, whatever it is
+                traceback.print_exc()
+            os._exit(1)
+        say(f"gone {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
+
+
+if __name__ == "__main__":
+    main()
