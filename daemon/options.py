@@ -175,6 +175,7 @@ OPTIONS: Mapping[str, _Option] = {
     "disk_bytes": _SIZE,
     "session_disk_bytes": _SIZE,
     "session_queued_bytes": _SIZE,
+    "max_write_bytes_per_day": _SIZE,
     "grace_seconds": _SECONDS,
     "handshake_seconds": _SECONDS,
     "metrics": _Option(_address, (str,), 'a string such as "127.0.0.1:9464"'),

@@ -60,6 +60,7 @@ class DiskState(msgspec.Struct, frozen=True):
     budget_bytes: int
     num_records: int
     io_mode: str
+    write_allowance_bytes: int | None = None
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -188,7 +189,7 @@ def report_of(daemon: Daemon) -> Report:
         metrics=daemon.metrics_address,
         uptime_seconds=round(time.monotonic() - daemon.started_at, 3),
         is_ending=daemon.is_ending,
-        disk=DiskState(usage.disk_bytes, usage.allocated_bytes, usage.budget_bytes, usage.num_records, usage.io_mode),
+        disk=DiskState(**{name: getattr(usage, name) for name in DiskState.__struct_fields__}),
         jobs=Jobs(_job_times(daemon.lanes.reads), _job_times(daemon.lanes.writes)),
         totals=_totals(totals),
         num_sessions=len(daemon.sessions),

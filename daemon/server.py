@@ -160,6 +160,7 @@ class Daemon:
                 checksum=True,
                 executor=threads,
                 home=home,
+                max_write_bytes_per_day=self.settings.max_write_bytes_per_day,
             )
         await self._take_up()
 

@@ -40,6 +40,7 @@ class ServeSettings:
         socket: where to listen; its folder is made if it does not exist.
         disk_bytes: what all sessions together may hold; None: 80 % of what is free.
         codec: as `TierStore`'s.
+        max_write_bytes_per_day: of all sessions together, as `TierStore`'s; None: no limit.
         limits: of a session.
         allowed_uids: users who may connect, beside the daemon's own and root.
         socket_group: a group that may open the socket; None: the daemon's user alone.
@@ -52,6 +53,7 @@ class ServeSettings:
     socket: Path = Path(DEFAULT_ADDRESS)
     disk_bytes: int | None = None
     codec: str = "auto"
+    max_write_bytes_per_day: int | None = None
     limits: Limits = field(default_factory=Limits)
     allowed_uids: frozenset[int] = frozenset()
     socket_group: str | None = None

@@ -53,6 +53,8 @@ class StoreStats:
         lent_bytes: restored memory that the store has let go of but whoever was given it has not.
         disk_bytes: taken by records on disk, padding included.
         disk_bytes_peak: the most of it at once.
+        write_allowance_bytes: what `max_write_bytes_per_day` lets be written now; None: it was not given, or is the
+            daemon's.
 
     Totals since the store was opened:
 
@@ -67,6 +69,7 @@ class StoreStats:
         written_bytes: bytes on disk for them.
         restored_bytes: logical bytes read back from disk.
         read_bytes: bytes on disk for them.
+        open_seconds: for how long the store has been open; `written_bytes` over it is how fast the drive wears.
         cancelled_bytes: freed before their write began: never written.
         forwarded_bytes: asked for while still on the way down, and handed over from memory.
         prefetch_hits: asked for, restored before.
@@ -92,6 +95,7 @@ class StoreStats:
     lent_bytes: int
     disk_bytes: int
     disk_bytes_peak: int
+    write_allowance_bytes: int | None
     packed_tensors: int
     packed_bytes: int
     deduplicated_bytes: int
@@ -102,6 +106,7 @@ class StoreStats:
     written_bytes: int
     restored_bytes: int
     read_bytes: int
+    open_seconds: float
     cancelled_bytes: int
     forwarded_bytes: int
     prefetch_hits: int

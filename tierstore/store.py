@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
@@ -76,6 +77,9 @@ class TierStore:
             the 16 MiB that the I/O jobs work in, so that it is 128 MiB by default.
         inline_bytes: encoded values up to this size live in LMDB itself, larger ones in extents; None: all in LMDB.
         checksum: verify what is read against what was written.
+        max_write_bytes_per_day: what may be written to the drive, which wears out by it; None: no limit. The allowance
+            refills evenly over 24 hours and may be spent at once; it begins full with each store. When it is spent,
+            what fits stays in host memory, and then `StoreFullError` says when it will have refilled enough.
         copies: the copy engine for accelerators; None: the one for whatever `torch.accelerator` drives.
 
     Sizes are bytes as `int`, or strings such as "8GiB".
@@ -100,16 +104,23 @@ class TierStore:
         staging_bytes: SizeLike = "112MiB",
         inline_bytes: SizeLike | None = "128KiB",
         checksum: bool = True,
+        max_write_bytes_per_day: SizeLike | None = None,
         copies: Copies | None = None,
         **unknown: Never,
     ) -> None:
-        refuse_unknown(unknown, "host_bytes, disk_bytes, codec, staging_bytes, inline_bytes, checksum, copies")
+        options = (
+            "host_bytes, disk_bytes, codec, staging_bytes, inline_bytes, checksum, max_write_bytes_per_day, copies"
+        )
+        refuse_unknown(unknown, options)
         directory = check_directory(path)
         parse_codec(codec)
         if disk_bytes is None:
             disk_bytes = int(free_disk_bytes(directory) * _DISK_SHARE) // local_world_size()
         disk_budget_bytes = parse_size(disk_bytes, "disk_bytes")
         inline_limit_bytes = None if inline_bytes is None else parse_size(inline_bytes, "inline_bytes")
+        day_bytes = max_write_bytes_per_day
+        if day_bytes is not None:
+            day_bytes = parse_size(day_bytes, "max_write_bytes_per_day")
         self.host_bytes = _host_budget(host_bytes)
         self.staging_bytes = parse_size(staging_bytes, "staging_bytes")
 
@@ -121,6 +132,7 @@ class TierStore:
                 codec=codec,
                 checksum=checksum,
                 executor=executor,
+                max_write_bytes_per_day=day_bytes,
             )
 
         self._begin(str(path), open_disk, copies)
@@ -268,6 +280,7 @@ class TierStore:
     def stats(self) -> StoreStats:
         """An immutable snapshot. Does not block."""
         moves, disk = self.books.moves, self._core.engine.disk
+        usage = disk.usage()
         with self.books.lock:
             self.books.drain()
             return StoreStats.of(
@@ -281,7 +294,9 @@ class TierStore:
                 lent_bytes=moves.books.lent.used_bytes,
                 disk_bytes=moves.disk_bytes,
                 disk_bytes_peak=moves.disk_bytes_peak,
-                io_mode=disk.usage().io_mode,
+                write_allowance_bytes=usage.write_allowance_bytes,
+                open_seconds=self._core.open_seconds,
+                io_mode=usage.io_mode,
                 host_memory=moves.slots.slab.description,
                 codec_choices=disk.codec_choices(),
             )
@@ -359,6 +374,8 @@ class _Core:
         copies: Copies | None,
     ) -> None:
         self.name = name
+        self._opened_at = time.monotonic()
+        self._closed_at: float | None = None
         self.books = Residency(name, host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
         try:
             self.engine = Engine(open_disk, self.books, "tierstore", owner=self)
@@ -368,8 +385,16 @@ class _Core:
         self.books.disk_budget_bytes = self.engine.disk.usage().budget_bytes
         watch_over(self)
 
+    @property
+    def open_seconds(self) -> float:
+        """Since it was opened, until it was closed."""
+        ends_at = time.monotonic() if self._closed_at is None else self._closed_at
+        return ends_at - self._opened_at
+
     def close(self, deadline_seconds: float) -> None:
         """See `TierStore.close`."""
+        if self._closed_at is None:
+            self._closed_at = time.monotonic()
         self.books.close()
         self.engine.stop(deadline_seconds)
 

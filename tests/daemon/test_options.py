@@ -22,6 +22,7 @@ EACH = [
     ("session_disk_bytes", "1GiB", '"1GiB"', "limits.session_disk_bytes", GIB),
     ("session_queued_bytes", "64MiB", '"64MiB"', "limits.session_queued_bytes", 64 * 2**20),
     ("session_queued_bytes", "0", "0", "limits.session_queued_bytes", 0),
+    ("max_write_bytes_per_day", "2GiB", '"2GiB"', "max_write_bytes_per_day", 2 * GIB),
     ("grace_seconds", "1.5", "1.5", "limits.grace_seconds", 1.5),
     ("grace_seconds", "0", "0", "limits.grace_seconds", 0.0),
     ("handshake_seconds", "3", "3", "limits.handshake_seconds", 3.0),

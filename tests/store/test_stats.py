@@ -35,6 +35,7 @@ def test_snapshot_of_a_new_store_is_all_zero(make_store: MakeStore) -> None:
     stats = store.stats()
     numbers = {name: value for name, value in stats.as_dict().items() if isinstance(value, (int, float))}
     assert numbers.pop("staging_bytes") == 2**20 + store._core.engine.disk.scratch_bytes
+    assert numbers.pop("open_seconds") > 0
     assert set(numbers.values()) == {0}
     assert not any(stats.kept_bytes.values())
     assert not any(stats.stall_seconds.values())

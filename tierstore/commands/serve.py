@@ -48,6 +48,14 @@ def serve(
             "Default: no limit.",
         ),
     ] = None,
+    max_write_bytes_per_day: Annotated[
+        Text,
+        typer.Option(
+            metavar="SIZE",
+            help="What all sessions together may write to the drive; refills evenly over 24 hours, and may be spent at "
+            "once. Default: no limit.",
+        ),
+    ] = None,
     grace_seconds: Annotated[
         Text,
         typer.Option(

@@ -16,10 +16,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
+from time import monotonic
 
 from ..codec import parse_codec
 from ..config import check_directory
-from ..errors import ConfigError, StoreClosedError
+from ..endurance import WriteAllowance
+from ..errors import ConfigError, StoreClosedError, StoreFullError
 from .allocator import round_up
 from .boundary import translated
 from .budget import DiskBudget
@@ -65,6 +67,7 @@ class LocalDisk:
         num_at_once: int = NUM_AT_ONCE,
         session: int = 0,
         home: Home | None = None,
+        max_write_bytes_per_day: int | None = None,
     ) -> None:
         """Open a tier: an empty one, unless its home has kept what an earlier one held.
 
@@ -80,6 +83,7 @@ class LocalDisk:
                 With more jobs than that, the others take checksums meanwhile.
             session: part of every checksum: a record of another session is refused. A home with names has its own.
             home: where the files live, not opened yet; closed with the tier. None: under `directory`, without names.
+            max_write_bytes_per_day: as `WriteAllowance`'s; None: no limit.
 
         Raises:
             ConfigError: an option is not usable.
@@ -92,6 +96,7 @@ class LocalDisk:
             raise ConfigError("disk_bytes", disk_bytes, "give 0 or more bytes")
         if inline_bytes is not None and inline_bytes < 0:
             raise ConfigError("inline_bytes", inline_bytes, "give 0 or more bytes, or None")
+        self._allowance = _allowance_of(max_write_bytes_per_day)
         self.scratch_bytes = 2 * num_at_once * SCRATCH_BYTES
         self._executor = executor
         self._closed_because: str | None = None
@@ -124,7 +129,7 @@ class LocalDisk:
         self._check_open()
         if key in self._shelf.locations:
             raise ValueError(f"key {key} is in use")
-        return await to_the_end(self._shelf.write(key, source, kind), undo=partial(self.discard, (key,)))
+        return await to_the_end(self._write(key, source, kind), undo=partial(self.discard, (key,)))
 
     async def read(self, key: int, destination: memoryview) -> int:
         """See `DiskTier.read`; also StoreClosedError, KeyError, and ValueError for a wrong length."""
@@ -156,6 +161,7 @@ class LocalDisk:
             budget_bytes=budget_bytes,
             num_records=len(self._shelf.locations),
             io_mode=self._mode.description,
+            write_allowance_bytes=None if self._allowance is None else self._allowance.left_bytes(monotonic()),
         )
 
     def found_locations(self) -> dict[int, Location]:
@@ -210,6 +216,21 @@ class LocalDisk:
         let_go_of({self._index.inode, *self._space.inodes})
         let_go_of(self._home.inodes)
 
+    async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        """Within the allowance, which a record needs whole, as if it were not encoded."""
+        allowance, num_bytes = self._allowance, len(source)
+        if allowance is None:
+            return await self._shelf.write(key, source, kind)
+        if not allowance.take(num_bytes, now := monotonic()):
+            raise StoreFullError(num_bytes, *self._shelf.usage(), reason=allowance.refusal(num_bytes, now))
+        try:
+            stored = await self._shelf.write(key, source, kind)
+        except StoreFullError:
+            allowance.give_back(num_bytes)
+            raise
+        allowance.give_back(num_bytes - stored.stored_bytes)
+        return stored
+
     def _check_open(self) -> None:
         if self._closed_because is not None:
             raise StoreClosedError(str(self._directory), self._closed_because)
@@ -226,3 +247,11 @@ class LocalDisk:
         await self._space.close(keep=keep)
         await run_job(self._executor, self._index.close)
         await run_job(self._executor, partial(self._home.close, keep=keep))
+
+
+def _allowance_of(day_bytes: int | None) -> WriteAllowance | None:
+    if day_bytes is None:
+        return None
+    if day_bytes < 0:
+        raise ConfigError("max_write_bytes_per_day", day_bytes, "give 0 or more bytes, or None")
+    return WriteAllowance(day_bytes, monotonic())

@@ -56,6 +56,7 @@ class DiskUsage:
         budget_bytes: the most that records may take.
         num_records: live records.
         io_mode: how extents are read and written, in words: "O_DIRECT", or "buffered (reason)".
+        write_allowance_bytes: what may still be written now; None: there is no limit, or it is the daemon's matter.
     """
 
     disk_bytes: int
@@ -63,6 +64,7 @@ class DiskUsage:
     budget_bytes: int
     num_records: int
     io_mode: str
+    write_allowance_bytes: int | None = None
 
 
 class DiskTier(Protocol):
@@ -83,7 +85,8 @@ class DiskTier(Protocol):
             kind: what is known of the content.
 
         Raises:
-            StoreFullError: budget or file system is full; nothing is stored, the caller still owns the bytes.
+            StoreFullError: budget, file system or write allowance has no room; nothing is stored, the caller still
+                owns the bytes.
             StorageIOError: the device failed; likewise.
         """
         ...
