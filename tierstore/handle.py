@@ -28,6 +28,9 @@ from __future__ import annotations
 import enum
 import weakref
 from collections.abc import Mapping
+from functools import partial
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -198,20 +201,21 @@ class Handle:
     store open. Dropping one never blocks and may happen on any thread.
     """
 
-    __slots__ = ("__weakref__", "owner", "record")
+    __slots__ = ("__weakref__", "owner", "record", "release")
 
     def __init__(self, record: Record, owner: HandleOwner) -> None:
         self.record = record
         self.owner = owner
         record.handle = weakref.ref(self)
+        forget = map(setattr, (record, record), ("source", "views"), (None, {}))
+        self.release = partial(owner.released.extend, chain(filter(None, forget), (record,)))
 
-    def __del__(self) -> None:
-        # May run anywhere: inside a garbage collection inside our own critical section, or at interpreter exit.
-        # So: no lock, no wait, no call that could need one. The store drains the queue at its next call.
-        record = self.record
-        record.source = None
-        record.views = {}
-        self.owner.released.append(record)
+    # May run anywhere: inside a garbage collection inside our own critical section, or at interpreter exit. So: no
+    # lock, no wait, no call that could need one; the store drains the queue at its next call. Nor a line of Python:
+    # a signal that came during a long C++ call (backward) is handled at the next one, and what it raises in a
+    # finalizer is swallowed, with the rest of the finalizer. So these are calls of C alone: the record forgets its
+    # alias and what was handed out, then it is appended.
+    __del__ = property(attrgetter("release"))
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a tierstore handle belongs to its process and cannot be pickled")

@@ -17,9 +17,10 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -39,11 +40,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Residency"]
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 _PACK_WAITS, _UNPACK_WAITS = STALL_CAUSES
 _NUM_EXAMINED_PER_PACK = 4
 """Of the records whose storage somebody else still holds, so many are looked at again at each pack: more than one, so
 that the list cannot grow, few, so that a pack stays cheap."""
 _IN_MEMORY = frozenset({State.PENDING, State.DEVICE, State.OFFLOADING, State.HOST, State.WRITING, State.CLEAN})
+
+
+def _whole(
+    method: Callable[Concatenate[Residency, _P], _T],
+) -> Callable[Concatenate[Residency, _P], _T]:
+    """Decorator: if an interrupt (Ctrl-C) ends the call, unless in a wait, the store is closed.
+
+    It may come between any two steps of a change, and half changed books could lose a wake-up, or give one slot to two
+    records: a hang, or wrong values. In a wait they are whole.
+    """
+
+    @wraps(method)
+    def call(self: Residency, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
+        try:
+            return method(self, *arguments, **keywords)
+        except Exception:
+            raise
+        except BaseException as interrupt:
+            self.end_interrupted(interrupt)
+            raise
+
+    return call
 
 
 class Residency:
@@ -68,9 +94,11 @@ class Residency:
         self._num_getting = 0  # threads that wait for bytes, or have been given them and not yet woken
         self._num_packing = 0  # threads that wait for room
         self.closed: StoreClosedError | None = None
+        self._interrupted_wait: BaseException | None = None
 
     # --- training threads: may wait -----------------------------------------------------------------------------
 
+    @_whole
     def note(self, noted: NotedTensor, node: int, nbytes: int) -> None:
         """A tensor was saved, in host memory, by the autograd node of that number; its storage has so many bytes.
 
@@ -97,6 +125,7 @@ class Residency:
                 moves.booking.join_if_booked(noted)
                 moves.slots.trim()
 
+    @_whole
     def track(self, record: Record, settled: Iterable[Record] = ()) -> None:
         """Begin to keep the books of a record. Its bytes are not read before it is settled.
 
@@ -123,6 +152,7 @@ class Residency:
         with self.lock:
             return log.append_booked(record, node)
 
+    @_whole
     def store(self, record: Record) -> None:
         """Like `track`, for a record that is stored whoever else holds its storage, beginning now."""
         with self.lock:
@@ -138,6 +168,7 @@ class Residency:
                     self._withdraw(record)
                     raise
 
+    @_whole
     def settle(self, records: Iterable[Record] = ()) -> None:
         """From now on the records' bytes may be read. Does not wait."""
         with self.lock:
@@ -146,6 +177,7 @@ class Residency:
                 self.moves.pending.settle(records)
                 self.moves.slots.trim()
 
+    @_whole
     def survey(self, log: NotedLog) -> None:
         """A scope or a forward ends: look again at all that waits for its other owners to let go. Does not wait.
 
@@ -157,6 +189,7 @@ class Residency:
                 self.moves.relieve(None)
                 self.moves.survey(log)
 
+    @_whole
     def book(self, noted: NotedTensor) -> None:
         """Have a tensor booked whose handle is needed; its bytes may be read from now on. Does not wait.
 
@@ -169,6 +202,7 @@ class Residency:
                 self._drain()
                 self.moves.booking.book_one(noted)
 
+    @_whole
     def join(self, record: Record, layout: Layout, nbytes: int) -> bool:
         """Let one more view share the record; False if its bytes have been read already. Does not wait."""
         with self.lock:
@@ -178,6 +212,7 @@ class Residency:
             self._count_join(nbytes)
             return True
 
+    @_whole
     def rejoin(self, record: Record, tensor: torch.Tensor, layout: Layout) -> Layout | None:
         """Let a tensor over restored bytes, which is saved again, share the record that they were restored from.
 
@@ -199,6 +234,7 @@ class Residency:
         self.moves.counters.packed_tensors += 1
         self.moves.counters.deduplicated_bytes += nbytes
 
+    @_whole
     def fetch(
         self,
         record: Record,
@@ -219,6 +255,8 @@ class Residency:
         """
         with self.lock:
             moves = self.moves
+            if record.state is not State.CLOSED:
+                self._check_open()
             self._drain()
             self._check_unchanged(record, layout)
             self._count_request(record)
@@ -241,6 +279,7 @@ class Residency:
                 self.moves.used(record)
                 self._advance()
 
+    @_whole
     def look_ahead(self, ahead: Lookahead) -> None:
         """Backward begins: restore what lies ahead, as far as there is room. Does not wait."""
         with self.lock:
@@ -249,6 +288,7 @@ class Residency:
                 self.moves.ahead = ahead
                 self._go_ahead()
 
+    @_whole
     def prefetch(self, records: Iterable[Record]) -> None:
         """Fetch the records, in this order, as far as there is room. Does not wait."""
         with self.lock:
@@ -258,6 +298,7 @@ class Residency:
                     if record.state is State.DISK and not self.moves.start_restore(record, demanded=False):
                         return
 
+    @_whole
     def flush(self) -> None:
         """Return when every write that was decided on is done.
 
@@ -295,6 +336,17 @@ class Residency:
         with self.lock:
             self._end(StoreClosedError(self._name, reason))
 
+    def end_interrupted(self, interrupt: BaseException) -> None:
+        """The interrupt has ended a call: close the store, unless it came in a wait. See `_whole`."""
+        if interrupt is self._interrupted_wait:
+            self._interrupted_wait = None
+            return
+        with self.lock:
+            try:
+                self._end(StoreClosedError(self._name, "an interrupt came in the midst of a change of its books"))
+            except Exception:  # noqa: BLE001 - what is half changed cannot always be taken apart; it is closed
+                pass
+
     def abandon(self, reason: str) -> None:
         """In a forked child: give up every record, tidy nothing.
 
@@ -305,12 +357,15 @@ class Residency:
         self.closed = StoreClosedError(self._name, reason)
         self.moves.abandon()
 
-    def drain(self) -> None:
-        """Account for what finalizers left, and for what is ours by now. The caller holds the lock."""
-        self._drain()
-        if self.closed is None:
-            self.moves.examine()
+    @_whole
+    def tidy(self) -> None:
+        """Account for what finalizers left, and for what is ours by now. Does not wait."""
+        with self.lock:
+            self._drain()
+            if self.closed is None:
+                self.moves.examine()
 
+    @_whole
     def keep_on_device(self, device_bytes: int) -> None:
         """From now on so much of what was saved last stays on the accelerator."""
         with self.lock:
@@ -410,7 +465,11 @@ class Residency:
     def _wait(self, cause: str) -> None:
         """Wait for progress; only while the engine has a job, or another thread is about to let go of its bytes."""
         began = time.perf_counter()
-        self._progress.wait()
+        try:
+            self._progress.wait()
+        except BaseException as interrupt:
+            self._interrupted_wait = interrupt
+            raise
         self.moves.counters.stall_seconds[cause] += time.perf_counter() - began
         self._check_open()
         self._drain()

@@ -26,7 +26,7 @@ from .free_runs import FreeRuns
 from .layout import memory_at
 from .ownership import mark_as_ours
 
-__all__ = ["Slab", "Slot"]
+__all__ = ["Slab", "Slot", "SlotWatch"]
 
 _CHUNK_BYTES = 2 * 2**20
 """Pages go back to the kernel in pieces of this size: a huge page of x86-64, and of arm64 with 4 KiB pages."""
@@ -54,6 +54,18 @@ def _address_of(region: mmap.mmap) -> int:
 
 def _cuda_runtime() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+class SlotWatch(weakref.ref[torch.UntypedStorage]):
+    """Sees the storage over a slot die.
+
+    Attributes:
+        slot: it.
+    """
+
+    __slots__ = ("slot",)
+
+    slot: Slot
 
 
 class Slot:
@@ -90,22 +102,24 @@ class Slot:
         self.memory = memory_at(self.address, nbytes, writable=True)
         self.lent = False
         self.returned = False
-        self.watch: weakref.ref[torch.UntypedStorage] | None = None
+        self.watch: SlotWatch | None = None
 
     def as_plain_tensor(self) -> torch.Tensor:
         """A uint8 tensor, shape [nbytes], over the slot, for copies that end before the slot is freed."""
         return torch.frombuffer(self._region, dtype=torch.uint8, count=self.nbytes, offset=self._offset)
 
-    def as_tensor(self, on_return: Callable[[Slot], None]) -> torch.Tensor:
+    def as_tensor(self, on_return: Callable[[SlotWatch], None]) -> torch.Tensor:
         """A uint8 tensor, shape [nbytes], over the slot.
 
-        `on_return(slot)` is called when its storage dies: with the last tensor over it, whoever holds that, autograd's
-        C++ included. It runs on any thread, in the midst of anything, and must not block.
+        `on_return` is called with the slot's watch when its storage dies: with the last tensor over it, whoever holds
+        that, autograd's C++ included. It runs on any thread, in the midst of anything, and must not block; it should
+        be no Python function, see `Handle.__del__`.
         """
         tensor = self.as_plain_tensor()  # its storage begins at the offset and keeps the region alive
         storage = tensor.untyped_storage()
         mark_as_ours(storage)
-        self.watch = weakref.ref(storage, lambda _: on_return(self))
+        self.watch = SlotWatch(storage, on_return)
+        self.watch.slot = self
         return tensor
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from .host import HostBooks
-from .slab import Slab, Slot
+from .slab import Slab, Slot, SlotWatch
 
 __all__ = ["Slots"]
 
@@ -34,7 +34,7 @@ class Slots:
         self.slab = Slab(size_bytes, spare_bytes)
         self._books = books
         self._uncharged_bytes = uncharged_bytes
-        self._returned: deque[Slot] = deque()  # appended to by finalizers
+        self._returned: deque[SlotWatch] = deque()  # appended to by finalizers
         self._handed_out: set[Slot] = set()  # keeps their watches
 
     @property
@@ -62,7 +62,7 @@ class Slots:
     def take_back(self) -> None:
         """Those over which the last tensor is gone are free, if the store has let go of them too."""
         while self._returned:
-            slot = self._returned.popleft()
+            slot = self._returned.popleft().slot
             slot.returned = True
             if slot.lent:
                 self._books.lent.discharge(slot.nbytes)

@@ -281,8 +281,8 @@ class TierStore:
         """An immutable snapshot. Does not block."""
         moves, disk = self.books.moves, self._core.engine.disk
         usage = disk.usage()
+        self.books.tidy()
         with self.books.lock:
-            self.books.drain()
             return StoreStats.of(
                 moves.counters,
                 live_handles=moves.booking.num_live(),
@@ -427,9 +427,6 @@ def _host_budget(host_bytes: SizeLike | None) -> int:
 @cache
 def _kind_of(dtype: torch.dtype) -> Kind:
     return Kind(str(dtype).removeprefix("torch."), dtype.itemsize)
-
-
-uncompiled(Handle.__del__)  # marked here, so that a handle alone needs no torch; finalizers run inside any call
 
 
 def refuse_unknown(unknown: Mapping[str, object], allowed: str) -> None:

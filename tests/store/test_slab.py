@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierstore.slab import Slab, Slot
+from tierstore.slab import Slab, Slot, SlotWatch
 
 CHUNK = 2 * 2**20
 
@@ -152,7 +152,7 @@ def test_memory_outlives_the_slab() -> None:
 def test_return_is_called_once_with_the_last_tensor() -> None:
     slab = Slab(CHUNK)
     slot = slab.allocate(4000)
-    returned: list[Slot] = []
+    returned: list[SlotWatch] = []
     tensor = slot.as_tensor(returned.append)
     view = tensor.view(torch.float32)[10:20]
     del tensor
@@ -163,13 +163,13 @@ def test_return_is_called_once_with_the_last_tensor() -> None:
     del view
     assert not returned
     del other
-    assert returned == [slot]
+    assert [watch.slot for watch in returned] == [slot]
 
 
 def test_return_is_called_when_only_autograd_held_it() -> None:
     slab = Slab(CHUNK)
     slot = slab.allocate(4000)
-    returned: list[Slot] = []
+    returned: list[SlotWatch] = []
     leaf = torch.zeros(1000, requires_grad=True)
     tensor = slot.as_tensor(returned.append).view(torch.float32)
     loss = (leaf * tensor).sum()
@@ -179,7 +179,7 @@ def test_return_is_called_when_only_autograd_held_it() -> None:
     loss.backward()
     del loss
     gc.collect()
-    assert returned == [slot]
+    assert [watch.slot for watch in returned] == [slot]
 
 
 def test_return_is_called_on_the_thread_that_lets_go() -> None:
