@@ -1,0 +1,59 @@
+"""Ctrl-C at random moments of training: no wrong gradient, no hang, nothing held; at worst the store is closed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.census import Census
+from tests.daemon.conftest import StartDaemon, environment_of_tests
+from tests.daemon.test_survival import sessions_of
+from tests.reliability.interrupted import Tally
+
+
+def check(kind: str, address: Path, seed: int, num_interrupts: int, census: Census) -> None:
+    command = [sys.executable, "-m", "tests.reliability.interrupted", kind, str(address), str(seed)]
+    env = environment_of_tests(OMP_NUM_THREADS="1")
+    done = subprocess.run([*command, str(num_interrupts)], capture_output=True, text=True, timeout=500, env=env)
+    assert done.returncode == 0, done.stderr
+    tally = msgspec.json.decode(done.stdout, type=Tally)
+    suite = f"Ctrl-C at random moments of training, {kind}"
+    census.count(suite, "in forward", tally.in_forward)
+    census.count(suite, "in backward", tally.in_backward)
+    census.count(suite, "elsewhere", tally.elsewhere)
+    census.count(suite, "that closed the store", tally.closed)
+    census.count(suite, "swallowed in a finalizer", done.stderr.count("Exception ignored"))
+    assert tally.wrong == []
+    assert tally.in_forward + tally.in_backward + tally.elsewhere > num_interrupts // 2
+
+
+def check_sidecar(start_daemon: StartDaemon, seed: int, num_interrupts: int, census: Census) -> None:
+    daemon = start_daemon(codec="none", disk_bytes="256MiB", grace_seconds=0.1)
+    check("sidecar", daemon.socket, seed, num_interrupts, census)
+    assert sessions_of(daemon) == set()
+    assert daemon.stop() == 0, daemon.log
+    assert list(daemon.path.iterdir()) == []
+
+
+def test_interrupted_at_random_gradients_stay_right(store_directory: Path, census: Census) -> None:
+    check("embedded", store_directory, 1, 30, census)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(10, 14))
+def test_interrupted_many_times_gradients_stay_right(store_directory: Path, census: Census, seed: int) -> None:
+    check("embedded", store_directory, seed, 250, census)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(20, 22))
+def test_interrupted_many_times_with_a_daemon_gradients_stay_right(
+    start_daemon: StartDaemon, census: Census, seed: int
+) -> None:
+    check_sidecar(start_daemon, seed, 200, census)
