@@ -84,6 +84,9 @@ class NotedTensor:
         self.joined = False
         self.handle: Handle | None = None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a tierstore saved tensor belongs to its graph and cannot be pickled")
+
     def become(self, handle: Handle, layout: Layout) -> None:
         """It is booked."""
         self.layout = layout

@@ -321,6 +321,9 @@ class TierStore:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a tierstore store belongs to its process and cannot be pickled; open one in each process")
+
     def __repr__(self) -> str:
         return f"<TierStore {self._core.name}>"
 
