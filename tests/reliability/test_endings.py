@@ -1,0 +1,142 @@
+"""How a process that uses a store ends, pickles it, and makes workers: both kinds of store."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.daemon.conftest import StartDaemon, environment_of_tests
+from tests.daemon.test_survival import sessions_of
+from tests.reliability.endings import ENDINGS
+from tierstore import TierStore, tiered_offload
+from tierstore.hooks.saved import SavedTensor
+
+WAIT_SECONDS = 60.0
+
+
+def outcomes(kind: str, address: Path, names: Iterable[str]) -> dict[str, tuple[int, str]]:
+    command = [sys.executable, "-W", "error", "-X", "faulthandler", "-m", "tests.reliability.endings", kind]
+    env = environment_of_tests(OMP_NUM_THREADS="1")
+    done = subprocess.run(
+        [*command, str(address)], input="\n".join(names) + "\n", capture_output=True, text=True, timeout=110, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return {name: (code, said) for name, (code, said) in zip(names, found, strict=True)}
+
+
+FEW = ("a graph alive, on disk",)
+EXPECTED = {name: (code, "") for name, (code, _) in ENDINGS.items()}
+
+
+@pytest.mark.slow
+def test_exit_with_an_embedded_store_in_use_is_quiet_and_leaves_nothing(store_directory: Path) -> None:
+    assert outcomes("embedded", store_directory, ENDINGS) == EXPECTED
+    assert list(store_directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("names", [FEW, pytest.param(tuple(ENDINGS), marks=pytest.mark.slow)], ids=["few", "all"])
+def test_exit_with_a_daemon_s_store_in_use_is_quiet_and_ends_the_session(
+    start_daemon: StartDaemon, names: tuple[str, ...]
+) -> None:
+    daemon = start_daemon(codec="none", disk_bytes="64MiB", grace_seconds=0.1)
+    assert outcomes("sidecar", daemon.socket, names) == {name: EXPECTED[name] for name in names}
+    deadline = time.monotonic() + WAIT_SECONDS
+    while sessions_of(daemon):  # one that could not say that it closes has a lease that ends by the daemon's clock
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert daemon.stop() == 0, daemon.log
+    assert "a bug" not in daemon.log, daemon.log
+    assert list(daemon.path.iterdir()) == []
+
+
+# --- pickling ---------------------------------------------------------------------------------------------------------
+
+
+def saved_tensor(store: TierStore, monkeypatch: pytest.MonkeyPatch) -> tuple[SavedTensor, torch.Tensor]:
+    """What a graph holds in the place of a saved tensor, and the graph's root."""
+    made: list[SavedTensor] = []
+    init = SavedTensor.__init__
+
+    def note(saved: SavedTensor, *arguments: object) -> None:
+        init(saved, *arguments)  # type: ignore[arg-type]
+        made.append(saved)
+
+    monkeypatch.setattr(SavedTensor, "__init__", note)
+    weight = torch.randn(300, 300, requires_grad=True)
+    with tiered_offload(store, min_bytes=0):
+        loss = weight.exp().sin().sum()
+    return made[0], loss
+
+
+def test_pickled_store_handle_and_saved_tensor_say_that_they_cannot_be(
+    store: TierStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = store.put(torch.randn(1000))
+    things: list[tuple[object, str]] = [(store, "store"), (handle, "handle")]
+    saved, _loss = saved_tensor(store, monkeypatch)
+    things.append((saved, "saved tensor"))
+    for thing, word in things:
+        for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+            with pytest.raises(TypeError, match=f"tierstore {word} .*cannot be pickled"):
+                pickle.dumps(thing, protocol)
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, note: object = None) -> None:
+        self.note = note
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((4,), float(index))
+
+
+def train_with_workers(store: TierStore, method: str) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(4, 5000, requires_grad=True)
+    loader = torch.utils.data.DataLoader(
+        Numbers(), batch_size=4, num_workers=1, multiprocessing_context=method, timeout=WAIT_SECONDS
+    )
+    held = store.put(torch.arange(50_000))
+    for batch in loader:
+        with tiered_offload(store, min_bytes=0):
+            loss = (batch @ weight).cos().exp().sum()
+        store.flush()
+        (found,) = torch.autograd.grad(loss, [weight])
+        (expected,) = torch.autograd.grad((batch @ weight).cos().exp().sum(), [weight])
+        assert torch.equal(found, expected)
+    assert torch.equal(store.get(held), torch.arange(50_000))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_data_loader_workers_during_training_disturb_nothing(
+    start_daemon: StartDaemon, store: TierStore, method: str
+) -> None:
+    train_with_workers(store, method)
+    daemon = start_daemon(codec="none", disk_bytes="64MiB", grace_seconds=0.1)
+    with TierStore.connect(daemon.socket, host_bytes=0) as remote:
+        train_with_workers(remote, method)
+    assert sessions_of(daemon) == set()
+    assert daemon.stop() == 0, daemon.log
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")  # torch's own advice, before the error
+def test_dataset_that_holds_a_store_is_refused_by_spawned_workers(store: TierStore) -> None:
+    loader = torch.utils.data.DataLoader(Numbers(store), num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(TypeError, match=r"tierstore store .*cannot be pickled"):
+        iter(loader)
