@@ -40,7 +40,7 @@ def check_sidecar(start_daemon: StartDaemon, seed: int, num_interrupts: int, cen
 
 
 def test_interrupted_at_random_gradients_stay_right(store_directory: Path, census: Census) -> None:
-    check("embedded", store_directory, 1, 20, census)
+    check("embedded", store_directory, 1, 12, census)
 
 
 @pytest.mark.slow

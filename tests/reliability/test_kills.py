@@ -30,6 +30,9 @@ from tierstore.handle import State
 
 WAIT_SECONDS = 60.0
 FEW_STATES = ["writing", "writing, stored", "reading", "doomed"]
+SOME_STATES = pytest.mark.parametrize(
+    "states", [FEW_STATES, pytest.param(STATES, marks=pytest.mark.slow)], ids=["a few", "all"]
+)
 MIB = 2**20
 
 
@@ -94,10 +97,11 @@ def check_next_start(drive: Path) -> None:
         assert torch.equal(store.get(handle), content())
 
 
-def test_trainer_killed_at_each_state_leaves_no_byte(small_drive: Path) -> None:
+@SOME_STATES
+def test_trainer_killed_at_each_state_leaves_no_byte(small_drive: Path, states: list[str]) -> None:
     empty_bytes = used_bytes(small_drive)
     with trainers("embedded", small_drive) as made:
-        for state in STATES:
+        for state in states:
             pid = made.start(state)
             assert state == "closed" or used_bytes(small_drive) > empty_bytes
             made.kill(pid)
@@ -184,10 +188,13 @@ def daemon_with_a_neighbour(start_daemon: StartDaemon) -> Iterator[tuple[DaemonP
     assert list(daemon.path.iterdir()) == [], "nobody is left, nor is anything else"
 
 
-def test_client_killed_at_each_state_is_forgotten_after_the_grace_period(start_daemon: StartDaemon) -> None:
+@SOME_STATES
+def test_client_killed_at_each_state_is_forgotten_after_the_grace_period(
+    start_daemon: StartDaemon, states: list[str]
+) -> None:
     with daemon_with_a_neighbour(start_daemon) as (daemon, neighbour), trainers("sidecar", daemon.socket) as made:
         own_bytes = sessions_of(daemon)["neighbour"]
-        for state in STATES:
+        for state in states:
             pid = made.start(state)
             assert "victim" in sessions_of(daemon)
             made.kill(pid)
