@@ -98,7 +98,6 @@ class Residency:
 
     # --- training threads: may wait -----------------------------------------------------------------------------
 
-    @_whole
     def note(self, noted: NotedTensor, node: int, nbytes: int) -> None:
         """A tensor was saved, in host memory, by the autograd node of that number; its storage has so many bytes.
 
@@ -108,22 +107,28 @@ class Residency:
         Raises:
             StoreFullError, StorageIOError, StoreClosedError: as `track`.
         """
-        with self.lock:
-            if self.closed is not None:
-                self._check_open()
-            moves = self.moves
-            noted.log.newest_node = node
-            is_planned = noted.log.plan is not None
-            is_short = is_planned or moves.is_short_of(nbytes)
-            if is_short:
-                self._relieve(is_planned=is_planned)
-            counters = moves.counters
-            counters.packed_tensors += 1
-            counters.packed_bytes += nbytes
-            moves.noted.add(noted, node, nbytes)
-            if is_short:
-                moves.booking.join_if_booked(noted)
-                moves.slots.trim()
+        try:
+            with self.lock:
+                if self.closed is not None:
+                    self._check_open()
+                moves = self.moves
+                noted.log.newest_node = node
+                is_planned = noted.log.plan is not None
+                is_short = is_planned or moves.is_short_of(nbytes)
+                if is_short:
+                    self._relieve(is_planned=is_planned)
+                counters = moves.counters
+                counters.packed_tensors += 1
+                counters.packed_bytes += nbytes
+                moves.noted.add(noted, node, nbytes)
+                if is_short:
+                    moves.booking.join_if_booked(noted)
+                    moves.slots.trim()
+        except Exception:
+            raise
+        except BaseException as interrupt:  # as `_whole`, without a call more: every saved tensor comes this way
+            self.end_interrupted(interrupt)
+            raise
 
     @_whole
     def track(self, record: Record, settled: Iterable[Record] = ()) -> None:
