@@ -29,6 +29,8 @@ NAMES = (
     "memory_limit",
     "host_peak",
     "codec_choice",
+    "sidecar_throughput",
+    "sidecar_training",
 )
 
 

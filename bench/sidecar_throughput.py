@@ -29,7 +29,7 @@ from .parties import Daemon, Figures, daemon, party, serve_commands, turns, use_
 RAW, EMBEDDED, SIDECAR = "raw", "embedded", "sidecar"
 ONE, TWO, HUGE = "one client", "two clients", "one client, huge pages where there are any"
 NUM_CLIENTS = {ONE: 1, TWO: 2, HUGE: 1}
-TURNS = 6
+TURNS = 3
 PUTS = 512
 PUT_BYTES = 2**20
 
@@ -38,7 +38,7 @@ BENCHMARK = Benchmark(
     question="Spill, restore and put through a daemon, beside an embedded store and the raw device",
     variants=tuple(NUM_CLIENTS),
     compare="none",
-    rounds=2,
+    rounds=3,
     settings={
         "tensor_bytes": TENSOR_BYTES,
         "num_tensors": NUM_TENSORS,

@@ -1436,11 +1436,11 @@ MUTATIONS = [
         "P2",
         "space is free when the deletion has committed",
         "tierstore/disk/shelf.py",
-        "            outcomes = await self._commits.submit_all(Delete(key) for key in locations)\n",
+        "            outcomes = await self._commits.submit_all([*map(Delete, locations), *map(DeleteLease, leases)])\n",
         "            for location in locations.values():\n"
         "                self._free(location)\n"
-        "            outcomes = await self._commits.submit_all(Delete(key) for key in locations)\n"
-        "            locations = {}\n            outcomes = []\n",
+        "            outcomes = await self._commits.submit_all([*map(Delete, locations), *map(DeleteLease, leases)])\n"
+        "            outcomes, locations = outcomes[len(locations) :], {}\n",
         ("store/test_commit_order.py::test_space_of_a_discarded_record_is_free_when_its_deletion_has_committed",),
     ),
     Mutation(

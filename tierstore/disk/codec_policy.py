@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from ..codec import NO_CODEC, Codec
 from ..codec_choice import SMALLEST_PROBED_BYTES, UNKNOWN_LOAD, CodecChooser
-from .load import Direction, LoadMeter, TransferClock, available_cores, read_machine
+from .load import SMALLEST_TIMED_BYTES, LoadMeter, TransferClock, available_cores, read_machine
 from .location import Location
 from .probing import content_of
 from .records import ReadReport, WriteOrder, Written
@@ -17,18 +16,21 @@ from .tier import Kind
 __all__ = ["CodecPolicy"]
 
 _MOST_KINDS = 1024
-_SMALLEST_TIMED_BYTES = 2**20  # shorter transfers time the system call, not the disk
 _METER_EVERY_SECONDS = 0.1
 
 
 class CodecPolicy:
-    """A fixed codec, or the choice of one per kind of record. Lives on one loop; never blocks."""
+    """A fixed codec, or the choice of one per kind of record. Lives on one loop; never blocks.
+
+    Attributes:
+        clock: sees each transfer of unencoded bytes; None with a fixed codec: the disk's speed decides nothing.
+    """
 
     def __init__(self, fixed: Codec | None, num_at_once: int) -> None:
         """`fixed`: None means "auto". `num_at_once`: so many records may be encoded at a time."""
         self._fixed = fixed
         self._chooser = CodecChooser(num_lanes=num_at_once)
-        self._clock = TransferClock()
+        self.clock = None if fixed is not None else TransferClock()
         self._meter = LoadMeter(available_cores(), read_machine())
         self._metered_at = time.perf_counter()
         self._load = UNKNOWN_LOAD
@@ -50,29 +52,18 @@ class CodecPolicy:
         choice = self._chooser.choose(kind, num_bytes, self._load, is_space_short=is_space_short)
         return WriteOrder(choice.codec, itemsize_bytes, seed, choice.probe, choice.worst_ratio)
 
-    @contextmanager
-    def writing(self, order: WriteOrder, num_bytes: int) -> Iterator[None]:
-        """Around the job that writes a record to an extent."""
-        with self._timed("write", num_bytes, order.codec == NO_CODEC):
-            yield
-
-    @contextmanager
-    def reading(self, location: Location) -> Iterator[None]:
-        """Around the job that reads a record from a file."""
-        with self._timed("read", location.logical_bytes, location.codec == NO_CODEC.family):
-            yield
-
     def learn_written(self, key: int, kind: Kind, num_bytes: int, order: WriteOrder, written: Written) -> str:
         """Take in how a write went; returns the kind's name in `choices`."""
         name = self._count(kind, str(written.codec))
         if self._fixed is not None:
             return name
+        self._learn_speeds()
         if num_bytes >= SMALLEST_PROBED_BYTES:
             self._kinds[key] = kind
         self._meter.count(written.cpu_seconds, self._chooser.disk_seconds(num_bytes, 0))
         self._chooser.learn_samples(kind, num_bytes, written.samples)
         self._chooser.learn_written(kind, num_bytes, order.codec, written.encoded_bytes, written.cpu_seconds)
-        if written.codec != NO_CODEC and written.encoded_bytes >= _SMALLEST_TIMED_BYTES:
+        if written.codec != NO_CODEC and written.encoded_bytes >= SMALLEST_TIMED_BYTES:
             speed = written.encoded_bytes / max(written.write_seconds, 1e-9)
             self._chooser.learn_write_speed(speed, is_lower_bound=True)
         return name
@@ -81,11 +72,12 @@ class CodecPolicy:
         """Take in how a read went."""
         if self._fixed is not None:
             return
+        self._learn_speeds()
         codec = Codec(location.codec, location.level)
         self._meter.count(report.cpu_seconds, self._chooser.disk_seconds(0, location.logical_bytes))
         if (kind := self._kinds.get(key)) is not None:
             self._chooser.learn_read(kind, location.logical_bytes, codec, report.cpu_seconds)
-        if codec != NO_CODEC and location.encoded_bytes >= _SMALLEST_TIMED_BYTES:
+        if codec != NO_CODEC and location.encoded_bytes >= SMALLEST_TIMED_BYTES:
             speed = location.encoded_bytes / max(report.read_seconds, 1e-9)
             self._chooser.learn_read_speed(speed, is_lower_bound=True)
 
@@ -97,22 +89,13 @@ class CodecPolicy:
         """How many records were stored with each codec, by kind; any thread."""
         return {kind: dict(counts) for kind, counts in list(self._counts.items())}
 
-    @contextmanager
-    def _timed(self, direction: Direction, num_bytes: int, is_raw: bool) -> Iterator[None]:
-        """Times what shows the disk's speed: an unencoded record that is long enough."""
-        if self._fixed is not None or not is_raw or num_bytes < _SMALLEST_TIMED_BYTES:
-            yield
-            return
-        moved_bytes = 0
-        self._clock.begin(direction, time.perf_counter())
-        try:
-            yield
-            moved_bytes = num_bytes
-        finally:
-            speed = self._clock.end(direction, time.perf_counter(), moved_bytes)
-        if speed is not None:
-            learn = self._chooser.learn_write_speed if direction == "write" else self._chooser.learn_read_speed
-            learn(speed)
+    def _learn_speeds(self) -> None:
+        if self.clock is not None:
+            for direction, speed in self.clock.new_speeds():
+                if direction == "write":
+                    self._chooser.learn_write_speed(speed)
+                else:
+                    self._chooser.learn_read_speed(speed)
 
     def _update_load(self) -> None:
         now = time.perf_counter()

@@ -7,15 +7,30 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..codec_choice import Load
 
-__all__ = ["Direction", "LoadMeter", "Readings", "TransferClock", "available_cores", "read_machine"]
+__all__ = [
+    "SMALLEST_TIMED_BYTES",
+    "Direction",
+    "LoadMeter",
+    "Readings",
+    "TransferClock",
+    "available_cores",
+    "read_machine",
+]
 
 Direction = Literal["write", "read"]
+
+SMALLEST_TIMED_BYTES = 2**20
+"""Shorter transfers time the system call, not the disk."""
 
 _LEAST_TRANSFERS = 4
 _LEAST_BYTES = 4 * 2**20
@@ -28,15 +43,40 @@ class TransferClock:
     """The speed of all transfers of a direction together, from when each begins and ends.
 
     A single transfer says little of a disk that serves four at once. So bytes are counted against the time in which
-    any transfer runs; while writes and reads run together, each gets its share of that time.
+    any transfer runs; while writes and reads run together, each gets its share of that time. Any thread.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._new_speeds: deque[tuple[Direction, float]] = deque()
         self._running = {"write": 0, "read": 0}
         self._busy_seconds = {"write": 0.0, "read": 0.0}
         self._moved_bytes = {"write": 0, "read": 0}
         self._num_moved = {"write": 0, "read": 0}
         self._now = 0.0
+
+    @contextmanager
+    def timed(self, direction: Direction, num_bytes: int) -> Iterator[None]:
+        """Around a transfer at the device, on the thread that waits for it; one that is too short says nothing."""
+        if num_bytes < SMALLEST_TIMED_BYTES:
+            yield
+            return
+        moved_bytes = 0
+        with self._lock:
+            self.begin(direction, time.perf_counter())
+        try:
+            yield
+            moved_bytes = num_bytes
+        finally:
+            with self._lock:
+                speed = self.end(direction, time.perf_counter(), moved_bytes)
+            if speed is not None:
+                self._new_speeds.append((direction, speed))
+
+    def new_speeds(self) -> Iterator[tuple[Direction, float]]:
+        """The bytes per second that were found since the last call."""
+        while self._new_speeds:
+            yield self._new_speeds.popleft()
 
     def begin(self, direction: Direction, now: float) -> None:
         """A transfer begins at `now`, in seconds of a steady clock."""

@@ -120,7 +120,7 @@ class LocalDisk:
             session=found.session,
             has_checksums=checksum,
             has_extents_in_index=self._home.outlives,
-            turns=Turns(num_at_once),
+            turns=Turns(num_at_once, self._policy.clock),
         )
         self._take_up(found)
 

@@ -125,7 +125,7 @@ def write_record(
     if round_up(len(source)) > place.num_bytes:
         raise DoesNotFitError
     checksum = _checksum(source, order.seed)
-    with pool.lend() as scratch:
+    with pool.lend() as scratch, pool.timed(len(source)):
         started = time.perf_counter()
         head_bytes = write_raw(place.descriptor, place.offset, source, place.alignment_bytes, scratch)
         write_seconds = time.perf_counter() - started
@@ -176,7 +176,7 @@ def read_record(place: Place, location: Location, seed: int, destination: memory
         with pool.lend() as scratch:
             read_seconds = _read_encoded(place, location, seed, destination, scratch)
     else:
-        with pool.lend() as scratch:
+        with pool.lend() as scratch, pool.timed(len(destination)):
             started = time.perf_counter()
             read_raw(place.descriptor, place.offset, destination, location.head_bytes, place.alignment_bytes, scratch)
             read_seconds = time.perf_counter() - started

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from queue import SimpleQueue
 
 from ..codec import BLOCK_BYTES, Workspace
 from .linux import address_of
+from .load import TransferClock
 
 __all__ = ["SCRATCH_BYTES", "Scratch", "ScratchPool", "Turns"]
 
@@ -16,6 +18,8 @@ SCRATCH_BYTES = 2 * 2**20
 """Working memory of one job."""
 
 _SIDE_BYTES = 16 * 2**10
+
+Timed = Callable[[int], AbstractContextManager[object]]
 
 
 class Scratch:
@@ -46,9 +50,13 @@ class ScratchPool:
     A job that has read its record gives the turn back before it verifies it, so that the next one is at the device
     without a gap; four reads that begin together would otherwise end together, and leave the device idle. Any thread;
     `lend` blocks.
+
+    Attributes:
+        timed: goes around a transfer of so many unencoded bytes, which then shows the device's speed.
     """
 
-    def __init__(self, num_turns: int) -> None:
+    def __init__(self, num_turns: int, timed: Timed = nullcontext) -> None:
+        self.timed = timed
         self._num_turns = num_turns
         self._idle: SimpleQueue[Scratch | None] = SimpleQueue()
         for _ in range(num_turns):
@@ -72,11 +80,11 @@ class ScratchPool:
 
 
 class Turns:
-    """The turns of each direction: a read never waits behind writes."""
+    """The turns of each direction: a read never waits behind writes. `clock`: sees the transfers; None: nobody does."""
 
-    def __init__(self, num_each: int) -> None:
-        self.writes = ScratchPool(num_each)
-        self.reads = ScratchPool(num_each)
+    def __init__(self, num_each: int, clock: TransferClock | None = None) -> None:
+        self.writes = ScratchPool(num_each, nullcontext if clock is None else partial(clock.timed, "write"))
+        self.reads = ScratchPool(num_each, nullcontext if clock is None else partial(clock.timed, "read"))
 
     @property
     def num_taken(self) -> int:

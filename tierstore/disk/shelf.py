@@ -227,7 +227,7 @@ class RecordShelf:
         )
         try:
             where = f"segment {extent.segment} at offset {extent.offset}"
-            with self._write_errors(record, where), self._policy.writing(record.order, len(record.source)):
+            with self._write_errors(record, where):
                 return await self._run(
                     write_record, place, record.source, record.order, value_limit_bytes, self._turns.writes
                 )
@@ -287,8 +287,7 @@ class RecordShelf:
                     raise outcome.error
             return location.encoded_bytes
         where = "the index's file" if location.segment is None else f"segment {location.segment}"
-        errors = translated("read", f"{where} at offset {place.offset}", _STILL_ON_DISK, key=key)
-        with errors, self._policy.reading(location):
+        with translated("read", f"{where} at offset {place.offset}", _STILL_ON_DISK, key=key):
             report = await self._run(read_record, place, location, seed, destination, self._turns.reads)
         self._policy.learn_read(key, location, report)
         return location.encoded_bytes if location.segment is None else location.taken_bytes
