@@ -26,6 +26,8 @@ _LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("text", "json")
 _MOST_SECONDS = 1e9  # that the protocol can say (wire.Welcome)
 _OF_LIMITS = ("session_disk_bytes", "session_queued_bytes", "grace_seconds", "handshake_seconds")
+_MOST_BYTES = 2**63 - 1
+_MOST_UID = 2**32 - 2  # the last one is none: chown(2)
 
 Given = str | int | float | Sequence[str | int]
 """A value as it stands somewhere: text on the command line and in the environment, TOML's types in a file."""
@@ -84,7 +86,7 @@ def _read_file(file: Path, source: str) -> dict[str, tuple[Given, str]]:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(source, str(file), f"it cannot be read: {error.strerror}") from error
-    except ValueError as error:  # no UTF-8, or no TOML
+    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or brackets without end
         raise ConfigError(source, str(file), f"it is no TOML: {error}") from error
     for name, value in values.items():
         _check_type(f"{file}: {name}", name, value)
@@ -112,10 +114,17 @@ def _text(text: str, source: str) -> str:
     return text
 
 
+def _size(value: int | str, source: str) -> int:
+    num_bytes = parse_size(value, source)
+    if num_bytes > _MOST_BYTES:
+        raise ConfigError(source, value, f"give at most {_MOST_BYTES} bytes: messages carry no more")
+    return num_bytes
+
+
 def _seconds(value: str | float, source: str) -> float:
     try:
         seconds = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         seconds = math.nan
     if not 0 <= seconds <= _MOST_SECONDS:
         raise ConfigError(source, value, f"give a number of seconds from 0 to {_MOST_SECONDS:g}")
@@ -128,16 +137,23 @@ def _uids(value: Given, source: str) -> frozenset[int]:
         parts = re.split(r"[\s,]+", value.strip())
     else:
         parts = value if isinstance(value, Sequence) else [value]
-    texts = [str(part) for part in parts if not isinstance(part, (bool, float))]
-    if len(texts) < len(parts) or not all(text.isascii() and text.isdecimal() for text in texts):
+    uids = [_uid(part) for part in parts]
+    if None in uids:
         raise ConfigError(source, value, "give user ids, numbers of 0 or more (id -u NAME prints one)")
-    return frozenset(map(int, texts))
+    return frozenset(uid for uid in uids if uid is not None)
+
+
+def _uid(part: object) -> int | None:
+    """None: this is none."""
+    if isinstance(part, str) and part.isascii() and part.isdecimal() and len(part) <= len(str(_MOST_UID)):
+        part = int(part)
+    return part if isinstance(part, int) and not isinstance(part, bool) and 0 <= part <= _MOST_UID else None
 
 
 def _address(text: str, source: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not (port.isascii() and port.isdecimal() and int(port) < 2**16 and host):
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 2**16 and host):
         raise ConfigError(source, text, "give HOST:PORT, such as 127.0.0.1:9464")
     host = "127.0.0.1" if host == "localhost" else host
     try:
@@ -166,7 +182,7 @@ def _one_of(words: Sequence[str]) -> Callable[[str, str], str]:
     return parse
 
 
-_SIZE = _Option(parse_size, (int, str), 'a number of bytes, or a string such as "8GiB"')
+_SIZE = _Option(_size, (int, str), 'a number of bytes, or a string such as "8GiB"')
 _SECONDS = _Option(_seconds, (int, float), "a number")
 
 OPTIONS: Mapping[str, _Option] = {

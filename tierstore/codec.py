@@ -52,7 +52,7 @@ ENCODED_BLOCK_BYTES = _HEADER_BYTES + BLOCK_BYTES
 
 _DEFAULT_LEVEL = 1
 _LEVELS = range(-(2**17), 23)  # ZSTD_minCLevel() and ZSTD_maxCLevel()
-_CODEC = re.compile(r"(zstd|shuffle-zstd)(?::(-?\d+))?", re.ASCII)
+_CODEC = re.compile(r"(zstd|shuffle-zstd)(?::(-?\d{1,6}))?", re.ASCII)
 _ALLOWED = (
     'give "auto", "none", "zstd", "zstd:LEVEL", "shuffle-zstd" or "shuffle-zstd:LEVEL" '
     f"with a level from {_LEVELS[0]} to {_LEVELS[-1]}, not 0"

@@ -39,7 +39,7 @@ _UNITS: Mapping[str, int] = {
     "g": 2**30, "gib": 2**30, "gb": 10**9,
     "t": 2**40, "tib": 2**40, "tb": 10**12,
 }  # fmt: skip
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
+_SIZE = re.compile(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*([a-zA-Z]*)\s*", re.ASCII)
 _ALLOWED_SIZE = 'give a number of bytes (0 or more) or a string such as "8GiB", "64KiB", "1.5GB"'
 
 
@@ -110,7 +110,7 @@ def local_world_size(environment: Mapping[str, str] = os.environ) -> int:
         ConfigError: the variable is set to something that is not a positive number.
     """
     text = environment.get("LOCAL_WORLD_SIZE", "1")
-    if not text.isdecimal() or int(text) < 1:
+    if not _is_number(text) or int(text) < 1:
         raise ConfigError("LOCAL_WORLD_SIZE", text, "the environment variable must be a positive number")
     return int(text)
 
@@ -118,7 +118,12 @@ def local_world_size(environment: Mapping[str, str] = os.environ) -> int:
 def rank_of_process(environment: Mapping[str, str] = os.environ) -> int | None:
     """The process's rank in its job (torchrun's RANK); None: it has none."""
     text = environment.get("RANK", "")
-    return int(text) if text.isdecimal() else None
+    return int(text) if _is_number(text) else None
+
+
+def _is_number(text: str) -> bool:
+    """Of some process: no host has a thousand million of them."""
+    return text.isdecimal() and len(text) < 10
 
 
 def program_name() -> str:

@@ -38,6 +38,8 @@ __all__ = [
     "TierStoreWarning",
 ]
 
+_MOST_SHOWN = 500
+
 
 class TierStoreError(Exception):
     """Base of every error that tierstore raises on purpose."""
@@ -50,6 +52,15 @@ class TierStoreError(Exception):
 
 class TierStoreWarning(UserWarning):
     """What is done is right, but not what was probably meant; it says what to do instead."""
+
+
+def _shown(given: object) -> str:
+    """What was given, cut: it may be of any length or depth, or a number that Python refuses to write out."""
+    try:
+        text = repr(given)
+    except (ValueError, RecursionError):
+        return f"<{type(given).__name__}>"
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
 
 
 def _rebuild(kind: type[TierStoreError], values: dict[str, Any]) -> TierStoreError:
@@ -71,7 +82,7 @@ class ConfigError(TierStoreError, ValueError):
     allowed: str
 
     def __str__(self) -> str:
-        return f"{self.option}={self.given!r} cannot be used: {self.allowed}"
+        return f"{self.option}={_shown(self.given)} cannot be used: {self.allowed}"
 
 
 @dataclass(eq=False)

@@ -120,6 +120,8 @@ def test_config_of_line_before_that_of_environment(tmp_path: Path) -> None:
         ("metrics", "example.org:9464"),
         ("allow_uid", "root"),
         ("allow_uid", "-1"),
+        ("allow_uid", str(2**32 - 1)),
+        ("disk_bytes", str(2**63)),
         ("codec", "rar"),
         ("log_level", "loud"),
         ("log_format", "xml"),
@@ -154,6 +156,10 @@ def test_bad_value_named_by_where_it_stands(name: str, text: str) -> None:
         "allow_uid = [true]",
         "allow_uid = [1.0]",
         "allow_uid = -1",
+        "disk_bytes = 0x" + "f" * 5000,
+        "allow_uid = [0x" + "f" * 5000 + "]",
+        "grace_seconds = 1" + "0" * 400,
+        "serve" + ".serve" * 2000 + " = 1",
         "codec = 1",
         "log_level = 1979-05-27",
         "grace = 1",
@@ -167,12 +173,19 @@ def test_bad_key_or_type_names_file_and_key(toml: str, tmp_path: Path) -> None:
     file.write_text(toml + "\n")
     with pytest.raises(ConfigError) as refused:
         settings_of({"path": "/nvme", "config": str(file)}, {})
-    key = "serve" if toml.startswith("[") else toml.split(" ")[0]
+    key = "serve" if toml.startswith("[") else toml.split(" ")[0].split(".")[0]
     assert refused.value.option == f"{file}: {key}"
+    assert len(str(refused.value)) < 2000
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "No such file"), (b"path = ", "no TOML"), (b'path = "\xff"', "no TOML")]
+    ("content", "words"),
+    [
+        (None, "No such file"),
+        (b"path = ", "no TOML"),
+        (b'path = "\xff"', "no TOML"),
+        (b"a = " + b"[" * 5000, "no TOML"),
+    ],
 )
 def test_bad_file_named(content: bytes | None, words: str, tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
@@ -181,6 +194,16 @@ def test_bad_file_named(content: bytes | None, words: str, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=words) as refused:
         settings_of({"config": str(file)}, {})
     assert (refused.value.option, refused.value.given) == ("--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("disk_bytes", ""), ("allow_uid", ""), ("metrics", "127.0.0.1:"), ("codec", "zstd:")]
+)
+def test_number_without_end_is_refused(name: str, start: str) -> None:
+    """Python itself raises for more than 4,300 digits."""
+    with pytest.raises(ConfigError) as refused:
+        settings_of({"path": "/nvme", name: start + "9" * 5000}, {})
+    assert len(str(refused.value)) < 2000
 
 
 def test_no_path_says_how_to_give_one() -> None:

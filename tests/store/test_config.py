@@ -31,7 +31,7 @@ def test_size_is_understood() -> None:
 NO_SIZES: list[object] = [
     -1, "-1", "", " ", "GiB", "8 GiB free", "1e9", "0x10", "1,5GB", "8GiBs", "8 G i B",
     "\N{ARABIC-INDIC DIGIT THREE}", 1.5,
-    None, True, False, b"8GiB", [8], "1.", ".5GB", "infinity", "nan", "8\nGiB\n8",
+    None, True, False, b"8GiB", [8], "1.", ".5GB", "infinity", "nan", "8\nGiB\n8", "9" * 5000, "9" * 400 + ".0",
 ]  # fmt: skip
 
 
