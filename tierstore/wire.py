@@ -86,6 +86,7 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Key = Annotated[int, msgspec.Meta(ge=0, le=2**40 - 1)]
 _Hash = Annotated[int, msgspec.Meta(ge=0)]  # of 64 bits: msgpack has no larger integers
 _MOST_WORD, _MOST_TEXT = 256, 4096
+_MOST_COMPLAINT = 300  # it quotes the peer, who may have sent a frame full
 _Word = Annotated[str, msgspec.Meta(max_length=_MOST_WORD)]
 _Text = Annotated[str, msgspec.Meta(max_length=_MOST_TEXT)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
@@ -456,4 +457,4 @@ class FrameReader:
         try:
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # deep nesting: the last
-            raise ProtocolError(self._peer, f"not a message: {error}") from error
+            raise ProtocolError(self._peer, f"not a message: {fitting(str(error), _MOST_COMPLAINT)}") from error

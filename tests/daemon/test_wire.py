@@ -233,6 +233,13 @@ def test_bombs_are_refused_in_bounded_memory(bomb: str) -> None:
         tracemalloc.stop()
 
 
+def test_refusal_of_a_long_word_is_short() -> None:
+    """It goes into the log, and back to the peer."""
+    with pytest.raises(ProtocolError, match="xxx") as refused:
+        _read(msgspec.msgpack.encode([["x" * 500_000, 1]]))
+    assert len(str(refused.value)) < 500
+
+
 def test_a_frame_of_the_smallest_messages_takes_bounded_memory() -> None:
     body = _array(149_000) + b"\x91\xa5Close" * 149_000
     tracemalloc.start()
