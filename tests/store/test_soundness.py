@@ -15,6 +15,15 @@ def extent(offset: int, blocks: int, segment: int = 0) -> Location:
 
 
 @pytest.mark.parametrize(
+    ("itemsize_bytes", "is_kept"), [(0, False), (1, True), (1024, True), (1025, False), (2**63, False)]
+)
+def test_itemsize_that_no_record_has_is_dropped(itemsize_bytes: int, is_kept: bool) -> None:
+    """Decoding takes a turn of a loop for each byte of an element."""
+    locations = {1: Location(0, 0, BLOCK, 9, 4000, "shuffle-zstd", 1, itemsize_bytes, 0, None)}
+    assert drop_unsound(locations, {0: BLOCK})[1] == ([] if is_kept else [1])
+
+
+@pytest.mark.parametrize(
     ("extents", "dropped"),
     [
         ([(0, 2), (2, 2), (4, 1)], []),

@@ -152,7 +152,7 @@ class Index:
             for key, packed in _pairs(transaction, self._locations):
                 try:
                     locations[key] = decoder.decode(packed)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     unreadable.add(key)
             leases = dict(_pairs(transaction, self._leases))
         with self._environment.begin(buffers=True) as looking:
