@@ -373,7 +373,7 @@ def open_and_look(directory: Path) -> tuple[str, int]:
     return on_loop(test)
 
 
-@pytest.mark.parametrize("damage", ["", "{", "garbage\xff", '{"version":1}', "missing"])
+@pytest.mark.parametrize("damage", ["", "{", "garbage\xff", '{"version":1}', '{"a":' + "[" * 3000, "missing"])
 def test_damaged_format_clears(directory: Path, folder: Path, damage: str) -> None:
     fill(directory)
     if damage == "missing":
@@ -386,7 +386,12 @@ def test_damaged_format_clears(directory: Path, folder: Path, damage: str) -> No
 
 @pytest.mark.parametrize(
     ("field", "value", "words"),
-    [("version", 2, "in format 2, not 1"), ("alignment_bytes", 7, "written otherwise than")],
+    [
+        ("version", 2, "in format 2, not 1"),
+        ("alignment_bytes", 7, "written otherwise than"),
+        ("seed", -1, "no readable"),
+        ("seed", 2**63, "no readable"),
+    ],
 )
 def test_other_format_clears(directory: Path, folder: Path, field: str, value: int, words: str) -> None:
     fill(directory)

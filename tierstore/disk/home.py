@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import lmdb
 import msgspec
@@ -149,7 +149,7 @@ class _Format(msgspec.Struct, frozen=True):
     version: int
     boot_id: str
     alignment_bytes: int
-    seed: int
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class NamedHome:
@@ -217,7 +217,7 @@ class NamedHome:
         packed = self._folder.read(_FORMAT, _MOST_FORMAT_BYTES)
         try:
             return None if packed is None else msgspec.json.decode(packed, type=_Format)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # the last: brackets without end
             return None
 
     def _reason_to_clear(self, found: _Format | None, mode: IoMode) -> str | None:
