@@ -43,7 +43,7 @@ from .lanes import Lanes
 from .listener import listen, stop_listening, uid_of_peer
 from .page import Page
 from .report import encode_report, report_of
-from .sessions import KEY_BITS, Lease, Record, Session, new_lease
+from .sessions import COUNTER, KEY_BITS, Lease, Record, Session, kept_leases, new_lease
 from .settings import ServeSettings
 from .watching import answer_for
 
@@ -57,8 +57,6 @@ _ACCEPT_AGAIN_SECONDS = 0.1
 _DISCARD_AT_ONCE = 4096
 _MOST_IN_LOBBY = 64
 _LOBBY_SHARE = 8  # of the descriptors that the process may have; a connection takes two
-_COUNTER = 0
-"""The lease that is none: it keeps the number of the next session, so that none is ever used again."""
 
 
 def serve(settings: ServeSettings) -> None:
@@ -250,7 +248,7 @@ class Daemon:
         """
         lease, token = new_lease(self._next_session, uid, message.name, message.rank, message.pid)
         self._next_session += 1
-        await self.disk.put_lease(_COUNTER, msgspec.msgpack.encode(self._next_session))
+        await self.disk.put_lease(COUNTER, msgspec.msgpack.encode(self._next_session))
         await self.disk.put_lease(lease.number, msgspec.msgpack.encode(lease))
         session = self.sessions[lease.number] = self._session_of_lease(lease)
         self.num_sessions_opened += 1
@@ -328,11 +326,13 @@ class Daemon:
 
     async def _take_up(self) -> None:
         """Sessions of a daemon that was killed, each waiting for its client."""
-        leases = dict(self.disk.leases)
-        if (counter := leases.pop(_COUNTER, None)) is not None:
-            self._next_session = msgspec.msgpack.decode(counter, type=int)
-        for number, blob in leases.items():
-            self.sessions[number] = self._session_of_lease(msgspec.msgpack.decode(blob, type=Lease))
+        found = kept_leases(self.disk.leases)
+        self._next_session = found.next_number
+        for number in found.damaged:
+            self.log.warning("a damaged session was dropped", extra={"session": number})
+            await self.disk.delete_lease(number)
+        for number, lease in found.leases.items():
+            self.sessions[number] = self._session_of_lease(lease)
         nobodys = []
         for disk_key, location in self.disk.found_locations().items():
             session = self.sessions.get(disk_key >> KEY_BITS)

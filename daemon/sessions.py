@@ -7,6 +7,8 @@ import hashlib
 import hmac
 import secrets
 from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,12 +17,16 @@ from tierstore.errors import QuotaExceededError
 
 from .write_queue import WriteQueue
 
-__all__ = ["KEY_BITS", "Lease", "Record", "Session", "new_lease"]
+__all__ = ["COUNTER", "KEY_BITS", "KeptLeases", "Lease", "Record", "Session", "kept_leases", "new_lease"]
 
 KEY_BITS = 40
 """Of the client's keys (`wire.py`); the session's number stands above them in the disk tier's."""
 
+COUNTER = 0
+"""The lease that is none: it keeps the number of the next session, so that none is ever used again."""
+
 _TOKEN_BYTES = 32
+_NUMBERS = range(1, 1 << 64 - KEY_BITS)  # so that a number above a client's key is a key of the disk tier
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -49,6 +55,47 @@ def new_lease(number: int, uid: int, name: str, rank: int | None, pid: int) -> t
     """A lease, and the token that resumes it."""
     token = secrets.token_bytes(_TOKEN_BYTES)
     return Lease(number, hashlib.sha256(token).digest(), uid, name, rank, pid), token
+
+
+class KeptLeases(NamedTuple):
+    """What an earlier daemon left of its sessions.
+
+    Attributes:
+        leases: by number.
+        next_number: of the next session.
+        damaged: numbers of those that make no sense; nobody can resume them.
+    """
+
+    leases: dict[int, Lease]
+    next_number: int
+    damaged: list[int]
+
+
+_T = TypeVar("_T")
+
+
+def kept_leases(blobs: Mapping[int, bytes]) -> KeptLeases:
+    """Read what `new_lease` made, and the counter, from the bytes that were kept under each number."""
+    found = {number: _decoded(blob, Lease) for number, blob in blobs.items() if number != COUNTER}
+    leases = {
+        number: lease
+        for number, lease in found.items()
+        if lease is not None and lease.number == number and number in _NUMBERS
+    }
+    damaged = sorted(found.keys() - leases.keys())
+    counter = _decoded(blobs[COUNTER], int) if COUNTER in blobs else None
+    first_unused = max((number for number in found if number in _NUMBERS), default=0) + 1
+    if counter is None or counter not in _NUMBERS or counter < first_unused:
+        counter = first_unused
+    return KeptLeases(leases, counter, damaged)
+
+
+def _decoded(blob: bytes, kind: type[_T]) -> _T | None:
+    """None: the bytes are damaged."""
+    try:
+        return msgspec.msgpack.decode(blob, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
