@@ -41,7 +41,7 @@ def decode_report(state: bytes, address: str) -> Report:
     """
     try:
         return msgspec.json.decode(state, type=Report)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"the daemon at {address}", f"a report of another version ({error})") from error
 
 
