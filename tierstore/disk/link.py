@@ -150,7 +150,7 @@ class DaemonLink:
         """
         number = next(self._numbers)
         request = self._pending[number] = Request(message_of(number), on_late)
-        if self._channel is not None:
+        if self._channel is not None and self._ended_because is None:  # nothing comes after Close
             self._channel.send(request.message)
             self._silence.watch()
         return request
