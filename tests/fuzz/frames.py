@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, get_args
 
+import msgspec
+
 from tests.fuzz.target import Target, raises
 from tierstore import wire
 from tierstore.errors import ProtocolError
@@ -99,7 +101,8 @@ def _seeds(samples: Sequence[Any]) -> list[bytes]:
     alone = [bytes([_FRAMED]) + wire.frame_of([sample])[4:] for sample in samples]
     all_in_one = wire.frame_of(samples)
     many = b"".join(wire.frame_of([sample]) for sample in samples)
-    return [*alone, b"\0" + all_in_one, b"\x03\x01\0\x02\0\x40\0" + many, b"\0" + many[:-1], b""]
+    long_word = bytes([_FRAMED]) + msgspec.msgpack.encode([["x" * 3000, 1]])
+    return [*alone, long_word, b"\0" + all_in_one, b"\x03\x01\0\x02\0\x40\0" + many, b"\0" + many[:-1], b""]
 
 
 def _words(kinds: object) -> tuple[bytes, ...]:

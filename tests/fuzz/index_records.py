@@ -13,6 +13,7 @@ from pathlib import Path
 
 import lmdb
 import msgspec
+import zstandard
 
 from tests.fuzz.encoded import small_scratch
 from tests.fuzz.target import Target, raises
@@ -87,7 +88,7 @@ def _entries(data: bytes) -> Iterator[tuple[str, bytes, bytes]]:
             case 0:
                 yield "locations", key, rest
             case 1:
-                yield "values", key, rest * (1 + (operation >> 2 & 0x1F) ** 3)
+                yield "values", key, rest * (1 + (operation >> 2 & 0x1F) ** 2)
             case 2:
                 yield "leases", key, rest
             case 3:
@@ -219,8 +220,13 @@ def _index_seeds() -> list[bytes]:
         segment=1, offset=4096, taken_bytes=8192, codec="none", encoded_bytes=5000, logical_bytes=5000
     )
     lease = msgspec.msgpack.encode(Lease(3, bytes(32), 0, "trainer", None, 1))
+    frame = zstandard.ZstdCompressor().compress(bytes(64))
+    planes = len(frame).to_bytes(4, "little") + frame
+    sizes = {"taken_bytes": value_charge_bytes(len(planes)), "encoded_bytes": len(planes), "logical_bytes": 64}
+    many_planes = _sound_location(codec="shuffle-zstd", itemsize_bytes=10**6, **sizes)
     return [
         b"",
+        _entry(0, 1, many_planes) + _entry(1, 1, planes),
         _entry(0, 1, _sound_location()) + _entry(1, 1, value),
         _entry(0, 1, _sound_location(checksum=5)) + _entry(1, 1, value) + _entry(1, 2, value),
         _entry(0, 1, _sound_location()),
@@ -256,6 +262,7 @@ TARGETS = (
         _run_index,
         _index_seeds,
         ("tierstore.disk.index", "tierstore.disk.location", "tierstore.disk.soundness", "tierstore.disk.records"),
+        result_bytes=8 * 2**20,  # the values that `_entries` makes of few bytes
     ),
     Target("leases", _run_leases, _lease_seeds, ("tierstore.daemon.sessions",)),
     Target("format_file", _run_format, _format_seeds, ("tierstore.disk.home", "tierstore.disk.folder")),

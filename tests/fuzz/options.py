@@ -159,7 +159,8 @@ def _report_seeds() -> list[bytes]:
         b"!" + b"\xff" * 8 + b"\x1b[31m",
         b"{}",
         b"\xff",
-        b"[" * 3000,
+        b'{"x":' + b"[" * 3000,
+        b'{"program":"\xff"}',
         b'{"a":"\xff"}',
     ]
 
