@@ -3,7 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check bench mutations clean
+MINUTES ?= 10
+SEED ?= 1
+
+.PHONY: demo test check bench mutations fuzz soak clean
 
 demo: $(INSTALLED)            ## train a small language model on real text, without and with the store
 	$(BIN)/tierstore demo
@@ -22,6 +25,13 @@ bench: $(INSTALLED)           ## every question of bench/: tables, all goals in 
 
 mutations: $(INSTALLED)       ## break every rule that keeps gradients right, once; which test notices? (minutes)
 	$(BIN)/python -m tests.mutations
+
+fuzz: $(INSTALLED)            ## feed all parsers what no sound peer, file or user would, for MINUTES in all
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
+
+soak: $(INSTALLED)            ## train for MINUTES while daemons are killed, disks fill up and errors are thrown
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
