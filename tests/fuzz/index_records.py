@@ -231,6 +231,7 @@ def _index_seeds() -> list[bytes]:
         _entry(0, 1, _sound_location(checksum=5)) + _entry(1, 1, value) + _entry(1, 2, value),
         _entry(0, 1, _sound_location()),
         _entry(0, 1, extent) + _entry(0, 2, twin) + _entry(2, 3, lease),
+        _entry(0, 1, extent.replace(b"\x04\x00\xc0", b"\x04\x05\xc0")),  # a head, where nothing is aligned
         _entry(0, 1, extent) + _entry(3, 2, bytes([2, 0, 5, 8, 8, 0, 0, 2, 0, 0])),
         _entry(0, 1, extent[:-1]) + _entry(0x80, 3, b"x"),
         _entry(0, 1, b"\xdc\x00\x0b" + extent[1:] + b"\x91" * 100),

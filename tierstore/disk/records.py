@@ -171,6 +171,8 @@ def read_record(place: Place, location: Location, seed: int, destination: memory
         DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
         OSError: the device failed; the record is still there, likewise.
     """
+    if location.head_bytes >= place.alignment_bytes:
+        raise DamagedBytesError(f"a head of fewer than {place.alignment_bytes} bytes", f"{location.head_bytes}")
     cpu_started = time.thread_time()
     if location.codec != NO_CODEC.family:
         with pool.lend() as scratch:
