@@ -29,6 +29,7 @@ _GRACE_SECONDS = 60.0
 _SHORT_GRACE_SECONDS = 0.3
 _WARM_ROUNDS = 3
 _QUOTA = "2MiB"
+_WATCHED = "anon_inode:[eventpoll]"  # the loop has one, and each connection
 
 _Heard = Queue[tuple[TrainerProcess, Said | None]]
 
@@ -185,7 +186,7 @@ class Conductor:
         """All sessions end, and leave nothing; the shaky daemon ends as it is told to."""
         for daemon in (self._steady, round_.daemon):
             _wait_until_free(daemon)
-        census = census_of(self._steady.process.pid)
+        census = _settled_census(self._steady)
         self.summary.memory_bytes["daemon"].append(census.memory_bytes)
         if failures := self._baselines["the steady daemon"].check(census):
             raise SoakFailure("\n".join([*failures, f"census: {census}"]))
@@ -229,6 +230,14 @@ def _wait_until_free(daemon: DaemonProcess) -> None:
         if time.monotonic() > ends_at:
             raise SoakFailure(f"a daemon is not free of its clients: {report}")
         time.sleep(0.05)  # nothing announces the end of a lease
+
+
+def _settled_census(daemon: DaemonProcess) -> Census:
+    """When it has noticed that the last of our own connections, which ask it what it holds, is gone."""
+    ends_at = time.monotonic() + _FREED_SECONDS
+    while (census := census_of(daemon.process.pid)).descriptors.get(_WATCHED, 0) > 1 and time.monotonic() < ends_at:
+        time.sleep(0.01)  # nothing announces that either
+    return census
 
 
 class _Round:
