@@ -27,6 +27,7 @@ from tierstore import StoreClosedError, TierStore, TierStoreError, tiered_offloa
 from tierstore.handle import Handle
 
 _JOIN_SECONDS = 120.0
+_MOST_FLUSHES = 100
 _EMPTY = ("live_handles", "device_bytes", "host_bytes", "lent_bytes", "staging_used_bytes", "disk_bytes")
 
 
@@ -127,11 +128,13 @@ def _run(worker: Worker, plan: TrainerPlan, failures: list[str]) -> None:
 
 def _check_empty(store: TierStore, plan: TrainerPlan, failures: list[str]) -> None:
     trim_memory()
-    try:
-        store.flush()
-    except TierStoreError as error:
-        if type(error).__name__ not in plan.allowed:
-            raise
+    for _ in range(_MOST_FLUSHES):
+        try:
+            store.flush()
+            break
+        except TierStoreError as error:  # one for each write that has failed since the last: others still run
+            if type(error).__name__ not in plan.allowed:
+                raise
     stats = store.stats().as_dict()
     held = {name: stats[name] for name in _EMPTY if stats[name]}
     if held and not (plan.allowed and set(held) <= {"disk_bytes"}):  # a full disk, or a lost daemon, frees it later
