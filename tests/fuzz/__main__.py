@@ -77,7 +77,7 @@ def main(
     try:
         import atheris  # noqa: F401
     except ImportError:
-        console.print("atheris is not installed: pip install -e '.[fuzz]'")
+        console.print("atheris is not installed: pip install -e '.[fuzz]'", markup=False)
         raise typer.Exit(2) from None
     seconds = max(1, round(minutes * 60 * jobs / len(chosen)))
     with ThreadPoolExecutor(jobs) as pool, console.status(f"{len(chosen)} targets, {seconds} s each"):
