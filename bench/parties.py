@@ -7,7 +7,6 @@ the next time, and the ratios of each turn count.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import socket
@@ -18,10 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-__all__ = ["Daemon", "Party", "daemon", "party", "serve_commands", "turns", "use_small_pages"]
+__all__ = ["Daemon", "Party", "daemon", "party", "serve_commands", "turns"]
 
 Figures = dict[str, float]
-_PR_SET_THP_DISABLE = 41
 _READY_SECONDS = 30.0
 
 
@@ -125,16 +123,6 @@ def daemon(directory: Path, *arguments: str) -> Iterator[Daemon]:
             yield Daemon(process, address)
         finally:
             process.terminate()
-
-
-def use_small_pages() -> None:
-    """No transparent huge pages in this process, and in those that it starts (PR_SET_THP_DISABLE, prctl(2)).
-
-    Memory that processes share gets none in most kernels' settings, so what the sidecar's design costs is seen only
-    beside an embedded store without them.
-    """
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_THP_DISABLE)")
 
 
 def _wait_until_it_listens(process: subprocess.Popen[bytes], address: Path) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
+import random
+import struct
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -11,10 +15,12 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tierstore.disk.linux import address_of, make_pages_huge
 from tierstore.disk.shared_slab import SharedSlab
 from tierstore.disk.window import Window, WindowSlot
 
 PAGE = 4096
+MIB = 2**20
 NUM_PAGES = 8
 SECONDS = 20.0
 
@@ -210,3 +216,39 @@ def test_no_byte_is_in_two_slots_and_all_come_back(wanted: list[tuple[int, int, 
 
     on_loop(test)
     slab.close()
+
+
+def frames_of(memory: memoryview) -> list[int]:
+    """Where each page lies in physical memory; 0 for those who may not know (pagemap, in the kernel's admin guide)."""
+    page_bytes = mmap.PAGESIZE
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        found = os.pread(pagemap.fileno(), 8 * len(memory) // page_bytes, address_of(memory) // page_bytes * 8)
+    return [entry & (1 << 55) - 1 for entry in struct.unpack(f"={len(found) // 8}Q", found)]
+
+
+def test_pages_made_huge_keep_their_bytes_and_lie_in_one_piece() -> None:
+    """The device takes a transfer of them in a few entries, instead of one for each page."""
+    descriptor = os.memfd_create("test")
+    try:
+        os.posix_fallocate(descriptor, 0, 9 * MIB)
+        content = random.Random(0).randbytes(9 * MIB)
+        os.pwrite(descriptor, content, 0)
+        try:
+            make_pages_huge(descriptor, 9 * MIB)
+        except OSError as error:
+            pytest.skip(f"the kernel has no huge pages for shared memory now: {error}")
+        with mmap.mmap(descriptor, 9 * MIB, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE) as memory:
+            assert memory[:] == content
+            frames = frames_of(memoryview(memory))
+    finally:
+        os.close(descriptor)
+    if not any(frames):
+        pytest.skip("only root may know where pages lie")
+    per_piece = 2 * MIB // mmap.PAGESIZE
+    for start in range(0, 8 * MIB // mmap.PAGESIZE, per_piece):
+        assert frames[start : start + per_piece] == list(range(frames[start], frames[start] + per_piece))
+
+
+def test_pages_that_cannot_be_made_huge_raise_and_stay() -> None:
+    with open("/dev/zero", "r+b") as device, pytest.raises(OSError, match=r"."):
+        make_pages_huge(device.fileno(), 4 * MIB)

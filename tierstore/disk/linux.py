@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ __all__ = [
     "copy_memory",
     "dont_fork",
     "file_system_of",
+    "make_pages_huge",
     "mapping_around",
     "move_pages",
     "open_unnamed",
@@ -26,6 +28,11 @@ _MADV_DONTFORK = 10  # asm-generic/mman-common.h
 _libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 _libc.mremap.restype = ctypes.c_void_p
 _MREMAP_MAYMOVE_FIXED_DONTUNMAP = 1 | 2 | 4  # linux/mman.h
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+_libc.mmap.restype = ctypes.c_void_p
+_MAP_FIXED = 0x10  # asm-generic/mman-common.h, as MADV_COLLAPSE
+_MADV_COLLAPSE = 25
+_HUGE_PAGE_BYTES = 2 * 2**20  # of x86-64, and of arm64 with 4 KiB pages
 
 _STATFS_BYTES = 256  # struct statfs has 120 on 64-bit Linux; f_type comes first (statfs(2))
 _FILE_SYSTEMS = {
@@ -165,3 +172,26 @@ def move_pages(source: int, destination: int, num_bytes: int) -> None:
     if moved != destination:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def make_pages_huge(descriptor: int, num_bytes: int) -> None:
+    """Gather the pages of a memfd into huge ones, as far as the kernel has any.
+
+    In most kernels' settings shared memory gets none by itself (shmem_enabled: never), but does when asked for it like
+    this (madvise(2), MADV_COLLAPSE; Linux 6.1). A page that is not next to its neighbours costs each transfer of the
+    device an entry of its own: O_DIRECT was 1.5 times as fast in writing, and twice in reading, from huge ones.
+    Takes some 0.5 ms for each MiB, more where the kernel has to make room first.
+
+    Raises:
+        OSError: it did not; the pages stay as they are.
+    """
+    with mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as place:
+        start = -(-address_of(memoryview(place)) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+        length = num_bytes // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
+        readable_and_writable = mmap.PROT_READ | mmap.PROT_WRITE
+        mapped = _libc.mmap(start, num_bytes, readable_and_writable, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0)
+        if mapped == start:
+            dont_fork(start, num_bytes)
+        if mapped != start or _libc.madvise(start, length, _MADV_COLLAPSE) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))

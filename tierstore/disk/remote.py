@@ -115,7 +115,7 @@ class RemoteDisk:
         """
         link = DaemonLink(address, wire.Open(wire.fitting_word(name), rank, pid), reconnect_seconds)
         try:
-            slab = await run_job(executor, SharedSlab, 0, window_bytes, link.inodes)
+            slab = await run_job(executor, partial(SharedSlab, 0, window_bytes, link.inodes, is_lasting=True))
         except OSError as error:
             raise StorageIOError("open", "the shared window", str(error), "nothing was stored") from error
         try:
