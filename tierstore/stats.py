@@ -106,7 +106,7 @@ class StoreStats:
     written_bytes: int
     restored_bytes: int
     read_bytes: int
-    open_seconds: float
+    open_seconds: float = field(compare=False)  # so that two snapshots between which nothing happened are equal
     cancelled_bytes: int
     forwarded_bytes: int
     prefetch_hits: int

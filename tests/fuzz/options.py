@@ -87,7 +87,7 @@ def _report_with(client: str, number: int) -> Report:
     spread = Spread((1.0,), (number, 0), 1.0)
     times = JobTimes(number, 0, spread, spread, spread)
     totals = Totals(*[number] * len(Totals.__struct_fields__))
-    session = SessionState(1, client, number, 1, 0, False, float(number), number, 0, 0, 0, 0, totals)
+    session = SessionState(1, client, number, 1, 0, False, float(number), number, 0, 0, 0, 0, 0, None, 0, totals)
     disk = DiskState(number, number, number, number, client)
     return Report(
         client, 1, client, client, client, float(number), False, disk, Jobs(times, times), totals, 2, 1, [session],

@@ -89,13 +89,13 @@ def test_index_flipped_under_an_embedded_store_gives_no_wrong_value(store_direct
     check_index(store_directory, FEW, census)
 
 
-@pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.timeout(600)
 def test_payload_flipped_many_times_is_refused(store_directory: Path, census: Census) -> None:
     check_payload(store_directory, MANY, census)
 
 
-@pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.timeout(600)
 def test_index_flipped_many_times_gives_no_wrong_value(store_directory: Path, census: Census) -> None:
     check_index(store_directory, MANY, census)
@@ -140,7 +140,7 @@ def flip_in_files(folder: Path, content: torch.Tensor) -> str:
     return name
 
 
-@pytest.mark.parametrize("when", ["running", "killed", pytest.param("stopped", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("when", ["running", "killed", pytest.param("stopped", marks=pytest.mark.many)])
 def test_payload_flipped_under_a_daemon_is_refused_and_others_are_right(start_daemon: StartDaemon, when: str) -> None:
     daemon = start_daemon(codec="none", disk_bytes="64MiB")
     with (
@@ -267,7 +267,7 @@ def test_index_flipped_under_a_daemon_gives_no_wrong_value(
     check_daemon(start_daemon, tmp_path, FEW_DAEMONS, when, census)
 
 
-@pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("when", ["running", "killed"])
 def test_index_flipped_under_many_daemons_gives_no_wrong_value(

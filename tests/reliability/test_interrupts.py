@@ -43,14 +43,14 @@ def test_interrupted_at_random_gradients_stay_right(store_directory: Path, censu
     check("embedded", store_directory, 1, 12, census)
 
 
-@pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(10, 14))
 def test_interrupted_many_times_gradients_stay_right(store_directory: Path, census: Census, seed: int) -> None:
     check("embedded", store_directory, seed, 250, census)
 
 
-@pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(20, 22))
 def test_interrupted_many_times_with_a_daemon_gradients_stay_right(

@@ -31,7 +31,7 @@ from tierstore.handle import State
 WAIT_SECONDS = 60.0
 FEW_STATES = ["writing", "writing, stored", "reading", "doomed"]
 SOME_STATES = pytest.mark.parametrize(
-    "states", [FEW_STATES, pytest.param(STATES, marks=pytest.mark.slow)], ids=["a few", "all"]
+    "states", [FEW_STATES, pytest.param(STATES, marks=pytest.mark.many)], ids=["a few", "all"]
 )
 MIB = 2**20
 
@@ -120,7 +120,7 @@ def check_trainer_killed_at_random(drive: Path, num_kills: int, census: Census) 
     check_next_start(drive)
 
 
-@pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.timeout(600)
 def test_trainer_killed_at_any_moment_leaves_no_byte(small_drive: Path, census: Census) -> None:
     check_trainer_killed_at_random(small_drive, 200, census)
@@ -213,7 +213,7 @@ def check_client_killed_at_random(start_daemon: StartDaemon, num_kills: int, cen
             census.count("client of a daemon, killed at random", "kills, session freed")
 
 
-@pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.timeout(600)
 def test_client_killed_at_any_moment_is_forgotten(start_daemon: StartDaemon, census: Census) -> None:
     check_client_killed_at_random(start_daemon, 200, census)
@@ -226,8 +226,8 @@ def test_client_killed_at_any_moment_is_forgotten(start_daemon: StartDaemon, cen
     ("ended_by", "states"),
     [
         pytest.param(signal.SIGKILL, FEW_STATES, id="killed at a few"),
-        pytest.param(signal.SIGKILL, STATES, id="killed at all", marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, STATES, id="stopped at all", marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, STATES, id="killed at all", marks=pytest.mark.many),
+        pytest.param(signal.SIGTERM, STATES, id="stopped at all", marks=pytest.mark.many),
     ],
 )
 def test_daemon_ended_at_each_state_of_a_handle_loses_nothing(
@@ -306,7 +306,7 @@ def check_daemon_killed_at_random(start_daemon: StartDaemon, path: Path, num_kil
         assert "a bug" not in daemon.log()
 
 
-@pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.timeout(600)
 def test_daemon_killed_at_any_moment_loses_nothing(start_daemon: StartDaemon, tmp_path: Path, census: Census) -> None:
     check_daemon_killed_at_random(start_daemon, tmp_path / "supervised", 100, census)

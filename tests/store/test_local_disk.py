@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -175,7 +176,9 @@ def test_record_of_several_calls_is_whole(open_disk: OpenDisk, monkeypatch: pyte
 
 def seconds_that_fly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock of transfers is a second later: the disk seems slow."""
-    monkeypatch.setattr("tierstore.disk.codec_policy.time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    clock = SimpleNamespace(perf_counter=itertools.count().__next__, process_time=time.process_time)
+    monkeypatch.setattr("tierstore.disk.codec_policy.time", clock)
+    monkeypatch.setattr("tierstore.disk.load.time", clock)
 
 
 def test_auto_learns_to_encode_what_pays(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
