@@ -31,6 +31,7 @@ ONE, WIDE, TWO = "one client", "one client, with 256 MiB for what it moves", "tw
 NUM_CLIENTS = {ONE: 1, WIDE: 1, TWO: 2}
 WIDE_WINDOWS = {"staging_bytes": "112MiB", "window_bytes": "144MiB"}
 TURNS = 3
+PUT_TURNS = 30
 PUTS = 512
 PUT_BYTES = 2**20
 
@@ -61,7 +62,7 @@ BENCHMARK = Benchmark(
 
 
 def measure(variant: str, scratch: Path) -> Figures:
-    """Medians over the turns after the first (its disk space and pages are fresh)."""
+    """Medians over the turns after the first (its disk space and pages are fresh); of puts, the quickest turn."""
     with ExitStack() as stack:
         served = stack.enter_context(daemon(scratch, "--codec", "none"))
         parties = [
@@ -74,14 +75,12 @@ def measure(variant: str, scratch: Path) -> Figures:
         for _ in range(TURNS + 1):
             parties.reverse()
             found.append(one_turn(parties, served))
-        puts = turns(parties, "put", TURNS + 1)[1:]
+        puts = turns(parties, "put", PUT_TURNS)
     figures = {name: statistics.median(turn[name] for turn in found[1:]) for name in found[0]}
-    for name in (EMBEDDED, SIDECAR):
-        figures[f"{name}_put_microseconds"] = statistics.median(
-            each["put_microseconds"] for turn in puts for each in turn[name]
-        )
-    ratios = [turn[SIDECAR][0]["put_microseconds"] / turn[EMBEDDED][0]["put_microseconds"] for turn in puts]
-    return figures | {"put_to_embedded": statistics.median(ratios)}
+    for name in (EMBEDDED, SIDECAR):  # the least of many: whatever interrupts a put makes it longer
+        figures[f"{name}_put_microseconds"] = min(each["put_microseconds"] for turn in puts for each in turn[name])
+    figures["put_to_embedded"] = figures[f"{SIDECAR}_put_microseconds"] / figures[f"{EMBEDDED}_put_microseconds"]
+    return figures
 
 
 def one_turn(parties: list[Party], served: Daemon) -> Figures:
