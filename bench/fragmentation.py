@@ -30,7 +30,6 @@ STEPS = 5000
 LIGHT_STEPS = 50
 LARGEST_BYTES = 64 * 2**20
 IDLE_SECONDS = 0.2
-LIGHT_SECONDS = 12 * IDLE_SECONDS  # segments are closed some time after they fall idle, later on a loaded machine
 NUM_TENSORS = 300
 
 
@@ -169,7 +168,7 @@ async def run_load(name: str, directory: Path, *, num_steps: int, largest_bytes:
             await step(load, 0.1, number)
             if number < LIGHT_STEPS // 2:
                 load.most_live_bytes = 0  # what is left of the heavy steps goes first
-            await asyncio.sleep(LIGHT_SECONDS / LIGHT_STEPS)
+            await asyncio.sleep(4 * IDLE_SECONDS / LIGHT_STEPS)
         report = Report(
             most_live_bytes,
             early_bytes,
