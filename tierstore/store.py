@@ -143,8 +143,8 @@ class TierStore:
         address: str | PathLike[str] = DEFAULT_ADDRESS,
         *,
         host_bytes: SizeLike | None = None,
-        staging_bytes: SizeLike = "64MiB",
-        window_bytes: SizeLike = "64MiB",
+        staging_bytes: SizeLike = "80MiB",
+        window_bytes: SizeLike = "48MiB",
         reconnect_seconds: float = 30.0,
         name: str | None = None,
         copies: Copies | None = None,
@@ -159,9 +159,8 @@ class TierStore:
             address: of the daemon's socket.
             host_bytes: as `TierStore`'s.
             staging_bytes: likewise, for what is being moved.
-            window_bytes: of memory shared with the daemon, through which the bytes go. `stats().staging_bytes` counts
-                both, so that it is 128 MiB by default. What is moved is in both at once, so the smaller one decides how
-                much is in flight.
+            window_bytes: of memory shared with the daemon, through which the bytes go, in parts of at most 8 MiB.
+                `stats().staging_bytes` counts both, so that it is 128 MiB by default.
             reconnect_seconds: for how long a lost daemon is waited for; then what needs it raises. A daemon that keeps
                 its connection counts as lost when nothing at all has been heard from it for that long, a tenth more at
                 most, and for a second at least; one that is slow says that it lives when it is asked: it is waited for.

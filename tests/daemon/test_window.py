@@ -57,9 +57,9 @@ def taking(window: Window, num_pages: int, *, to_read: bool) -> Taking:
 
 def test_slot_is_its_range_of_the_slab(window: Window, slab: SharedSlab) -> None:
     async def test() -> None:
-        first = await window.take(100, to_read=False, phase=64)
+        first = await window.take(100, to_read=False)
         second = await window.take(5000, to_read=True)
-        assert (first.slab, first.offset % PAGE, first.num_bytes) == (slab, 64, 100)
+        assert (first.slab, first.offset % PAGE, first.num_bytes) == (slab, 0, 100)
         assert second.offset % PAGE == 0
         first.memory[:] = b"x" * 100
         assert bytes(slab.memory[first.offset : first.offset + 100]) == b"x" * 100
@@ -68,16 +68,16 @@ def test_slot_is_its_range_of_the_slab(window: Window, slab: SharedSlab) -> None
     on_loop(test)
 
 
-def test_slot_that_ends_in_the_next_page_has_that_too(window: Window) -> None:
+def test_slots_of_whole_pages_fill_the_window_without_a_gap(window: Window) -> None:
     async def test() -> None:
-        slots = [await window.take(PAGE, to_read=True, phase=64) for _ in range(NUM_PAGES // 2)]
-        assert sorted(slot.offset for slot in slots) == [64 + 2 * PAGE * number for number in range(NUM_PAGES // 2)]
+        slots = [await window.take(2 * PAGE, to_read=True) for _ in range(NUM_PAGES // 2)]
+        assert sorted(slot.offset for slot in slots) == [2 * PAGE * number for number in range(NUM_PAGES // 2)]
         waiting = taking(window, 1, to_read=True)
         await turns()
         assert not waiting.done()
         window.give_back(slots[1])
         first = await waiting
-        assert first.offset == slots[1].offset - 64
+        assert first.offset == slots[1].offset
         for slot in [*slots[:1], *slots[2:], first]:
             window.give_back(slot)
         await window.take(window.num_bytes, to_read=True)
@@ -192,17 +192,17 @@ def test_cancelled_just_as_it_gets_its_slot_loses_nothing(window: Window, is_can
     on_loop(test)
 
 
-@given(st.lists(st.tuples(st.integers(0, NUM_PAGES * PAGE - 64), st.sampled_from([0, 64]), st.booleans()), max_size=30))
-def test_no_byte_is_in_two_slots_and_all_come_back(wanted: list[tuple[int, int, bool]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, NUM_PAGES * PAGE), st.booleans()), max_size=30))
+def test_no_byte_is_in_two_slots_and_all_come_back(wanted: list[tuple[int, bool]]) -> None:
     slab = SharedSlab(0, NUM_PAGES * PAGE)
 
     async def test() -> None:
         window = Window(slab)
         held: set[int] = set()  # bytes at page boundaries and ends tell as much as all of them
 
-        async def use(num_bytes: int, phase: int, to_read: bool) -> None:
-            slot = await window.take(num_bytes, to_read=to_read, phase=phase)
-            assert slot.offset % PAGE == phase
+        async def use(num_bytes: int, to_read: bool) -> None:
+            slot = await window.take(num_bytes, to_read=to_read)
+            assert slot.offset % PAGE == 0
             assert slot.offset + num_bytes <= window.num_bytes
             pages = set(range(slot.offset // PAGE, (slot.offset + max(num_bytes, 1) - 1) // PAGE + 1))
             assert not pages & held

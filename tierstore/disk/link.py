@@ -119,12 +119,6 @@ class DaemonLink:
         if self._channel is not None:
             self._channel.send_with(wire.Slab(slab.number, slab.num_bytes), slab.descriptor)
 
-    def unshare(self, slab: SharedSlab) -> None:
-        """Have the daemon let go of a slab that no unanswered request names."""
-        del self._slabs[slab.number]
-        if self._channel is not None:  # the next connection does not share it anyway
-            self._channel.send(wire.Unmap(slab.number))
-
     async def reach(self) -> None:
         """Return when the session is open on a connection: at once, unless that was lost.
 

@@ -1,14 +1,18 @@
 """The disk tier that a daemon of this host keeps. `wire.py` says how it is spoken to, `link.py` keeps the session.
 
-Payload goes through a window of shared memory: a job copies a record into a slot of it, or out of it, and the daemon
-reads and writes the slot. A record that is longer than the window gets a slab of its own.
+Payload goes through a window of shared memory: a job copies into a slot of it, or out of it, and the daemon reads and
+writes the slot.
+
+NOTE [Parts]
+What is long goes in parts, each of which is a record of its own to the daemon. So a part is copied while others are at
+the drive, a slot is free again when its part is through, and a small window serves tensors of any size.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import NamedTuple
@@ -28,7 +32,7 @@ from .allocator import round_up
 from .forking import let_go_of
 from .jobs import run_job, to_the_end
 from .link import Answer, DaemonLink, Request
-from .linux import address_of, copy_memory
+from .linux import copy_memory
 from .location import record_hasher, record_seed
 from .shared_slab import SharedSlab
 from .tier import DiskUsage, Kind, Stored
@@ -37,21 +41,31 @@ from .window import Window, WindowSlot
 __all__ = ["RemoteDisk"]
 
 _PAGE_BYTES = 4096
+_PART_BYTES = 8 * 2**20  # a record of the daemon's costs some 0.5 ms of CPU, whatever its length
+_PARTS_IN_WINDOW = 4  # at least: some at the drive, others being copied
+_SHORTEST_PART_BYTES = 2**20  # with a window so small that fewer fit in
+
 _STILL_IN_MEMORY = "the data is still in memory"
 _STILL_ON_DISK = "the record is still with the daemon and may be asked for again"
-_READ, _WRITE = ("read", _STILL_ON_DISK), ("write", _STILL_IN_MEMORY)
 
 
-class _Record(NamedTuple):
-    """One that is stored; `wire_key` is the daemon's name for it."""
+class _Part(NamedTuple):
+    """A part that is stored; `wire_key` is the daemon's name for it."""
 
     num_bytes: int
     stored: Stored
     wire_key: int
 
 
+class _PartName(NamedTuple):
+    """A part of the record `key`."""
+
+    key: int
+    first_byte: int
+
+
 class _Sent(NamedTuple):
-    """A write on its way. A record that is written again has another key there: keys are used once (rule 5)."""
+    """A write on its way. A part that is written again has another key there: keys are used once (rule 5)."""
 
     request: Request
     slot: WindowSlot
@@ -66,7 +80,7 @@ class RemoteDisk:
     when it is back; the source of a write is still the caller's.
 
     Attributes:
-        scratch_bytes: the window; slabs of longer records are held beside it while they move.
+        scratch_bytes: the window.
     """
 
     def __init__(self, link: DaemonLink, slab: SharedSlab, executor: Executor, name: str) -> None:
@@ -76,16 +90,15 @@ class RemoteDisk:
         self._window = Window(slab)
         self._executor = executor
         self._name = name
-        self._records: dict[int, _Record] = {}
-        self._given_up: dict[int, _Sent] = {}  # writes that may still be done, by key
+        fitting_bytes = max(slab.num_bytes // _PARTS_IN_WINDOW, min(slab.num_bytes, _SHORTEST_PART_BYTES))
+        self._part_bytes = min(_PART_BYTES, fitting_bytes) // _PAGE_BYTES * _PAGE_BYTES
+        self._records: dict[int, list[_Part]] = {}
+        self._given_up: dict[_PartName, _Sent] = {}  # writes that may still be done
         self._wire_keys = itertools.count(1)
-        self._slab_numbers = itertools.count(slab.number + 1)
         self._choices: dict[str, dict[str, int]] = {}
         self._disk_bytes = 0
         self._closed_because: str | None = None
-        self._long_bytes = 0  # of slabs beside the window
-        self._waiting_for_long: list[asyncio.Future[None]] = []
-        link.on_unavailable = self._refuse_waiting
+        link.on_unavailable = self._window.refuse_waiting
 
     @classmethod
     async def open(
@@ -115,7 +128,7 @@ class RemoteDisk:
         """
         link = DaemonLink(address, wire.Open(wire.fitting_word(name), rank, pid), reconnect_seconds)
         try:
-            slab = await run_job(executor, partial(SharedSlab, 0, window_bytes, link.inodes, is_lasting=True))
+            slab = await run_job(executor, SharedSlab, 0, window_bytes, link.inodes)
         except OSError as error:
             raise StorageIOError("open", "the shared window", str(error), "nothing was stored") from error
         try:
@@ -140,19 +153,25 @@ class RemoteDisk:
     async def read(self, key: int, destination: memoryview) -> int:
         """See `DiskTier.read`; also StoreClosedError, KeyError, and ValueError for a wrong length."""
         self._check_open()
-        record = self._records[key]
-        if len(destination) != record.num_bytes:
-            raise ValueError(f"record {key} has {record.num_bytes} bytes, not {len(destination)}")
-        return await to_the_end(self._read(key, record.wire_key, destination))
+        parts = self._records[key]
+        num_bytes = sum(part.num_bytes for part in parts)
+        if len(destination) != num_bytes:
+            raise ValueError(f"record {key} has {num_bytes} bytes, not {len(destination)}")
+        return await to_the_end(self._read(key, parts, destination))
 
     def confirms(self, key: int, memory: memoryview) -> bool:
         """See `DiskTier.confirms`."""
-        record = self._records.get(key)
-        if record is None or record.stored.checksum is None or len(memory) != record.num_bytes:
+        parts = self._records.get(key)
+        if parts is None or len(memory) != sum(part.num_bytes for part in parts):
             return False
-        hasher = record_hasher(record_seed(self._link.opened.seed, self._link.opened.key_base + record.wire_key))
+        return all(self._confirms(part, piece) for part, piece in _pieces(parts, memory))
+
+    def _confirms(self, part: _Part, memory: memoryview) -> bool:
+        if part.stored.checksum is None:
+            return False
+        hasher = record_hasher(record_seed(self._link.opened.seed, self._link.opened.key_base + part.wire_key))
         hasher.update(memory)
-        return hasher.intdigest() == record.stored.checksum
+        return hasher.intdigest() == part.stored.checksum
 
     async def discard(self, keys: Sequence[int]) -> None:
         """See `DiskTier.discard`; no read of these keys may be in progress. Also StoreClosedError.
@@ -161,10 +180,9 @@ class RemoteDisk:
         """
         self._check_open()
         records = [self._records[key] for key in keys]
-        for key, record in zip(keys, records, strict=True):
+        for key in keys:
             del self._records[key]
-            self._disk_bytes -= record.stored.stored_bytes
-        await to_the_end(self._discard([record.wire_key for record in records]))
+        await to_the_end(self._discard([part for parts in records for part in parts]))
 
     def usage(self) -> DiskUsage:
         """What is held now for this client. Any thread; does not block."""
@@ -205,16 +223,37 @@ class RemoteDisk:
     # --- down -----------------------------------------------------------------------------------------------------
 
     async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        wire_key, answer = await self._answer_to_write(key, source, kind)
+        writes = [
+            self._write_part(_PartName(key, first), piece, kind, len(source)) for first, piece in self._cut(source)
+        ]
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        parts = [outcome for outcome in outcomes if isinstance(outcome, _Part)]
+        self._disk_bytes += sum(part.stored.stored_bytes for part in parts)
+        try:
+            _raise_first(outcomes)
+        except BaseException:
+            await self._discard(parts)
+            raise
+        self._records[key] = parts
+        codec, counted_as = parts[0].stored.codec, parts[0].stored.kind
+        counts = self._choices.setdefault(counted_as, {})
+        counts[codec] = counts.get(codec, 0) + 1
+        return Stored(sum(part.stored.stored_bytes for part in parts), codec, counted_as)
+
+    def _cut(self, source: memoryview) -> Iterator[tuple[int, memoryview]]:
+        """The parts of a record, much alike in length: what would be a short rest is as dear as a whole part."""
+        num_parts = max(1, -(-len(source) // self._part_bytes))
+        part_bytes = max(1, round_up(-(-len(source) // num_parts)))
+        for first in range(0, max(1, len(source)), part_bytes):
+            yield first, source[first : first + part_bytes]
+
+    async def _write_part(self, name: _PartName, source: memoryview, kind: Kind, record_bytes: int) -> _Part:
+        wire_key, answer = await self._answer_to_write(name, source, kind)
         if isinstance(answer, wire.Stored):
             stored = Stored(answer.stored_bytes, answer.codec, answer.kind, answer.checksum)
-            self._records[key] = _Record(len(source), stored, wire_key)
-            self._disk_bytes += stored.stored_bytes
-            counts = self._choices.setdefault(stored.kind, {})
-            counts[stored.codec] = counts.get(stored.codec, 0) + 1
-            return stored
+            return _Part(len(source), stored, wire_key)
         if isinstance(answer, wire.Full):
-            figures = (len(source), answer.disk_bytes, answer.budget_bytes)
+            figures = (record_bytes, answer.disk_bytes, answer.budget_bytes)
             if answer.is_quota:
                 raise QuotaExceededError(*figures, reason=answer.reason, session=self._name)
             raise StoreFullError(*figures, reason=answer.reason)
@@ -222,24 +261,24 @@ class RemoteDisk:
             raise StorageIOError(answer.operation, answer.place, answer.reason, _STILL_IN_MEMORY)
         raise self._unexpected(answer)
 
-    async def _answer_to_write(self, key: int, source: memoryview, kind: Kind) -> tuple[int, Answer]:
+    async def _answer_to_write(self, name: _PartName, source: memoryview, kind: Kind) -> tuple[int, Answer]:
         # One that was given up is of the same bytes: a key of the store's has no others.
-        sent = self._given_up.pop(key, None) or await self._send_write(key, source, kind)
+        sent = self._given_up.pop(name, None) or await self._send_write(name, source, kind)
         try:
             answer = await self._link.answer_to(sent.request)
         except DaemonUnavailableError:
             if self._link.is_pending(sent.request):
-                self._given_up[key] = sent
+                self._given_up[name] = sent
             raise
-        self._give_back(sent.slot)
+        self._window.give_back(sent.slot)
         return sent.wire_key, answer
 
-    async def _send_write(self, key: int, source: memoryview, kind: Kind) -> _Sent:
-        slot = await self._take(source, to_read=False)
+    async def _send_write(self, name: _PartName, source: memoryview, kind: Kind) -> _Sent:
+        slot = await self._take(len(source), to_read=False)
         try:
             await run_job(self._executor, copy_memory, slot.memory, source)
         except BaseException:
-            self._give_back(slot)
+            self._window.give_back(slot)
             raise
         wire_key = next(self._wire_keys)
 
@@ -247,31 +286,37 @@ class RemoteDisk:
             about = (wire.fitting_word(kind.dtype), max(1, kind.itemsize_bytes), wire.fitting_word(kind.origin))
             return wire.Write(request, wire_key, slot.slab.number, slot.offset, slot.num_bytes, *about)
 
-        request = self._link.submit(message, partial(self._was_written_late, key, wire_key, slot))
+        request = self._link.submit(message, partial(self._was_written_late, name, wire_key, slot))
         return _Sent(request, slot, wire_key)
 
-    def _was_written_late(self, key: int, wire_key: int, slot: WindowSlot, answer: Answer | None) -> None:
-        self._given_up.pop(key, None)
-        self._give_back(slot)
+    def _was_written_late(self, name: _PartName, wire_key: int, slot: WindowSlot, answer: Answer | None) -> None:
+        self._given_up.pop(name, None)
+        self._window.give_back(slot)
         if isinstance(answer, wire.Stored):  # the store has kept the bytes, and may have forgotten them since
             self._link.submit(partial(_discard_of, (wire_key,)), lambda _: None)
 
     # --- up -------------------------------------------------------------------------------------------------------
 
-    async def _read(self, key: int, wire_key: int, destination: memoryview) -> int:
-        slot = await self._take(destination, to_read=True)
+    async def _read(self, key: int, parts: Sequence[_Part], destination: memoryview) -> int:
+        reads = (self._read_part(key, part, piece) for part, piece in _pieces(parts, destination))
+        outcomes = await asyncio.gather(*reads, return_exceptions=True)
+        _raise_first(outcomes)
+        return sum(outcome for outcome in outcomes if isinstance(outcome, int))
+
+    async def _read_part(self, key: int, part: _Part, destination: memoryview) -> int:
+        slot = await self._take(len(destination), to_read=True)
 
         def message(request: int) -> wire.Read:
-            return wire.Read(request, wire_key, slot.slab.number, slot.offset, slot.num_bytes)
+            return wire.Read(request, part.wire_key, slot.slab.number, slot.offset, slot.num_bytes)
 
-        request = self._link.submit(message, lambda _: self._give_back(slot))
+        request = self._link.submit(message, lambda _: self._window.give_back(slot))
         answer = await self._link.answer_to(request)
         try:
             if isinstance(answer, wire.Loaded):
                 await run_job(self._executor, copy_memory, destination, slot.memory)
                 return answer.read_bytes
         finally:
-            self._give_back(slot)
+            self._window.give_back(slot)
         if isinstance(answer, wire.Bad):
             raise CorruptDataError(key, answer.place, answer.expected, answer.found)
         if isinstance(answer, wire.Failed):
@@ -280,69 +325,37 @@ class RemoteDisk:
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    async def _discard(self, keys: Sequence[int]) -> None:
+    async def _discard(self, parts: Sequence[_Part]) -> None:
+        self._disk_bytes -= sum(part.stored.stored_bytes for part in parts)
+        keys = tuple(part.wire_key for part in parts)
         for first in range(0, len(keys), wire.MAX_KEYS):
-            some = tuple(keys[first : first + wire.MAX_KEYS])
-            request = self._link.submit(partial(_discard_of, some), lambda _: None)
+            request = self._link.submit(partial(_discard_of, keys[first : first + wire.MAX_KEYS]), lambda _: None)
             try:
                 await self._link.answer_to(request)
             except DaemonUnavailableError:
                 pass  # it is sent again when the daemon is back; if that is never, the lease ends
 
-    # --- slots ----------------------------------------------------------------------------------------------------
-
-    async def _take(self, memory: memoryview, *, to_read: bool) -> WindowSlot:
-        """A slot for as many bytes, at the same address modulo 4096: the daemon writes it as it would the memory."""
+    async def _take(self, num_bytes: int, *, to_read: bool) -> WindowSlot:
         await self._link.reach()  # else each attempt in vain would keep a slot, until there is none to wait for
-        num_bytes, phase = len(memory), address_of(memory) % _PAGE_BYTES
-        if num_bytes + phase <= self._window.num_bytes:
-            return await self._window.take(num_bytes, to_read=to_read, phase=phase)
-        return await self._take_long(num_bytes, phase, *(_READ if to_read else _WRITE))
-
-    async def _take_long(self, num_bytes: int, phase: int, operation: str, kept: str) -> WindowSlot:
-        """A slab of its own. Waits while the daemon allows no more beside those that there are."""
-        slab_bytes, place = round_up(num_bytes + phase), f"a shared slab of {num_bytes} bytes"
-        room_bytes = self._link.max_slab_bytes - self._slab.num_bytes
-        if slab_bytes > room_bytes:
-            raise StorageIOError(operation, place, f"the daemon allows {room_bytes} beside the window", kept)
-        while self._long_bytes + slab_bytes > room_bytes:
-            self._waiting_for_long.append(asyncio.get_running_loop().create_future())
-            await self._waiting_for_long[-1]
-        self._long_bytes += slab_bytes
-        try:
-            slab = await run_job(self._executor, SharedSlab, next(self._slab_numbers), slab_bytes, self._link.inodes)
-        except OSError as error:
-            self._end_long(slab_bytes)
-            raise StorageIOError(operation, place, str(error), kept) from error
-        self._link.share(slab)
-        return WindowSlot(slab, phase, num_bytes)
-
-    def _end_long(self, slab_bytes: int) -> None:
-        self._long_bytes -= slab_bytes
-        waiting, self._waiting_for_long = self._waiting_for_long, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
-
-    def _refuse_waiting(self, error: Callable[[], DaemonUnavailableError]) -> None:
-        """A lost daemon gives back nothing that could be waited for."""
-        self._window.refuse_waiting(error)
-        waiting, self._waiting_for_long = self._waiting_for_long, []
-        for future in waiting:
-            if not future.done():
-                future.set_exception(error())
-
-    def _give_back(self, slot: WindowSlot) -> None:
-        """The daemon does not touch it any more."""
-        if slot.slab is self._slab:
-            self._window.give_back(slot)
-        else:
-            self._link.unshare(slot.slab)
-            slot.slab.close()
-            self._end_long(slot.slab.num_bytes)
+        return await self._window.take(num_bytes, to_read=to_read)
 
     def _unexpected(self, answer: Answer) -> ProtocolError:
         return ProtocolError(self._link.address, f"{type(answer).__name__} in answer to something else")
+
+
+def _pieces(parts: Sequence[_Part], memory: memoryview) -> Iterator[tuple[_Part, memoryview]]:
+    """Each part with its piece of the record's memory."""
+    first = 0
+    for part in parts:
+        yield part, memory[first : first + part.num_bytes]
+        first += part.num_bytes
+
+
+def _raise_first(outcomes: Iterable[object]) -> None:
+    """What went wrong first, now that nothing is going on any more."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 def _discard_of(keys: tuple[int, ...], request: int) -> wire.Discard:

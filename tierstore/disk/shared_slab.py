@@ -27,7 +27,6 @@ class SharedSlab:
         num_bytes: of it; rounded up to whole pages.
         inodes: that a forked child has to let go of: the slab's is among them for as long as it is open, from before
             it has a page; None: it is left to the child.
-        is_lasting: it will be used for so long that huge pages are worth their making.
 
     Attributes:
         memory: all of it, writable.
@@ -38,9 +37,7 @@ class SharedSlab:
         OSError: there is not so much memory (ENOMEM, ENOSPC), or no descriptor is left.
     """
 
-    def __init__(
-        self, number: int, num_bytes: int, inodes: set[Inode] | None = None, *, is_lasting: bool = False
-    ) -> None:
+    def __init__(self, number: int, num_bytes: int, inodes: set[Inode] | None = None) -> None:
         self.number = number
         self._inodes = set[Inode]() if inodes is None else inodes
         self.num_bytes = max(round_up(num_bytes), mmap.PAGESIZE)
@@ -50,9 +47,8 @@ class SharedSlab:
             self._inodes.add(self.inode)
         try:
             os.posix_fallocate(self.descriptor, 0, self.num_bytes)
-            if is_lasting:
-                with contextlib.suppress(OSError):  # only slower
-                    make_pages_huge(self.descriptor, self.num_bytes)
+            with contextlib.suppress(OSError):  # only slower
+                make_pages_huge(self.descriptor, self.num_bytes)
             fcntl.fcntl(self.descriptor, _F_ADD_SEALS, SEALS)
             self._mapping = mmap.mmap(self.descriptor, self.num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
             self.memory = memoryview(self._mapping)

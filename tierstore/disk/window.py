@@ -50,12 +50,12 @@ class Window:
         """The longest slot that there can be."""
         return self._slab.num_bytes
 
-    async def take(self, num_bytes: int, *, to_read: bool, phase: int = 0) -> WindowSlot:
-        """A slot, as soon as there is one; `phase`: of its address modulo 4096. `num_bytes` + `phase` fit in.
+    async def take(self, num_bytes: int, *, to_read: bool) -> WindowSlot:
+        """A slot of whole pages, as soon as there is one; so many bytes fit in.
 
         Raises what `refuse_waiting` was given; no slot was taken.
         """
-        size = round_up(max(num_bytes + phase, 1))
+        size = round_up(max(num_bytes, 1))
         line = self._waiting[0 if to_read else 1]
         if line or (not to_read and self._waiting[0]) or self._free.longest_bytes < size:
             waiter = _Waiter(size, asyncio.get_running_loop().create_future())
@@ -67,12 +67,11 @@ class Window:
                 raise
         else:
             start = self._free.allocate(size)
-        return WindowSlot(self._slab, start + phase, num_bytes)
+        return WindowSlot(self._slab, start, num_bytes)
 
     def give_back(self, slot: WindowSlot) -> None:
         """Nobody uses the slot any more."""
-        phase = slot.offset % 4096
-        self._free.free(slot.offset - phase, round_up(max(slot.num_bytes + phase, 1)))
+        self._free.free(slot.offset, round_up(max(slot.num_bytes, 1)))
         self._serve()
 
     def refuse_waiting(self, error: Callable[[], Exception]) -> None:
