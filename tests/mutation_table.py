@@ -1447,8 +1447,8 @@ MUTATIONS = [
         "P3",
         "the slot of a write that was given up stays taken",
         "tierstore/disk/remote.py",
-        "                self._given_up[key] = sent\n",
-        "                self._given_up[key] = sent\n                self._give_back(sent.slot)\n",
+        "                self._given_up[name] = sent\n",
+        "                self._given_up[name] = sent\n                self._window.give_back(sent.slot)\n",
         ("daemon/test_rules.py::test_slot_of_a_request_that_was_given_up_is_not_used_for_another",),
     ),
     Mutation(
@@ -1472,7 +1472,7 @@ MUTATIONS = [
         "the client uses a key once",
         "tierstore/disk/remote.py",
         "        wire_key = next(self._wire_keys)\n",
-        "        wire_key = key\n",
+        "        wire_key = name.key\n",
         ("daemon/test_link.py::test_key_on_the_wire_is_used_once",),
     ),
     Mutation(
