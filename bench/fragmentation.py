@@ -169,6 +169,8 @@ async def run_load(name: str, directory: Path, *, num_steps: int, largest_bytes:
             if number < LIGHT_STEPS // 2:
                 load.most_live_bytes = 0  # what is left of the heavy steps goes first
             await asyncio.sleep(4 * IDLE_SECONDS / LIGHT_STEPS)
+        while space.is_closing:  # one after the other, at the pace of the file system
+            await space.wait_for_news()
         report = Report(
             most_live_bytes,
             early_bytes,
