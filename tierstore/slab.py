@@ -56,6 +56,14 @@ def _cuda_runtime() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
+def _forget_cuda_error(device: torch.device) -> None:
+    """The runtime keeps the error of a call that failed, and blames the next kernel that is launched for it."""
+    try:
+        torch.ones(1, device=device)
+    except RuntimeError:
+        pass
+
+
 class SlotWatch(weakref.ref[torch.UntypedStorage]):
     """Sees the storage over a slot die.
 
@@ -149,7 +157,7 @@ class Slab:
         self._moved: set[int] = set()  # chunks whose pages came from elsewhere, or went there
         self._can_move = True
         self.description = "pageable"
-        self._is_pinned = False
+        self._pinned_for: torch.device | None = None
 
     def allocate(self, nbytes: int, phase: int = 0) -> Slot:
         """A slot of `nbytes` whose address is `phase` modulo 4096. Never fails while the system has memory."""
@@ -178,7 +186,7 @@ class Slab:
 
     def trim(self, allowance_bytes: int) -> None:
         """Give pages without slots back to the kernel until no more than `allowance_bytes` of them are held."""
-        if self._is_pinned:
+        if self._pinned_for is not None:
             return
         while self._cached and self.cached_bytes > allowance_bytes:
             chunk, _ = self._cached.popitem()
@@ -186,30 +194,41 @@ class Slab:
             self._mapped().madvise(mmap.MADV_DONTNEED, self._first + start, _CHUNK_BYTES)
             self._cool_down(start)
 
-    def pin(self, device_type: str) -> None:
+    def pin(self, device: torch.device) -> None:
         """Register the region with the accelerator's driver, once; where that cannot be done, `description` says why.
 
-        CUDA and ROCm register memory that exists (cudaHostRegister), so the region keeps its exact size. Copies to
-        and from pageable memory are right too, but do not overlap with compute.
+        CUDA and ROCm register memory that exists (cudaHostRegister), so the region keeps its exact size. All its pages
+        are taken then, which blocks for some 0.1 s per GiB. Copies to and from pageable memory are right too, but do
+        not overlap with compute.
+
+        A forked child is not given the region (madvise(2), MADV_DONTFORK): the kernel copies the pinned pages of a
+        process at once when it forks, since Linux 5.12, and before that the device could go on with pages which are the
+        child's. What lies over a slot must not be touched there.
         """
         if self.description != "pageable":
             return
-        if device_type != "cuda":
-            self.description = f"pageable ({device_type} offers no registration of host memory)"
+        if device.type != "cuda":
+            self.description = f"pageable ({device.type} offers no registration of host memory)"
             return
-        address = _address_of(self._mapped()) + self._first
-        error = _cuda_runtime().cudaHostRegister(address, self.size_bytes, 0)
-        if int(error) != 0:
-            self.description = f"pageable (cudaHostRegister failed: {error})"
-            return
-        self._is_pinned = True
+        region = self._mapped()
+        region.madvise(mmap.MADV_DONTFORK, self._first, self.size_bytes)
+        with torch.cuda.device(device):  # else the driver opens a context on whatever device is this thread's own
+            error = _cuda_runtime().cudaHostRegister(_address_of(region) + self._first, self.size_bytes, 0)
+            if int(error) != 0:
+                region.madvise(mmap.MADV_DOFORK, self._first, self.size_bytes)
+                _forget_cuda_error(device)
+                self.description = f"pageable (cudaHostRegister failed with error {int(error)})"
+                return
+        self._pinned_for = device
         self.description = "pinned"
 
     def unpin(self) -> None:
-        """Undo `pin`, before the region goes."""
-        if self._is_pinned:
-            _cuda_runtime().cudaHostUnregister(_address_of(self._mapped()) + self._first)
-            self._is_pinned = False
+        """Undo `pin`, before the region goes; all copies have to be over."""
+        device, self._pinned_for = self._pinned_for, None
+        if device is not None:
+            with torch.cuda.device(device):
+                _cuda_runtime().cudaHostUnregister(_address_of(self._mapped()) + self._first)
+            self.description = "pageable (unpinned)"
 
     def _mapped(self) -> mmap.mmap:
         if self._region is None:
@@ -221,7 +240,7 @@ class Slab:
     def _warm_up(self, size: int) -> bool:
         """Count chunks as having pages until so many bytes in a row are free there; False: there is no such place."""
         whole = round_up(size, _CHUNK_BYTES)
-        if self._cold.longest_bytes < whole and self._spare_bytes >= whole and not self._is_pinned:
+        if self._cold.longest_bytes < whole and self._spare_bytes >= whole and self._pinned_for is None:
             self._cold.free(self.size_bytes + _CHUNK_BYTES, self._spare_bytes)  # no slot lies across a registered end
             self._spare_bytes = 0
         if self._cold.longest_bytes < whole:
@@ -236,7 +255,7 @@ class Slab:
 
     def _move_pages_to(self, start: int, num_bytes: int, before: int) -> None:
         """Of free chunks, except those in the `before` bytes before it; what is missing will be fresh pages."""
-        if self._is_pinned or not self._can_move:
+        if self._pinned_for is not None or not self._can_move:
             return
         kept = self._chunks(start - before, before + num_bytes)
         donors = [chunk for chunk in reversed(self._cached) if chunk not in kept]

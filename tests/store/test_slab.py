@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
@@ -259,9 +260,78 @@ def test_any_sequence_never_overlaps_nor_changes_what_is_held(
 def test_pin_for_an_unknown_device_says_why_not() -> None:
     slab = Slab(CHUNK)
     assert slab.description == "pageable"
-    slab.pin("cpu")
+    slab.pin(torch.device("cpu"))
     assert "cpu" in slab.description
     slab.unpin()
+    slab.free(slab.allocate(10))
+    slab.trim(0)
+    assert slab.cached_bytes == 0
+
+
+class Driver:
+    """What `Slab` calls of CUDA's runtime, for a machine that has none."""
+
+    def __init__(self, error: int) -> None:
+        self.error = error
+        self.registered: list[tuple[int, int, int]] = []
+        self.unregistered: list[int] = []
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+        self.registered.append((address, size, flags))
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        self.unregistered.append(address)
+        return 0
+
+
+def _with_driver(monkeypatch: pytest.MonkeyPatch, error: int) -> Driver:
+    driver = Driver(error)
+    monkeypatch.setattr("tierstore.slab._cuda_runtime", lambda: driver)
+    monkeypatch.setattr("tierstore.slab._forget_cuda_error", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    return driver
+
+
+def _is_withheld_from_children(address: int) -> bool:
+    """Whether the mapping at an address has the flag "dc" (do not copy on fork) of proc_pid_smaps(5)."""
+    here = False
+    with open("/proc/self/smaps", encoding="ascii") as lines:
+        for line in lines:
+            words = line.split()
+            if "-" in words[0] and not words[0].endswith(":"):
+                first, end = (int(part, 16) for part in words[0].split("-"))
+                here = first <= address < end
+            elif here and words[0] == "VmFlags:":
+                return "dc" in words
+    raise AssertionError("no mapping there")
+
+
+def test_pin_registers_the_exact_size_once_and_withholds_it_from_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = _with_driver(monkeypatch, 0)
+    slab = Slab(3 * CHUNK, spare_bytes=CHUNK)
+    slot = slab.allocate(100)
+    for _ in range(2):
+        slab.pin(torch.device("cuda", 1))
+    ((address, size, flags),) = driver.registered
+    assert (size, flags) == (3 * CHUNK, 0)
+    assert address % CHUNK == 0
+    assert address <= slot.address < address + size
+    assert slab.description == "pinned"
+    assert _is_withheld_from_children(address)
+    slab.unpin()
+    slab.unpin()
+    assert driver.unregistered == [address]
+
+
+def test_pin_refused_by_the_driver_says_so_and_leaves_the_memory_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = _with_driver(monkeypatch, 2)
+    slab = Slab(3 * CHUNK)
+    slab.pin(torch.device("cuda", 0))
+    assert slab.description == "pageable (cudaHostRegister failed with error 2)"
+    assert not _is_withheld_from_children(driver.registered[0][0])
+    slab.unpin()
+    assert driver.unregistered == []
     slab.free(slab.allocate(10))
     slab.trim(0)
     assert slab.cached_bytes == 0
