@@ -854,23 +854,91 @@ MUTATIONS = [
         "R9",
         "the stream that asks waits for the reload",
         "tierstore/device.py",
-        "            self._copies.wait(current, copied)\n",
-        "            pass\n",
-        ("store/test_device.py::test_reload_on_another_stream_than_the_records_waits_there_too",),
+        "        self._copies.wait(current, reload.copied)\n",
+        "",
+        ("store/test_device.py::test_reload_is_seen_by_every_later_kernel",),
     ),
     Mutation(
         "R9",
-        "the record's stream waits for the reload",
+        "every stream that asks waits for the reload, not only the first",
         "tierstore/device.py",
-        "        self._copies.wait(record.stream, copied)\n        current",
-        "        current",
-        ("store/test_device.py::test_reload_is_seen_by_every_later_kernel",),
+        "        if current in reload.streams:\n",
+        "        if reload.streams:\n",
+        ("store/test_happens_before.py",),
+    ),
+    Mutation(
+        "R9",
+        "a block that another stream was made to read is not given away before that has read it",
+        "tierstore/device.py",
+        "        if current != record.stream and record.source is not None:\n",
+        "        if False:\n",
+        ("store/test_happens_before.py",),
+    ),
+    Mutation(
+        "R9",
+        "a block is not given away before every stream that may use it is through with it",
+        "tierstore/device.py",
+        "            self._copies.share(flight.memory, stream)\n",
+        "            pass\n",
+        ("store/test_happens_before.py",),
+    ),
+    Mutation(
+        "R9",
+        "what is reloaded and not asked for holds its block until it is copied",
+        "tierstore/device.py",
+        "            if reload.memory is not None:  # no stream",
+        "            if False:  # no stream",
+        ("store/test_happens_before.py",),
+    ),
+    Mutation(
+        "R9",
+        "a copy in that nobody waited for yet keeps its target",
+        "tierstore/device.py",
+        "        self.memory: torch.Tensor | None = memory\n",
+        "        self.memory: torch.Tensor | None = memory[:0].clone()\n",
+        ("store/test_happens_before.py",),
+    ),
+    Mutation(
+        "R9",
+        "the copy stream waits for what packed",
+        "tierstore/copies.py",
+        "        copying.wait_event(stream.record_event())\n",
+        "",
+        ("store/test_happens_before.py",),
+    ),
+    Mutation(
+        "R9",
+        "the copy stream waits for an event after the allocation",
+        "tierstore/copies.py",
+        "        with stream:\n"
+        "            target = torch.empty(source.numel(), dtype=torch.uint8, device=device)\n"
+        "            allocated = stream.record_event()\n",
+        "        allocated = stream.record_event()\n"
+        '        with self._stream(device, "in"):\n'
+        "            target = torch.empty(source.numel(), dtype=torch.uint8, device=device)\n",
+        ("store/test_happens_before.py",),
+    ),
+    Mutation(
+        "R9",
+        "the copy stream waits for the allocation at all",
+        "tierstore/copies.py",
+        "        copying.wait_event(allocated)\n",
+        "",
+        ("store/test_happens_before.py",),
+    ),
+    Mutation(
+        "R9",
+        "a copy's end is told of on the stream that copies",
+        "tierstore/copies.py",
+        "            return _Point(copying.record_event(), source.device)\n",
+        "            return _Point(stream.record_event(), source.device)\n",
+        ("store/test_happens_before.py",),
     ),
     Mutation(
         "R9",
         "a slot is not used again before the copy from it is over",
         "tierstore/device.py",
-        "        if ready.query():\n            then()",
+        "        if self._may_ask and ready.query():\n            then()",
         "        if True:\n            then()",
         ("store/test_device.py::test_offload_released_meanwhile_holds_the_memory_until_copied",),
     ),
@@ -878,8 +946,8 @@ MUTATIONS = [
         "R9",
         "device memory is held until it is copied",
         "tierstore/device.py",
-        "_Flight(record, storage, storage.nbytes(), done)",
-        "_Flight(record, None, storage.nbytes(), done)",
+        "_Flight(record, memory, done)",
+        "_Flight(record, memory[:0].clone(), done)",
         ("store/test_device.py::test_offload_released_meanwhile_holds_the_memory_until_copied",),
     ),
     Mutation(
@@ -922,17 +990,9 @@ MUTATIONS = [
     ),
     Mutation(
         "R9",
-        "with several streams references are held until the copy is over",
-        "tierstore/device.py",
-        "        if len(self._streams_seen) > 1:\n            return\n",
-        "",
-        ("store/test_device.py::test_offload_from_two_streams_holds_every_reference",),
-    ),
-    Mutation(
-        "R9",
         "memory in flight is let go of only behind a wait of its stream",
         "tierstore/device.py",
-        "            self._copies.wait(stream, flight.done)\n",
+        "            self._copies.wait(flight.record.stream, flight.done)\n",
         "",
         ("store/test_device.py::test_offload_beyond_the_bound_makes_the_stream_wait_not_the_host",),
     ),
@@ -1610,7 +1670,7 @@ MUTATIONS = [
     ),
 ]
 
-_NO_DEVICE = "needs an accelerator; tests/hooks/test_gpu.py runs there"
+_NO_DEVICE = "needs an accelerator; tests/gpu/ runs there"
 
 UNSHOWN = [
     Unshown("R1", "allow_mutation_on_saved_tensors is not supported", "a limit that the README tells, not code"),
@@ -1619,7 +1679,6 @@ UNSHOWN = [
         "R7", "only a checkpoint's inputs reach the hooks", "PyTorch's doing; tests/hooks/test_scopes.py looks at it"
     ),
     Unshown("R8", "what is saved during the capture of a CUDA graph stays", _NO_DEVICE),
-    Unshown("R9", "copy streams wait for what packed, and for an event after the allocation", _NO_DEVICE),
     Unshown(
         "R14", "wrappers of functional transforms stay", "hooks are given what they wrap: a second line of defence"
     ),

@@ -1,130 +1,76 @@
 """The device tier: saved tensors on an accelerator, and their copies to and from slots of host memory.
 
 NOTE [Stream order]
-An accelerator's allocator hands a freed block to the next request on the same stream at once; it knows nothing of
-copies on other streams. So (each line is one of the waits below):
+An accelerator's allocator hands a freed block to the next request on the stream that it belongs to at once; it knows
+nothing of work on other streams unless it is told (`Copies.share`). So (each line is one of the waits below):
 
 - the copy out waits for an event of the stream that packed the tensor: its bytes are written by then;
-- the block is let go only when the copy out is over, or when the compute stream itself has been made to wait for it;
-  then whatever reuses the block comes after. The host never blocks;
+- the block is let go only when the copy out is over, or when the stream that packed has been made to wait for it. The
+  block may belong to yet another stream (its tensor was computed there), and others may have been given it meanwhile.
+  So the allocator is told of every stream that has packed or unpacked on that device: in a program of one stream that
+  changes nothing, else the block is used again only behind what they have queued. The host never blocks;
 - the target of a reload is allocated on the record's own stream, and the copy in waits for an event recorded *after*
   that: the block may have been in use by a kernel queued there just before;
-- the compute stream waits for the copy in;
-- a slot is used again only when the last copy from or to it is over.
+- whoever asks waits for the copy in, on its own stream, when it asks and not when the copy is queued: else no kernel
+  would run beside the copies for later ones. Until somebody has, the block is held here;
+- if that is not the stream that the block belongs to, the allocator is told of it;
+- a slot is used again only when the last copy from or to it is over; the slab is unpinned when all of them are.
 
-Where tensors are packed on more than one stream, a block may belong to a stream that we do not know. Then references
-are held until the copies are over; the bound on what is in flight is kept on average only.
+What cannot be seen is a stream that uses a saved tensor and itself never saves nor asks for anything: without a store
+the graph would keep the block for it until backward. Its user has to call `record_stream`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
+from .copies import Copies, Marker
 from .handle import Record, State
 from .host import Window
 from .ownership import unclaim
 from .plan import Place
 from .slab import Slot
 
-__all__ = ["AcceleratorCopies", "Copies", "DeviceTier", "Marker"]
+__all__ = ["DeviceTier"]
 
 FLIGHT_BYTES = 256 * 2**20
 """Saved tensors that are being copied out may hold so much device memory; the compute stream waits beyond it."""
 RELOAD_BYTES = 256 * 2**20
-"""So much is copied back ahead of backward, and kept for other views of the same storage."""
-
-
-class Marker(Protocol):
-    """A point in a stream's work (an event)."""
-
-    def query(self) -> bool:
-        """Whether the work up to it is done. Does not block."""
-
-    def synchronize(self) -> None:
-        """Wait until it is. Blocks the calling thread, without the GIL."""
-
-
-class Copies(Protocol):
-    """The copy engine: the seam between the device tier and the accelerator. No call blocks the host."""
-
-    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        """The accelerator whose memory the tensor is in; None: host memory."""
-
-    def current_stream(self, device: torch.device) -> Any:
-        """The stream that this thread queues work on."""
-
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
-        """Copy device bytes to host bytes (both uint8, shape [n]) once `stream` has done what is queued on it."""
-
-    def copy_in(
-        self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
-    ) -> tuple[torch.Tensor, Marker]:
-        """Copy host bytes, valid from `ready` on, to new device bytes; later work on `stream` comes after the copy."""
-
-    def wait(self, stream: Any, marker: Marker) -> None:
-        """Let later work on `stream` come after the marker."""
-
-
-class AcceleratorCopies:
-    """The copy engine of whatever `torch.accelerator` drives: one stream each way for each device."""
-
-    def __init__(self) -> None:
-        self._streams: dict[tuple[torch.device, str], torch.Stream] = {}
-
-    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        """See `Copies`."""
-        return None if tensor.is_cpu else tensor.device
-
-    def current_stream(self, device: torch.device) -> torch.Stream:
-        """See `Copies`."""
-        return torch.accelerator.current_stream(device)
-
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: torch.Stream) -> torch.Event:
-        """See `Copies`."""
-        copying = self._stream(source.device, "out")
-        copying.wait_event(stream.record_event())
-        with copying:
-            target.copy_(source, non_blocking=True)
-            return copying.record_event()
-
-    def copy_in(
-        self, source: torch.Tensor, device: torch.device, stream: torch.Stream, ready: Marker | None
-    ) -> tuple[torch.Tensor, torch.Event]:
-        """See `Copies`."""
-        with stream:
-            target = torch.empty(source.numel(), dtype=torch.uint8, device=device)
-            allocated = stream.record_event()
-        copying = self._stream(device, "in")
-        copying.wait_event(allocated)
-        if isinstance(ready, torch.Event):
-            copying.wait_event(ready)
-        with copying:
-            target.copy_(source, non_blocking=True)
-            copied = copying.record_event()
-        return target, copied
-
-    def wait(self, stream: torch.Stream, marker: Marker) -> None:
-        """See `Copies`."""
-        stream.wait_event(marker)  # type: ignore[arg-type]
-
-    def _stream(self, device: torch.device, direction: str) -> torch.Stream:
-        key = (device, direction)
-        if key not in self._streams:
-            self._streams[key] = torch.Stream(device)
-        return self._streams[key]
+"""So much is copied back ahead of backward, and kept for other views of the same storage; one tensor that is larger may
+be on its way, too, while another is in use."""
 
 
 class _Flight(NamedTuple):
     """A copy out under way."""
 
     record: Record
-    storage: torch.UntypedStorage  # keeps the device memory
-    nbytes: int
+    memory: torch.Tensor  # the whole storage, uint8
     done: Marker
+
+
+class _Reload:
+    """A copy in, under way or over.
+
+    Attributes:
+        record, nbytes: what is copied.
+        copied: when it is over.
+        memory: where to; None once a stream waits for it, and the record's own alias is enough.
+        streams: those that wait for it.
+    """
+
+    __slots__ = ("copied", "memory", "nbytes", "record", "streams")
+
+    def __init__(self, record: Record, memory: torch.Tensor, copied: Marker) -> None:
+        self.record = record
+        self.nbytes = record.nbytes
+        self.copied = copied
+        self.memory: torch.Tensor | None = memory
+        self.streams: list[Any] = []
 
 
 class DeviceTier:
@@ -146,10 +92,12 @@ class DeviceTier:
         self._leaving: OrderedDict[int, Record] = OrderedDict()  # those of them that the plan sends away
         self._flights: deque[_Flight] = deque()
         self._in_flight = Window(flight_bytes)
-        self._reloaded: OrderedDict[int, tuple[Record, int]] = OrderedDict()
+        self._reloaded: OrderedDict[int, _Reload] = OrderedDict()
         self._reloaded_bytes = 0
+        self._num_ahead = 0  # of those, nobody has asked for yet
         self._busy: deque[tuple[Marker, Callable[[], None]]] = deque()
-        self._streams_seen: set[Any] = set()
+        self._streams: defaultdict[torch.device, set[Any]] = defaultdict(set)  # that packed or unpacked
+        self._may_ask = True
 
     @property
     def held_bytes(self) -> int:
@@ -163,8 +111,13 @@ class DeviceTier:
 
     def note_stream(self, record: Record) -> None:
         """Remember the stream that packs the record."""
-        record.stream = self._copies.current_stream(_device_of(record))
-        self._streams_seen.add(record.stream)
+        record.stream = self._current_stream(record)
+
+    def _current_stream(self, record: Record) -> Any:
+        device = _device_of(record)
+        stream = self._copies.current_stream(device)
+        self._streams[device].add(stream)
+        return stream
 
     def hold(self, record: Record) -> None:
         """The record is ours alone now, and stays on the device until it is chosen to leave."""
@@ -194,26 +147,26 @@ class DeviceTier:
     def offload(self, record: Record, source: torch.Tensor, slot: Slot, first: int, end: int) -> None:
         """Begin to copy bytes [first, end) of the source's storage to the slot."""
         self.leave(record)
-        storage = source.untyped_storage()
-        done = self._copies.copy_out(_bytes_of(source)[first:end], slot.as_plain_tensor(), record.stream)
+        memory = _bytes_of(source)
+        done = self._copies.copy_out(memory[first:end], slot.as_plain_tensor(), record.stream)
         record.move(State.OFFLOADING)
         record.ready = done
-        self._flights.append(_Flight(record, storage, storage.nbytes(), done))
-        self._in_flight.charge(storage.nbytes())
-        self._bound_flight(record.stream)
+        self._flights.append(_Flight(record, memory, done))
+        self._in_flight.charge(len(memory))
+        self._bound_flight()
 
-    def _bound_flight(self, stream: Any) -> None:
+    def _bound_flight(self) -> None:
         self.poll()
-        if len(self._streams_seen) > 1:
-            return
         while not self._in_flight.fits(0) and len(self._flights) > 1:
             flight = self._flights.popleft()
-            self._copies.wait(stream, flight.done)
+            self._copies.wait(flight.record.stream, flight.done)
             self._land(flight)
-            self._busy.append((flight.done, lambda record=flight.record: _arrive(record)))  # type: ignore[misc]
+            self._busy.append((flight.done, partial(_arrive, flight.record)))
 
     def poll(self) -> None:
         """Let go of what copies have finished with. (An event of a device cannot be awaited: it is looked at.)"""
+        if not self._may_ask:
+            return
         while self._flights and self._flights[0].done.query():
             flight = self._flights.popleft()
             self._land(flight)
@@ -222,8 +175,10 @@ class DeviceTier:
             self._busy.popleft()[1]()
 
     def _land(self, flight: _Flight) -> None:
-        self._in_flight.discharge(flight.nbytes)
+        self._in_flight.discharge(len(flight.memory))
         record = flight.record
+        for stream in self._streams[_device_of(record)]:
+            self._copies.share(flight.memory, stream)
         if record.claims is not None and record.key not in self._reloaded:
             self._forget_device_bytes(record)
 
@@ -239,28 +194,45 @@ class DeviceTier:
         return record.claims is not None
 
     def reload(self, record: Record, source: torch.Tensor, slot: Slot) -> None:
-        """Begin to copy the slot back; the source carries the bytes for work that is queued from now on."""
+        """Begin to copy the slot back. Whoever is to use the source's bytes has to `hand_over` first."""
         target, copied = self._copies.copy_in(slot.as_plain_tensor(), _device_of(record), record.stream, record.ready)
-        self._copies.wait(record.stream, copied)
-        current = self._copies.current_stream(_device_of(record))
-        if current != record.stream:
-            self._copies.wait(current, copied)
         source.data = target
         record.ready = copied
         record.claims = []
-        self._reloaded[record.key] = (record, record.nbytes)
+        self._reloaded[record.key] = _Reload(record, target, copied)
         self._reloaded_bytes += record.nbytes
-        while self._reloaded_bytes > self._reload_bytes and len(self._reloaded) > 1:
-            self._forget_device_bytes(self.unload(next(iter(self._reloaded.values()))[0]))
+        self._num_ahead += 1
+        while self._reloaded_bytes > self._reload_bytes and len(self._reloaded) > 2:  # in use, and the next
+            self._forget_device_bytes(self.unload(next(iter(self._reloaded.values())).record))
+
+    def hand_over(self, record: Record) -> None:
+        """Whatever this thread queues on its stream from now on finds the record's bytes on the device."""
+        current = self._current_stream(record)
+        reload = self._reloaded.get(record.key)
+        if reload is None:
+            return
+        self._reloaded.move_to_end(record.key)  # what is reloaded ahead now does not take its place
+        if current in reload.streams:
+            return
+        self._copies.wait(current, reload.copied)
+        if current != record.stream and record.source is not None:
+            self._copies.share(record.source, current)
+        self._num_ahead -= reload.memory is not None
+        reload.memory = None
+        reload.streams.append(current)
 
     def has_room_to_reload(self, nbytes: int) -> bool:
         """Whether so much more may be copied back before it is asked for."""
-        return self._reloaded_bytes + nbytes <= self._reload_bytes
+        return self._reloaded_bytes + nbytes <= self._reload_bytes or not self._num_ahead
 
     def unload(self, record: Record) -> Record:
         """The record's device copy is not counted any more."""
-        _, nbytes = self._reloaded.pop(record.key, (record, 0))
-        self._reloaded_bytes -= nbytes
+        reload = self._reloaded.pop(record.key, None)
+        if reload is not None:
+            self._reloaded_bytes -= reload.nbytes
+            if reload.memory is not None:  # no stream waits for it: nobody may be given the block before it is over
+                self._num_ahead -= 1
+                self.when_copied(reload.copied, partial(_drop, reload.memory))
         return record
 
     def release(self, record: Record) -> None:
@@ -270,10 +242,25 @@ class DeviceTier:
 
     def when_copied(self, ready: Marker, then: Callable[[], None]) -> None:
         """Call `then` once the copy is over: at once if it is, else at some later `poll`."""
-        if ready.query():
+        if self._may_ask and ready.query():
             then()
         else:
             self._busy.append((ready, then))
+
+    def stop_asking(self) -> None:
+        """The store is closed: the engine waits for what is under way, even where asking a failed device raises."""
+        self._may_ask = False
+
+    def under_way(self) -> Sequence[Marker]:
+        """The ends of all copies that may not be over."""
+        return [flight.done for flight in self._flights] + [ready for ready, _ in self._busy]
+
+    def finish(self) -> None:
+        """All of those are over, or will never be: the device has failed."""
+        while self._flights:
+            self._in_flight.discharge(len(self._flights.popleft().memory))
+        while self._busy:
+            self._busy.popleft()[1]()
 
 
 def _device_of(record: Record) -> torch.device:
@@ -285,6 +272,10 @@ def _device_of(record: Record) -> torch.device:
 def _arrive(record: Record) -> None:
     if record.state is State.OFFLOADING:
         record.move(State.HOST)
+
+
+def _drop(memory: torch.Tensor) -> None:
+    """Nothing: the caller's reference was the last one."""
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

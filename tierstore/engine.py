@@ -21,7 +21,7 @@ from .errors import StorageIOError
 from .threads import IoThreads, start_thread
 
 if TYPE_CHECKING:
-    from .device import Marker
+    from .copies import Marker
     from .disk.tier import DiskTier, Kind, Stored
     from .handle import Record
 

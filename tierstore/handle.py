@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from .device import Marker
+    from .copies import Marker
     from .disk.tier import Kind
     from .host import Window
     from .layout import Layout

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from .booking import Booking
-from .device import AcceleratorCopies, Copies, DeviceTier
+from .copies import AcceleratorCopies, Copies
+from .device import DeviceTier
 from .disk.tier import Stored
 from .errors import CorruptDataError, StoreFullError
 from .eviction import EvictionOrder
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 __all__ = ["Moves"]
 
 _PAGE_BYTES = 4096
+_BLOCK_BYTES = 512
+"""Where the allocators of accelerators begin a block (torch's for CUDA). A tensor comes back at the same address modulo
+that: kernels, and with them the order in which they add, are chosen by alignment too."""
 _IN_HOST_MEMORY = frozenset({State.OFFLOADING, State.HOST, State.WRITING, State.CLEAN})
 
 
@@ -88,7 +92,7 @@ class Moves:
         self._jobs: set[Record] = set()  # those that a job of the engine is about
         self._eviction = EvictionOrder()
         self._parked: dict[int, Record] = {}  # in HOST, but charged to staging: they were on their way out
-        self._empty = torch.empty(0, dtype=torch.uint8)
+        self._empty = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     # --- the beginning ----------------------------------------------------------------------------------------
 
@@ -98,7 +102,7 @@ class Moves:
         self.counters.packed_tensors += 1
         self.counters.packed_bytes += record.nbytes
         if record.device is not None:
-            self.slots.slab.pin(record.device.type)
+            self.slots.slab.pin(record.device)
             self.devices.note_stream(record)
 
     def is_short_of(self, nbytes: int) -> bool:
@@ -341,9 +345,13 @@ class Moves:
     def _cut_span(self, record: Record, source: torch.Tensor) -> tuple[int, int]:
         """Decide which bytes of the storage are stored; from here on no other view can join the record."""
         if record.span is None:
-            record.span = span_of(record.layouts, source.untyped_storage().nbytes())
+            first, end = span_of(record.layouts, source.untyped_storage().nbytes())
+            if record.device is None:
+                record.phase = (storage_address(source) + first) % _PAGE_BYTES
+            else:
+                first -= first % _BLOCK_BYTES
+            record.span = first, end
             record.layouts = []
-            record.phase = 0 if record.device is not None else (storage_address(source) + record.span[0]) % _PAGE_BYTES
         return record.span
 
     def _drop(self, record: Record | None) -> bool:
@@ -577,6 +585,7 @@ class Moves:
     def end_all(self) -> None:
         """The store is closed: give up every record. Jobs that run keep what they hold."""
         self.is_closed = True
+        self.devices.stop_asking()
         self.drain()
         for record in self._records.values():
             self._eviction.remove(record)

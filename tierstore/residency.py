@@ -34,7 +34,7 @@ from .ownership import claims_of
 from .stats import STALL_CAUSES
 
 if TYPE_CHECKING:
-    from .device import Copies
+    from .copies import Copies
     from .lookahead import Lookahead
     from .noted import NotedLog, NotedTensor
 
@@ -426,6 +426,14 @@ class Residency:
         with self.lock:
             self._end(closed)
             self.moves.end_jobs()
+            under_way = self.moves.devices.under_way()
+        for marker in under_way:
+            try:
+                marker.synchronize()
+            except Exception:  # noqa: BLE001 - the device has failed, or its copies were given up
+                pass
+        with self.lock:
+            self.moves.devices.finish()
             self.moves.slots.slab.unpin()
 
     # --- under the lock -----------------------------------------------------------------------------------------
@@ -556,6 +564,7 @@ class Residency:
         source = self._check_unchanged(record, layout)
         if record.device is not None:
             self.moves.reload(record)
+            self.moves.devices.hand_over(record)
             if reload_ahead is not None:
                 reload_ahead.asked_for(index)
                 self.moves.reload_ahead(reload_ahead)

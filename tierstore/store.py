@@ -50,7 +50,7 @@ from .uncompiled import uncompiled
 if TYPE_CHECKING:
     from collections import deque
 
-    from .device import Copies
+    from .copies import Copies
     from .layout import Layout
     from .noted import NotedTensor
 

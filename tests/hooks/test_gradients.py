@@ -116,3 +116,13 @@ def test_gradients_restored_from_disk_not_from_memory(store: TierStore) -> None:
     assert stats.spilled_bytes > 100_000
     assert stats.restored_bytes > 0.9 * stats.spilled_bytes
     assert stats.forwarded_bytes == 0
+
+
+def test_gradients_with_another_default_device_same_bits(make_store: MakeStore) -> None:
+    """Programs set one, usually "cuda", and tensors on the CPU are offloaded all the same."""
+    with torch.device("meta"):
+        store = make_store()
+    program = training("mlp")
+    plain = run_plain(program)
+    assert_same_bits(run_offloaded(program, store), plain)
+    assert store.stats().restored_bytes > 0

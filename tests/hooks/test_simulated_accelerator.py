@@ -7,13 +7,16 @@ tests/store/test_device.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from tests.conftest import MakeStore
+from tests.hooks.programs import forget_after_error
 from tierstore import TierStore, tiered_offload
+from tierstore.copies import Marker
 from tierstore.testing import SimulatedCopies
 
 
@@ -113,3 +116,50 @@ def test_known_graph_what_the_device_may_not_keep_leaves_it_at_once(
         loss.backward()
         del loss
     assert counts == [(0, 4, 2), (3, 4, 2), (3, 4, 2)]
+
+
+def test_part_of_a_storage_comes_back_at_the_address_it_had_modulo_the_allocators_blocks(
+    make_store: MakeStore, copies: SimulatedCopies
+) -> None:
+    """Kernels are chosen by alignment: at another address the same sum may be added up in another order."""
+    store = make_store(copies=copies)
+    whole = torch.randn(4096)
+    handle = store.put(whole[200:])
+    store.flush()
+    assert torch.equal(store.get(handle), whole[200:])
+    assert handle.record.first_byte == 512
+
+
+class LostDevice(SimulatedCopies):
+    """Whose events can be asked no more once it is lost, as after an error that a device does not recover from."""
+
+    is_lost = False
+
+    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
+        return LostMarker(self)
+
+
+class LostMarker:
+    def __init__(self, copies: LostDevice) -> None:
+        self._copies = copies
+
+    def query(self) -> bool:
+        if self._copies.is_lost:
+            raise RuntimeError("the device is lost")
+        return False
+
+    def synchronize(self) -> None:
+        while not self.query():
+            pass
+
+
+def test_device_lost_next_call_raises_and_close_returns(make_store: MakeStore) -> None:
+    with LostDevice() as copies:
+        store = make_store(copies=copies, host_bytes="1GiB")
+        with tiered_offload(store, min_bytes=0):
+            loss = _model()(torch.randn(32, 64)).sum()
+        copies.is_lost = True
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            loss.backward()
+        store.close()
+        forget_after_error()

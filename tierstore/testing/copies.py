@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..device import Copies, Marker
+from ..copies import Copies, Marker
 from .faults import Drawn, Faults
 from .plan import Operation
 
@@ -81,6 +81,9 @@ class SimulatedCopies:
         """See `Copies`; blocks."""
         marker.synchronize()
 
+    def share(self, memory: torch.Tensor, stream: Any) -> None:
+        """See `Copies`; what is queued on a stream is done at once, so there is nothing to come after."""
+
     def synchronize(self) -> None:
         """Return when all that was queued is copied. Blocks.
 
@@ -131,6 +134,7 @@ class FaultyCopies:
         self._num_copies = 0
         self.device_of = copies.device_of
         self.current_stream = copies.current_stream
+        self.share = copies.share
 
     def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
         """See `Copies`."""

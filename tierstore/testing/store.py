@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any, Self
 
 from ..config import DEFAULT_ADDRESS
-from ..device import AcceleratorCopies, Copies
+from ..copies import AcceleratorCopies, Copies
 from ..disk.tier import DiskTier
 from ..engine import OpenDisk
 from ..store import TierStore

@@ -1,0 +1,148 @@
+"""The copy engine: the seam between the device tier and the accelerator, in streams and events.
+
+What waits for what is decided by those who call it: NOTE [Stream order] in `device.py`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+__all__ = ["AcceleratorCopies", "Copies", "Marker"]
+
+
+class Marker(Protocol):
+    """A point in a stream's work (an event)."""
+
+    def query(self) -> bool:
+        """Whether the work up to it is done. Does not block."""
+
+    def synchronize(self) -> None:
+        """Wait until it is. Blocks the calling thread, without the GIL."""
+
+
+class Copies(Protocol):
+    """The copy engine: the seam between the device tier and the accelerator. No call blocks the host."""
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        """The accelerator whose memory the tensor is in; None: host memory."""
+
+    def current_stream(self, device: torch.device) -> Any:
+        """The stream that this thread queues work on."""
+
+    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
+        """Copy device bytes to host bytes (both uint8, shape [n]) once `stream` has done what is queued on it."""
+
+    def copy_in(
+        self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
+    ) -> tuple[torch.Tensor, Marker]:
+        """Copy host bytes, valid from `ready` on, to new device bytes (uint8, shape [n]) of `stream`.
+
+        They are there once the marker is; no stream waits for it yet.
+        """
+
+    def wait(self, stream: Any, marker: Marker) -> None:
+        """Let later work on `stream` come after the marker."""
+
+    def share(self, memory: torch.Tensor, stream: Any) -> None:
+        """Whoever is given the memory after it is freed comes after what is queued on `stream` by then."""
+
+
+class _Point:
+    """An event of an accelerator, for any thread. A `Marker`.
+
+    A thread that never chose a device has the first one as its current one, and whatever it asks the driver may open a
+    context there: hundreds of MiB on a device that this process does not use. So it asks from the event's own.
+    """
+
+    __slots__ = ("_device", "event")
+
+    def __init__(self, event: torch.Event, device: torch.device) -> None:
+        self.event = event
+        self._device = device
+
+    def query(self) -> bool:
+        """See `Marker`. While this thread captures a graph, which would forbid to ask: not yet."""
+        if _is_capturing(self._device):
+            return False
+        with self._on_device():
+            return self.event.query()
+
+    def synchronize(self) -> None:
+        """See `Marker`."""
+        with self._on_device():
+            self.event.synchronize()
+
+    def _on_device(self) -> AbstractContextManager[None]:
+        return torch.accelerator.device_index(self._device.index)
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Whether this thread captures a graph. (Never on a default stream, which must not be asked while others do.)"""
+    if device.type != "cuda" or torch.accelerator.current_stream(device).stream_id == 0:
+        return False
+    return torch.cuda.is_current_stream_capturing()
+
+
+class AcceleratorCopies:
+    """The copy engine of whatever `torch.accelerator` drives: one stream each way for each device."""
+
+    def __init__(self) -> None:
+        self._streams: dict[tuple[torch.device, str], torch.Stream] = {}
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        """See `Copies`."""
+        return None if tensor.is_cpu else tensor.device
+
+    def current_stream(self, device: torch.device) -> torch.Stream:
+        """See `Copies`."""
+        return torch.accelerator.current_stream(device)
+
+    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: torch.Stream) -> _Point:
+        """See `Copies`."""
+        copying = self._stream(source.device, "out")
+        copying.wait_event(stream.record_event())
+        with copying:
+            target.copy_(source, non_blocking=True)
+            return _Point(copying.record_event(), source.device)
+
+    def copy_in(
+        self, source: torch.Tensor, device: torch.device, stream: torch.Stream, ready: Marker | None
+    ) -> tuple[torch.Tensor, _Point]:
+        """See `Copies`.
+
+        Raises:
+            RuntimeError: while this thread captures a graph: replayed, it would copy what the slot holds by then.
+        """
+        if _is_capturing(device):
+            raise RuntimeError(
+                "a backward that is captured as a graph asks for a tensor that its forward has offloaded: "
+                "capture the forward too, or run it inside tierstore.keep_resident()"
+            )
+        with stream:
+            target = torch.empty(source.numel(), dtype=torch.uint8, device=device)
+            allocated = stream.record_event()
+        copying = self._stream(device, "in")
+        copying.wait_event(allocated)
+        if isinstance(ready, _Point):
+            copying.wait_event(ready.event)
+        with copying:
+            target.copy_(source, non_blocking=True)
+            return target, _Point(copying.record_event(), device)
+
+    def wait(self, stream: torch.Stream, marker: Marker) -> None:
+        """See `Copies`."""
+        if isinstance(marker, _Point):
+            stream.wait_event(marker.event)
+
+    def share(self, memory: torch.Tensor, stream: torch.Stream) -> None:
+        """See `Copies`."""
+        memory.record_stream(stream)
+
+    def _stream(self, device: torch.device, direction: str) -> torch.Stream:
+        key = (device, direction)
+        if key not in self._streams:
+            self._streams[key] = torch.Stream(device)
+        return self._streams[key]
