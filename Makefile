@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 MINUTES ?= 10
 SEED ?= 1
 
-.PHONY: demo test check bench mutations fuzz soak clean
+.PHONY: demo test check bench gpu mutations fuzz soak clean
 
 demo: $(INSTALLED)            ## train a small language model on real text, without and with the store
 	$(BIN)/tierstore demo
@@ -22,6 +22,9 @@ check: $(INSTALLED)           ## style, types, directions of imports
 
 bench: $(INSTALLED)           ## every question of bench/: tables, all goals in one table, plots (some twenty minutes)
 	$(BIN)/python -m bench
+
+gpu: $(INSTALLED)             ## prove and measure the accelerator path on this machine's GPU (under nine minutes)
+	$(BIN)/python -m bench.gpu
 
 mutations: $(INSTALLED)       ## break every rule that keeps gradients right, once; which test notices? (minutes)
 	$(BIN)/python -m tests.mutations

@@ -1,0 +1,83 @@
+"""What no offloading can beat: copies between pinned host memory and the device, and the disk, with nothing beside."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from .timing import Stopwatch, name_of
+
+__all__ = ["measure_floors"]
+
+_BLOCK_BYTES = 16 * 2**20
+
+
+def measure_floors(device: torch.device, scratch: Path, *, tiny: bool) -> dict[str, float | str]:
+    """Bandwidths in bytes per second, each the best of three."""
+    num_bytes = 2**20 if tiny else 2**30
+    return {"device": name_of(device)} | _copies(device, num_bytes) | _disk(scratch, num_bytes)
+
+
+def _copies(device: torch.device, num_bytes: int) -> dict[str, float]:
+    is_cuda = device.type == "cuda"
+    hosts = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda) for _ in range(2)]
+    devices = [torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+
+    def out() -> None:
+        hosts[0].copy_(devices[0], non_blocking=True)
+
+    def back() -> None:
+        devices[1].copy_(hosts[1], non_blocking=True)
+
+    def both() -> None:
+        if not is_cuda:
+            out()
+            back()
+            return
+        other, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+        other.wait_stream(current)
+        out()
+        with torch.cuda.stream(other):
+            back()
+        current.wait_stream(other)
+
+    found = {}
+    for name, copy in (("out", out), ("in", back), ("both_ways", both)):
+        seconds = []
+        for _ in range(3):
+            watch = Stopwatch(device)
+            watch.mark()
+            copy()
+            watch.mark()
+            seconds += watch.seconds()
+        found[f"copy_{name}_bytes_per_second"] = num_bytes / min(seconds)
+    return found
+
+
+def _disk(scratch: Path, num_bytes: int) -> dict[str, float]:
+    """One file, written and read in order, past the page cache where the file system allows that."""
+    file = scratch / "floor"
+    direct = os.O_DIRECT
+    try:
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | direct, 0o600))
+    except OSError:
+        direct = 0
+    block_bytes = min(_BLOCK_BYTES, num_bytes)
+    found = {"disk_is_direct": float(bool(direct))}
+    with mmap.mmap(-1, block_bytes) as block:
+        block[:] = os.urandom(block_bytes)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | direct, 0o600)
+        try:
+            for name, transfer in (("write", os.pwritev), ("read", os.preadv)):
+                began = time.perf_counter()
+                for offset in range(0, num_bytes, block_bytes):
+                    transfer(descriptor, [block], offset)
+                found[f"disk_{name}_bytes_per_second"] = num_bytes / (time.perf_counter() - began)
+        finally:
+            os.close(descriptor)
+            file.unlink()
+    return found

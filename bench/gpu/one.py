@@ -1,0 +1,116 @@
+"""One variant of one workload, measured in this process: `python -m bench.gpu.one REQUEST`, figures as JSON.
+
+The request is JSON too: workload ("floors": those), variant, options, device, steps, scratch.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from .floors import measure_floors
+from .timing import Stopwatch, peak_bytes, reset_peak, wait_for
+from .variants import Prepared, prepare
+from .workloads import WORKLOADS
+
+__all__ = ["measure"]
+
+WARM_UP_STEPS = 2
+"""The first finds the order of backward, the second is the first that follows it."""
+
+Figures = dict[str, Any]
+
+
+def measure(request: dict[str, Any]) -> Figures:
+    """The figures of the request; seconds and bytes are of one step."""
+    device, scratch = torch.device(request["device"]), Path(request["scratch"])
+    if request["workload"] == "floors":
+        return measure_floors(device, scratch, tiny=request["tiny"])
+    torch.backends.cudnn.benchmark = False  # which would choose kernels by the time they take just then
+    workload = WORKLOADS[request["workload"]]
+    model, batch = workload.model(device), workload.batch(device)
+    with prepare(request["variant"], model, device, scratch, request["options"]) as prepared:
+        figures = _train(model, batch, prepared, device, request["steps"])
+    if request["variant"] == "none":
+        figures |= _saved(model, batch)
+    if workload.tokens:
+        figures["tokens_per_second"] = workload.tokens / figures["step_seconds"]
+    return figures
+
+
+def _train(
+    model: nn.Module, batch: tuple[torch.Tensor, ...], prepared: Prepared, device: torch.device, num_steps: int
+) -> Figures:
+    """Medians over the steps after the first ones; the sum of the last gradients, which all variants must share."""
+    began = time.perf_counter()
+    for _ in range(WARM_UP_STEPS):
+        _step(model, batch, prepared, Stopwatch(device))
+    wait_for(device)
+    warm_up_seconds = time.perf_counter() - began
+    reset_peak(device)
+    store = prepared.store
+    before = store.stats() if store is not None else None
+    parts: list[list[float]] = []
+    whole: list[float] = []
+    for _ in range(num_steps):
+        watch, began = Stopwatch(device), time.perf_counter()
+        _step(model, batch, prepared, watch)
+        parts.append(watch.seconds())
+        whole.append(time.perf_counter() - began)
+    figures: Figures = {
+        "step_seconds": statistics.median(whole),
+        "most_step_seconds": max(whole),
+        "least_step_seconds": min(whole),
+        "forward_seconds": statistics.median(part[0] for part in parts),
+        "backward_seconds": statistics.median(part[1] for part in parts),
+        "warm_up_seconds": warm_up_seconds,
+        "peak_bytes": peak_bytes(device),
+        "gradients": sum(float(p.grad.double().sum()) for p in model.parameters() if p.grad is not None),
+    }
+    if store is not None and before is not None:
+        after = store.stats()
+        for name in ("packed_bytes", "offloaded_bytes", "reloaded_bytes", "spilled_bytes", "restored_bytes"):
+            figures[name] = (getattr(after, name) - getattr(before, name)) / num_steps
+        figures["stalls_seconds"] = sum(after.stall_seconds.values()) - sum(before.stall_seconds.values())
+        figures["host_memory"] = after.host_memory
+    return figures
+
+
+def _step(model: nn.Module, batch: tuple[torch.Tensor, ...], prepared: Prepared, watch: Stopwatch) -> None:
+    model.zero_grad()
+    watch.mark()
+    with prepared.around():
+        loss = model(*batch)
+    watch.mark()
+    loss.backward()
+    watch.mark()
+
+
+def _saved(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> Figures:
+    """Of all storages of 1 MiB and more (or all, of a tiny model) that a forward saves and nobody holds anyway."""
+    held = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), *batch)}
+    seen: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in held:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = model(*batch)
+    del loss
+    sizes = [size for size in seen.values() if size >= 2**20] or list(seen.values())
+    return {"saved_bytes": sum(sizes), "largest_saved_bytes": max(sizes)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(json.loads(sys.argv[1]))))

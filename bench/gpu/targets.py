@@ -1,0 +1,78 @@
+"""What the figures of one run of the benchmarks have to keep to. Pure: figures in, verdicts out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+__all__ = ["Verdict", "covered_fraction", "floor_seconds", "verdicts"]
+
+Figures = Mapping[str, Any]
+Found = Mapping[str, Figures]
+"""By the name of the case; "floors" among them."""
+
+
+class Verdict(NamedTuple):
+    """A goal: `value` has to be at most `at_most`."""
+
+    goal: str
+    value: float
+    at_most: float
+
+    @property
+    def is_met(self) -> bool:
+        return self.value <= self.at_most
+
+
+def floor_seconds(none: Figures, floors: Figures, moved_bytes: float) -> float:
+    """The least that a step can take which moves so many bytes out in forward and back in backward.
+
+    Each way copies and compute run side by side at best, so the slower of the two decides.
+    """
+    out_seconds = moved_bytes / floors["copy_out_bytes_per_second"]
+    in_seconds = moved_bytes / floors["copy_in_bytes_per_second"]
+    return max(none["forward_seconds"], out_seconds) + max(none["backward_seconds"], in_seconds)
+
+
+def covered_fraction(none: Figures, floors: Figures) -> float:
+    """How much of what is saved can be moved both ways in the time that compute takes."""
+    out_bytes = none["forward_seconds"] * floors["copy_out_bytes_per_second"]
+    in_bytes = none["backward_seconds"] * floors["copy_in_bytes_per_second"]
+    return min(1.0, out_bytes / none["saved_bytes"], in_bytes / none["saved_bytes"])
+
+
+def verdicts(found: Found, window_bytes: int) -> Iterator[Verdict]:
+    """Every goal whose figures were measured.
+
+    Args:
+        window_bytes: of device memory that the store may use for what is on its way, both ways together.
+    """
+    for workload in sorted({name.partition(": ")[0] for name in found if ": " in name}):
+        of_workload = {
+            name.partition(": ")[2]: figures for name, figures in found.items() if name.startswith(f"{workload}: ")
+        }
+        yield from _of_workload(workload, of_workload, found.get("floors"), window_bytes)
+
+
+def _of_workload(workload: str, found: Found, floors: Figures | None, window_bytes: int) -> Iterator[Verdict]:
+    none, everything = found.get("none"), found.get("tierstore")
+    if none and everything and floors:
+        floor = floor_seconds(none, floors, everything["offloaded_bytes"])
+        bound = 1.1 if "tokens_per_second" in none else 1.15
+        yield Verdict(f"{workload}: all offloaded, step beside the floor", everything["step_seconds"] / floor, bound)
+        if peer := found.get("save_on_cpu"):
+            reached = peer["step_seconds"] / everything["step_seconds"]
+            possible = peer["step_seconds"] / floor
+            yield Verdict(
+                f"{workload}: possible speed-up over save_on_cpu beside reached", possible / reached, 1 / 0.85
+            )
+            allowed = peer["peak_bytes"] + window_bytes + 3 * none["largest_saved_bytes"]
+            yield Verdict(
+                f"{workload}: peak beside save_on_cpu's and what is in flight", everything["peak_bytes"], allowed
+            )
+    if none and (covered := found.get("tierstore, as much as compute covers")):
+        beside = covered["step_seconds"] / none["step_seconds"]
+        yield Verdict(f"{workload}: as much as compute covers, step beside none", beside, 1.03)
+    if (alone := found.get("checkpoint")) and (both := found.get("tierstore, checkpoint")):
+        beside = both["step_seconds"] / alone["step_seconds"]
+        yield Verdict(f"{workload}: checkpointing with its inputs offloaded, step beside without", beside, 1.03)

@@ -1,0 +1,55 @@
+"""The device that is measured: its clock, its memory and its name; the CPU where there is none."""
+
+from __future__ import annotations
+
+import platform
+import time
+from typing import Any
+
+import torch
+
+__all__ = ["Stopwatch", "name_of", "peak_bytes", "reset_peak", "wait_for"]
+
+
+def name_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+
+
+def wait_for(device: torch.device) -> None:
+    """Until all that is queued on the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most that tensors held on the device since `reset_peak`; 0 on the CPU, where it is not counted."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+class Stopwatch:
+    """Times between points of the work that is queued on the device, which need not be done yet."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._points: list[Any] = []
+
+    def mark(self) -> None:
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._points.append(event)
+        else:
+            self._points.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """Between each mark and the next. Waits for the device."""
+        wait_for(self._device)
+        pairs = zip(self._points, self._points[1:], strict=False)
+        if self._device.type == "cuda":
+            return [first.elapsed_time(second) / 1000 for first, second in pairs]
+        return [second - first for first, second in pairs]

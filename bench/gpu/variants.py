@@ -1,0 +1,94 @@
+"""Ways to have less on the device than forward saves: what is put around forward, or done to the model, for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from bench.parties import daemon
+from bench.peers import checkpoint_blocks, save_on_cpu
+from tierstore import TierStore, tiered_offload
+
+from .models import blocks_of
+
+__all__ = ["VARIANTS", "MissingPeerError", "Prepared", "prepare"]
+
+Options = dict[str, Any]
+VARIANTS = (
+    "none",
+    "save_on_cpu",
+    "torchtune",
+    "checkpoint",
+    "tierstore",
+    "tierstore, sidecar",
+    "tierstore, checkpoint",
+)
+
+
+class MissingPeerError(Exception):
+    """A peer that is not installed here."""
+
+
+class Prepared(NamedTuple):
+    """A variant, ready to train.
+
+    Attributes:
+        around: makes the scope of one forward.
+        store: whose figures to tell.
+    """
+
+    around: Callable[[], AbstractContextManager[Any]]
+    store: TierStore | None = None
+
+
+@contextmanager
+def prepare(
+    variant: str, model: nn.Module, device: torch.device, scratch: Path, options: Options
+) -> Iterator[Prepared]:
+    """Open what the variant needs; ends it with the block.
+
+    Args:
+        options: `host_bytes` and `device_bytes` of the store, as `TierStore` and `tiered_offload` take them.
+
+    Raises:
+        MissingPeerError: the variant is of a package that is not installed.
+    """
+    if "checkpoint" in variant:
+        checkpoint_blocks(blocks_of(model))
+    if variant in ("none", "checkpoint"):
+        yield Prepared(nullcontext)
+    elif variant == "save_on_cpu":
+        yield Prepared(lambda: save_on_cpu(pin_memory=device.type == "cuda"))
+    elif variant == "torchtune":
+        yield Prepared(_torchtune(device))
+    elif variant.startswith("tierstore"):
+        with _store(variant, scratch, options) as store:
+            scope = {name: options[name] for name in ("device_bytes", "min_bytes") if name in options}
+            yield Prepared(lambda: tiered_offload(store, **scope), store)
+    else:
+        raise ValueError(f"no variant {variant!r}; there are {', '.join(VARIANTS)}")
+
+
+@contextmanager
+def _store(variant: str, scratch: Path, options: Options) -> Iterator[TierStore]:
+    host_bytes = options["host_bytes"]
+    if "sidecar" in variant:
+        with daemon(scratch) as server, TierStore.connect(server.socket, host_bytes=host_bytes) as store:
+            yield store
+    else:
+        with TierStore(scratch, host_bytes=host_bytes, codec="none") as store:
+            yield store
+
+
+def _torchtune(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    try:
+        module = import_module("torchtune.training")
+    except ImportError as error:
+        raise MissingPeerError("torchtune is not installed") from error
+    return lambda: module.OffloadActivations(use_streams=device.type == "cuda")

@@ -1,0 +1,134 @@
+"""The benchmarks of the accelerator path: all of it that runs without one, so that no slip waits for the device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu import __main__ as command
+from bench.gpu.cases import CASES, TINY_CASES, Case, CaseLeftOutError
+from bench.gpu.one import measure
+from bench.gpu.runner import Budget, run_cases
+from bench.gpu.targets import covered_fraction, floor_seconds, verdicts
+from bench.gpu.variants import VARIANTS
+from bench.gpu.workloads import WORKLOADS
+from tierstore.demo.place import store_directory
+
+MIB = 2**20
+REQUEST = {"device": "cpu", "steps": 1, "tiny": True}
+FLOORS = {"copy_out_bytes_per_second": 10.0, "copy_in_bytes_per_second": 20.0}
+NONE = {"forward_seconds": 2.0, "backward_seconds": 3.0, "saved_bytes": 40.0, "largest_saved_bytes": 5.0}
+
+
+def _figures(variant: str, workload: str, scratch: Path, **options: object) -> dict[str, Any]:
+    about = {"workload": workload, "variant": variant, "options": options, "scratch": str(scratch)}
+    return measure(REQUEST | about)
+
+
+@pytest.mark.parametrize("workload", ["tiny resnet", "tiny decoder"])
+def test_variants_in_one_process_same_gradients(workload: str, tmp_path: Path) -> None:
+    plain = _figures("none", workload, tmp_path)
+    assert plain["saved_bytes"] >= plain["largest_saved_bytes"] > 0
+    for variant in VARIANTS:
+        if variant in ("none", "torchtune", "tierstore, sidecar"):
+            continue
+        found = _figures(variant, workload, tmp_path, host_bytes=0, device_bytes=0, min_bytes=0)
+        assert found["gradients"] == plain["gradients"], variant
+        if variant.startswith("tierstore"):
+            assert found["packed_bytes"] > 0
+
+
+def test_floors_on_the_cpu_every_rate_is_there(tmp_path: Path) -> None:
+    floors = measure(REQUEST | {"workload": "floors", "scratch": str(tmp_path)})
+    rates = [name for name in floors if name.endswith("_bytes_per_second")]
+    assert len(rates) == 5
+    assert all(floors[name] > 0 for name in rates)
+
+
+def test_sidecar_variant_same_gradients() -> None:
+    with store_directory(None) as directory:  # a socket's address must be short
+        plain = _figures("none", "tiny decoder", directory)
+        found = _figures("tierstore, sidecar", "tiny decoder", directory, host_bytes=0, min_bytes=0)
+    assert found["gradients"] == plain["gradients"]
+    assert found["packed_bytes"] > 0
+
+
+def test_command_tiny_on_the_cpu_runs_each_case_in_a_process_and_writes_it_down(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not all of them here, which takes 40 CPU seconds: `python -m bench.gpu --tiny --device cpu`."""
+    some = [case for case in TINY_CASES if case.name in ("floors", "tiny resnet: none", "tiny resnet: torchtune")]
+    monkeypatch.setattr(command, "TINY_CASES", some)
+    assert command.main(["--tiny", "--device", "cpu", "--results", str(tmp_path), "--path", str(tmp_path)]) == 0
+    (file,) = tmp_path.glob("gpu_*.json")
+    document = json.loads(file.read_text())
+    assert [run["case"] for run in document["runs"]] == ["floors", "tiny resnet: none"]
+    assert document["left_out"] == {"tiny resnet: torchtune": "torchtune is not installed"}
+    assert file.with_suffix(".png").exists()
+    assert str(tmp_path) not in file.read_text()
+    assert "left out, torchtune is not installed" in capsys.readouterr().out
+
+
+def test_cases_name_workloads_and_variants_that_exist_once_each() -> None:
+    for cases in (CASES, TINY_CASES):
+        assert len({case.name for case in cases}) == len(cases)
+        assert {case.workload for case in cases} - {"floors"} <= WORKLOADS.keys()
+        assert {case.variant for case in cases} - {""} <= set(VARIANTS)
+
+
+def test_run_cases_time_too_short_leaves_out_and_says_which(tmp_path: Path) -> None:
+    told: list[str] = []
+    cases = (Case("tiny resnet", "none", expected_seconds=1e9),)
+    outcome = run_cases(cases, Budget(5), REQUEST | {"tiny": False}, tmp_path, told.append)
+    assert outcome.runs == []
+    assert told == ["tiny resnet: none: left out, no time: 5 s are left, it takes some 1000000000 s"]
+
+
+def test_run_cases_that_fails_is_told_and_those_that_need_it_are_left_out(tmp_path: Path) -> None:
+    cases = (Case("no such workload", "none"), next(case for case in TINY_CASES if case.label.endswith("covers")))
+    outcome = run_cases(cases, Budget(60), REQUEST, tmp_path, lambda text: None)
+    (run,) = outcome.runs
+    assert run.figures is None
+    assert "KeyError" in (run.failure or "")
+    assert list(outcome.left_out) == [cases[1].name]
+
+
+def test_case_without_the_plain_step_is_left_out() -> None:
+    needs = [case for case in TINY_CASES if case.variant.startswith("tierstore")]
+    for case in needs:
+        with pytest.raises(CaseLeftOutError):
+            case.options({}, case.workload)
+
+
+def test_floor_the_slower_of_compute_and_copies_each_way() -> None:
+    assert floor_seconds(NONE, FLOORS, 10) == 2 + 3
+    assert floor_seconds(NONE, FLOORS, 40) == 4 + 3
+    assert floor_seconds(NONE, FLOORS, 80) == 8 + 4
+
+
+def test_covered_fraction_what_both_ways_can_move_beside_compute() -> None:
+    assert covered_fraction(NONE, FLOORS) == 0.5
+    assert covered_fraction(NONE | {"saved_bytes": 10.0}, FLOORS) == 1
+
+
+def test_verdicts_only_of_what_was_measured() -> None:
+    ours = {"step_seconds": 7.7, "offloaded_bytes": 40.0, "peak_bytes": 30.0}
+    found = {"floors": FLOORS, "net: none": NONE, "net: tierstore": ours}
+    (only,) = verdicts(found, 10)
+    assert (only.value, only.at_most, only.is_met) == (pytest.approx(1.1), 1.15, True)
+    found["net: save_on_cpu"] = {"step_seconds": 14.0, "peak_bytes": 4.0}
+    _, speed_up, peak = verdicts(found, 10)
+    assert speed_up.value == pytest.approx(1.1)
+    assert (peak.value, peak.at_most, peak.is_met) == (30.0, 4 + 10 + 15, False)
+    found["net: checkpoint"], found["net: tierstore, checkpoint"] = {"step_seconds": 10.0}, {"step_seconds": 10.5}
+    assert [verdict.is_met for verdict in verdicts(found, 10)][-1] is False
+
+
+def test_command_without_a_device_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    if command.torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert command.main([]) == 2
+    assert "--tiny --device cpu" in capsys.readouterr().err
