@@ -26,7 +26,7 @@ def bits(tensor: torch.Tensor | None) -> Bits:
         return None
     plain = tensor.detach().resolve_conj().resolve_neg()
     # A clone, because `numpy()` marks a storage for good; `contiguous()` leaves the odd stride of a single element.
-    copy = plain.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+    copy = plain.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8).cpu()
     return tensor.dtype, tuple(tensor.shape), copy.numpy().tobytes()
 
 

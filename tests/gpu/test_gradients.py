@@ -1,0 +1,90 @@
+"""Training on a real accelerator: the models of the CPU suite, bit for bit. PyTorch's operators: test_operators.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.conftest import MakeStore
+from tests.gpu.device import NEEDS_DEVICE, repeatable
+from tests.hooks.programs import MODELS, Bits, Program, assert_same_bits, run_offloaded, run_plain, training
+from tierstore import ModifiedInPlaceError, tiered_offload
+
+pytestmark = NEEDS_DEVICE
+
+
+def _plain(program: Program) -> list[Bits]:
+    """What it computes on the device; skips where PyTorch itself does not repeat that."""
+    expected = run_plain(program)
+    if run_plain(program) != expected:
+        pytest.skip("plain PyTorch differs between two runs on this device")
+    return expected
+
+
+@pytest.mark.parametrize("host_bytes", [0, "1MiB", "1GiB"])
+@pytest.mark.parametrize("device_bytes", [0, "256KiB", "1GiB"])
+@pytest.mark.parametrize("model", MODELS)
+def test_models_any_budget_same_bits(
+    make_store: MakeStore, model: str, host_bytes: int | str, device_bytes: int | str
+) -> None:
+    store = make_store(host_bytes=host_bytes)
+    with torch.device("cuda"), repeatable():
+        program = training(model)
+        expected = _plain(program)
+        for _ in range(2):  # the order of backward is found, then followed
+            assert_same_bits(run_offloaded(program, store, device_bytes=device_bytes), expected)
+    torch.cuda.synchronize()
+    stats = store.stats()
+    assert stats.host_memory == "pinned"
+    assert (stats.offloaded_bytes > 0) == (device_bytes != "1GiB")
+    assert (stats.live_handles, stats.device_bytes, stats.host_bytes, stats.disk_bytes) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_same_bits(make_store: MakeStore, dtype: torch.dtype) -> None:
+    def program(around, settle):  # type: ignore[no-untyped-def]
+        with torch.autocast("cuda", dtype):
+            return training("transformer")(around, settle)
+
+    store = make_store(host_bytes="1GiB")
+    with torch.device("cuda"), repeatable():
+        assert_same_bits(run_offloaded(program, store), _plain(program))
+    assert store.stats().offloaded_bytes > 0
+
+
+def test_repeated_backward_same_bits(make_store: MakeStore) -> None:
+    store = make_store()
+    weight = torch.randn(512, 512, device="cuda", requires_grad=True)
+
+    def gradients(loss: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.autograd.grad(loss, weight, retain_graph=number < 2)[0] for number in range(3)]
+
+    expected = gradients((weight * 2).sigmoid().square().sum())
+    with tiered_offload(store, min_bytes=0):
+        loss = (weight * 2).sigmoid().square().sum()
+    assert all(torch.equal(one, other) for one, other in zip(gradients(loss), expected, strict=True))
+
+
+def test_part_of_a_storage_at_an_odd_address_comes_back_at_it_modulo_512(make_store: MakeStore) -> None:
+    store = make_store()
+    whole = torch.randn(100_000, device="cuda")
+    part = whole[12_345:]
+    handle, address = store.put(part), part.data_ptr()
+    expected = part.clone()
+    del whole, part
+    store.flush()
+    got = store.get(handle)
+    assert torch.equal(got, expected)
+    assert got.data_ptr() % 512 == address % 512
+
+
+@pytest.mark.parametrize("is_offloaded", [False, True])
+def test_saved_tensor_changed_in_place_raises(make_store: MakeStore, is_offloaded: bool) -> None:
+    store = make_store(host_bytes="1GiB")
+    weight = torch.ones(2**20, device="cuda", requires_grad=True)
+    with tiered_offload(store, device_bytes=0 if is_offloaded else "1GiB"):
+        hidden = weight * 2
+        loss = (hidden * hidden).sum()
+    hidden.add_(1)
+    with pytest.raises(ModifiedInPlaceError):
+        loss.backward()

@@ -1,0 +1,108 @@
+"""The accelerator path beside compilers, captured graphs, and PyTorch's own checker of streams."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import MakeStore
+from tests.gpu.device import DEVICE, NEEDS_DEVICE
+from tierstore import offload_module, tiered_offload
+
+pytestmark = NEEDS_DEVICE
+
+ROOT = Path(__file__).parents[2]
+
+
+def _blocks() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(4))).to(DEVICE)
+
+
+def _gradients(model: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    model(batch).square().mean().backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_compiled_block_by_block_same_bits(make_store: MakeStore) -> None:
+    batch = torch.randn(512, 256, device=DEVICE)
+    compiled = [torch.compile(block) for block in _blocks()]
+    expected = _gradients(nn.Sequential(*compiled), batch)
+    store = make_store(host_bytes="1GiB")
+    offloading = nn.Sequential(*(offload_module(block, store=store, min_bytes=0) for block in compiled))
+    for _ in range(2):
+        found = _gradients(offloading, batch)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert store.stats().offloaded_bytes > 0
+
+
+def test_forward_and_backward_captured_as_a_graph_everything_stays(make_store: MakeStore) -> None:
+    store = make_store(host_bytes="1GiB")
+    model, batch = _blocks(), torch.randn(512, 256, device=DEVICE)
+    side = torch.cuda.Stream(DEVICE)
+    side.wait_stream(torch.cuda.current_stream(DEVICE))
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            with tiered_offload(store, min_bytes=0):
+                loss = model(batch).square().mean()
+            loss.backward()
+    torch.cuda.current_stream(DEVICE).wait_stream(side)
+    store.flush()
+    torch.cuda.synchronize()
+    expected = _gradients(model, batch)
+    offloaded_bytes = store.stats().offloaded_bytes
+    model.zero_grad()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with tiered_offload(store, min_bytes=0):
+            loss = model(batch).square().mean()
+        loss.backward()
+    graph.replay()
+    torch.cuda.synchronize()
+    found = [parameter.grad for parameter in model.parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    stats = store.stats()
+    assert stats.offloaded_bytes == offloaded_bytes
+    assert stats.kept_bytes["unsupported"] > 0
+
+
+def test_offloaded_tensor_asked_for_in_a_capture_raises_and_is_there_afterwards(make_store: MakeStore) -> None:
+    store = make_store(host_bytes="1GiB")
+    content = torch.arange(2**20, device=DEVICE)
+    handle = store.put(content.clone())
+    store.flush()
+    torch.cuda.synchronize()
+    store.stats()  # the copy out is over, and the block is let go
+
+    def ask_while_capturing() -> None:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            content.add_(0)
+            store.get(handle)
+
+    with pytest.raises(RuntimeError, match="captured as a graph"):
+        ask_while_capturing()
+    torch.cuda.synchronize()
+    assert torch.equal(store.get(handle), content)
+
+
+def test_sanitizer_of_streams_finds_nothing() -> None:
+    """All of test_streams.py once more, under PyTorch's own record of who waits for whom."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu/test_streams.py"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"TORCH_CUDA_SANITIZER": "1", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
