@@ -79,6 +79,12 @@ class _Point:
         return torch.accelerator.device_index(self._device.index)
 
 
+def _event_of(marker: Marker) -> torch.Event:
+    if not isinstance(marker, _Point):
+        raise TypeError(f"{marker!r} is no event of this copy engine")
+    return marker.event
+
+
 def _is_capturing(device: torch.device) -> bool:
     """Whether this thread captures a graph. (Never on a default stream, which must not be asked while others do.)"""
     if device.type != "cuda" or torch.accelerator.current_stream(device).stream_id == 0:
@@ -87,7 +93,12 @@ def _is_capturing(device: torch.device) -> bool:
 
 
 class AcceleratorCopies:
-    """The copy engine of whatever `torch.accelerator` drives: one stream each way for each device."""
+    """The copy engine of whatever `torch.accelerator` drives: one stream each way for each device.
+
+    A `torch.Stream` that is entered keeps what to restore in itself, so it cannot be entered twice at once
+    (pytorch#176560): these belong to this object alone, `current_stream` gives a fresh one each time, and the store's
+    lock is held in every call.
+    """
 
     def __init__(self) -> None:
         self._streams: dict[tuple[torch.device, str], torch.Stream] = {}
@@ -126,16 +137,15 @@ class AcceleratorCopies:
             allocated = stream.record_event()
         copying = self._stream(device, "in")
         copying.wait_event(allocated)
-        if isinstance(ready, _Point):
-            copying.wait_event(ready.event)
+        if ready is not None:
+            copying.wait_event(_event_of(ready))
         with copying:
             target.copy_(source, non_blocking=True)
             return target, _Point(copying.record_event(), device)
 
     def wait(self, stream: torch.Stream, marker: Marker) -> None:
         """See `Copies`."""
-        if isinstance(marker, _Point):
-            stream.wait_event(marker.event)
+        stream.wait_event(_event_of(marker))
 
     def share(self, memory: torch.Tensor, stream: torch.Stream) -> None:
         """See `Copies`."""

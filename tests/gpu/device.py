@@ -30,8 +30,12 @@ def hold_up(seconds: float, stream: torch.Stream | None = None) -> torch.Event:
 
 
 def copy_stream(store: TierStore, direction: str) -> torch.Stream:
-    """The stream on which the store copies "out" or "in"."""
-    return store.books.moves.devices._copies._stream(DEVICE, direction)  # type: ignore[attr-defined]
+    """The stream on which the store copies "out" or "in", as an object of the test's own.
+
+    A `torch.Stream` that is entered keeps what to restore in itself, so two threads must not enter the same one.
+    """
+    stream = store.books.moves.devices._copies._stream(DEVICE, direction)  # type: ignore[attr-defined]
+    return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
 
 
 @contextmanager

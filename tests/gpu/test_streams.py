@@ -23,7 +23,7 @@ WIDTH = 512
 DELAY_SECONDS = 0.05
 
 
-def _chain(weights: list[torch.Tensor], between: Callable[[int], None]) -> torch.Tensor:
+def _chain(weights: list[torch.Tensor], between: Callable[[int], object]) -> torch.Tensor:
     hidden = weights[0]
     for number, weight in enumerate(weights):
         hidden = (hidden * weight).tanh()
@@ -32,7 +32,7 @@ def _chain(weights: list[torch.Tensor], between: Callable[[int], None]) -> torch
     return hidden.sum()
 
 
-def _gradients(store: TierStore | None, between: Callable[[int], None] = lambda _: None) -> list[torch.Tensor]:
+def _gradients(store: TierStore | None, between: Callable[[int], object] = lambda _: None) -> list[torch.Tensor]:
     torch.manual_seed(0)
     weights = [torch.randn(WIDTH, WIDTH, device=DEVICE, requires_grad=True) for _ in range(24)]
     with nullcontext() if store is None else tiered_offload(store, min_bytes=0):
@@ -40,7 +40,7 @@ def _gradients(store: TierStore | None, between: Callable[[int], None] = lambda 
     return list(torch.autograd.grad(loss, weights))
 
 
-def _assert_same(store: TierStore, between: Callable[[int], None] = lambda _: None) -> None:
+def _assert_same(store: TierStore, between: Callable[[int], object] = lambda _: None) -> None:
     expected = _gradients(None)
     for _ in range(3):
         found = _gradients(store, between)
@@ -62,7 +62,7 @@ def small_flight(make_store: MakeStore) -> TierStore:
 @pytest.mark.parametrize("late", ["out", "in", "compute"])
 def test_stream_that_is_late_same_bits(small_flight: TierStore, late: str) -> None:
     stream = torch.accelerator.current_stream(DEVICE) if late == "compute" else copy_stream(small_flight, late)
-    _assert_same(small_flight, lambda number: None if number % 6 else hold_up(DELAY_SECONDS, stream) and None)
+    _assert_same(small_flight, lambda number: number % 6 or hold_up(DELAY_SECONDS, stream))
 
 
 def test_forward_on_a_stream_of_the_users_same_bits(small_flight: TierStore) -> None:
@@ -70,7 +70,7 @@ def test_forward_on_a_stream_of_the_users_same_bits(small_flight: TierStore) -> 
     side = torch.cuda.Stream(DEVICE)
     side.wait_stream(torch.cuda.current_stream(DEVICE))
     with torch.cuda.stream(side):
-        _assert_same(small_flight, lambda number: None if number % 6 else hold_up(DELAY_SECONDS) and None)
+        _assert_same(small_flight, lambda number: number % 6 or hold_up(DELAY_SECONDS))
 
 
 def test_computed_on_one_stream_and_packed_on_another_same_bits(small_flight: TierStore) -> None:
