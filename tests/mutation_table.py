@@ -870,7 +870,7 @@ MUTATIONS = [
         "R9",
         "a block that another stream was made to read is not given away before that has read it",
         "tierstore/device.py",
-        "        if current != record.stream and record.source is not None:\n",
+        "        if current != record.stream:\n",
         "        if False:\n",
         ("store/test_happens_before.py",),
     ),

@@ -207,16 +207,16 @@ class DeviceTier:
 
     def hand_over(self, record: Record) -> None:
         """Whatever this thread queues on its stream from now on finds the record's bytes on the device."""
-        current = self._current_stream(record)
+        current, source = self._current_stream(record), record.source
         reload = self._reloaded.get(record.key)
-        if reload is None:
+        if reload is None or source is None:
             return
         self._reloaded.move_to_end(record.key)  # what is reloaded ahead now does not take its place
         if current in reload.streams:
             return
         self._copies.wait(current, reload.copied)
-        if current != record.stream and record.source is not None:
-            self._copies.share(record.source, current)
+        if current != record.stream:
+            self._copies.share(source, current)
         self._num_ahead -= reload.memory is not None
         reload.memory = None
         reload.streams.append(current)

@@ -56,7 +56,7 @@ def test_peak_is_what_may_stay_and_what_is_in_flight(make_store: MakeStore, devi
     store = make_store(host_bytes="4GiB")
     peak = _peak_beyond_the_model(model, store, device_bytes)
     gradients = sum(p.numel() * p.element_size() for p in model.parameters())
-    working = 4 * SAVED_BYTES  # a layer's input, output, and their gradients
+    working = 6 * SAVED_BYTES  # a layer's input, output and gradients, and what is not settled yet
     assert plain >= LAYERS * SAVED_BYTES
     assert peak <= device_bytes + FLIGHT_BYTES + RELOAD_BYTES + gradients + working
     assert store.stats().kept_bytes.keys() <= {"parameter", "small", "alive elsewhere"}
@@ -72,7 +72,7 @@ def test_two_hundred_steps_nothing_grows(make_store: MakeStore) -> None:
         if number in (20, 199):
             torch.cuda.synchronize()
             stats = store.stats()
-            held.append((torch.cuda.memory_allocated(), stats.live_handles, stats.host_bytes, stats.device_bytes))
+            held.append((stats.live_handles, stats.host_bytes, stats.device_bytes, torch.cuda.memory_allocated()))
     assert held[0] == held[1]
 
 
