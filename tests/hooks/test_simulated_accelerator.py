@@ -6,6 +6,7 @@ tests/store/test_device.py.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -163,3 +164,45 @@ def test_device_lost_next_call_raises_and_close_returns(make_store: MakeStore) -
             loss.backward()
         store.close()
         forget_after_error()
+
+
+class HeldCopies(SimulatedCopies):
+    """Copies that are not made before somebody waits for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.markers: list[HeldMarker] = []
+        self._queue.put(lambda: self.go.wait(20) and None)
+
+    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
+        self.markers.append(HeldMarker(self, super().copy_out(source, target, stream)))
+        return self.markers[-1]
+
+
+class HeldMarker:
+    def __init__(self, copies: HeldCopies, real: Marker) -> None:
+        self._copies = copies
+        self._real = real
+        self.query = real.query
+
+    def synchronize(self) -> None:
+        self._copies.go.set()
+        self._real.synchronize()
+
+
+def test_close_while_copies_run_unpins_the_slab_when_they_are_over(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over: list[bool] = []
+    with HeldCopies() as copies:
+        store = make_store(copies=copies, host_bytes="1GiB")
+        slab = store.books.moves.slots.slab
+        monkeypatch.setattr(slab, "unpin", lambda: over.extend(marker.query() for marker in copies.markers))
+        with tiered_offload(store, min_bytes=0):
+            loss = _model()(torch.randn(32, 64)).sum()
+        store.close()
+        copies.go.set()
+        assert over
+        assert all(over)
+        del loss
