@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,6 @@ __all__ = ["Budget", "CaseRun", "Outcome", "run_cases", "run_tests"]
 
 _PATIENCE = 3
 """A run may take so many times what it is expected to, while there is time."""
-_PYTEST_FOUND_NOTHING = 5
 
 
 class Budget:
@@ -53,17 +54,31 @@ class Outcome(NamedTuple):
         return {run.case: run.figures for run in self.runs if run.figures is not None}
 
 
-def run_tests(budget: Budget, limit_seconds: float) -> str:
-    """Run those marked `gpu`; how it ended, in words. Their output goes to standard output."""
-    limit_seconds = min(limit_seconds, budget.left_seconds)
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu", "tests/hooks/test_operators.py"]
-    try:
-        done = subprocess.run(command, check=False, timeout=limit_seconds)
-    except subprocess.TimeoutExpired:
-        return f"not through after {limit_seconds:.0f} s"
-    if done.returncode == _PYTEST_FOUND_NOTHING:
-        return "none was found"
-    return "passed" if done.returncode == 0 else f"failed: pytest ended with {done.returncode}"
+def run_tests(paths: Sequence[str], budget: Budget, limit_seconds: float) -> dict[str, str]:
+    """Run those marked `gpu` of each path, one after the other; how each ended, in words. Their output is shown."""
+    tests = Budget(min(limit_seconds, budget.left_seconds))
+    ended = {}
+    for path in paths:
+        given_seconds = tests.left_seconds
+        done = _call(["pytest", "-q", "-m", "gpu", path], given_seconds, capture=False)
+        if done is None:
+            ended[path] = f"not through after {given_seconds:.0f} s"
+        else:
+            ended[path] = "passed" if done.returncode == 0 else f"pytest ended with {done.returncode}"
+    return ended
+
+
+def _call(module: Sequence[str], limit_seconds: float, *, capture: bool) -> subprocess.CompletedProcess[str] | None:
+    """Run a module in a process of its own; None: it did not end in time, and was killed with all that it started."""
+    pipe = subprocess.PIPE if capture else None
+    command = [sys.executable, "-m", *module]
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            output, errors = process.communicate(timeout=limit_seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return None
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def run_cases(
@@ -106,18 +121,15 @@ def _run(
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tierstore-gpu-", dir=directory) as scratch:
         about = {"workload": case.workload, "variant": case.variant, "options": options, "scratch": scratch}
-        command = [sys.executable, "-m", "bench.gpu.one", json.dumps(request | about)]
-        figures, failure = None, None
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_seconds)
-        except subprocess.TimeoutExpired:
-            failure = f"not done within {limit_seconds:.0f} s"
-        else:
-            if done.returncode == 0:
-                figures = json.loads(done.stdout.splitlines()[-1])
-            else:
-                last_words = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-                failure = f"exit code {done.returncode}: {last_words}"
+        done = _call(["bench.gpu.one", json.dumps(request | about)], limit_seconds, capture=True)
+    figures, failure = None, None
+    if done is None:
+        failure = f"not done within {limit_seconds:.0f} s"
+    elif done.returncode == 0:
+        figures = json.loads(done.stdout.splitlines()[-1])
+    else:
+        last_words = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        failure = f"exit code {done.returncode}: {last_words}"
     return CaseRun(case.name, options, time.monotonic() - began, figures, failure)
 
 

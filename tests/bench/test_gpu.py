@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bench.gpu import __main__ as command
 from bench.gpu.cases import CASES, TINY_CASES, Case, CaseLeftOutError
 from bench.gpu.one import measure
-from bench.gpu.runner import Budget, run_cases
+from bench.gpu.runner import Budget, run_cases, run_tests
 from bench.gpu.targets import covered_fraction, floor_seconds, verdicts
 from bench.gpu.variants import VARIANTS
 from bench.gpu.workloads import WORKLOADS
@@ -96,6 +97,20 @@ def test_run_cases_that_fails_is_told_and_those_that_need_it_are_left_out(tmp_pa
     assert list(outcome.left_out) == [cases[1].name]
 
 
+def test_run_cases_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None:
+    outcome = run_cases([Case("tiny resnet", "none", expected_seconds=0.01)], Budget(60), REQUEST, tmp_path, print)
+    assert [run.failure for run in outcome.runs] == ["not done within 0 s"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there they run, for minutes")
+def test_run_tests_how_each_ended_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """Without a device those marked `gpu` skip."""
+    ended = run_tests(["tests/gpu/test_memory.py", "tests/no_such_file.py"], Budget(60), 60)
+    assert ended == {"tests/gpu/test_memory.py": "passed", "tests/no_such_file.py": "pytest ended with 4"}
+    assert "SKIPPED" in capfd.readouterr().out
+
+
 def test_case_without_the_plain_step_is_left_out() -> None:
     needs = [case for case in TINY_CASES if case.variant.startswith("tierstore")]
     for case in needs:
@@ -127,8 +142,7 @@ def test_verdicts_only_of_what_was_measured() -> None:
     assert [verdict.is_met for verdict in verdicts(found, 10)][-1] is False
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_command_without_a_device_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    if command.torch.cuda.is_available():
-        pytest.skip("there is one")
     assert command.main([]) == 2
     assert "--tiny --device cpu" in capsys.readouterr().err
