@@ -150,8 +150,7 @@ class LostMarker:
         return False
 
     def synchronize(self) -> None:
-        while not self.query():
-            pass
+        raise RuntimeError("the device is lost")
 
 
 def test_device_lost_next_call_raises_and_close_returns(make_store: MakeStore) -> None:
