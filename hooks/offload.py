@@ -17,11 +17,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Never, ParamSpec, TypeVar
+from typing import Any, Never, ParamSpec, Self, TypeVar
 
 import torch
 
 from tierstore.config import SizeLike, parse_size
+from tierstore.config_file import ConfigSource, offload_options
 from tierstore.errors import ConfigError
 from tierstore.handle import Record
 from tierstore.layout import is_storable, layout_of
@@ -118,6 +119,22 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         if prefetch == "none":
             self._lookahead_bytes = 0
         self._entered = threading.local()
+
+    @classmethod
+    def from_config(cls, store: TierStore, config: ConfigSource, **changes: Any) -> Self:
+        """The scope that a file describes. Reads the file: make it once, and enter it in every step.
+
+        Args:
+            store: an open `TierStore`.
+            config: as `TierStore.from_config`; its table `offload` has the arguments of `tiered_offload`.
+            **changes: arguments that come before those of the file, such as `select`.
+
+        Raises:
+            ConfigError: the file cannot be read, or an argument cannot be used; names file and key.
+        """
+        options = offload_options(config, changes)
+        with options.naming_their_place():
+            return cls(store, **options.values)
 
     @uncompiled_itself
     def __enter__(self) -> tiered_offload:

@@ -17,7 +17,7 @@ from concurrent.futures import Executor
 from functools import cache
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Never, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 
@@ -33,6 +33,7 @@ from .config import (
     program_name,
     rank_of_process,
 )
+from .config_file import ConfigSource, store_options
 from .disk.local import LocalDisk
 from .disk.remote import RemoteDisk
 from .disk.tier import DiskTier, Kind
@@ -198,6 +199,26 @@ class TierStore:
         store.staging_bytes = parse_size(staging_bytes, "staging_bytes")
         store._begin(str(address), open_disk, copies)
         return store
+
+    @classmethod
+    def from_config(cls, config: ConfigSource, **changes: Any) -> Self:
+        """The store that a file describes: `TierStore.from_config("tierstore.toml")`.
+
+        Args:
+            config: the path of a TOML file, or a mapping like one. Its table `store` has the arguments of `TierStore`,
+                or `connect = "/run/tierstore/tierstore.sock"` and those of `TierStore.connect`. A path in it that is
+                not absolute begins at the working directory.
+            **changes: arguments that come before those of the file, such as `path` or `copies`.
+
+        Raises:
+            ConfigError: the file cannot be read, or an argument cannot be used; names file and key. Nothing was opened.
+            DaemonUnavailableError, ProtocolError, StorageIOError: as `TierStore` and `TierStore.connect`.
+        """
+        options = store_options(config, changes)
+        with options.naming_their_place():
+            if "connect" not in options.values:
+                return cls(**options.values)
+            return cls.connect(options.values.pop("connect"), **options.values)
 
     def _begin(self, name: str, open_disk: OpenDisk, copies: Copies | None) -> None:
         """Open it. `tierstore.testing.FaultyStore` puts its wrappers around both here."""

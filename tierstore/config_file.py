@@ -1,0 +1,146 @@
+"""A file that says how to open a store and what to offload to it: TOML with the tables `[store]` and `[offload]`.
+
+::
+
+    [store]
+    path = "/nvme"              # or connect = "/run/tierstore/tierstore.sock", for the store of a daemon
+    host_bytes = "16GiB"
+
+    [offload]
+    min_bytes = "1MiB"
+
+`TierStore.from_config` takes the first table, `tiered_offload.from_config` the second. Keys are the arguments of the
+two, which also judge the values; what is refused is named by file and key.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType, structs
+
+from .config import SizeLike
+from .errors import ConfigError
+from .toml_file import read_toml, typed
+
+__all__ = ["ConfigSource", "FileOptions", "OffloadTable", "StoreTable", "offload_options", "store_options"]
+
+ConfigSource = str | PathLike[str] | Mapping[str, Any]
+"""The path of a TOML file, or what it says: table -> key -> value; there None is a value, which TOML cannot say."""
+
+_NAME_OF_MAPPING = "config"
+
+
+class StoreTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[store]`: the arguments of `TierStore`, or with `connect`, the daemon's socket, those of `TierStore.connect`."""
+
+    path: str | UnsetType = UNSET
+    connect: str | UnsetType = UNSET
+    host_bytes: SizeLike | UnsetType | None = UNSET
+    disk_bytes: SizeLike | UnsetType | None = UNSET
+    codec: str | UnsetType = UNSET
+    staging_bytes: SizeLike | UnsetType = UNSET
+    inline_bytes: SizeLike | UnsetType | None = UNSET
+    checksum: bool | UnsetType = UNSET
+    max_write_bytes_per_day: SizeLike | UnsetType | None = UNSET
+    window_bytes: SizeLike | UnsetType = UNSET
+    reconnect_seconds: float | UnsetType = UNSET
+    name: str | UnsetType | None = UNSET
+
+
+class OffloadTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[offload]`: the arguments of `tiered_offload`, but for `select`."""
+
+    min_bytes: SizeLike | UnsetType = UNSET
+    device_bytes: SizeLike | UnsetType = UNSET
+    prefetch: str | UnsetType = UNSET
+    lookahead_bytes: SizeLike | UnsetType | None = UNSET
+
+
+class _Document(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    store: StoreTable = StoreTable()
+    offload: OffloadTable = OffloadTable()
+
+
+class FileOptions:
+    """Arguments, and where each was found.
+
+    Attributes:
+        values: by name.
+    """
+
+    def __init__(self, values: dict[str, Any], table: str, source: str, changes: Mapping[str, Any]) -> None:
+        """`values`: those of `table` in `source`. `changes`: what the caller says instead, or beside."""
+        self.values = {**values, **changes}
+        self._where = {name: f"{source}: {table}.{name}" for name in values if name not in changes}
+
+    @contextmanager
+    def naming_their_place(self) -> Iterator[None]:
+        """A refusal of one of them inside of this says file and key. Raises ConfigError."""
+        try:
+            yield
+        except ConfigError as error:
+            if error.option not in self._where:
+                raise
+            raise ConfigError(self._where[error.option], error.given, error.allowed) from error.__cause__
+
+
+def store_options(config: ConfigSource, changes: Mapping[str, Any]) -> FileOptions:
+    """The arguments for a store. Blocks for the file.
+
+    Args:
+        config: see `ConfigSource`.
+        changes: arguments that come before those of the file; `path` replaces its `connect` too, and the reverse.
+
+    Raises:
+        ConfigError: the file cannot be read, has an unknown key or one of another type, or names not exactly one of
+            `path` and `connect`.
+    """
+    document, source = _read(config)
+    found = _given(document.store)
+    if "path" in changes or "connect" in changes:
+        found = {name: value for name, value in found.items() if name not in ("path", "connect")}
+    options = FileOptions(found, "store", source, changes)
+    places = [name for name in ("path", "connect") if name in options.values]
+    if len(places) != 1:
+        given = {name: options.values[name] for name in places} or None
+        what = 'give either path, a directory on the drive, or connect, the socket of a daemon, such as path = "/nvme"'
+        raise ConfigError(f"{source}: store", given, what)
+    return options
+
+
+def offload_options(config: ConfigSource, changes: Mapping[str, Any]) -> FileOptions:
+    """The arguments for `tiered_offload`; likewise."""
+    document, source = _read(config)
+    return FileOptions(_given(document.offload), "offload", source, changes)
+
+
+def _read(config: ConfigSource) -> tuple[_Document, str]:
+    """What it says, and its name."""
+    if isinstance(config, (str, os.PathLike)):
+        file = Path(config)
+        return typed(read_toml(file, "config"), _Document, str(file)), str(file)
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            "config", config, "give the path of a TOML file, or a mapping with the tables store and offload"
+        )
+    return typed(_with_text_paths(config), _Document, _NAME_OF_MAPPING), _NAME_OF_MAPPING
+
+
+def _with_text_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+    """In a mapping `path` and `connect` may be path objects, which TOML does not have."""
+    values = dict(config)
+    if isinstance(store := values.get("store"), Mapping):
+        values["store"] = {
+            name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in store.items()
+        }
+    return values
+
+
+def _given(table: Struct) -> dict[str, Any]:
+    return {name: value for name, value in structs.asdict(table).items() if value is not UNSET}

@@ -1,0 +1,126 @@
+"""TOML as typed records: read with errors that name file and key, and written. Pure but for reading one file."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from .errors import ConfigError
+
+__all__ = ["read_toml", "toml_text", "toml_value", "typed"]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_COMPLAINT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?", re.DOTALL)  # of msgspec.ValidationError
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+
+
+def read_toml(file: Path, option: str) -> dict[str, Any]:
+    """What a TOML file says, untyped. Blocks.
+
+    Args:
+        file: its path.
+        option: by which it was given, for the message.
+
+    Raises:
+        ConfigError: it cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(option, str(file), f"it cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # no path, no UTF-8, no TOML, or brackets without end
+        raise ConfigError(option, str(file), f"it is no TOML: {error}") from error
+
+
+def typed(values: Mapping[str, Any], kind: type[T], source: str) -> T:
+    """The record of type `kind` that `values` are.
+
+    Args:
+        values: as `read_toml` returns them.
+        kind: with `forbid_unknown_fields`, so that a key with a typing error is refused.
+        source: where they stand, for the message: a file's name.
+
+    Raises:
+        ConfigError: a key is missing, unknown, or has a value of another type or range. Its option is
+            "source: key", such as "hw.toml: drive.writes[2].depth"; it says what is allowed.
+    """
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise _error_of(str(error), values, kind, source) from None
+
+
+def _error_of(complaint: str, values: Mapping[str, Any], kind: type[msgspec.Struct], source: str) -> ConfigError:
+    match = _COMPLAINT.fullmatch(complaint)
+    what, where = (match["what"], match["where"] or "") if match else (complaint, "")
+    steps = [int(index) if index else name for name, index in _STEP.findall(where)]
+    if unknown := _UNKNOWN.fullmatch(what):
+        allowed = f"there is no such key; there are {', '.join(_keys_at(kind, steps))}"
+        steps.append(unknown[1])
+        where = f"{where}.{unknown[1]}" if where else unknown[1]
+    else:
+        allowed = what[0].lower() + what[1:]
+    return ConfigError(f"{source}: {where}" if where else source, _value_at(values, steps), allowed)
+
+
+def _keys_at(kind: object, steps: list[str | int]) -> tuple[str, ...]:
+    """Of the record that the steps lead to."""
+    info: Any = msgspec.inspect.type_info(kind)
+    for step in steps:
+        if isinstance(step, str):
+            info = next(field.type for field in info.fields if field.encode_name == step)
+        else:
+            info = info.item_type
+        if isinstance(info, msgspec.inspect.UnionType):
+            info = next(each for each in info.types if isinstance(each, msgspec.inspect.StructType))
+    return tuple(field.encode_name for field in info.fields)
+
+
+def _value_at(values: Any, steps: list[str | int]) -> object:
+    for step in steps:
+        values = values[step]
+    return values
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def toml_text(values: Mapping[str, Any], above: str = "") -> str:
+    """A document, or the table of the name `above`: plain values first, then tables, then arrays of tables."""
+    plain, tables = [], []
+    for name, value in values.items():
+        path = f"{above}.{name}" if above else name
+        if isinstance(value, Mapping):
+            tables.append(f"\n[{path}]\n{toml_text(value, path)}")
+        elif isinstance(value, (list, tuple)) and value and all(isinstance(each, Mapping) for each in value):
+            tables += [f"\n[[{path}]]\n{toml_text(each, path)}" for each in value]
+        else:
+            plain.append(f"{name} = {toml_value(value)}\n")
+    return "".join(plain + tables)
+
+
+def toml_value(value: object) -> str:
+    """A string, number, boolean, or an array of them, as TOML writes it.
+
+    Raises:
+        TypeError: it is none of these.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        # JSON's escapes are among TOML's, which also wants DEL escaped; no surrogates are left for either.
+        sound = value.encode("utf-8", "replace").decode("utf-8")
+        return json.dumps(sound, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(toml_value, value))}]"
+    raise TypeError(f"no value of TOML: {type(value).__name__}")
