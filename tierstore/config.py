@@ -21,6 +21,7 @@ __all__ = [
     "format_bytes",
     "free_disk_bytes",
     "local_world_size",
+    "memory_cgroup_limits",
     "parse_size",
     "program_name",
     "rank_of_process",
@@ -140,12 +141,12 @@ def available_host_bytes() -> int:
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     available = int(match[1]) * 1024 if match else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for limit, used in _cgroup_limits():
+    for limit, used in memory_cgroup_limits():
         available = min(available, max(0, limit - used))
     return available
 
 
-def _cgroup_limits() -> list[tuple[int, int]]:
+def memory_cgroup_limits() -> list[tuple[int, int]]:
     """(limit, use without reclaimable page cache) in bytes of every memory cgroup above this process."""
     limits = []
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cgroups import made_cgroup
 from tierstore import ConfigError, TierStore, config
 from tierstore.config import available_host_bytes, check_directory, free_disk_bytes, local_world_size, parse_size
 
@@ -206,20 +207,8 @@ def test_cgroup_without_files_limits_nothing(tmp_path: Path) -> None:
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
     """A real memory cgroup below our own, limited to LIMIT_BYTES."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, group = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            folder, limit = Path(f"/sys/fs/cgroup/memory{group}/tierstore-{os.getpid()}"), "memory.limit_in_bytes"
-            break
-    else:
-        pytest.skip("no memory controller of cgroup version 1 here; version 2 lets no process be below a group's own")
-    try:
-        folder.mkdir()
-        (folder / limit).write_text(str(LIMIT_BYTES))
-    except OSError as error:
-        pytest.skip(f"no memory cgroup can be made here: {error}")
-    yield folder
-    folder.rmdir()
+    with made_cgroup("memory", memory__limit_in_bytes=LIMIT_BYTES) as folder:
+        yield folder
 
 
 def test_cgroup_limit_lowers_what_is_available(small_cgroup: Path) -> None:
@@ -239,5 +228,5 @@ def test_cgroup_limit_lowers_what_is_available(small_cgroup: Path) -> None:
 
 def test_cgroup_used_beyond_its_limit_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     # Made up: the kernel would kill a process that could show it.
-    monkeypatch.setattr(config, "_cgroup_limits", lambda: [(2**40, 0), (5_000_000, 9_000_000)])
+    monkeypatch.setattr(config, "memory_cgroup_limits", lambda: [(2**40, 0), (5_000_000, 9_000_000)])
     assert available_host_bytes() == 0

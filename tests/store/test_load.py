@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.cgroups import made_cgroup
 from tierstore.codec_choice import Load
 from tierstore.disk import load as load_module
 from tierstore.disk.load import LoadMeter, Readings, TransferClock, available_cores, read_machine
@@ -153,3 +157,21 @@ def test_available_cores_are_at_most_the_quota(
     monkeypatch.setattr(load_module, "_CGROUP", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
     assert available_cores() == expected
+
+
+def test_available_cores_in_a_nested_group_with_a_quota_are_no_more() -> None:
+    """As a service's or a job's, which is no container: its group is not the root."""
+    program = (
+        "import os, sys; from pathlib import Path; from tierstore.disk.load import available_cores\n"
+        "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
+        "print(available_cores())"
+    )
+    with made_cgroup("cpu", cpu__cfs_quota_us=150_000, cpu__cfs_period_us=100_000) as group:
+        (group / "within").mkdir()
+        try:
+            for place in (group, group / "within"):
+                command = [sys.executable, "-c", program, str(place)]
+                ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+                assert float(ended.stdout) == min(1.5, len(os.sched_getaffinity(0)))
+        finally:
+            (group / "within").rmdir()

@@ -24,6 +24,7 @@ __all__ = [
     "Readings",
     "TransferClock",
     "available_cores",
+    "quota_cores",
     "read_machine",
 ]
 
@@ -173,13 +174,38 @@ def _idle_seconds() -> float | None:
 
 
 def available_cores() -> float:
-    """How many cores this process may use: its affinity, and its container's quota (cgroups(7), version 2 and 1)."""
-    cores = float(len(os.sched_getaffinity(0)))
-    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+    """How many cores this process may use: its affinity, and its container's or service's quota."""
+    allowed = float(len(os.sched_getaffinity(0)))
+    return min(allowed, quota_cores() or allowed)
+
+
+def quota_cores() -> float | None:
+    """What the CPU cgroups above this process leave it (cgroups(7), version 2 and 1); None: they set no quota."""
+    return min(_quotas(), default=None)
+
+
+def _quotas() -> Iterator[float]:
+    for folder, files in _cpu_cgroups():
         try:
-            quota, period = " ".join((_CGROUP / file).read_text() for file in files).split()
+            quota, period = " ".join((folder / file).read_text() for file in files).split()
             if quota not in ("max", "-1"):
-                return min(cores, int(quota) / int(period))
+                yield int(quota) / int(period)
         except (OSError, ValueError, ZeroDivisionError):
-            continue
-    return cores
+            continue  # this level has no CPU controller, or is not ours to read
+
+
+def _cpu_cgroups() -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Each of them, and its files: the process's own and all above it. Where a container's own is mounted as the root,
+    /proc may still show the host's path, which is not there then."""
+    for controller, root, files in (
+        ("", _CGROUP, ("cpu.max",)),
+        ("cpu", _CGROUP / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")),
+    ):
+        yield root, files
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, group = line.split(":", 2)
+            if controller in controllers.split(","):
+                folder = root / group.lstrip("/")
+                while folder != root and folder.is_relative_to(root):
+                    yield folder, files
+                    folder = folder.parent
