@@ -1,6 +1,7 @@
 """The command line: `tierstore COMMAND`. Every command imports what it needs when it runs.
 
-Exit codes: 0 done; 1 it failed, or the demo's gradients differ; 2 an argument cannot be used.
+Exit codes: 0 done; 1 it failed, the demo's gradients differ, or the doctor found a problem; 2 an argument cannot be
+used.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Annotated
 import typer
 
 from .commands.demo import demo
+from .commands.doctor import doctor
 from .commands.serve import serve
 from .commands.stat import stat
 from .commands.top import top
@@ -61,7 +63,7 @@ def _options(
     pass
 
 
-for command in (serve, stat, top, demo):
+for command in (serve, stat, top, doctor, demo):
     app.command()(command)
 
 

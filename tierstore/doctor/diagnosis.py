@@ -1,0 +1,101 @@
+"""The whole result: what was measured, what that means, and what to set. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from ..hardware import HARDWARE_VERSION, DriveHardware, Hardware, HostHardware
+from ..toml_file import toml_value
+from .finding import Finding
+from .findings import findings_of
+from .measurements import Measurements
+from .settings import Setting, settings_of
+
+__all__ = ["REPORT_VERSION", "Report", "config_text", "hardware_of", "report_of"]
+
+REPORT_VERSION = 1
+"""Of what `tierstore doctor --json` prints. Fields may be added within a version; none changes or goes."""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """As `tierstore doctor --json` prints it.
+
+    Attributes:
+        version: `REPORT_VERSION`.
+        is_usable: whether offloading works here, and is of use: no finding is a problem.
+        findings: the worst first.
+        settings: what to set, and why.
+        measurements: what both were made from.
+    """
+
+    version: int
+    is_usable: bool
+    findings: tuple[Finding, ...]
+    settings: tuple[Setting, ...]
+    measurements: Measurements
+
+
+def report_of(machine: Measurements) -> Report:
+    """Judge what was measured."""
+    findings = findings_of(machine)
+    return Report(
+        version=REPORT_VERSION,
+        is_usable=all(finding.severity != "problem" for finding in findings),
+        findings=findings,
+        settings=settings_of(machine),
+        measurements=machine,
+    )
+
+
+def hardware_of(machine: Measurements) -> Hardware | None:
+    """The description of the machine; None: the drive could not be measured as far as that needs."""
+    drive, memory = machine.drive, machine.memory
+    if drive.write_latency_seconds is None or drive.read_latency_seconds is None or not (drive.writes and drive.reads):
+        return None
+    return Hardware(
+        version=HARDWARE_VERSION,
+        host=HostHardware(
+            cores=machine.processor.usable_cores,
+            capacity_bytes=memory.available_bytes,
+            copy_bytes_per_second=memory.copy_bytes_per_second,
+            fresh_bytes_per_second=memory.fresh_bytes_per_second,
+        ),
+        drive=DriveHardware(
+            io_mode=drive.io_mode or "",
+            capacity_bytes=drive.free_bytes,
+            write_latency_seconds=drive.write_latency_seconds,
+            read_latency_seconds=drive.read_latency_seconds,
+            writes=drive.writes,
+            reads=drive.reads,
+        ),
+        codecs=machine.codecs,
+        accelerators=machine.accelerators.links,
+    )
+
+
+def config_text(settings: tuple[Setting, ...]) -> str:
+    """A file for `TierStore.from_config` and `tiered_offload.from_config`, each line with its reason."""
+    titles: Mapping[str, str] = {
+        "store": "TierStore.from_config(this file)",
+        "offload": "tiered_offload.from_config(store, this file)",
+    }
+    lines = ["# Written by tierstore doctor: what it recommends for the machine that it measured."]
+    for table, title in titles.items():
+        lines += ["", f"[{table}]  # {title}"]
+        for setting in settings:
+            if setting.table == table:
+                lines += ["", f"# {_one_line(setting.reason)}", _line(setting)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(setting: Setting) -> str:
+    if setting.value is None:
+        return f"# {setting.name}: left at its default"
+    return f"{setting.name} = {toml_value(setting.value)}"
+
+
+def _one_line(text: str) -> str:
+    """A comment ends with its line, and has no control characters (a path may)."""
+    return "".join(each if each.isprintable() else "?" for each in text)

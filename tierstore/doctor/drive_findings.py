@@ -1,0 +1,156 @@
+"""What is wrong with a drive, or good to know of it. Pure."""
+
+from __future__ import annotations
+
+from ..config import format_bytes
+from ..endurance import DAY_SECONDS
+from .finding import Found, note, problem, rate, warning
+from .measurements import Drive, Measurements, fastest
+
+__all__ = ["latency", "place", "room", "speed", "wear", "worth_of_figures"]
+
+GIB = 2**30
+
+_LITTLE_SPACE_BYTES = 16 * GIB
+_USELESS_DRIVE, _SLOW_DRIVE = 200e6, 1e9  # bytes per second; a SATA drive does 500 MB/s
+_SLOW_ANSWER_SECONDS = 5e-3
+_SPINNING_SECONDS = 1e-3  # the kernel says of many virtual drives that they rotate; one that does takes longer
+_SLOW_FIRST_WRITE = 0.6  # of the speed afterwards
+_FOREIGN_SHARE = 0.2  # of what the device moved
+_BUSY_SHARE = 0.5  # of the cores
+_USUAL_DRIVE_WRITES_PER_DAY = 0.3  # what makers of drives for desktops warrant for five years
+
+
+def room(machine: Measurements) -> Found:
+    """Whether there is enough of it."""
+    drive = machine.drive
+    if drive.error is not None:
+        yield problem(
+            "drive-fails",
+            f"The drive under {drive.path} fails: {drive.error}.",
+            "Look at the kernel's log (dmesg), at what mounts it, and at the network if it is behind one.",
+        )
+    elif not drive.span_bytes:
+        yield problem(
+            "drive-full",
+            f"Only {format_bytes(drive.free_bytes)} are free under {drive.path}: too little to measure or spill to.",
+            "Free some space, or name a directory on another drive.",
+        )
+    elif drive.free_bytes < _LITTLE_SPACE_BYTES:
+        yield warning(
+            "little-space",
+            f"Only {format_bytes(drive.free_bytes)} are free under {drive.path}: what one step saves may be more.",
+            "A step raises StoreFullError when host memory and disk are used up; free some space before that.",
+        )
+
+
+def place(machine: Measurements) -> Found:
+    """What the directory is on."""
+    drive = machine.drive
+    if drive.file_system in ("tmpfs", "ramfs"):
+        sentence = f"{drive.path} lives in memory ({drive.file_system}): what is spilled there takes as much of it."
+        advice = "Name a directory on a drive."
+        if machine.accelerators.links:
+            yield warning("in-memory", sentence, f"{advice} As it is, only the memory of accelerators is relieved.")
+        else:
+            yield problem("in-memory", sentence, advice)
+    elif drive.io_mode is not None and drive.io_mode.startswith("buffered"):
+        yield warning(
+            "no-direct-io",
+            f"Reads and writes under {drive.path} go through the page cache: {drive.io_mode}. They cost more CPU "
+            "time than direct ones, and the cache competes with training for memory.",
+            "A local ext4 or xfs takes O_DIRECT; name a directory on one, if there is one.",
+        )
+
+
+def speed(machine: Measurements) -> Found:
+    """Throughput."""
+    write, read = fastest(machine.drive.writes), fastest(machine.drive.reads)
+    if write is None or read is None:
+        return
+    figures = f"The drive writes {rate(write)} and reads {rate(read)} at best"
+    if min(write, read) < _USELESS_DRIVE:
+        yield problem(
+            "drive-very-slow",
+            f"{figures}: a gigabyte takes {1e9 / write + 1e9 / read:.0f} s down and up, and training waits for that.",
+            "Use a local NVMe drive; or keep more in memory (host_bytes), so that little is spilled.",
+        )
+    elif min(write, read) < _SLOW_DRIVE:
+        yield warning(
+            "drive-slow",
+            f"{figures}: what one NVMe drive does is two to five times as much.",
+            "Give host_bytes what training leaves, and expect steps to wait where they save much in little time.",
+        )
+
+
+def _is_spinning(drive: Drive) -> bool:
+    return bool(drive.is_rotational) and (drive.read_latency_seconds or 0.0) > _SPINNING_SECONDS
+
+
+def latency(machine: Measurements) -> Found:
+    """How long the drive takes to answer."""
+    drive = machine.drive
+    slowest_seconds = max(drive.write_latency_seconds or 0.0, drive.read_latency_seconds or 0.0)
+    if _is_spinning(drive):
+        yield warning(
+            "spinning-drive",
+            f"The drive rotates: it takes {1e3 * (drive.read_latency_seconds or 0.0):.1f} ms to find a place.",
+            "Raise min_bytes, so that only large tensors go there; better, use a flash drive.",
+        )
+    elif slowest_seconds > _SLOW_ANSWER_SECONDS:
+        yield warning(
+            "drive-answers-late",
+            f"The drive takes {1e3 * slowest_seconds:.1f} ms for 4 KiB, whatever its throughput.",
+            "Raise min_bytes, so that only large tensors go there.",
+        )
+
+
+def worth_of_figures(machine: Measurements) -> Found:
+    """What the figures are worth."""
+    drive = machine.drive
+    write = fastest(drive.writes)
+    if drive.num_left_out:
+        yield note(
+            "partly-measured",
+            f"{drive.num_left_out} of the combinations of block size and depth were left out: too little time for a "
+            f"drive as slow as this, or too little space or memory. {format_bytes(drive.span_bytes)} of the drive were used.",
+        )
+    ours = sum(each.measured_bytes for each in (*drive.writes, *drive.reads)) + drive.span_bytes
+    if drive.device_bytes is not None and drive.device_bytes * (1 - _FOREIGN_SHARE) > ours:
+        yield note(
+            "drive-shared",
+            f"Others used the drive meanwhile: it moved {format_bytes(drive.device_bytes)}, {format_bytes(ours)} of it "
+            "for these figures, which are lower than what the drive can do.",
+            "Measure again when the machine is idle.",
+        )
+    if machine.processor.load > _BUSY_SHARE * machine.processor.usable_cores:
+        yield note(
+            "cores-shared",
+            f"Others used the cores: {machine.processor.load:.1f} threads wanted one in the minute before, of "
+            f"{machine.processor.usable_cores:g}.",
+            "Measure again when the machine is idle.",
+        )
+    if write is not None and (drive.first_write_bytes_per_second or write) < _SLOW_FIRST_WRITE * write:
+        yield note(
+            "first-write-slow",
+            f"Space that is written for the first time takes {rate(drive.first_write_bytes_per_second or 0.0)}, "
+            f"afterwards {rate(write)}: the first step is slower than those that follow, which use the same space.",
+        )
+
+
+def wear(machine: Measurements) -> Found:
+    """What writing at full speed would mean for a flash drive."""
+    drive, write = machine.drive, fastest(machine.drive.writes)
+    if write is None or drive.size_bytes is None or _is_spinning(drive):
+        return
+    day_bytes = write * DAY_SECONDS
+    usual_bytes = _USUAL_DRIVE_WRITES_PER_DAY * drive.size_bytes
+    yield note(
+        "wear",
+        f"At full speed {format_bytes(day_bytes)} a day would be written, {day_bytes / drive.size_bytes:.1f} times the "
+        f"drive of {format_bytes(drive.size_bytes)}. A flash drive for desktops is often warranted for "
+        f"{_USUAL_DRIVE_WRITES_PER_DAY} times: {format_bytes(usual_bytes)} a day, which is "
+        f"{usual_bytes / write / 60:.1f} minutes of that.",
+        f'Look up what yours is warranted for. max_write_bytes_per_day = "{int(usual_bytes / GIB)}GiB" would hold a '
+        "store to it: a step that needs more raises StoreFullError. stats() shows what is really written.",
+    )

@@ -1,0 +1,81 @@
+"""Measures a machine, one thing after the other, in bounded time.
+
+Start here: `examine` fills `Measurements`; `diagnosis.py` judges them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..config import available_host_bytes, local_world_size
+from .accelerators import measure_accelerators
+from .codecs import measure_codecs
+from .drive import NUM_STEPS, measure_drive
+from .measurements import Measurements
+from .memory import measure_huge_pages, measure_memory
+from .samples import SAMPLE_KINDS
+from .system import describe_drive, describe_limits, describe_processor, find_daemon
+
+__all__ = ["NUM_EXAMINED", "examine"]
+
+NUM_EXAMINED = NUM_STEPS + len(SAMPLE_KINDS) + 4
+"""How often `examine` says what it has come to, at most."""
+
+_DRIVE_SHARE, _CODEC_SHARE, _MEMORY_SHARE, _ACCELERATOR_SHARE = 0.7, 0.15, 0.05, 0.1
+_BUFFER_SHARE = 8  # an eighth of the memory that is available
+
+Progress = Callable[[str], None]
+"""Called with what was just examined, in words."""
+
+
+def examine(directory: Path, socket: str, seconds: float, progress: Progress) -> Measurements:
+    """Measure the drive under `directory`, and the rest of the machine. Blocks.
+
+    Args:
+        directory: an existing one, to which can be written. Nothing becomes visible in it, and nothing stays, however
+            the process ends.
+        socket: where a daemon is looked for.
+        seconds: for all measurements together. It takes some seconds more, for imports and drivers and what a slow
+            drive still has in flight; 15 at the very most, beyond what a GPU's driver takes to start.
+        progress: see `Progress`.
+
+    Raises:
+        ConfigError: LOCAL_WORLD_SIZE is no number.
+    """
+    began_at = time.monotonic()
+    trainers = local_world_size() if "LOCAL_WORLD_SIZE" in os.environ else None
+    memory_bytes = available_host_bytes() // _BUFFER_SHARE
+    processor = describe_processor()
+    daemon = find_daemon(socket, directory)
+    progress("daemon")
+    memory = measure_memory(_MEMORY_SHARE * seconds, int(processor.usable_cores))
+    progress("memory")
+    huge_pages = measure_huge_pages()
+    progress("huge pages")
+    drive = measure_drive(
+        describe_drive(directory),
+        directory,
+        seconds=_DRIVE_SHARE * seconds,
+        memory_bytes=memory_bytes,
+        step_done=lambda: progress("drive"),
+    )
+    codecs = measure_codecs(_CODEC_SHARE * seconds, lambda: progress("codecs"))
+    accelerators = measure_accelerators(_ACCELERATOR_SHARE * seconds, memory_bytes)
+    progress("accelerators")
+    return Measurements(
+        kernel=platform.release(),
+        num_trainers=trainers or max(1, len(accelerators.links)),
+        seconds=time.monotonic() - began_at,
+        drive=drive,
+        memory=memory,
+        huge_pages=huge_pages,
+        processor=processor,
+        limits=describe_limits(),
+        codecs=codecs,
+        accelerators=accelerators,
+        daemon=daemon,
+    )

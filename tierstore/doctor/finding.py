@@ -1,0 +1,55 @@
+"""One thing that was found on a machine, and how it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+__all__ = ["Finding", "Found", "Severity", "note", "problem", "rate", "warning"]
+
+Severity = Literal["problem", "warning", "note"]
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One thing to know.
+
+    Attributes:
+        severity: "problem", "warning" or "note".
+        code: what it is about, for programs.
+        sentence: what was found.
+        advice: what to do about it; None: nothing has to be done.
+    """
+
+    severity: Severity
+    code: str
+    sentence: str
+    advice: str | None = None
+
+
+Found = Iterator[Finding]
+"""What a check yields."""
+
+
+def problem(code: str, sentence: str, advice: str | None = None) -> Finding:
+    """Of that severity."""
+    return Finding(severity="problem", code=code, sentence=sentence, advice=advice)
+
+
+def warning(code: str, sentence: str, advice: str | None = None) -> Finding:
+    """Of that severity."""
+    return Finding(severity="warning", code=code, sentence=sentence, advice=advice)
+
+
+def note(code: str, sentence: str, advice: str | None = None) -> Finding:
+    """Of that severity."""
+    return Finding(severity="note", code=code, sentence=sentence, advice=advice)
+
+
+def rate(bytes_per_second: float) -> str:
+    """Such as "1.21 GB/s": decimal, as drives are sold."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if bytes_per_second >= factor:
+            return f"{bytes_per_second / factor:.3g} {unit}/s"
+    return f"{bytes_per_second:.3g} B/s"

@@ -1,0 +1,160 @@
+"""What is wrong with memory, cores, limits, accelerators and the daemon of a machine. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from ..config import format_bytes
+from .finding import Finding, Found, note, rate, warning
+from .measurements import Measurements
+
+__all__ = ["accelerators", "cores", "daemon", "huge_pages", "limits", "memory"]
+
+MIB, GIB = 2**20, 2**30
+
+_USELESS_MEMORY_BYTES, _LITTLE_MEMORY_BYTES = 512 * MIB, 4 * GIB
+_SWAPPED_SHARE = 0.05  # of memory
+_SLOW_COPY = 2e9
+_FEW_HUGE_PAGES = 0.5
+_SMALL_SHM_BYTES = GIB
+_SEGMENT_BYTES = GIB  # of an extent file, which takes a descriptor
+_OTHER_DESCRIPTORS = 64  # of a training process
+_SLOW_LINK = 6e9  # PCIe 3.0 with 8 lanes
+
+
+def memory(machine: Measurements) -> Found:
+    """How much there is, and how fast."""
+    memory = machine.memory
+    if memory.available_bytes < _LITTLE_MEMORY_BYTES:
+        yield Finding(
+            severity="problem" if memory.available_bytes < _USELESS_MEMORY_BYTES else "warning",
+            code="little-memory",
+            sentence=f"Only {format_bytes(memory.available_bytes)} of memory can still be taken.",
+            advice="PyTorch and the model need memory beside the store; end what else runs, or raise the limit.",
+        )
+    if memory.limit_bytes is not None:
+        yield note(
+            "memory-limit",
+            f"A control group limits memory to {format_bytes(memory.limit_bytes)} of the machine's "
+            f"{format_bytes(memory.total_bytes)}. The store's default budget respects it.",
+        )
+    if memory.swap_used_bytes > _SWAPPED_SHARE * memory.total_bytes:
+        yield warning(
+            "swapping",
+            f"{format_bytes(memory.swap_used_bytes)} are swapped out: memory that training touches may be among them.",
+            "Keep host_bytes below what is really free; the store spills faster than the kernel swaps.",
+        )
+    if memory.copy_bytes_per_second < _SLOW_COPY:
+        yield warning(
+            "memory-slow",
+            f"One core copies memory at {rate(memory.copy_bytes_per_second)}, which slows down each restore.",
+            "Look for other processes that use the memory, or for a virtual machine without memory of its own.",
+        )
+    if memory.shm_total_bytes is not None and memory.shm_total_bytes < _SMALL_SHM_BYTES:
+        yield note(
+            "small-shm",
+            f"/dev/shm has {format_bytes(memory.shm_total_bytes)}. PyTorch's data loaders need it; the store does not.",
+            "In a container, raise it (--shm-size).",
+        )
+
+
+def huge_pages(machine: Measurements) -> Found:
+    """Whether there are any."""
+    pages = machine.huge_pages
+    if pages.enabled in (None, "never"):
+        yield warning(
+            "no-huge-pages",
+            "The kernel gives no huge pages (transparent_hugepage/enabled): transfers are up to a third slower.",
+            "As root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        )
+    elif pages.granted < _FEW_HUGE_PAGES:
+        left = "" if pages.free_bytes is None else f" ({format_bytes(pages.free_bytes)} are free in such pieces)"
+        yield warning(
+            "memory-fragmented",
+            f"Of a buffer that asked for huge pages {pages.granted:.0%} became some: memory is in small pieces{left}.",
+            "As root: echo 1 > /proc/sys/vm/compact_memory; or raise the limit of the control group, if there is one.",
+        )
+    if not pages.collapses and pages.shared in (None, "never"):
+        yield note(
+            "window-in-small-pages",
+            "The window that a client shares with a daemon gets no huge pages, neither by itself nor on request "
+            "(MADV_COLLAPSE, Linux 6.1): its transfers take up to twice as long.",
+            "As root: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled; or use an embedded store.",
+        )
+
+
+def cores(machine: Measurements) -> Found:
+    """How many there are."""
+    processor = machine.processor
+    if processor.quota_cores is not None and processor.quota_cores < processor.num_allowed:
+        yield note(
+            "cpu-quota",
+            f"A quota leaves {processor.quota_cores:.2g} of {processor.num_allowed} cores.",
+            "Have PyTorch use no more threads than that (OMP_NUM_THREADS): beyond it all are stopped for a while.",
+        )
+    if processor.usable_cores < 2:
+        yield warning(
+            "one-core",
+            "Less than two cores can be used: whatever the store does is taken from training on the CPU.",
+        )
+
+
+def limits(machine: Measurements) -> Found:
+    """Of the process."""
+    open_files, locked_bytes = machine.limits.open_files, machine.limits.locked_bytes
+    wanted = math.ceil(machine.drive.free_bytes / _SEGMENT_BYTES) + _OTHER_DESCRIPTORS
+    if open_files is not None and open_files < wanted:
+        yield Finding(
+            severity="problem" if open_files < _OTHER_DESCRIPTORS else "warning",
+            code="few-descriptors",
+            sentence=f"A process may open {open_files} files; a store that fills the drive takes one for each GiB.",
+            advice=f"ulimit -n {wanted} or more, before training is started; or a smaller disk_bytes.",
+        )
+    pageable = any(link.host_memory != "pinned" for link in machine.accelerators.links)
+    if locked_bytes is not None and pageable:
+        yield note(
+            "locked-memory-limit",
+            f"A process may lock {format_bytes(locked_bytes)} of memory (ulimit -l); some drivers count pinned memory.",
+            "ulimit -l unlimited, before training is started.",
+        )
+
+
+# --- accelerators and the daemon --------------------------------------------------------------------------------------
+
+
+def accelerators(machine: Measurements) -> Found:
+    """Copies to and from them."""
+    state = machine.accelerators
+    if state.error is not None:
+        yield warning("accelerator-fails", f"An accelerator cannot be used: {state.error}.")
+    for number, link in enumerate(state.links):
+        slowest = min(link.to_host_bytes_per_second, link.to_device_bytes_per_second)
+        if link.host_memory != "pinned":
+            yield warning(
+                "not-pinned",
+                f"Host memory for {link.name} ({number}) is {link.host_memory}: copies do not overlap with compute.",
+                "Look at the driver's version, and at the limit of locked memory (ulimit -l).",
+            )
+        if slowest < _SLOW_LINK:
+            yield warning(
+                "link-slow",
+                f"Copies to and from {link.name} ({number}) reach {rate(slowest)}.",
+                "Look at how many PCIe lanes the card has got, and whether they are of the generation that it knows.",
+            )
+
+
+def daemon(machine: Measurements) -> Found:
+    """Whether one runs."""
+    daemon = machine.daemon
+    if daemon.is_answering and daemon.path is not None:
+        yield note(
+            "daemon-runs",
+            f"A daemon answers at {daemon.socket} and keeps {daemon.path}.",
+            f'Processes that share its drive use TierStore.connect("{daemon.socket}").',
+        )
+    elif daemon.is_present:
+        yield warning(
+            "daemon-silent",
+            f"There is a socket at {daemon.socket}, but no use in it: {daemon.note}.",
+            "Look at the daemon's log; a socket that nobody listens on can be removed.",
+        )

@@ -1,0 +1,142 @@
+"""How fast host memory is, and whether its pages come in one piece.
+
+Blocks. Takes an eighth of what is available, and 32 MiB a buffer, at most.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..config import available_host_bytes
+from ..disk.linux import address_of, copy_memory, make_pages_huge
+from ..threads import start_thread
+from . import system
+from .measurements import HugePages, Memory
+
+__all__ = ["measure_huge_pages", "measure_memory"]
+
+MIB = 2**20
+_BUFFER_BYTES = 32 * MIB
+_LEAST_BUFFER_BYTES = 2 * MIB
+_MOST_THREADS = 8
+_HUGE_ORDER = 9  # of a huge page, in pages' powers of two: x86-64, and arm64 with 4 KiB pages
+
+
+def measure_memory(seconds: float, num_cores: int) -> Memory:
+    """Three measurements, a third of the time each."""
+    swap_total_bytes, swap_used_bytes = system.swap_bytes()
+    available_bytes = available_host_bytes()
+    num_threads = max(1, min(num_cores, _MOST_THREADS))
+    num_bytes = buffer_bytes(available_bytes, 2 * num_threads)
+    pairs = [(_mapped(num_bytes), _mapped(num_bytes)) for _ in range(num_threads)]
+    for source, _ in pairs:
+        source.write(b"\x5a" * num_bytes)
+    alone = _copy_speed(pairs[:1], seconds / 3)
+    together = _copy_speed(pairs, seconds / 3)
+    shm = system.file_system_bytes(Path("/dev/shm"))
+    return Memory(
+        total_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        available_bytes=available_bytes,
+        limit_bytes=system.memory_limit_bytes(),
+        swap_total_bytes=swap_total_bytes,
+        swap_used_bytes=swap_used_bytes,
+        shm_total_bytes=None if shm is None else shm[0],
+        shm_free_bytes=None if shm is None else shm[1],
+        copy_bytes_per_second=alone,
+        copy_all_bytes_per_second=together,
+        fresh_bytes_per_second=_fresh_speed(memoryview(pairs[0][0]), seconds / 3),
+    )
+
+
+def buffer_bytes(available_bytes: int, num_buffers: int) -> int:
+    """How long a buffer may be, so that all of them leave most of what is available: whole huge pages."""
+    share = available_bytes // 8 // num_buffers // _LEAST_BUFFER_BYTES * _LEAST_BUFFER_BYTES
+    return max(_LEAST_BUFFER_BYTES, min(_BUFFER_BYTES, share))
+
+
+def _mapped(num_bytes: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        pass  # a kernel without huge pages
+    return memory
+
+
+def _copy_speed(pairs: list[tuple[mmap.mmap, mmap.mmap]], seconds: float) -> float:
+    """Of a thread for each pair, all together, in bytes per second."""
+    moved_bytes = [0] * len(pairs)
+    for source, target in pairs:
+        copy_memory(memoryview(target), memoryview(source))  # the first one pays for the pages
+    began_at = time.monotonic()
+
+    def run(number: int) -> None:
+        source, target = memoryview(pairs[number][0]), memoryview(pairs[number][1])
+        while time.monotonic() < began_at + seconds or not moved_bytes[number]:
+            copy_memory(target, source)
+            moved_bytes[number] += len(source)
+
+    _run_all([lambda number=number: run(number) for number in range(len(pairs))])  # type: ignore[misc]
+    return sum(moved_bytes) / (time.monotonic() - began_at)
+
+
+def _run_all(jobs: list[Callable[[], None]]) -> None:
+    threads = [start_thread(job, "tierstore-doctor") for job in jobs]
+    for thread in threads:
+        thread.join()
+
+
+def _fresh_speed(source: memoryview, seconds: float) -> float:
+    """Of writing to pages that the kernel has to find and clear first, in bytes per second."""
+    moved_bytes, used_seconds = 0, 0.0
+    while used_seconds < seconds:
+        fresh = _mapped(len(source))
+        began_at = time.monotonic()
+        copy_memory(memoryview(fresh), source)
+        used_seconds += time.monotonic() - began_at
+        moved_bytes += len(source)
+    return moved_bytes / used_seconds
+
+
+# --- huge pages -------------------------------------------------------------------------------------------------------
+
+
+def measure_huge_pages() -> HugePages:
+    """Ask for some, for private memory and for a client's window; and read the kernel's settings."""
+    num_bytes = buffer_bytes(available_host_bytes(), 2)
+    free_bytes, free_share = system.free_in_pieces(_HUGE_ORDER)
+    return HugePages(
+        enabled=system.huge_page_setting("enabled"),
+        shared=system.huge_page_setting("shmem_enabled"),
+        granted=_granted_share(num_bytes),
+        collapses=_collapses(num_bytes),
+        free_bytes=free_bytes,
+        free_share=free_share,
+    )
+
+
+def _granted_share(num_bytes: int) -> float:
+    """Of a buffer that was touched after it had asked for huge pages: how much became some (proc(5), smaps)."""
+    memory = _mapped(num_bytes)
+    address = address_of(memoryview(memory))
+    before_bytes = system.huge_bytes_at(address)  # of neighbours that the kernel counts with it
+    memory.write(bytes(num_bytes))
+    return max(0.0, min(1.0, (system.huge_bytes_at(address) - before_bytes) / num_bytes))
+
+
+def _collapses(num_bytes: int) -> bool:
+    descriptor = os.memfd_create("tierstore-doctor", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, num_bytes)
+        with mmap.mmap(descriptor, num_bytes) as window:
+            window.write(bytes(num_bytes))
+            make_pages_huge(descriptor, num_bytes)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True

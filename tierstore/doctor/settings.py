@@ -1,0 +1,173 @@
+"""What should be set on a machine, and why: measurements in, settings out. Pure.
+
+What has no better value than its default is said to be left alone: a figure without a reason would only go stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+from ..codec import BITS, Codec, parse_codec
+from ..codec_choice import CodecChooser, Load, Sample
+from ..config import format_bytes
+from .measurements import Measurements, fastest
+from .samples import SAMPLE_KINDS
+
+__all__ = ["Setting", "codec_outlook", "settings_of"]
+
+MIB, GIB = 2**20, 2**30
+
+_HOST_SHARE = 4  # the default's: training needs the rest for itself
+_HOST_SHARE_BESIDE_ACCELERATORS = 2  # parameters and gradients live elsewhere
+_ROUND_BYTES = 64 * MIB
+_USUAL_STAGING_BYTES = 112 * MIB
+_LEAST_STAGING_BYTES = 16 * MIB
+_STAGING_SHARE = 16
+_LEAST_MIN_BYTES, _MOST_MIN_BYTES = MIB, 16 * MIB
+_RECORD_BYTES = 16 * MIB
+_SAMPLE_BYTES = 2**20
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """One argument of `TierStore`, `TierStore.connect` or `tiered_offload`.
+
+    Attributes:
+        table: "store" or "offload", as in a configuration file.
+        name: of the argument.
+        value: what to give; None: the default, which finds the value itself.
+        reason: for people.
+    """
+
+    table: Literal["store", "offload"]
+    name: str
+    value: str | int | None
+    reason: str
+
+
+def settings_of(machine: Measurements) -> tuple[Setting, ...]:
+    """All that there is something to say about."""
+    return (*_place(machine), _host_bytes(machine), *_movement(machine), _min_bytes(machine), _lookahead())
+
+
+def _set(name: str, value: str | int | None, reason: str) -> Setting:
+    return Setting(table="store", name=name, value=value, reason=reason)
+
+
+def _place(machine: Measurements) -> Iterator[Setting]:
+    """The daemon where it keeps this very directory; else the directory."""
+    drive, daemon = machine.drive, machine.daemon
+    if machine.daemon.keeps_directory:
+        yield _set(
+            "connect", daemon.socket, f"a daemon keeps {drive.path} and answers there; it has the other settings"
+        )
+        return
+    yield _set("path", drive.path, "the directory that was measured")
+    if drive.file_system in ("tmpfs", "ramfs"):
+        share_bytes = min(drive.free_bytes, machine.memory.available_bytes // 2) // machine.num_trainers
+        yield _set("disk_bytes", _size(share_bytes), "what is spilled there takes memory: half of it at most")
+    else:
+        reason = f"80 % of what is free, divided by the trainers: {format_bytes(drive.free_bytes)} are free now"
+        yield _set("disk_bytes", None, reason)
+
+
+def _host_bytes(machine: Measurements) -> Setting:
+    available_bytes, trainers = machine.memory.available_bytes, machine.num_trainers
+    of_memory = f"of the {format_bytes(available_bytes)} that can be taken"
+    if machine.accelerators.links:
+        share, why = _HOST_SHARE_BESIDE_ACCELERATORS, "half, since the model itself is on the accelerator"
+    else:
+        share, why = _HOST_SHARE, "a quarter, since training itself needs memory here"
+    among = "" if trainers == 1 else f", for {trainers} trainers"
+    return _set("host_bytes", _size(available_bytes // share // trainers), f"{why}, {of_memory}{among}")
+
+
+def _movement(machine: Measurements) -> Iterator[Setting]:
+    """What decides how bytes move."""
+    available_bytes = machine.memory.available_bytes // machine.num_trainers
+    if machine.daemon.keeps_directory:
+        return
+    yield _set("codec", "auto", f"it chooses per kind of tensor, by what is busy; {_outlook_in_words(machine)}")
+    staging_bytes = min(_USUAL_STAGING_BYTES, max(_LEAST_STAGING_BYTES, available_bytes // _STAGING_SHARE))
+    if staging_bytes == _USUAL_STAGING_BYTES:
+        reason = "seven tensors of 16 MiB on their way: four at the drive, and the next ones"
+    else:
+        reason = f"a sixteenth of the {format_bytes(available_bytes)} of memory for a trainer, not the usual 112 MiB"
+    yield _set("staging_bytes", _size(staging_bytes, MIB), reason)
+    yield _set("inline_bytes", "128KiB", "smaller values take half the time in LMDB, larger ones longer")
+    yield _set("max_write_bytes_per_day", None, "no limit; what one would mean is said under wear")
+
+
+def _min_bytes(machine: Measurements) -> Setting:
+    """Below what a drive moves while it answers, a tensor costs waiting rather than bytes."""
+    drive = machine.drive
+    speeds = [speed for speed in (fastest(drive.writes), fastest(drive.reads)) if speed is not None]
+    answer_seconds = max(drive.write_latency_seconds or 0.0, drive.read_latency_seconds or 0.0)
+    if not speeds or not answer_seconds:
+        return Setting(
+            table="offload", name="min_bytes", value="1MiB", reason="the default; the drive was not measured"
+        )
+    moved_bytes = int(answer_seconds * min(speeds))
+    value = min(max(_LEAST_MIN_BYTES, 1 << moved_bytes.bit_length()), _MOST_MIN_BYTES)
+    reason = f"while the drive answers ({1e3 * answer_seconds:.2g} ms) it could move {format_bytes(moved_bytes)}"
+    if value == _LEAST_MIN_BYTES:
+        reason += "; what is smaller than a MiB costs more CPU time than it saves memory"
+    return Setting(table="offload", name="min_bytes", value=_size(value, MIB), reason=reason)
+
+
+def _lookahead() -> Setting:
+    reason = "as far as there is room: a distance of its own lets the drive idle"
+    return Setting(table="offload", name="lookahead_bytes", value=None, reason=reason)
+
+
+def _size(num_bytes: int, round_bytes: int = _ROUND_BYTES) -> str:
+    """As people write sizes; rounded down."""
+    num_bytes = num_bytes // round_bytes * round_bytes
+    return f"{num_bytes // GIB}GiB" if num_bytes and not num_bytes % GIB else f"{num_bytes // MIB}MiB"
+
+
+# --- what "auto" will do ----------------------------------------------------------------------------------------------
+
+
+def codec_outlook(machine: Measurements, load: Load) -> Mapping[str, str]:
+    """What codec "auto" would choose for each kind of the sample data under this load: by the store's own decision."""
+    write, read = fastest(machine.drive.writes), fastest(machine.drive.reads)
+    chosen = {}
+    for name, kind in SAMPLE_KINDS.items():
+        chooser = CodecChooser()
+        chooser.learn_samples(kind, _RECORD_BYTES, _samples_of(machine, name))
+        if write is not None and read is not None:
+            chooser.learn_write_speed(write)
+            chooser.learn_read_speed(read)
+        chosen[name] = str(chooser.choose(kind, _RECORD_BYTES, load, is_space_short=False).codec)
+    return chosen
+
+
+def _samples_of(machine: Measurements, name: str) -> list[Sample]:
+    return [
+        Sample(
+            codec=_codec_of(speed.codec),
+            raw_bytes=_SAMPLE_BYTES,
+            encoded_bytes=int(speed.ratio * _SAMPLE_BYTES),
+            encode_seconds=_SAMPLE_BYTES / speed.encode_bytes_per_second,
+            decode_seconds=_SAMPLE_BYTES / speed.decode_bytes_per_second,
+        )
+        for speed in machine.codecs
+        if speed.data == name
+    ]
+
+
+def _codec_of(text: str) -> Codec:
+    return BITS if text == str(BITS) else parse_codec(text) or BITS
+
+
+def _outlook_in_words(machine: Measurements) -> str:
+    idle = _encoded(codec_outlook(machine, Load(1.0, machine.processor.usable_cores)))
+    busy = _encoded(codec_outlook(machine, Load(1.0, 0.0)))
+    return f"on this sample data it would encode {idle} on idle cores, and {busy} beside training that fills them"
+
+
+def _encoded(chosen: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({codec})" for name, codec in chosen.items() if codec != "none") or "nothing"

@@ -1,0 +1,134 @@
+"""The report as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..config import format_bytes
+from ..hardware import Transfer
+from .diagnosis import Report
+from .finding import Finding, rate
+from .measurements import Measurements
+from .settings import Setting
+
+__all__ = ["report_view"]
+
+_STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
+_VERDICTS = {True: "Offloading works here.", False: "Offloading does not work well here: see the problems."}
+
+
+def report_view(report: Report) -> RenderableType:
+    """All of it: figures, findings, settings, verdict."""
+    machine = report.measurements
+    return Group(
+        _machine(machine),
+        *_drive(machine),
+        *_codecs(machine),
+        _findings(report.findings),
+        _settings(report.settings),
+        Text(_VERDICTS[report.is_usable], "bold"),
+    )
+
+
+def _machine(machine: Measurements) -> Table:
+    table = Table(title="The machine", title_justify="left", show_header=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, text in _facts(machine):
+        table.add_row(name, _plain(text))
+    return table
+
+
+def _facts(machine: Measurements) -> Iterator[tuple[str, str]]:
+    drive, memory, pages, cores = machine.drive, machine.memory, machine.huge_pages, machine.processor
+    yield "cores", f"{cores.usable_cores:g} of {cores.num_present} usable, {cores.model or 'of an unknown model'}"
+    yield "memory", f"{format_bytes(memory.available_bytes)} available of {format_bytes(memory.total_bytes)}"
+    alone, together = rate(memory.copy_bytes_per_second), rate(memory.copy_all_bytes_per_second)
+    yield (
+        "memory copies",
+        f"{alone} by one thread, {together} by all; {rate(memory.fresh_bytes_per_second)} into fresh pages",
+    )
+    yield (
+        "huge pages",
+        f"{pages.granted:.0%} of a buffer that asked for them; windows {'too' if pages.collapses else 'none'}",
+    )
+    yield (
+        "drive",
+        f"{drive.path}: {drive.file_system}, {drive.io_mode or 'not tried'}, {format_bytes(drive.free_bytes)} free",
+    )
+    if drive.device is not None:
+        size = "" if drive.size_bytes is None else f", {format_bytes(drive.size_bytes)}"
+        yield "device", f"{drive.device}{size}, {drive.model or 'without a model name'}"
+    if drive.write_latency_seconds is not None and drive.read_latency_seconds is not None:
+        write, read = 1e6 * drive.write_latency_seconds, 1e6 * drive.read_latency_seconds
+        yield "latency of 4 KiB", f"{write:.0f} µs to write, {read:.0f} µs to read"
+    for link in machine.accelerators.links:
+        down, up = rate(link.to_host_bytes_per_second), rate(link.to_device_bytes_per_second)
+        yield link.name, f"{format_bytes(link.memory_bytes)}; {link.host_memory} copies: {down} to the host, {up} back"
+    if machine.accelerators.note is not None:
+        yield "accelerators", machine.accelerators.note
+    yield "measured in", f"{machine.seconds:.0f} s"
+
+
+def _drive(machine: Measurements) -> Iterator[Table]:
+    drive = machine.drive
+    if not drive.writes and not drive.reads:
+        return
+    table = Table(title="The drive, by block size and transfers at once", title_justify="left")
+    for name in ("block", "at once", "write", "read"):
+        table.add_column(name, justify="right")
+    written, read = _by_combination(drive.writes), _by_combination(drive.reads)
+    for block_bytes, depth in sorted(written | read):
+        speeds = (each.get((block_bytes, depth), "-") for each in (written, read))
+        table.add_row(format_bytes(block_bytes), str(depth), *speeds)
+    yield table
+
+
+def _by_combination(transfers: tuple[Transfer, ...]) -> dict[tuple[int, int], str]:
+    return {(each.block_bytes, each.depth): rate(each.bytes_per_second) for each in transfers}
+
+
+def _codecs(machine: Measurements) -> Iterator[Table]:
+    if not machine.codecs:
+        return
+    table = Table(title="Codecs on one core, on made-up sample data", title_justify="left")
+    for name in ("data", "codec"):
+        table.add_column(name)
+    for name in ("ratio", "encode", "decode"):
+        table.add_column(name, justify="right")
+    for each in machine.codecs:
+        speeds = rate(each.encode_bytes_per_second), rate(each.decode_bytes_per_second)
+        table.add_row(each.data, each.codec, f"{each.ratio:.3f}", *speeds)
+    yield table
+
+
+def _findings(findings: tuple[Finding, ...]) -> Table:
+    table = Table(title="Findings", title_justify="left", show_header=False, show_lines=True)
+    table.add_column()
+    table.add_column()
+    for finding in findings:
+        text = Text.assemble(_plain(finding.sentence))
+        if finding.advice is not None:
+            text.append_text(_plain(f"\n→ {finding.advice}", "italic"))
+        table.add_row(Text(finding.severity, _STYLES[finding.severity]), text)
+    if not findings:
+        table.add_row("", "nothing")
+    return table
+
+
+def _settings(settings: tuple[Setting, ...]) -> Table:
+    table = Table(title="Recommended settings", title_justify="left")
+    for name in ("setting", "value", "why"):
+        table.add_column(name)
+    for each in settings:
+        table.add_row(each.name, _plain("default" if each.value is None else str(each.value)), _plain(each.reason))
+    return table
+
+
+def _plain(text: str, style: str = "") -> Text:
+    """Paths, and what drives and drivers call themselves, can neither style nor steer the terminal."""
+    return Text("".join(each if each.isprintable() or each == "\n" else "�" for each in text), style)
