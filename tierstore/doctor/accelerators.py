@@ -15,9 +15,11 @@ from .measurements import AcceleratorState
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["measure_accelerators"]
+__all__ = ["DEVICE_FILES", "measure_accelerators"]
 
-_DEVICE_FILES = ("nvidiactl", "kfd", "dri", "dxg", "accel")  # NVIDIA, AMD, Intel, WSL, others
+DEVICE_FILES = ("nvidiactl", "kfd", "dri", "dxg", "accel")
+"""In /dev, of the drivers of NVIDIA, AMD, Intel, of Windows' Linux, and of others."""
+
 _BUFFER_BYTES = 64 * 2**20
 
 
@@ -28,7 +30,7 @@ def measure_accelerators(seconds: float, memory_bytes: int) -> AcceleratorState:
         seconds: for all of them together, without the time that drivers take to start.
         memory_bytes: what the buffer in host memory may take.
     """
-    if not any(Path("/dev", name).exists() for name in _DEVICE_FILES):
+    if not any(Path("/dev", name).exists() for name in DEVICE_FILES):
         return AcceleratorState(note="no driver of an accelerator has made device files in /dev")
     import torch
 

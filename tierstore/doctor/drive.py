@@ -60,6 +60,10 @@ _SCATTER = 7919  # a prime: small blocks go all over the file, so that no drive 
 Direction = Literal["write", "read"]
 
 
+_News = Drive | Exception | None
+"""What is known by now; or why nothing more will be; or that this was all."""
+
+
 class _Plan(NamedTuple):
     """What to move.
 
@@ -207,11 +211,13 @@ def measure_drive(
     never comes back keeps a daemon thread, its buffer and the file, until the process ends.
     """
     before_bytes = device_bytes(drive.device)
-    news: SimpleQueue[Drive | None] = SimpleQueue()
+    news: SimpleQueue[_News] = SimpleQueue()
     start_thread(partial(_measure, drive, directory, seconds, memory_bytes, news.put), "tierstore-doctor")
     ends_at = time.monotonic() + seconds + SLACK_SECONDS
     try:
         while (known := news.get(timeout=max(0.0, ends_at - time.monotonic()))) is not None:
+            if isinstance(known, Exception):
+                raise known
             drive = known
             step_done()
     except Empty:
@@ -222,10 +228,8 @@ def measure_drive(
     return drive
 
 
-def _measure(
-    drive: Drive, directory: Path, seconds: float, memory_bytes: int, tell: Callable[[Drive | None], None]
-) -> None:
-    """On a thread of its own, since any call to a drive that hangs may never return. Ends with telling None."""
+def _measure(drive: Drive, directory: Path, seconds: float, memory_bytes: int, tell: Callable[[_News], None]) -> None:
+    """On a thread of its own, since any call to a drive that hangs may never return."""
     try:
         mode = detect_io_mode(directory)
         drive = replace(drive, io_mode=mode.description)
@@ -237,8 +241,9 @@ def _measure(
                     tell(drive)
     except OSError as error:
         tell(replace(drive, error=error.strerror or str(error)))
-    finally:
-        tell(None)
+    except Exception as error:  # noqa: BLE001 - a bug's: raised on the thread that waits
+        tell(error)
+    tell(None)
 
 
 def _whole_blocks(num_bytes: int) -> int:

@@ -28,7 +28,7 @@ def room(machine: Measurements) -> Found:
         yield problem(
             "drive-fails",
             f"The drive under {drive.path} fails: {drive.error}.",
-            "Look at the kernel's log (dmesg), at what mounts it, and at the network if it is behind one.",
+            "Look at the kernel's log (dmesg), at quotas, and at the network if the drive is behind one.",
         )
     elif not drive.span_bytes:
         yield problem(
@@ -113,10 +113,10 @@ def worth_of_figures(machine: Measurements) -> Found:
         yield note(
             "partly-measured",
             f"{drive.num_left_out} of the combinations of block size and depth were left out: too little time for a "
-            f"drive as slow as this, or too little space or memory. {format_bytes(drive.span_bytes)} of the drive were used.",
+            f"drive as slow as this, or too little space or memory: {format_bytes(drive.span_bytes)} were used.",
         )
     ours = sum(each.measured_bytes for each in (*drive.writes, *drive.reads)) + drive.span_bytes
-    if drive.device_bytes is not None and drive.device_bytes * (1 - _FOREIGN_SHARE) > ours:
+    if write is not None and drive.device_bytes is not None and drive.device_bytes * (1 - _FOREIGN_SHARE) > ours:
         yield note(
             "drive-shared",
             f"Others used the drive meanwhile: it moved {format_bytes(drive.device_bytes)}, {format_bytes(ours)} of it "

@@ -67,7 +67,7 @@ def huge_pages(machine: Measurements) -> Found:
             "The kernel gives no huge pages (transparent_hugepage/enabled): transfers are up to a third slower.",
             "As root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         )
-    elif pages.granted < _FEW_HUGE_PAGES:
+    elif pages.granted is not None and pages.granted < _FEW_HUGE_PAGES:
         left = "" if pages.free_bytes is None else f" ({format_bytes(pages.free_bytes)} are free in such pieces)"
         yield warning(
             "memory-fragmented",

@@ -119,13 +119,16 @@ def measure_huge_pages() -> HugePages:
     )
 
 
-def _granted_share(num_bytes: int) -> float:
-    """Of a buffer that was touched after it had asked for huge pages: how much became some (proc(5), smaps)."""
+def _granted_share(num_bytes: int) -> float | None:
+    """Of a buffer that had asked for huge pages before it was touched: how much became some; None: not known."""
     memory = _mapped(num_bytes)
     address = address_of(memoryview(memory))
     before_bytes = system.huge_bytes_at(address)  # of neighbours that the kernel counts with it
     memory.write(bytes(num_bytes))
-    return max(0.0, min(1.0, (system.huge_bytes_at(address) - before_bytes) / num_bytes))
+    after_bytes = system.huge_bytes_at(address)
+    if before_bytes is None or after_bytes is None:
+        return None
+    return max(0.0, min(1.0, (after_bytes - before_bytes) / num_bytes))
 
 
 def _collapses(num_bytes: int) -> bool:

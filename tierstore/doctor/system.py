@@ -129,15 +129,15 @@ def huge_page_setting(name: str) -> str | None:
     return chosen[1] if chosen else None
 
 
-def huge_bytes_at(address: int) -> int:
-    """How much of the mapping that holds `address` lies in huge pages (proc(5), /proc/PID/smaps)."""
+def huge_bytes_at(address: int) -> int | None:
+    """How much of the mapping that holds `address` lies in huge pages (proc(5), /proc/PID/smaps); None: not known."""
     inside = False
     for line in (_read(Path("/proc/self/smaps")) or "").splitlines():
         if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
             inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
         elif inside and line.startswith("AnonHugePages:"):
             return int(line.split()[1]) * 1024
-    return 0
+    return None
 
 
 def free_in_pieces(order: int) -> tuple[int | None, float | None]:

@@ -52,10 +52,8 @@ def _facts(machine: Measurements) -> Iterator[tuple[str, str]]:
         "memory copies",
         f"{alone} by one thread, {together} by all; {rate(memory.fresh_bytes_per_second)} into fresh pages",
     )
-    yield (
-        "huge pages",
-        f"{pages.granted:.0%} of a buffer that asked for them; windows {'too' if pages.collapses else 'none'}",
-    )
+    granted = "not known" if pages.granted is None else f"{pages.granted:.0%} of a buffer that asked for them"
+    yield "huge pages", f"{granted}; a client's window gets {'some' if pages.collapses else 'none'}"
     yield (
         "drive",
         f"{drive.path}: {drive.file_system}, {drive.io_mode or 'not tried'}, {format_bytes(drive.free_bytes)} free",

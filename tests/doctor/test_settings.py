@@ -1,0 +1,151 @@
+"""Recommended settings of made-up machines: sound, and accepted by what they are for."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from tests.doctor.machines import GIB, LINK, MIB, drive_of_speed, machine
+from tierstore import TierStore, tiered_offload
+from tierstore.codec import parse_codec
+from tierstore.codec_choice import Load
+from tierstore.config import parse_size
+from tierstore.config_file import offload_options, store_options
+from tierstore.doctor.diagnosis import config_text
+from tierstore.doctor.measurements import AcceleratorState, Measurements
+from tierstore.doctor.settings import codec_outlook, settings_of
+
+
+def values_of(measurements: Measurements) -> dict[str, Any]:
+    return {setting.name: setting.value for setting in settings_of(measurements)}
+
+
+def size_of(measurements: Measurements, name: str) -> int:
+    return parse_size(values_of(measurements)[name], name)
+
+
+def test_healthy_machine_keeps_the_defaults() -> None:
+    values = values_of(machine())
+    assert values == {
+        "path": "/nvme", "disk_bytes": None, "host_bytes": "12GiB", "codec": "auto", "staging_bytes": "112MiB",
+        "inline_bytes": "128KiB", "max_write_bytes_per_day": None, "min_bytes": "1MiB", "lookahead_bytes": None,
+    }  # fmt: skip
+    assert all(setting.reason for setting in settings_of(machine()))
+
+
+def test_host_memory_is_divided_by_the_trainers_and_half_beside_accelerators() -> None:
+    assert size_of(machine(num_trainers=4), "host_bytes") == 3 * GIB
+    assert size_of(machine(accelerators=AcceleratorState(links=(LINK,))), "host_bytes") == 24 * GIB
+
+
+def test_staging_is_smaller_where_memory_is_short() -> None:
+    assert size_of(machine(memory={"available_bytes": GIB}), "staging_bytes") == 64 * MIB
+    assert size_of(machine(memory={"available_bytes": GIB}, num_trainers=8), "staging_bytes") == 16 * MIB
+
+
+def test_disk_in_memory_may_take_half_of_memory() -> None:
+    on_tmpfs = {"file_system": "tmpfs", "free_bytes": 60 * GIB}
+    assert size_of(machine(drive=on_tmpfs), "disk_bytes") == 24 * GIB
+    assert size_of(machine(drive=on_tmpfs | {"free_bytes": 8 * GIB}, num_trainers=2), "disk_bytes") == 4 * GIB
+
+
+@pytest.mark.parametrize(
+    ("latency_seconds", "bytes_per_second", "expected"),
+    [(8e-5, 2e9, MIB), (8e-3, 150e6, 2 * MIB), (5e-3, 1e9, 8 * MIB), (1.0, 1e9, 16 * MIB), (1.0, 1e5, MIB)],
+)
+def test_tensors_that_cost_waiting_rather_than_bytes_stay(
+    latency_seconds: float, bytes_per_second: float, expected: int
+) -> None:
+    drive = drive_of_speed(bytes_per_second, 4e9) | {"read_latency_seconds": latency_seconds}
+    assert size_of(machine(drive=drive), "min_bytes") == expected
+
+
+def test_directory_of_a_daemon_is_reached_through_it() -> None:
+    daemon = {"is_present": True, "is_answering": True, "path": "/nvme", "keeps_directory": True}
+    values = values_of(machine(daemon=daemon))
+    assert values["connect"] == "/run/tierstore/tierstore.sock"
+    assert not {"path", "disk_bytes", "codec", "inline_bytes"} & set(values)
+    elsewhere = values_of(machine(daemon=daemon | {"keeps_directory": False}))
+    assert elsewhere["path"] == "/nvme"
+
+
+def test_outlook_encodes_where_that_is_faster_and_little_where_cores_are_busy() -> None:
+    slow = machine(drive=drive_of_speed(3e8, 3e8))
+    idle, busy = codec_outlook(slow, Load(1.0, 16.0)), codec_outlook(slow, Load(1.0, 0.0))
+    assert (idle["activations, bfloat16"], idle["masks"], idle["noise"]) == ("shuffle-zstd:1", "bits", "none")
+    assert (busy["masks"], busy["noise"]) == ("bits", "none")
+    fast = machine(drive=drive_of_speed(2e10, 2e10))
+    assert codec_outlook(fast, Load(1.0, 0.0))["activations, bfloat16"] == "none"
+    unknown = machine(drive={"writes": (), "reads": ()})
+    assert set(codec_outlook(unknown, Load(1.0, 16.0)).values()) == {"none"}
+
+
+# --- all of them, on any machine --------------------------------------------------------------------------------------
+
+_BYTES = st.integers(0, 2**44)
+_SPEEDS = st.floats(1e3, 1e12)
+_MACHINES = st.builds(
+    lambda drive, memory, num_trainers, links, kept: machine(
+        drive=drive,
+        memory=memory,
+        num_trainers=num_trainers,
+        accelerators=AcceleratorState(links=(LINK,) * links),
+        daemon={"keeps_directory": kept, "is_present": kept},
+    ),
+    drive=st.builds(
+        lambda write, read, free, system, seconds, path: (
+            drive_of_speed(write, read)
+            | {"free_bytes": free, "file_system": system, "read_latency_seconds": seconds, "path": path}
+        ),
+        _SPEEDS,
+        _SPEEDS,
+        _BYTES,
+        st.sampled_from(["ext4", "tmpfs", "nfs4"]),
+        st.floats(1e-7, 1e3),
+        st.text(st.characters(codec="utf-8"), min_size=1, max_size=10),
+    ),
+    memory=st.builds(lambda available: {"available_bytes": available}, _BYTES),
+    num_trainers=st.integers(1, 64),
+    links=st.integers(0, 2),
+    kept=st.booleans(),
+)
+
+
+@given(_MACHINES)
+def test_settings_of_any_machine_are_a_file_that_is_read_back(measurements: Measurements) -> None:
+    written = tomllib.loads(config_text(settings_of(measurements)))
+    found = store_options(written, {}).values | offload_options(written, {}).values
+    assert found == {name: value for name, value in values_of(measurements).items() if value is not None}
+    for name, value in found.items():
+        if name.endswith("_bytes"):
+            assert parse_size(value, name) >= 0
+    assert size_of(measurements, "host_bytes") * measurements.num_trainers <= measurements.memory.available_bytes // 2
+    parse_codec(found.get("codec", "auto"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"memory": {"available_bytes": 400 * MIB}},
+        {"memory": {"available_bytes": 0}},
+        {"drive": {"file_system": "tmpfs", "free_bytes": GIB}},
+        {"drive": drive_of_speed(1e7, 1e7) | {"read_latency_seconds": 0.01}},
+        {"drive": {"writes": (), "reads": ()}},
+        {"num_trainers": 8, "accelerators": AcceleratorState(links=(LINK,))},
+    ],
+)
+def test_settings_open_a_store_and_a_scope(changes: dict[str, Any], store_directory: Path, tmp_path: Path) -> None:
+    measurements = machine(**changes)
+    drive = structs.replace(measurements.drive, path=str(store_directory))
+    file = tmp_path / "tierstore.toml"
+    file.write_text(config_text(settings_of(structs.replace(measurements, drive=drive))))
+    with TierStore.from_config(file) as store:
+        assert tiered_offload.from_config(store, file)
+        assert store.host_bytes == size_of(measurements, "host_bytes")
