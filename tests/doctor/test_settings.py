@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -66,6 +66,13 @@ def test_tensors_that_cost_waiting_rather_than_bytes_stay(
     assert size_of(machine(drive=drive), "min_bytes") == expected
 
 
+def test_latency_of_a_busy_machine_is_not_trusted() -> None:
+    late = {"read_latency_seconds": 5e-3}
+    assert size_of(machine(drive=late), "min_bytes") == 16 * MIB
+    assert size_of(machine(drive=late | {"device_bytes": 40 * GIB}), "min_bytes") == MIB
+    assert size_of(machine(drive=late, processor={"load": 20.0}), "min_bytes") == MIB
+
+
 def test_directory_of_a_daemon_is_reached_through_it() -> None:
     daemon = {"is_present": True, "is_answering": True, "path": "/nvme", "keeps_directory": True}
     values = values_of(machine(daemon=daemon))
@@ -117,6 +124,7 @@ _MACHINES = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(_MACHINES)
 def test_settings_of_any_machine_are_a_file_that_is_read_back(measurements: Measurements) -> None:
     written = tomllib.loads(config_text(settings_of(measurements)))

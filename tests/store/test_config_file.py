@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.daemon.conftest import StartDaemon, short_directory, start_daemon
@@ -191,6 +191,7 @@ _VALUES: Any = st.recursive(
 _KEYS = st.one_of(st.text(max_size=5), st.sampled_from(["path", "connect", "codec", "min_bytes", "a.b`", "x[0]"]))
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.one_of(st.text(max_size=5), st.sampled_from(["store", "offload"])),
@@ -208,6 +209,7 @@ _PLAIN = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(al
 _NAMES = st.text("abcdefgh_", min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         _NAMES,

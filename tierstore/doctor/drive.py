@@ -286,6 +286,7 @@ def _bench_on(directory: Path, mode: IoMode, span_bytes: int, memory_bytes: int)
 
 def _random_buffers(num_buffers: int, num_bytes: int) -> list[memoryview]:
     """Aligned, in huge pages where there are any, as a store's slab is; no drive can compress what is in them."""
+    noise = os.urandom(num_bytes)
     buffers = []
     for _ in range(num_buffers):
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -293,6 +294,6 @@ def _random_buffers(num_buffers: int, num_bytes: int) -> list[memoryview]:
             memory.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
             pass  # a kernel without huge pages: only slower
-        memory.write(os.urandom(num_bytes))
+        memory.write(noise)
         buffers.append(memoryview(memory))
     return buffers

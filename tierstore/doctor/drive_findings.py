@@ -7,7 +7,7 @@ from ..endurance import DAY_SECONDS
 from .finding import Found, note, problem, rate, warning
 from .measurements import Drive, Measurements, fastest
 
-__all__ = ["latency", "place", "room", "speed", "wear", "worth_of_figures"]
+__all__ = ["are_cores_shared", "is_drive_shared", "latency", "place", "room", "speed", "wear", "worth_of_figures"]
 
 GIB = 2**30
 
@@ -105,6 +105,21 @@ def latency(machine: Measurements) -> Found:
         )
 
 
+def is_drive_shared(machine: Measurements) -> bool:
+    """Whether others used the drive while it was measured, as far as the device counts what it moves."""
+    moved_bytes = machine.drive.device_bytes
+    return moved_bytes is not None and moved_bytes * (1 - _FOREIGN_SHARE) > _measured_bytes(machine.drive)
+
+
+def are_cores_shared(machine: Measurements) -> bool:
+    """Whether others used the cores just before."""
+    return machine.processor.load > _BUSY_SHARE * machine.processor.usable_cores
+
+
+def _measured_bytes(drive: Drive) -> int:
+    return sum(each.measured_bytes for each in (*drive.writes, *drive.reads)) + drive.span_bytes
+
+
 def worth_of_figures(machine: Measurements) -> Found:
     """What the figures are worth."""
     drive = machine.drive
@@ -115,15 +130,14 @@ def worth_of_figures(machine: Measurements) -> Found:
             f"{drive.num_left_out} of the combinations of block size and depth were left out: too little time for a "
             f"drive as slow as this, or too little space or memory: {format_bytes(drive.span_bytes)} were used.",
         )
-    ours = sum(each.measured_bytes for each in (*drive.writes, *drive.reads)) + drive.span_bytes
-    if write is not None and drive.device_bytes is not None and drive.device_bytes * (1 - _FOREIGN_SHARE) > ours:
+    if write is not None and is_drive_shared(machine):
         yield note(
             "drive-shared",
-            f"Others used the drive meanwhile: it moved {format_bytes(drive.device_bytes)}, {format_bytes(ours)} of it "
-            "for these figures, which are lower than what the drive can do.",
+            f"Others used the drive meanwhile: it moved {format_bytes(drive.device_bytes or 0)}, "
+            f"{format_bytes(_measured_bytes(drive))} of it for these figures: it can do more than they say.",
             "Measure again when the machine is idle.",
         )
-    if machine.processor.load > _BUSY_SHARE * machine.processor.usable_cores:
+    if are_cores_shared(machine):
         yield note(
             "cores-shared",
             f"Others used the cores: {machine.processor.load:.1f} threads wanted one in the minute before, of "

@@ -13,6 +13,7 @@ from msgspec import Struct
 from ..codec import BITS, Codec, parse_codec
 from ..codec_choice import CodecChooser, Load, Sample
 from ..config import format_bytes
+from .drive_findings import are_cores_shared, is_drive_shared
 from .measurements import Measurements, fastest
 from .samples import SAMPLE_KINDS
 
@@ -54,6 +55,10 @@ def settings_of(machine: Measurements) -> tuple[Setting, ...]:
 
 def _set(name: str, value: str | int | None, reason: str) -> Setting:
     return Setting(table="store", name=name, value=value, reason=reason)
+
+
+def _offload(name: str, value: str | int | None, reason: str) -> Setting:
+    return Setting(table="offload", name=name, value=value, reason=reason)
 
 
 def _place(machine: Measurements) -> Iterator[Setting]:
@@ -106,20 +111,21 @@ def _min_bytes(machine: Measurements) -> Setting:
     speeds = [speed for speed in (fastest(drive.writes), fastest(drive.reads)) if speed is not None]
     answer_seconds = max(drive.write_latency_seconds or 0.0, drive.read_latency_seconds or 0.0)
     if not speeds or not answer_seconds:
-        return Setting(
-            table="offload", name="min_bytes", value="1MiB", reason="the default; the drive was not measured"
+        return _offload("min_bytes", "1MiB", "the default; the drive was not measured")
+    if is_drive_shared(machine) or are_cores_shared(machine):
+        return _offload(
+            "min_bytes", "1MiB", "the default; beside others, how long the drive takes to answer says little"
         )
     moved_bytes = int(answer_seconds * min(speeds))
     value = min(max(_LEAST_MIN_BYTES, 1 << moved_bytes.bit_length()), _MOST_MIN_BYTES)
     reason = f"while the drive answers ({1e3 * answer_seconds:.2g} ms) it could move {format_bytes(moved_bytes)}"
     if value == _LEAST_MIN_BYTES:
         reason += "; what is smaller than a MiB costs more CPU time than it saves memory"
-    return Setting(table="offload", name="min_bytes", value=_size(value, MIB), reason=reason)
+    return _offload("min_bytes", _size(value, MIB), reason)
 
 
 def _lookahead() -> Setting:
-    reason = "as far as there is room: a distance of its own lets the drive idle"
-    return Setting(table="offload", name="lookahead_bytes", value=None, reason=reason)
+    return _offload("lookahead_bytes", None, "as far as there is room: a distance of its own lets the drive idle")
 
 
 def _size(num_bytes: int, round_bytes: int = _ROUND_BYTES) -> str:
