@@ -74,16 +74,15 @@ def test_report_of_a_drive(drive: Path) -> None:
     assert {each.data for each in measured.codecs} >= {"noise", "activations, bfloat16", "masks", "zeros"}
     assert measured.memory.copy_bytes_per_second > 0
     assert "little-space" in codes(report)
-    assert measured.num_trainers == 1
 
 
-def test_report_of_memory_is_a_problem_and_says_which(tmp_path: Path) -> None:
+def test_report_of_memory_says_that_it_is_and_what_that_means(tmp_path: Path) -> None:
     if not os.access("/dev/shm", os.W_OK):
         pytest.skip("no writable /dev/shm")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         report = examined(Path(folder))
-        assert not report.is_usable
-        assert report.findings[0].code == "in-memory"
+    (finding,) = [each for each in report.findings if each.code == "in-memory"]
+    assert finding.severity == ("warning" if report.measurements.accelerators.links else "problem")
 
 
 def test_full_drive_is_a_problem_and_the_rest_is_measured(drive: Path) -> None:
@@ -291,7 +290,6 @@ def test_drive_that_hangs_is_given_up_and_the_rest_is_reported(drive: Path) -> N
     try:
         process = subprocess.Popen(command(drive, "--json"), stdout=subprocess.PIPE, env=environment_of_tests())
         assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), True)
         text = b""
         while not text.endswith(b"\n}\n"):
             piece = os.read(process.stdout.fileno(), 2**16)

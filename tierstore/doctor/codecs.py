@@ -31,10 +31,11 @@ _Generator = numpy.random.Generator
 _Array = numpy.ndarray[Any, Any]
 
 
-def _activations(source: _Generator) -> _Array:
-    """Normal, each feature with a scale of its own."""
+def _activations(source: _Generator, mean: float = 0.0) -> _Array:
+    """Normal, each feature with a scale of its own; `mean` in standard deviations."""
     scales = numpy.exp(source.normal(0, 1, _FEATURES)).astype(numpy.float32)
-    return source.standard_normal((_SAMPLE_BYTES // 4 // _FEATURES, _FEATURES), dtype=numpy.float32) * scales
+    values = source.standard_normal((_SAMPLE_BYTES // 4 // _FEATURES, _FEATURES), dtype=numpy.float32)
+    return (values + numpy.float32(mean)) * scales
 
 
 def _halves(source: _Generator) -> _Array:
@@ -46,7 +47,7 @@ _MAKERS: Mapping[str, Callable[[_Generator], _Array]] = {
     "noise": lambda source: source.integers(0, 256, _SAMPLE_BYTES, dtype=numpy.uint8),
     "activations, bfloat16": _halves,
     "activations, float32": _activations,
-    "relu outputs": lambda source: _activations(source).clip(min=0),
+    "relu outputs": lambda source: _activations(source, mean=-1.0).clip(min=0),
     "masks": lambda source: (source.random(_SAMPLE_BYTES) > 0.1).view(numpy.uint8),
     "zeros": lambda source: numpy.zeros(_SAMPLE_BYTES, numpy.uint8),
 }

@@ -45,7 +45,7 @@ DEPTHS = (1, 4)
 """A store has four transfers of each direction at the drive."""
 
 SLACK_SECONDS = 10.0
-"""How much longer than its time a step may take until the drive counts as one that does not answer."""
+"""How much longer than their time all steps may take until the drive counts as one that does not answer."""
 
 NUM_STEPS = 4 + len(BLOCKS) * len(DEPTHS)
 
@@ -58,7 +58,6 @@ _MOST_OVERRUN = 2.0  # times the step's own time, for what is in flight when tha
 _SCATTER = 7919  # a prime: small blocks go all over the file, so that no drive reads ahead
 
 Direction = Literal["write", "read"]
-
 
 _News = Drive | Exception | None
 """What is known by now; or why nothing more will be; or that this was all."""
@@ -133,7 +132,7 @@ class _Bench:
 
         Whatever follows stays in these bytes.
         """
-        block_bytes = min(MIB, self.block_limit_bytes)
+        block_bytes = MIB if self.block_limit_bytes >= MIB else BLOCKS[0]
         run = self._move(_Plan("write", block_bytes, max(DEPTHS), seconds, once=True))
         self._span_bytes = run.num_blocks * block_bytes
         self._best["write"] = self._span_bytes / run.seconds

@@ -141,8 +141,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Of the process.
 
     Attributes:
-        open_files: RLIMIT_NOFILE, the soft one; None: none. Likewise
-        locked_bytes: RLIMIT_MEMLOCK.
+        open_files: RLIMIT_NOFILE, the soft one; None: there is none.
+        locked_bytes: RLIMIT_MEMLOCK; likewise.
     """
 
     open_files: int | None
