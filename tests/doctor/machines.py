@@ -80,7 +80,7 @@ _HEALTHY = Measurements(
         fresh_bytes_per_second=3e9,
     ),
     huge_pages=HugePages(
-        enabled="madvise", shared="never", granted=1.0, collapses=True, free_bytes=40 * GIB, free_share=0.9
+        enabled="madvise", shared="never", granted_share=1.0, collapses=True, free_bytes=40 * GIB, free_share=0.9
     ),
     processor=Processor(model="A processor", num_present=16, num_allowed=16, quota_cores=None, load=0.5),
     limits=Limits(open_files=65_536, locked_bytes=None),

@@ -50,9 +50,9 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("swapping", "warning", {"memory": {"swap_used_bytes": 5 * GIB}}, "5.00 GiB"),
     ("memory-slow", "warning", {"memory": {"copy_bytes_per_second": 1e9}}, "1 GB/s"),
     ("small-shm", "note", {"memory": {"shm_total_bytes": 64 * MIB}}, "64 MiB"),
-    ("no-huge-pages", "warning", {"huge_pages": {"enabled": "never", "granted": 0.0}}, "transparent_hugepage"),
-    ("no-huge-pages", "warning", {"huge_pages": {"enabled": None, "granted": 0.0}}, "transparent_hugepage"),
-    ("memory-fragmented", "warning", {"huge_pages": {"granted": 0.2}}, "20%"),
+    ("no-huge-pages", "warning", {"huge_pages": {"enabled": "never", "granted_share": 0.0}}, "transparent_hugepage"),
+    ("no-huge-pages", "warning", {"huge_pages": {"enabled": None, "granted_share": 0.0}}, "transparent_hugepage"),
+    ("memory-fragmented", "warning", {"huge_pages": {"granted_share": 0.2}}, "20%"),
     ("window-in-small-pages", "note", {"huge_pages": {"collapses": False}}, "MADV_COLLAPSE"),
     ("cpu-quota", "note", {"processor": {"quota_cores": 2.5}}, "2.5 of 16"),
     ("one-core", "warning", {"processor": {"quota_cores": 0.5}}, "two cores"),
@@ -90,7 +90,7 @@ def test_each_code_has_a_case_and_a_line_in_the_documentation() -> None:
 
 def test_worst_is_said_first() -> None:
     findings = findings_of(
-        machine(drive=drive_of_speed(1e8, 1e8), huge_pages={"granted": 0.0}, limits={"open_files": 5})
+        machine(drive=drive_of_speed(1e8, 1e8), huge_pages={"granted_share": 0.0}, limits={"open_files": 5})
     )
     severities = [finding.severity for finding in findings]
     assert severities == sorted(severities, key=["problem", "warning", "note"].index)

@@ -67,11 +67,11 @@ def huge_pages(machine: Measurements) -> Found:
             "The kernel gives no huge pages (transparent_hugepage/enabled): transfers are up to a third slower.",
             "As root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         )
-    elif pages.granted is not None and pages.granted < _FEW_HUGE_PAGES:
+    elif pages.granted_share is not None and pages.granted_share < _FEW_HUGE_PAGES:
         left = "" if pages.free_bytes is None else f" ({format_bytes(pages.free_bytes)} are free in such pieces)"
         yield warning(
             "memory-fragmented",
-            f"Of a buffer that asked for huge pages {pages.granted:.0%} became some: memory is in small pieces{left}.",
+            f"Only {pages.granted_share:.0%} of a buffer became the huge pages it asked for: memory lies apart{left}.",
             "As root: echo 1 > /proc/sys/vm/compact_memory; or raise the limit of the control group, if there is one.",
         )
     if not pages.collapses and pages.shared in (None, "never"):

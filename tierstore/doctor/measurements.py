@@ -99,7 +99,7 @@ class HugePages(Struct, frozen=True, kw_only=True):
     Attributes:
         enabled: the kernel's setting for private memory: "always", "madvise" or "never"; None: it has none.
         shared: its setting for shared memory, "never" in most.
-        granted: share of a fresh private buffer, which had asked for them, that became huge pages, 0 to 1;
+        granted_share: share of a fresh private buffer, which had asked for them, that became huge pages, 0 to 1;
             None: the kernel does not tell.
         collapses: whether a client's window became huge pages when asked afterwards (MADV_COLLAPSE).
         free_bytes: that lie in pieces of a huge page or longer, by /proc/buddyinfo; None: that cannot be read.
@@ -108,7 +108,7 @@ class HugePages(Struct, frozen=True, kw_only=True):
 
     enabled: str | None
     shared: str | None
-    granted: float | None
+    granted_share: float | None
     collapses: bool
     free_bytes: int | None
     free_share: float | None

@@ -112,7 +112,7 @@ def measure_huge_pages() -> HugePages:
     return HugePages(
         enabled=system.huge_page_setting("enabled"),
         shared=system.huge_page_setting("shmem_enabled"),
-        granted=_granted_share(num_bytes),
+        granted_share=_granted_share(num_bytes),
         collapses=_collapses(num_bytes),
         free_bytes=free_bytes,
         free_share=free_share,

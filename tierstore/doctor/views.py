@@ -52,7 +52,9 @@ def _facts(machine: Measurements) -> Iterator[tuple[str, str]]:
         "memory copies",
         f"{alone} by one thread, {together} by all; {rate(memory.fresh_bytes_per_second)} into fresh pages",
     )
-    granted = "not known" if pages.granted is None else f"{pages.granted:.0%} of a buffer that asked for them"
+    granted = (
+        "not known" if pages.granted_share is None else f"{pages.granted_share:.0%} of a buffer that asked for them"
+    )
     yield "huge pages", f"{granted}; a client's window gets {'some' if pages.collapses else 'none'}"
     yield (
         "drive",
