@@ -64,10 +64,8 @@ def _offload(name: str, value: str | int | None, reason: str) -> Setting:
 def _place(machine: Measurements) -> Iterator[Setting]:
     """The daemon where it keeps this very directory; else the directory."""
     drive, daemon = machine.drive, machine.daemon
-    if machine.daemon.keeps_directory:
-        yield _set(
-            "connect", daemon.socket, f"a daemon keeps {drive.path} and answers there; it has the other settings"
-        )
+    if daemon.keeps_directory:
+        yield _set("connect", daemon.socket, f"a daemon keeps {drive.path} and answers; the other settings are its own")
         return
     yield _set("path", drive.path, "the directory that was measured")
     if drive.file_system in ("tmpfs", "ramfs"):
