@@ -31,6 +31,7 @@ NAMES = (
     "codec_choice",
     "sidecar_throughput",
     "sidecar_training",
+    "trace_cost",
 )
 
 

@@ -313,10 +313,10 @@ class Connection:
             if record is None or record.num_bytes != message.num_bytes:
                 self.refuse(f"it asks for {message.num_bytes} bytes of record {message.key}, which it has not stored")
                 return
-            read_bytes = await self._daemon.disk.read(session.disk_key(message.key), memory)
+            loaded = await self._daemon.disk.read(session.disk_key(message.key), memory)
             session.totals["restored_bytes"] += message.num_bytes
-            session.totals["read_bytes"] += read_bytes
-            self.answer(wire.Loaded(message.request, read_bytes))
+            session.totals["read_bytes"] += loaded.read_bytes
+            self.answer(wire.Loaded(message.request, loaded.read_bytes))
         except CorruptDataError as error:
             session.totals["corrupt_records"] += 1
             words = (wire.fitting(each) for each in (error.place, error.expected, error.found))

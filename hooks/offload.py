@@ -13,6 +13,7 @@ other owners, once a node with a higher number saves something, or the scope end
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from tierstore.uncompiled import is_compiled_call, traceable, uncompiled, uncomp
 from .aliases import join_record
 from .compiled import warn_of_compiled_caller
 from .order import PackLog, open_log
+from .recorded import RecordedScope, ScopeOptions
 from .saved import SavedTensor
 from .select import Kept, stays_alive
 
@@ -82,9 +84,15 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         prefetch: "learned": in the order seen for the same graph before, else as "reverse"; "reverse": in reverse
             topological order; "none": only when asked for.
         lookahead_bytes: how far ahead of backward to fetch; None: as far as there is room.
+        trace: a file to record to what this scope saves, and all that the store does until that is gone: backward too.
+            It is opened here; each scope with the same path goes on in it. Nothing is recorded between one such graph
+            and the next. `TierStore.trace` is for everything within a block; docs/tracing.md says more.
 
     Raises:
-        ConfigError: an argument cannot be used.
+        ConfigError: an argument cannot be used; also `trace`, where it cannot be written to, or the store is being
+            traced to another file.
+
+    If the trace cannot be written later (a full disk), training goes on and `TierStore.close` raises `StorageIOError`.
 
     Inside the scope forward may raise `StoreFullError`, `StorageIOError` or `StoreClosedError` (see
     `Residency.track`); backward may raise what `TierStore.get` raises.
@@ -99,9 +107,10 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         select: Select | None = None,
         prefetch: str = "learned",
         lookahead_bytes: SizeLike | None = None,
+        trace: str | os.PathLike[str] | None = None,
         **unknown: Never,
     ) -> None:
-        refuse_unknown(unknown, "min_bytes, device_bytes, select, prefetch, lookahead_bytes")
+        refuse_unknown(unknown, "min_bytes, device_bytes, select, prefetch, lookahead_bytes, trace")
         if not isinstance(store, TierStore):
             raise ConfigError("store", store, "give an open TierStore")
         if select is not None and not callable(select):
@@ -118,6 +127,12 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             self._lookahead_bytes = parse_size(lookahead_bytes, "lookahead_bytes")
         if prefetch == "none":
             self._lookahead_bytes = 0
+        self._trace = trace
+        if trace is not None:
+            store.traces.begin(trace)
+        self._options = ScopeOptions(
+            self._min_bytes, self._device_bytes, prefetch, self._lookahead_bytes, has_select=select is not None
+        )
         self._entered = threading.local()
 
     @classmethod
@@ -146,21 +161,28 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
     @uncompiled
     def _enter(self) -> None:
         self._store.books.keep_on_device(self._device_bytes)
-        scope = _Scope(self._store, self._min_bytes, self._select, self._lookahead_bytes, self._orders)
+        scope = self._new_scope()
         try:
             _push_hooks(scope.pack, _unpack)
         except RuntimeError as error:
+            scope.settle(failed=True)
             _advise(error, _ADVICE_WITHIN)
             raise
         scopes = self._entered.__dict__.setdefault("scopes", [])
         scopes.append(scope)
+
+    def _new_scope(self) -> _Scope | RecordedScope:
+        scope = _Scope(self._store, self._min_bytes, self._select, self._lookahead_bytes, self._orders)
+        traces = self._store.traces
+        recorder = traces.recorder if self._trace is None else traces.begin(self._trace)
+        return scope if recorder is None else RecordedScope(scope, traces, recorder, self._options)
 
     @uncompiled
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _pop_hooks()
-        self._entered.scopes.pop().settle()
+        self._entered.scopes.pop().settle(failed=kind is not None)
         if error is not None:
             _advise(error)
 
@@ -249,8 +271,8 @@ class _Scope:
         self._books.count_kept(reason, bytes_of(tensor))
         return Kept(tensor)
 
-    def settle(self) -> None:
-        """The scope ends: every kernel has run."""
+    def settle(self, *, failed: bool) -> None:
+        """The scope ends, or has failed: every kernel has run."""
         self._settle_fresh()
         for log in (*self._unsettled_logs, self._log):
             log.is_settled = True
@@ -349,6 +371,8 @@ def _enclosing_scope() -> _Scope | None:
     """The scope of ours whose hooks are in force on this thread, if any."""
     hooks: tuple[Any, Any] | None = _top_hooks(False)
     scope = getattr(hooks[0], "__self__", None) if hooks else None
+    if isinstance(scope, RecordedScope):
+        scope = scope.scope
     return scope if isinstance(scope, _Scope) else None
 
 

@@ -15,6 +15,7 @@ from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
 from tierstore.noted import NotedLog
 from tierstore.plan import Trace
 from tierstore.store import TierStore
+from tierstore.tracing.recorder import Recorder
 from tierstore.uncompiled import uncompiled
 
 from .compiled import large_nodes, warn_if_region
@@ -35,6 +36,7 @@ class PackLog(NotedLog):
 
     Attributes:
         started: backward has asked for something.
+        recorder: of the trace that its packs are in, if they are.
         lookahead, reload_ahead: what backward will ask for next, from the disk and from host memory.
     """
 
@@ -44,6 +46,7 @@ class PackLog(NotedLog):
         self.lookahead = Lookahead(lookahead_bytes)
         self.reload_ahead = Lookahead(RELOAD_BYTES if lookahead_bytes else 0)
         self.started = False
+        self.recorder: Recorder | None = None
         self._orders = orders
         self._budgets = store.host_bytes, device_bytes
         self._signature = 0  # of the packs so far, as long as there is a plan
@@ -67,6 +70,8 @@ class PackLog(NotedLog):
     def come_in(self, index: int, record: Record) -> None:
         """See `NotedLog.come_in`."""
         super().come_in(index, record)
+        if self.recorder is not None:
+            self.recorder.booked(self.number, index, record.key)
         self.lookahead.come_in(index, record)
         self.reload_ahead.come_in(index, record)
 
@@ -147,6 +152,8 @@ class PackLog(NotedLog):
             num_packs = len(self._trace[0])  # another thread may have packed more since
             order = [index for index in self._asked_for if index < num_packs]
             self._orders.learn(Trace(*self._trace, order))
+        if self.recorder is not None:
+            self.recorder.gone(self.number)
         super().__del__()
 
 

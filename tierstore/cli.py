@@ -18,6 +18,7 @@ from .commands.doctor import doctor
 from .commands.serve import serve
 from .commands.stat import stat
 from .commands.top import top
+from .commands.trace import trace_commands
 from .errors import ConfigError, TierStoreError
 
 __all__ = ["main"]
@@ -65,6 +66,7 @@ def _options(
 
 for command in (serve, stat, top, doctor, demo):
     app.command()(command)
+app.add_typer(trace_commands)
 
 
 if __name__ == "__main__":

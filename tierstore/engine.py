@@ -22,7 +22,7 @@ from .threads import IoThreads, start_thread
 
 if TYPE_CHECKING:
     from .copies import Marker
-    from .disk.tier import DiskTier, Kind, Stored
+    from .disk.tier import DiskTier, Kind, Loaded, Stored
     from .handle import Record
 
 __all__ = ["Engine", "OpenDisk", "Spill", "Transfers"]
@@ -63,8 +63,8 @@ class Transfers(Protocol):
     def begin_restore(self, record: Record) -> memoryview | None:
         """The memory to fill, alive until `end_restore`; None: not wanted any more."""
 
-    def end_restore(self, record: Record, outcome: int | Exception) -> None:
-        """The read has ended, with the bytes read from disk or with why not."""
+    def end_restore(self, record: Record, outcome: Loaded | Exception) -> None:
+        """The read has ended."""
 
     def end_discard(self, num_records: int) -> None:
         """The bytes on disk of so many records have been freed."""
@@ -242,7 +242,7 @@ class Engine:
             if (destination := self._transfers.begin_restore(record)) is None:
                 continue
             try:
-                outcome: int | Exception = await disk.read(record.key, destination)
+                outcome: Loaded | Exception = await disk.read(record.key, destination)
             except Exception as error:  # noqa: BLE001 - delivered: the books raise it on the thread that trains
                 outcome = error
             del destination

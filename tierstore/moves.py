@@ -31,7 +31,7 @@ import torch
 from .booking import Booking
 from .copies import AcceleratorCopies, Copies
 from .device import DeviceTier
-from .disk.tier import Stored
+from .disk.tier import Loaded, Stored
 from .errors import CorruptDataError, StoreFullError
 from .eviction import EvictionOrder
 from .handle import Record, State
@@ -43,6 +43,7 @@ from .plan import Place
 from .slab import Slot
 from .slots import Slots
 from .stats import Counters
+from .tracing.observer import Observer
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -78,6 +79,7 @@ class Moves:
         self.pending = Pending()
         self.booking = Booking(self.pending, self.counters)
         self.noted = self.booking.noted
+        self.observer = Observer()  # of the trace that is recorded, if one is
         self.ahead: Lookahead | None = None  # of the backward that asked last
         self.blocked: deque[Record] = deque()  # ours, but there is no room; packs wait until it is empty
         self.num_spills = 0  # queued or running, those whose handle is gone included
@@ -119,6 +121,13 @@ class Moves:
     def uncharged_bytes(self) -> int:
         """Of all that was saved and may still be where autograd left it."""
         return self.pending.num_bytes + self.noted.num_bytes
+
+    def levels(self) -> tuple[int, ...]:
+        """Bytes that the tiers hold, as `tracing.events.Levels` has them."""
+        books = self.books
+        host_bytes, staging_bytes, lent_bytes = books.host.used_bytes, books.staging.used_bytes, books.lent.used_bytes
+        uncharged_bytes = self.uncharged_bytes()
+        return self.devices.held_bytes, uncharged_bytes, host_bytes, staging_bytes, lent_bytes, self.disk_bytes
 
     def survey(self, log: NotedLog) -> None:
         """Find out what others hold: of the log, which is booked then, and of all that is booked."""
@@ -212,6 +221,7 @@ class Moves:
         self.books.charge(record, window)
         self.devices.offload(record, source, record.slot, first, end)
         self.counters.offloaded_bytes += record.nbytes
+        self.observer.offloaded(record.key, record.nbytes)
         self._eviction.add_dirty(record)
 
     def _hand_back(self, record: Record) -> None:
@@ -259,12 +269,14 @@ class Moves:
         self.slots.trim()
         record.move(State.QUEUED)
         self.num_spills += 1
+        self.observer.spill_queued(record.key, record.nbytes)
         self.engine.submit_spill(record)
 
     def cancel_spill(self, record: Record) -> None:
         """A QUEUED record is asked for: it is not written, and leaves last."""
         self.num_spills -= 1
         self._stay(record)
+        self.observer.spill_cancelled(record.key, record.nbytes)
         self._eviction.add_asked(record)
 
     def span_to_write(self, record: Record, source: torch.Tensor) -> tuple[int, int]:
@@ -273,9 +285,11 @@ class Moves:
         self._jobs.add(record)
         if record.slot is not None:
             record.held = record.slot
+            self.observer.spill_began(record.key, record.slot.nbytes)
             return record.slot.address, record.slot.nbytes
         record.held = source.untyped_storage()  # handle and alias may go while the job runs
         first, end = self._cut_span(record, source)
+        self.observer.spill_began(record.key, end - first)
         return storage_address(source) + first, end - first
 
     def spilled(self, record: Record, outcome: Stored | Exception) -> None:
@@ -285,6 +299,7 @@ class Moves:
         self.num_spills -= 1
         if isinstance(outcome, Stored):
             self._count_written(record, outcome)
+        self.observer.spill_ended(record.key, outcome)
         if record.state is not State.WRITING:
             self._end_orphaned_job(record)
         elif isinstance(outcome, Stored):
@@ -369,6 +384,7 @@ class Moves:
         self._free_memory(record)
         self.slots.take_back()  # the very pages that whoever needs this room is going to fill
         record.move(State.DISK)
+        self.observer.freed(record.key, record.nbytes)
         return True
 
     # --- up: disk to host memory, host memory to the device -----------------------------------------------------
@@ -391,15 +407,18 @@ class Moves:
         record.move(State.READING)
         record.urgent = demanded
         self.num_restores += 1
+        self.observer.restore_queued(record.key, record.nbytes, demanded=demanded)
         self.engine.submit_restore(record, demanded=demanded)
         return True
 
-    def restored(self, record: Record, outcome: int | Exception) -> None:
+    def restored(self, record: Record, outcome: Loaded | Exception) -> None:
         """A read has ended."""
         self.drain()  # see `spilled`
         self._end_job(record)
         self.num_restores -= 1
         source, slot = record.source, record.slot
+        is_wanted = record.state is State.READING and source is not None
+        self.observer.restore_ended(record.key, outcome, is_wanted=is_wanted)
         if record.state is not State.READING:
             self._end_orphaned_job(record)
         elif source is None or slot is None:
@@ -410,7 +429,7 @@ class Moves:
         else:
             self._begin_to_use(record, source, slot)
             self.counters.restored_bytes += record.nbytes
-            self.counters.read_bytes += outcome
+            self.counters.read_bytes += outcome.read_bytes
 
     def _begin_to_use(self, record: Record, source: torch.Tensor, slot: Slot) -> None:
         if record.device is None:
@@ -457,6 +476,7 @@ class Moves:
             return
         self.devices.reload(record, source, slot)
         self.counters.reloaded_bytes += record.nbytes
+        self.observer.reloaded(record.key, record.nbytes)
 
     def reload_ahead(self, ahead: Lookahead) -> None:
         """Have what lies ahead on the device too, as far as its bytes are in host memory and there is room."""
@@ -499,8 +519,10 @@ class Moves:
         if state is State.QUEUED:
             self.counters.cancelled_bytes += record.nbytes
             self.num_spills -= 1
+            self.observer.spill_cancelled(record.key, record.nbytes)
         elif state is State.READING:
             self.num_restores -= 1
+            self.observer.restore_cancelled(record.key, record.nbytes)
         elif state is State.PENDING:
             self.pending.forget(record)
             if record.shared:
@@ -537,6 +559,7 @@ class Moves:
             return None
         self._jobs.add(record)
         record.held = record.slot
+        self.observer.restore_began(record.key)
         return record.slot
 
     def _end_job(self, record: Record) -> None:

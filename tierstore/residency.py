@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from .disk.tier import Stored
+from .disk.tier import Loaded, Stored
 from .engine import Spill
 from .errors import ModifiedInPlaceError, StoreClosedError, StoreFullError, TierStoreError
 from .handle import Record, State
@@ -32,6 +32,7 @@ from .layout import Layout, layout_of, memory_at, rebuild
 from .moves import Moves
 from .ownership import claims_of
 from .stats import STALL_CAUSES
+from .tracing.observer import Observer
 
 if TYPE_CHECKING:
     from .copies import Copies
@@ -376,6 +377,16 @@ class Residency:
         with self.lock:
             self.moves.devices.resident.limit_bytes = device_bytes
 
+    # --- traces: the caller holds the lock ------------------------------------------------------------------------
+
+    def observe(self, observer: Observer) -> None:
+        """See `Observed`."""
+        self.moves.observer = observer
+
+    def levels(self) -> tuple[int, ...]:
+        """See `Observed`."""
+        return self.moves.levels()
+
     # --- the engine's loop: `Transfers` -------------------------------------------------------------------------
 
     def begin_spill(self, record: Record) -> Spill | None:
@@ -405,7 +416,7 @@ class Residency:
             slot = self.moves.slot_to_fill(record)
             return None if slot is None else slot.memory
 
-    def end_restore(self, record: Record, outcome: int | Exception) -> None:
+    def end_restore(self, record: Record, outcome: Loaded | Exception) -> None:
         """See `Transfers`."""
         with self.lock:
             self.moves.restored(record, outcome)
@@ -453,6 +464,7 @@ class Residency:
     def _drain(self) -> None:
         """Account for what finalizers left; if that was something, others may be able to go on."""
         if self.moves.drain():
+            self.moves.observer.changed()
             self._advance()
 
     def _advance(self) -> None:
@@ -475,15 +487,20 @@ class Residency:
             raise ModifiedInPlaceError(_describe(layout), record.version, source._version)
         return source
 
-    def _wait(self, cause: str) -> None:
-        """Wait for progress; only while the engine has a job, or another thread is about to let go of its bytes."""
+    def _wait(self, cause: str, record: Record | None = None) -> None:
+        """Wait for progress; only while the engine has a job, or another thread is about to let go of its bytes.
+
+        `record`: whose bytes are waited for; None: for room.
+        """
         began = time.perf_counter()
         try:
             self._progress.wait()
         except BaseException as interrupt:
             self._interrupted_wait = interrupt
             raise
-        self.moves.counters.stall_seconds[cause] += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self.moves.counters.stall_seconds[cause] += seconds
+        self.moves.observer.stalled(seconds, cause, None if record is None else record.key)
         self._check_open()
         self._drain()
 
@@ -558,7 +575,7 @@ class Residency:
             elif record.state is State.READING and not record.urgent:
                 record.urgent = True
                 self.moves.engine.submit_restore(record, demanded=True)  # overtakes its own prefetch
-            self._wait(_UNPACK_WAITS)
+            self._wait(_UNPACK_WAITS, record)
 
     def _hand_over(self, record: Record, layout: Layout, reload_ahead: Lookahead | None, index: int) -> torch.Tensor:
         source = self._check_unchanged(record, layout)

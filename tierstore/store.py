@@ -11,13 +11,15 @@ import itertools
 import os
 import threading
 import time
+import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from functools import cache
+from contextlib import contextmanager
+from functools import cache, partial
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, Self
 
 import torch
 
@@ -37,8 +39,8 @@ from .config_file import ConfigSource, store_options
 from .disk.local import LocalDisk
 from .disk.remote import RemoteDisk
 from .disk.tier import DiskTier, Kind
-from .engine import Engine, OpenDisk
-from .errors import ConfigError, StorageIOError, TierStoreError
+from .engine import NUM_RESTORES, NUM_SPILLS, Engine, OpenDisk
+from .errors import ConfigError, StorageIOError, TierStoreError, TierStoreWarning
 from .handle import Handle, Record
 from .layout import alias_of, is_storable, layout_of
 from .lifetime import watch_over
@@ -46,6 +48,9 @@ from .lookahead import LearnedOrders
 from .ownership import claim, storage_address
 from .residency import Residency
 from .stats import StoreStats
+from .tracing.events import StoreSettings
+from .tracing.machine import header_of
+from .tracing.recordings import Recordings
 from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
@@ -124,6 +129,7 @@ class TierStore:
             day_bytes = parse_size(day_bytes, "max_write_bytes_per_day")
         self.host_bytes = _host_budget(host_bytes)
         self.staging_bytes = parse_size(staging_bytes, "staging_bytes")
+        self._disk_options: _DiskOptions | None = _DiskOptions(codec, inline_limit_bytes, checksum)
 
         async def open_disk(executor: Executor) -> DiskTier:
             return LocalDisk(
@@ -197,6 +203,7 @@ class TierStore:
         store = cls.__new__(cls)
         store.host_bytes = _host_budget(host_bytes)
         store.staging_bytes = parse_size(staging_bytes, "staging_bytes")
+        store._disk_options = None
         store._begin(str(address), open_disk, copies)
         return store
 
@@ -227,14 +234,16 @@ class TierStore:
             host_bytes=self.host_bytes,
             staging_bytes=self.staging_bytes,
             open_disk=open_disk,
+            disk_options=self._disk_options,
             copies=copies,
         )
         self.books = self._core.books
+        self.traces = self._core.traces
         self.released: deque[Record] = self.books.moves.released
         self.learned_orders = LearnedOrders()
         self.keys = itertools.count(1)
         self.of_thread = threading.local()  # the hooks' own
-        self._finalizer = weakref.finalize(self, self._core.engine.request_stop)
+        self._finalizer = weakref.finalize(self, self._core.request_stop)
         self._finalizer.atexit = False  # `lifetime` does it, and joins
 
     # --- by hand ----------------------------------------------------------------------------------------------
@@ -291,11 +300,38 @@ class TierStore:
     def flush(self) -> None:
         """Return when every queued spill is done. What the budget lets stay in memory stays.
 
+        If a trace is on, its file has everything up to then.
+
         Raises:
             StoreFullError, StorageIOError: a write failed; the bytes are in memory.
             StoreClosedError: the store is closed.
         """
         self.books.flush()
+        self.traces.flush()
+
+    @contextmanager
+    def trace(self, path: str | PathLike[str]) -> Iterator[None]:
+        """Record what the store does inside, on all threads, and write it to a file. See `docs/tracing.md`.
+
+        The trace has what the scopes save that are entered inside, and ends with the block; backward belongs inside
+        too. (`tiered_offload(store, trace=path)` is for a scope alone, and goes on until what it saved is gone.)
+        Entering opens the file; leaving waits until it is written. A path that this store has traced to before is
+        continued, any other file is written over. Training is never harmed by the file, nor does it wait for it.
+
+        Raises:
+            ConfigError: at the beginning: the path cannot be written to, or another trace of this store is not over.
+            StorageIOError: at the end: the file could not be written (a full disk); it is cut short.
+            StoreClosedError: at the beginning: the store is closed.
+        """
+        self.books.check_open()
+        recorder = self.traces.begin(path)
+        self.traces.enter(recorder)
+        self.traces.recorder = recorder
+        try:
+            yield
+        finally:
+            self.traces.leave(recorder)
+            self.traces.end(_CLOSE_DEADLINE_SECONDS)
 
     @uncompiled
     def stats(self) -> StoreStats:
@@ -329,7 +365,7 @@ class TierStore:
         A graph that still holds saved tensors raises `StoreClosedError` when it asks for one.
 
         Raises:
-            StorageIOError: I/O did not end within a minute.
+            StorageIOError: I/O did not end within a minute, or a trace could not be written to its end.
         """
         self._finalizer.detach()
         self._core.close(_CLOSE_DEADLINE_SECONDS)
@@ -385,6 +421,14 @@ class TierStore:
         return handle.record
 
 
+class _DiskOptions(NamedTuple):
+    """Of a store that keeps its own disk tier, as `TierStore` has them."""
+
+    codec: str
+    inline_bytes: int | None
+    checksum: bool
+
+
 class _Core:
     """Books and engine of one store: all that goes on living when the store itself is not referenced any more."""
 
@@ -395,6 +439,7 @@ class _Core:
         host_bytes: int,
         staging_bytes: int,
         open_disk: OpenDisk,
+        disk_options: _DiskOptions | None,
         copies: Copies | None,
     ) -> None:
         self.name = name
@@ -406,7 +451,22 @@ class _Core:
         except OSError as error:
             raise StorageIOError("open", name, str(error), "nothing was stored") from error
         self.books.moves.engine = self.engine
-        self.books.disk_budget_bytes = self.engine.disk.usage().budget_bytes
+        usage = self.engine.disk.usage()
+        self.books.disk_budget_bytes = usage.budget_bytes
+        settings = StoreSettings(
+            place=name,
+            is_connected=disk_options is None,
+            host_bytes=host_bytes,
+            staging_bytes=staging_bytes,
+            disk_bytes=usage.budget_bytes,
+            codec=None if disk_options is None else disk_options.codec,
+            inline_bytes=None if disk_options is None else disk_options.inline_bytes,
+            checksum=None if disk_options is None else disk_options.checksum,
+            num_spill_lanes=NUM_SPILLS,
+            num_restore_lanes=NUM_RESTORES,
+            io_mode=usage.io_mode,
+        )
+        self.traces = Recordings(self.books, partial(header_of, settings))
         watch_over(self)
 
     @property
@@ -420,7 +480,15 @@ class _Core:
         if self._closed_at is None:
             self._closed_at = time.monotonic()
         self.books.close()
-        self.engine.stop(deadline_seconds)
+        try:
+            self.engine.stop(deadline_seconds)
+        finally:
+            self.traces.end(deadline_seconds, "the store was closed")
+
+    def request_stop(self) -> None:
+        """Nobody refers to the store any more. Fit for a finalizer."""
+        self.engine.request_stop()
+        self.traces.request_stop()
 
     def end_at_exit(self, deadline_seconds: float) -> None:
         """See `Mortal`."""
@@ -429,10 +497,15 @@ class _Core:
             self.engine.stop(deadline_seconds)
         except TierStoreError:
             pass  # a job that hangs at exit: its daemon thread ends with the process
+        try:
+            self.traces.end(deadline_seconds, "the interpreter exits")
+        except TierStoreError as error:
+            warnings.warn(str(error), TierStoreWarning, stacklevel=2)
 
     def end_in_child(self) -> None:
         """See `Mortal`."""
         self.engine.disk.abandon_after_fork()  # first: what else there is may be in the middle of a change
+        self.traces.abandon()
         self.books.abandon("it belongs to the process that this one was forked from")
 
 

@@ -34,7 +34,7 @@ from .jobs import run_job, to_the_end
 from .location import Location
 from .scratch import SCRATCH_BYTES, Turns
 from .shelf import RecordShelf
-from .tier import DiskUsage, Kind, Stored
+from .tier import DiskUsage, Kind, Loaded, Stored
 
 __all__ = ["LocalDisk"]
 
@@ -131,7 +131,7 @@ class LocalDisk:
             raise ValueError(f"key {key} is in use")
         return await to_the_end(self._write(key, source, kind), undo=partial(self.discard, (key,)))
 
-    async def read(self, key: int, destination: memoryview) -> int:
+    async def read(self, key: int, destination: memoryview) -> Loaded:
         """See `DiskTier.read`; also StoreClosedError, KeyError, and ValueError for a wrong length."""
         self._check_open()
         location = self._shelf.locations[key]

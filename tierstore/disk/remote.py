@@ -35,7 +35,7 @@ from .link import Answer, DaemonLink, Request
 from .linux import copy_memory
 from .location import record_hasher, record_seed
 from .shared_slab import SharedSlab
-from .tier import DiskUsage, Kind, Stored
+from .tier import DiskUsage, Kind, Loaded, Stored
 from .window import Window, WindowSlot
 
 __all__ = ["RemoteDisk"]
@@ -150,7 +150,7 @@ class RemoteDisk:
             raise ValueError(f"key {key} is in use")
         return await to_the_end(self._write(key, source, kind), undo=partial(self.discard, (key,)))
 
-    async def read(self, key: int, destination: memoryview) -> int:
+    async def read(self, key: int, destination: memoryview) -> Loaded:
         """See `DiskTier.read`; also StoreClosedError, KeyError, and ValueError for a wrong length."""
         self._check_open()
         parts = self._records[key]
@@ -297,13 +297,13 @@ class RemoteDisk:
 
     # --- up -------------------------------------------------------------------------------------------------------
 
-    async def _read(self, key: int, parts: Sequence[_Part], destination: memoryview) -> int:
+    async def _read(self, key: int, parts: Sequence[_Part], destination: memoryview) -> Loaded:
         reads = (self._read_part(key, part, piece) for part, piece in _pieces(parts, destination))
         outcomes = await asyncio.gather(*reads, return_exceptions=True)
         _raise_first(outcomes)
-        return sum(outcome for outcome in outcomes if isinstance(outcome, int))
+        return Loaded(sum(outcome.read_bytes for outcome in outcomes if isinstance(outcome, Loaded)))
 
-    async def _read_part(self, key: int, part: _Part, destination: memoryview) -> int:
+    async def _read_part(self, key: int, part: _Part, destination: memoryview) -> Loaded:
         slot = await self._take(len(destination), to_read=True)
 
         def message(request: int) -> wire.Read:
@@ -314,7 +314,7 @@ class RemoteDisk:
         try:
             if isinstance(answer, wire.Loaded):
                 await run_job(self._executor, copy_memory, destination, slot.memory)
-                return answer.read_bytes
+                return Loaded(answer.read_bytes)
         finally:
             self._window.give_back(slot)
         if isinstance(answer, wire.Bad):

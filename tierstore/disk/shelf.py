@@ -33,7 +33,7 @@ from .records import (
     write_record,
 )
 from .scratch import Turns
-from .tier import Kind, Stored
+from .tier import Kind, Loaded, Stored
 
 __all__ = ["RecordShelf"]
 
@@ -260,7 +260,9 @@ class RecordShelf:
         self.locations[record.key] = location
         kind = self._policy.learn_written(record.key, record.kind, len(record.source), record.order, written)
         checksum = written.checksum if written.codec == NO_CODEC else None
-        return Stored(location.taken_bytes, str(written.codec), kind, checksum)
+        return Stored(
+            location.taken_bytes, str(written.codec), kind, checksum, written.write_seconds, written.cpu_seconds
+        )
 
     async def _put(self, put: Put) -> Outcome:
         """Have the index take it. A file system that is full of empty segments, or of one being tried, is not full."""
@@ -272,7 +274,7 @@ class RecordShelf:
             self._space.free_budget_for(0)
             is_last_try = not await self._space.wait_for_news()
 
-    async def read(self, key: int, destination: memoryview) -> int:
+    async def read(self, key: int, destination: memoryview) -> Loaded:
         """As `DiskTier.read`."""
         location = self.locations[key]
         seed = record_seed(self._session, key)
@@ -285,12 +287,13 @@ class RecordShelf:
             with translated("read", "the index", _STILL_ON_DISK, key=key):
                 if outcome.error is not None:
                     raise outcome.error
-            return location.encoded_bytes
+            return Loaded(location.encoded_bytes)
         where = "the index's file" if location.segment is None else f"segment {location.segment}"
         with translated("read", f"{where} at offset {place.offset}", _STILL_ON_DISK, key=key):
             report = await self._run(read_record, place, location, seed, destination, self._turns.reads)
         self._policy.learn_read(key, location, report)
-        return location.encoded_bytes if location.segment is None else location.taken_bytes
+        read_bytes = location.encoded_bytes if location.segment is None else location.taken_bytes
+        return Loaded(read_bytes, report.read_seconds, report.cpu_seconds)
 
     def confirms(self, key: int, memory: memoryview) -> bool:
         """As `DiskTier.confirms`."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["DiskTier", "DiskUsage", "Kind", "Stored"]
+__all__ = ["DiskTier", "DiskUsage", "Kind", "Loaded", "Stored"]
 
 
 class Kind(NamedTuple):
@@ -38,12 +38,29 @@ class Stored(NamedTuple):
         kind: the name under which `codec_choices` counts the record.
         checksum: xxh3-64 over the bytes as they were given, with the record's own seed; None: none was taken, or they
             were encoded.
+        drive_seconds: spent in the device; None: it is not known here.
+        cpu_seconds: CPU time of encoding, checksum and system calls; likewise.
     """
 
     stored_bytes: int
     codec: str
     kind: str = ""
     checksum: int | None = None
+    drive_seconds: float | None = None
+    cpu_seconds: float | None = None
+
+
+class Loaded(NamedTuple):
+    """The receipt of a read.
+
+    Attributes:
+        read_bytes: from disk.
+        drive_seconds, cpu_seconds: as `Stored`'s; None also where they were not measured.
+    """
+
+    read_bytes: int
+    drive_seconds: float | None = None
+    cpu_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +108,8 @@ class DiskTier(Protocol):
         """
         ...
 
-    async def read(self, key: int, destination: memoryview) -> int:
-        """Fill `destination` with the record; returns the bytes read from disk for it.
+    async def read(self, key: int, destination: memoryview) -> Loaded:
+        """Fill `destination` with the record.
 
         Args:
             key: a record that `write` has returned for.

@@ -10,7 +10,7 @@ from functools import partial
 from typing import NoReturn, TypeVar
 
 from ..disk.boundary import Usage, translated
-from ..disk.tier import DiskTier, DiskUsage, Kind, Stored
+from ..disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
 from ..errors import TierStoreError
 from .faults import Faults
 from .plan import Operation
@@ -41,7 +41,7 @@ class FaultyDisk:
         writing = partial(self._disk.write, key, source, kind)
         return await self._run("write", writing, _IN_MEMORY, len(source))
 
-    async def read(self, key: int, destination: memoryview) -> int:
+    async def read(self, key: int, destination: memoryview) -> Loaded:
         """See `DiskTier.read`."""
         reading = partial(self._disk.read, key, destination)
         try:

@@ -1,0 +1,125 @@
+"""A scope that is traced: what stands before its pack and unpack, so that those of other scopes do nothing for it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter, call
+from typing import NamedTuple, Protocol
+
+import torch
+
+from tierstore.tracing.events import Pack, Release, Scope, ScopeEnd, Unpack
+from tierstore.tracing.recorder import Recorder
+from tierstore.tracing.recordings import Recordings
+from tierstore.uncompiled import uncompiled
+
+from .saved import SavedTensor
+from .select import Kept
+
+__all__ = ["RecordedScope", "ScopeOptions"]
+
+_now = time.perf_counter_ns
+_numbers = itertools.count(1)
+
+
+class ScopeOptions(NamedTuple):
+    """Those of `tiered_offload`; `has_select`: there is a `select`."""
+
+    min_bytes: int
+    device_bytes: int
+    prefetch: str
+    lookahead_bytes: int
+    has_select: bool
+
+
+class Packing(Protocol):
+    """A scope: `tiered_offload`'s."""
+
+    def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept:
+        """Called by autograd for each tensor that it saves."""
+
+    def settle(self, *, failed: bool) -> None:
+        """The scope ends."""
+
+
+class RecordedScope:
+    """A scope, and a trace of what it packs. Belongs to the thread that makes it, like the scope.
+
+    Attributes:
+        scope: the scope itself.
+    """
+
+    def __init__(self, scope: Packing, traces: Recordings, recorder: Recorder, options: ScopeOptions) -> None:
+        self.scope = scope
+        self._pack = scope.pack
+        self._traces = traces
+        self._recorder = recorder
+        self._thread = threading.get_ident()
+        self._number = next(_numbers)
+        traces.enter(recorder)
+        recorder.append((Scope, _now(), self._thread, threading.current_thread().name, self._number, *options))
+
+    @uncompiled
+    def pack(self, tensor: torch.Tensor) -> RecordedTensor | Kept:
+        """As the scope's."""
+        began = _now()
+        saved = self._pack(tensor)
+        if isinstance(saved, Kept):
+            return saved
+        ended = _now()
+        log, index, recorder = saved.log, saved.index, self._recorder
+        if log.recorder is not recorder:
+            log.recorder = recorder
+            recorder.begin_graph(log.number, log)
+        handle = saved.handle
+        recorder.append(
+            (
+                Pack, began, ended, self._thread, self._number, log.number, index, saved.key,
+                None if handle is None else handle.record.key,
+                log.nodes[index], saved.storage_id, saved.version, log.sizes[index], tensor.nbytes,
+                tensor.dtype, tensor.device, tensor.shape,
+            )
+        )  # fmt: skip
+        recorder.changed()
+        return RecordedTensor(saved, recorder, log.number, index)
+
+    def settle(self, *, failed: bool) -> None:
+        """As the scope's."""
+        try:
+            self.scope.settle(failed=failed)
+        finally:
+            self._recorder.append((ScopeEnd, _now(), self._thread, self._number, failed))
+            self._traces.leave(self._recorder)
+
+
+class RecordedTensor:
+    """A saved tensor in the graph, and a trace of when it is asked for and let go of."""
+
+    __slots__ = ("_append", "_graph", "_index", "_saved", "release")
+
+    def __init__(self, saved: SavedTensor, recorder: Recorder, graph: int, index: int) -> None:
+        self._saved = saved
+        self._append: Callable[[tuple[object, ...]], None] = recorder.append
+        self._graph = graph
+        self._index = index
+        event = zip((Release,), map(call, (_now,)), (graph,), (index,), strict=True)  # made when it is taken
+        self.release = partial(recorder.waiting.extend, event)
+
+    __del__ = property(attrgetter("release"))  # not a line of Python: see `Handle.__del__`
+
+    @uncompiled
+    def unpack(self) -> torch.Tensor:
+        """As `SavedTensor.unpack`."""
+        began = _now()
+        try:
+            return self._saved.unpack()
+        finally:
+            self._append((Unpack, began, _now(), threading.get_ident(), self._graph, self._index))
+
+    def traced(self) -> torch.Tensor:
+        """As `SavedTensor.traced`; when the compiled graph runs it, only what the store does is recorded."""
+        return self._saved.traced()

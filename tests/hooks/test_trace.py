@@ -1,0 +1,391 @@
+"""Traces of real steps: nothing is missing, nothing is there twice, and the figures are those of `stats()`."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from tests.conftest import MakeStore
+from tests.hooks.programs import SIDE, Mlp, assert_same_bits, bits, grads, run_plain
+from tierstore import ConfigError, StorageIOError, TierStore, keep_resident, tiered_offload
+from tierstore.stats import STALL_CAUSES
+from tierstore.testing import SimulatedCopies
+from tierstore.tracing.events import (
+    Cancelled,
+    Gone,
+    Levels,
+    Offload,
+    Pack,
+    Release,
+    Reload,
+    Restore,
+    Scope,
+    ScopeEnd,
+    Spill,
+    Stall,
+    Unpack,
+)
+from tierstore.tracing.reader import RecordedTrace, read_trace
+from tierstore.tracing.steps import records_of, steps_of
+
+NBYTES = SIDE * SIDE * 4
+T = TypeVar("T")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "step.jsonl"
+
+
+def of(trace: RecordedTrace, kind: type[T]) -> list[T]:
+    return [event for event in trace.events if isinstance(event, kind)]
+
+
+def chain(length: int = 8, side: int = SIDE) -> tuple[torch.Tensor, torch.Tensor]:
+    """A leaf, and a loss whose graph saves a tensor of its own for each link."""
+    leaf = torch.randn(side, side, requires_grad=True)
+    link = leaf
+    for _ in range(length):
+        link = (link * 1.1).tanh()
+    return leaf, link.sum()
+
+
+def run_step(store: TierStore, file: Path | None, **options: Any) -> torch.Tensor:
+    """Everything that has to go to disk is there before backward begins."""
+    with tiered_offload(store, min_bytes=0, trace=file, **options):
+        leaf, loss = chain()
+    store.flush()
+    loss.backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+# --- complete, and in order ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host_bytes", [0, 3 * NBYTES, 2**30])
+def test_trace_of_steps_has_every_event_and_agrees_with_stats(
+    make_store: MakeStore, file: Path, host_bytes: int
+) -> None:
+    store = make_store(host_bytes=host_bytes, staging_bytes=2 * NBYTES)
+    for _ in range(3):
+        run_step(store, file)
+    store.flush()
+    stats = store.stats()
+    store.close()
+    trace = read_trace(file)
+    assert trace.is_complete
+    assert len(of(trace, Pack)) == stats.packed_tensors
+    spills, restores = of(trace, Spill), of(trace, Restore)
+    assert sum(spill.nbytes for spill in spills) == stats.spilled_bytes
+    assert sum(spill.stored_bytes for spill in spills) == stats.written_bytes
+    assert sum(restore.nbytes for restore in restores if restore.wanted) == stats.restored_bytes
+    assert sum(restore.read_bytes for restore in restores if restore.wanted) == stats.read_bytes
+    assert bool(spills) == (host_bytes < 2**30), "the step was not what it was meant to be"
+    for cause in STALL_CAUSES:
+        waited = sum(stall.end_ns - stall.began_ns for stall in of(trace, Stall) if stall.cause == cause)
+        assert waited / 1e9 == pytest.approx(stats.stall_seconds[cause], abs=1e-6)
+    assert of(trace, Levels)[-1].disk_bytes == 0
+
+
+def test_trace_each_saved_tensor_is_packed_asked_for_and_let_go_of_in_that_order(store: TierStore, file: Path) -> None:
+    run_step(store, file)
+    store.close()
+    trace = read_trace(file)
+    packs = {(pack.graph, pack.index): pack for pack in of(trace, Pack)}
+    unpacks = {(unpack.graph, unpack.index): unpack for unpack in of(trace, Unpack)}
+    releases = {(release.graph, release.index): release for release in of(trace, Release)}
+    assert packs.keys() == unpacks.keys() == releases.keys()
+    assert len(packs) == len(of(trace, Pack)) == 8
+    for name, pack in packs.items():
+        assert pack.began_ns <= pack.end_ns <= unpacks[name].began_ns <= unpacks[name].end_ns <= releases[name].at_ns
+    assert [pack.index for pack in of(trace, Pack)] == list(range(8))
+    assert sorted(unpacks, key=lambda name: unpacks[name].began_ns) == sorted(packs, reverse=True)
+
+
+def test_trace_jobs_are_queued_then_begun_then_over_one_at_a_time_in_a_lane(store: TierStore, file: Path) -> None:
+    run_step(store, file)
+    store.close()
+    trace = read_trace(file)
+    for kind in (Spill, Restore):
+        jobs = of(trace, kind)
+        assert jobs
+        last_of_lane: dict[int, int] = {}
+        for job in sorted(jobs, key=lambda job: job.began_ns):
+            assert job.queued_ns <= job.began_ns < job.end_ns
+            assert last_of_lane.get(job.lane, 0) <= job.began_ns
+            last_of_lane[job.lane] = job.end_ns
+            assert job.drive_seconds is None or 0 <= job.drive_seconds <= (job.end_ns - job.began_ns) / 1e9
+    assert {restore.record for restore in of(trace, Restore)} <= {spill.record for spill in of(trace, Spill)}
+
+
+def test_trace_tells_what_a_replay_needs_of_each_pack(make_store: MakeStore, file: Path) -> None:
+    store = make_store()
+    with tiered_offload(store, min_bytes=128, prefetch="reverse", trace=file):
+        wide = torch.randn(SIDE, 3 * SIDE, requires_grad=True).double().tanh()
+        one, other, _ = wide.chunk(3, -1)
+        (one.exp() * other.exp()).sum().backward()
+    store.close()
+    trace = read_trace(file)
+    scope = of(trace, Scope)[0]
+    assert (scope.min_bytes, scope.prefetch, scope.thread_name) == (128, "reverse", threading.current_thread().name)
+    assert trace.header.store.host_bytes == 0
+    assert (trace.header.store.codec, trace.header.store.is_connected) == ("none", False)
+    assert trace.header.machine.num_cores >= 1
+    packs = of(trace, Pack)
+    assert packs[0].shape == (SIDE, 3 * SIDE)
+    assert {(pack.dtype, pack.device) for pack in packs} == {("float64", "cpu")}
+    assert [pack.node for pack in packs] == sorted(pack.node for pack in packs)
+    assert packs[0].storage_bytes == 3 * SIDE * SIDE * 8
+
+
+@pytest.mark.parametrize("host_bytes", [0, 2**30])
+def test_trace_views_of_one_storage_are_one_record_whether_booked_or_not(
+    make_store: MakeStore, file: Path, host_bytes: int
+) -> None:
+    store = make_store(host_bytes=host_bytes)
+    with tiered_offload(store, min_bytes=0, trace=file):
+        whole = torch.randn(SIDE, 3 * SIDE, requires_grad=True) * 2
+        loss = sum(part.square().sum() for part in whole.chunk(3, -1))
+    del whole
+    assert isinstance(loss, torch.Tensor)
+    loss.backward()
+    store.close()
+    trace = read_trace(file)
+    records = records_of(trace.events)
+    views = [pack for pack in of(trace, Pack) if pack.view_bytes == NBYTES]
+    assert len(views) == 3
+    assert len({records[pack.graph, pack.index] for pack in views}) == 1
+
+
+def test_trace_does_not_change_a_bit_nor_what_is_kept(make_store: MakeStore, file: Path) -> None:
+    def program(around: Callable[[], Any], settle: Callable[[], None]) -> list[torch.Tensor | None]:
+        model = Mlp()
+        for _ in range(2):
+            with around():
+                loss = model(torch.randn(SIDE, SIDE))
+            settle()
+            loss.backward()
+        return grads(model)
+
+    store, other = make_store(), make_store()
+    torch.manual_seed(0)
+    traced = [bits(grad) for grad in program(lambda: tiered_offload(store, min_bytes=0, trace=file), store.flush)]
+    assert_same_bits(traced, run_plain(program))
+    torch.manual_seed(0)
+    program(lambda: tiered_offload(other, min_bytes=0), other.flush)
+    assert store.stats().kept_bytes == other.stats().kept_bytes
+    assert store.stats().packed_bytes == other.stats().packed_bytes
+
+
+def test_trace_keep_resident_inside_counts_as_without_a_trace(store: TierStore, file: Path) -> None:
+    with tiered_offload(store, min_bytes=0, trace=file), keep_resident():
+        _, loss = chain(2)
+    loss.backward()
+    assert store.stats().kept_bytes["selected out"] == 2 * NBYTES
+
+
+def test_trace_of_an_accelerator_has_every_copy(make_store: MakeStore, file: Path) -> None:
+    copies = SimulatedCopies()
+    store = make_store(host_bytes=2**30, copies=copies)
+    with tiered_offload(store, min_bytes=0, trace=file):
+        _, loss = chain()
+    loss.backward()
+    stats = store.stats()
+    store.close()
+    trace = read_trace(file)
+    assert sum(copy.nbytes for copy in of(trace, Offload)) == stats.offloaded_bytes > 0
+    assert sum(copy.nbytes for copy in of(trace, Reload)) == stats.reloaded_bytes > 0
+
+
+# --- graphs of every kind -----------------------------------------------------------------------------------------
+
+
+def test_trace_scope_that_fails_is_told_and_its_graph_is_gone(store: TierStore, file: Path) -> None:
+    with pytest.raises(ZeroDivisionError), tiered_offload(store, min_bytes=0, trace=file):
+        chain()
+        raise ZeroDivisionError
+    gc.collect()
+    run_step(store, file)
+    store.close()
+    trace = read_trace(file)
+    assert [end.failed for end in of(trace, ScopeEnd)] == [True, False]
+    graphs = {pack.graph for pack in of(trace, Pack)}
+    assert {gone.graph for gone in of(trace, Gone)} == graphs
+    assert Counter((release.graph, release.index) for release in of(trace, Release)) == Counter(
+        (pack.graph, pack.index) for pack in of(trace, Pack)
+    )
+
+
+def test_trace_graph_dropped_before_its_writes_tells_what_was_cancelled(make_store: MakeStore, file: Path) -> None:
+    store = make_store(staging_bytes=64 * NBYTES)
+    for _ in range(20):
+        with tiered_offload(store, min_bytes=0, trace=file):
+            chain()
+    store.flush()
+    stats = store.stats()
+    store.close()
+    cancelled = [event for event in of(read_trace(file), Cancelled) if event.what == "spill"]
+    assert sum(event.nbytes for event in cancelled) == stats.cancelled_bytes
+
+
+def test_trace_retained_graph_is_one_step_that_is_asked_twice(store: TierStore, file: Path) -> None:
+    with tiered_offload(store, min_bytes=0, trace=file):
+        leaf, loss = chain(3)
+    store.flush()
+    loss.backward(retain_graph=True)
+    store.flush()
+    loss.backward()
+    store.close()
+    trace = read_trace(file)
+    assert Counter(unpack.index for unpack in of(trace, Unpack)) == {0: 2, 1: 2, 2: 2}
+    (step,) = steps_of(trace)
+    assert step.is_whole
+    assert len(step.releases) == 3
+    assert leaf.grad is not None
+
+
+def test_trace_double_backward_inside_the_scope_has_both_graphs(store: TierStore, file: Path) -> None:
+    with tiered_offload(store, min_bytes=0, trace=file):
+        leaf, loss = chain(3)
+        (grad,) = torch.autograd.grad(loss, leaf, create_graph=True)
+        store.flush()
+        grad.square().sum().backward()
+    del loss, grad
+    gc.collect()
+    store.close()
+    trace = read_trace(file)
+    first, second = steps_of(trace)[:2]
+    assert first.packs
+    assert second.packs
+    assert len(of(trace, Pack)) == len(of(trace, Release))
+
+
+def test_trace_of_threads_tells_them_apart(make_store: MakeStore, file: Path) -> None:
+    store = make_store(staging_bytes=4 * NBYTES)
+    barrier = threading.Barrier(3)
+
+    def work() -> None:
+        barrier.wait(30)
+        for _ in range(3):
+            run_step(store, file)
+
+    threads = [threading.Thread(target=work, name=f"trainer-{number}") for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    packed = store.stats().packed_tensors
+    store.close()
+    trace = read_trace(file)
+    assert len(of(trace, Pack)) == packed == 3 * 3 * 8
+    names = {scope.thread: scope.thread_name for scope in of(trace, Scope)}
+    assert sorted(names[step.thread] for step in steps_of(trace)) == sorted(f"trainer-{n % 3}" for n in range(9))
+    for step in steps_of(trace):
+        assert {pack.thread for pack in step.packs} == {step.thread}
+        assert len(step.unpacks) == 8
+
+
+def test_trace_two_scopes_of_one_forward_are_one_step(store: TierStore, file: Path) -> None:
+    leaf = torch.randn(SIDE, SIDE, requires_grad=True)
+    with tiered_offload(store, min_bytes=0, trace=file):
+        first = leaf.exp()
+    with tiered_offload(store, min_bytes=0, trace=file):
+        loss = first.tanh().sum()
+    del first
+    loss.backward()
+    store.close()
+    trace = read_trace(file)
+    (step,) = steps_of(trace)
+    assert [pack.scope for pack in step.packs] == [scope.scope for scope in of(trace, Scope)]
+    assert step.forward_ended_ns == of(trace, ScopeEnd)[1].at_ns
+
+
+# --- how long it goes on ------------------------------------------------------------------------------------------
+
+
+def test_trace_untraced_step_between_traced_ones_is_not_in_it(store: TierStore, file: Path) -> None:
+    run_step(store, file)
+    store.flush()
+    before = store.stats()
+    run_step(store, None)
+    store.flush()
+    after = store.stats()
+    assert after.spilled_bytes > before.spilled_bytes
+    run_step(store, file)
+    store.close()
+    trace = read_trace(file)
+    assert len(steps_of(trace)) == 2
+    assert len(of(trace, Pack)) == 16
+    assert sum(spill.nbytes for spill in of(trace, Spill)) <= store.stats().spilled_bytes - 8 * NBYTES
+
+
+def test_trace_of_a_scope_is_in_the_file_after_flush_while_the_store_is_open(store: TierStore, file: Path) -> None:
+    run_step(store, file)
+    store.flush()
+    trace = read_trace(file)
+    assert not trace.is_complete
+    assert len(of(trace, Unpack)) == 8
+    assert steps_of(trace)[0].is_whole
+
+
+def test_trace_other_file_while_a_graph_is_alive_refused_then_allowed(
+    store: TierStore, file: Path, tmp_path: Path
+) -> None:
+    with tiered_offload(store, min_bytes=0, trace=file):
+        _, loss = chain()
+    with pytest.raises(ConfigError, match="still being recorded"):
+        tiered_offload(store, trace=tmp_path / "other.jsonl")
+    loss.backward()
+    run_step(store, tmp_path / "other.jsonl")
+    assert read_trace(file).is_complete
+    run_step(store, file)
+    store.close()
+    assert [len(steps_of(read_trace(each))) for each in (file, tmp_path / "other.jsonl")] == [2, 1]
+
+
+def test_store_trace_records_every_scope_inside_and_ends_with_the_block(store: TierStore, file: Path) -> None:
+    with store.trace(file):
+        run_step(store, None)
+        run_step(store, None)
+    trace = read_trace(file)
+    assert trace.is_complete
+    assert len(steps_of(trace)) == 2
+    run_step(store, None)
+    assert read_trace(file) == trace
+
+
+def test_store_trace_ends_under_a_living_graph_whose_backward_still_works(store: TierStore, file: Path) -> None:
+    with store.trace(file), tiered_offload(store, min_bytes=0):
+        leaf, loss = chain()
+    loss.backward()
+    assert leaf.grad is not None
+    trace = read_trace(file)
+    assert trace.is_complete
+    assert not of(trace, Unpack)
+
+
+def test_trace_of_a_full_disk_does_not_harm_the_step_and_close_tells(make_store: MakeStore) -> None:
+    store = make_store()
+    traced = run_step(store, Path("/dev/full"))
+    torch.manual_seed(0)
+    torch.manual_seed(0)
+    assert_same_bits([bits(traced)], [bits(run_step(make_store(), None))])
+    with pytest.raises(StorageIOError, match="No space left on device") as caught:
+        store.close()
+    assert caught.value.place == "/dev/full"
+    assert isinstance(caught.value.__cause__, OSError)
+    store.close()
+
+
+def test_store_trace_of_a_full_disk_tells_at_the_end_of_the_block(store: TierStore) -> None:
+    with pytest.raises(StorageIOError, match="cut short"), store.trace("/dev/full"):
+        run_step(store, None)
+    run_step(store, None)

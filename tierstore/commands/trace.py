@@ -1,0 +1,134 @@
+"""`tierstore trace`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..tracing.events import Header
+    from ..tracing.reader import RecordedTrace
+    from ..tracing.steps import Step
+
+__all__ = ["trace_commands"]
+
+trace_commands = typer.Typer(
+    name="trace", help="Look at what `tiered_offload(store, trace=FILE)` recorded.", no_args_is_help=True
+)
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="What was recorded: lines of JSON.")]
+StepOption = Annotated[
+    int | None, typer.Option("--step", metavar="N", help="Which step. Default: the one that waited longest.")
+]
+
+
+@trace_commands.command()
+def view(
+    file: FileArgument,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Page to write. Default: FILE with the suffix .html.")
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Write all steps for ui.perfetto.dev or chrome://tracing.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a picture; needs matplotlib.")] = None,
+    step: StepOption = None,
+) -> None:
+    """Draw a step: what the threads, the codec and the drive did, what the tiers held, and why somebody waited.
+
+    Writes a page of HTML unless only other outputs are asked for. Prints what it wrote, and why the step is slow.
+    """
+    from ..tracing.page import page_of
+    from ..tracing.picture import draw_picture
+    from ..tracing.steps import choose_step
+    from ..tracing.summary import summarize
+    from ..tracing.timeline import timeline_of
+
+    trace, steps = _read(file)
+    chosen = choose_step(steps, step)
+    summary = summarize(chosen, trace.header)
+    names = _thread_names(trace)
+    timeline = timeline_of(chosen, names)
+    if html is None and perfetto is None and png is None:
+        html = file.with_suffix(".html")
+    if html is not None:
+        _write(html, "--html", page_of(timeline, summary, len(steps)).encode())
+    if perfetto is not None:
+        _write(perfetto, "--perfetto", _as_perfetto(steps, names, trace.header))
+    if png is not None:
+        try:
+            draw_picture(timeline, summary, len(steps), png)
+        except OSError as error:
+            raise _unwritable("--png", png, error) from error
+    for written in filter(None, (html, perfetto, png)):
+        print(f"wrote {written}")
+    print(f"step {summary.number} of {len(steps)}: {' '.join(summary.headline)}")
+
+
+@trace_commands.command()
+def show(
+    file: FileArgument,
+    step: StepOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, nothing else.")] = False,
+) -> None:
+    """Print the figures of every step, or of one: how long, how much moved, who waited for what."""
+    from ..tracing.steps import choose_step
+    from ..tracing.summary import summarize
+
+    trace, steps = _read(file)
+    chosen = steps if step is None else [choose_step(steps, step)]
+    summaries = [summarize(each, trace.header) for each in chosen]
+    if as_json:
+        import msgspec
+
+        whole = {"is_complete": trace.is_complete, "steps": [summary.as_dict() for summary in summaries]}
+        print(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())
+        return
+    from rich.console import Console
+
+    from .trace_views import steps_table
+
+    console = Console(highlight=False)
+    console.print(steps_table(summaries))
+    for summary in summaries:
+        console.print(f"step {summary.number}: {' '.join(summary.headline)}")
+
+
+def _read(file: Path) -> tuple[RecordedTrace, list[Step]]:
+    from ..tracing.reader import read_trace
+    from ..tracing.steps import steps_of
+
+    trace = read_trace(file)
+    steps = steps_of(trace)
+    if not steps:
+        raise ConfigError("trace", str(file), "it has no step: nothing was packed while it was recorded")
+    return trace, steps
+
+
+def _thread_names(trace: RecordedTrace) -> dict[int, str]:
+    from ..tracing.events import Scope
+
+    return {event.thread: event.thread_name for event in trace.events if isinstance(event, Scope)}
+
+
+def _as_perfetto(steps: list[Step], names: dict[int, str], header: Header) -> bytes:
+    import msgspec
+
+    from ..tracing.perfetto import trace_events
+
+    return msgspec.json.encode(trace_events(steps, names, header.pid, header.began_ns))
+
+
+def _write(file: Path, option: str, content: bytes) -> None:
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise _unwritable(option, file, error) from error
+
+
+def _unwritable(option: str, file: Path, error: OSError) -> ConfigError:
+    return ConfigError(option, str(file), f"it cannot be written: {error.strerror or error}")

@@ -1,0 +1,90 @@
+"""What is on its way to or from disk while a trace is recorded: when it was queued and begun, and in which lane."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .events import Restore, Spill
+
+if TYPE_CHECKING:
+    from ..disk.tier import Loaded, Stored
+
+__all__ = ["OpenJobs"]
+
+
+@dataclass(slots=True)
+class _Job:
+    """One record on its way; `began_ns` and `lane` are None while it is only queued."""
+
+    nbytes: int
+    demanded: bool
+    queued_ns: int
+    began_ns: int | None = None
+    lane: int | None = None
+
+
+class _Direction:
+    """Jobs in one direction, by record. A job that the trace has not seen queued (it began later) is unknown."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, _Job] = {}
+        self._free_lanes: list[int] = []
+        self._num_lanes = 0
+
+    def queue(self, record: int, nbytes: int, at_ns: int, *, demanded: bool = False) -> None:
+        self._jobs[record] = _Job(nbytes, demanded, at_ns)
+
+    def begin(self, record: int, nbytes: int | None, at_ns: int) -> None:
+        """`nbytes`: as many as are moved, where that is known only now."""
+        job = self._jobs.get(record)
+        if job is None or job.began_ns is not None:
+            return
+        job.began_ns = at_ns
+        if nbytes is not None:
+            job.nbytes = nbytes
+        if self._free_lanes:
+            job.lane = heapq.heappop(self._free_lanes)
+        else:
+            job.lane = self._num_lanes
+            self._num_lanes += 1
+
+    def forget(self, record: int) -> _Job | None:
+        """The job is over, or will not be done."""
+        job = self._jobs.pop(record, None)
+        if job is not None and job.lane is not None:
+            heapq.heappush(self._free_lanes, job.lane)
+        return job
+
+
+class OpenJobs:
+    """All that are on their way. Guarded by the store's lock."""
+
+    def __init__(self) -> None:
+        self.spills = _Direction()
+        self.restores = _Direction()
+
+    def end_spill(self, record: int, outcome: Stored | Exception, at_ns: int) -> tuple[Any, ...] | None:
+        """The event of a write that is over; None: its beginning was not seen."""
+        job = self.spills.forget(record)
+        if job is None or job.began_ns is None:
+            return None
+        times = job.lane, job.queued_ns, job.began_ns, at_ns
+        if isinstance(outcome, Exception):
+            return (Spill, record, job.nbytes, 0, "", "", *times, None, None, str(outcome))
+        stored = outcome.stored_bytes, outcome.codec, outcome.kind
+        return (Spill, record, job.nbytes, *stored, *times, outcome.drive_seconds, outcome.cpu_seconds, None)
+
+    def end_restore(
+        self, record: int, outcome: Loaded | Exception, at_ns: int, *, is_wanted: bool
+    ) -> tuple[Any, ...] | None:
+        """The event of a read that is over; None: its beginning was not seen."""
+        job = self.restores.forget(record)
+        if job is None or job.began_ns is None:
+            return None
+        times = job.lane, job.demanded, is_wanted, job.queued_ns, job.began_ns, at_ns
+        if isinstance(outcome, Exception):
+            return (Restore, record, job.nbytes, 0, *times, None, None, str(outcome))
+        seconds = outcome.drive_seconds, outcome.cpu_seconds
+        return (Restore, record, job.nbytes, outcome.read_bytes, *times, *seconds, None)

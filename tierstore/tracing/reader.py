@@ -1,0 +1,73 @@
+"""A trace, read from its file again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ..errors import ConfigError
+from .events import FORMAT, VERSION, End, Event, Header
+
+__all__ = ["RecordedTrace", "read_trace"]
+
+
+@dataclass(frozen=True)
+class RecordedTrace:
+    """What a file holds.
+
+    Attributes:
+        header: its first line.
+        events: all others, in the order of the file.
+        is_complete: it was ended; False: its process was killed, or still writes.
+    """
+
+    header: Header
+    events: Sequence[Event]
+    is_complete: bool
+
+
+class _AnyHeader(msgspec.Struct):
+    """As much of a first line as every version has."""
+
+    event: str
+    format: str
+    version: int
+
+
+def read_trace(path: Path) -> RecordedTrace:
+    """Read the file of a trace. What stands behind its last line break was not written whole, and is left out.
+
+    Raises:
+        ConfigError: it cannot be read, is no trace, or one of another version; or a line is damaged: which, and why.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError("trace", str(path), f"it cannot be read: {error.strerror}") from error
+    lines = content[: content.rfind(b"\n") + 1].splitlines()
+    _check_version(path, lines)
+    decode = msgspec.json.Decoder(Event).decode
+    events: list[Event] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            events.append(decode(line))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigError("trace", str(path), f"line {number} is no event of a trace: {error}") from error
+    header = events[0]
+    if not isinstance(header, Header):
+        raise ConfigError("trace", str(path), f"line 1 is a {type(header).__name__.lower()}, not the header of a trace")
+    return RecordedTrace(header, events[1:], isinstance(events[-1], End))
+
+
+def _check_version(path: Path, lines: Sequence[bytes]) -> None:
+    try:
+        header = msgspec.json.decode(lines[0] if lines else b"", type=_AnyHeader)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError("trace", str(path), f"line 1 is not the header of a trace: {error}") from error
+    if header.format != FORMAT:
+        raise ConfigError("trace", str(path), f"line 1 is the header of something else: {header.format!r}")
+    if header.version != VERSION:
+        raise ConfigError("trace", str(path), f"it is of version {header.version}; this program reads {VERSION}")

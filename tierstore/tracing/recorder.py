@@ -1,0 +1,276 @@
+"""Takes down what happens, at the cost of a tuple on the thread where it does, and writes it on a thread of its own.
+
+An event is a tuple: its class in `events.py`, and the values of its fields, none of which keeps a tensor alive. The
+thread makes lines of them a few times a second. It keeps up with training unless the file is slower than that; then so
+many events wait, no more, and what comes beyond them is counted and left out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import StorageIOError
+from ..threads import start_thread
+from .events import Booked, Cancelled, End, Freed, Gone, Header, Levels, Lost, Offload, Reload, Stall
+from .file import TraceFile
+from .jobs import OpenJobs
+from .observer import Observer
+
+if TYPE_CHECKING:
+    from ..disk.tier import Loaded, Stored
+
+__all__ = ["MOST_WAITING_EVENTS", "RecordedEvent", "Recorder"]
+
+RecordedEvent = tuple[Any, ...]
+MOST_WAITING_EVENTS = 200_000
+"""Some 50 MB."""
+
+_EVERY_SECONDS = 0.25
+"""So often the thread looks for events: waking it for each would cost more than the event."""
+_LINES_AT_ONCE = 256  # few, since the interpreter's lock is held while they are made
+_now = time.perf_counter_ns
+
+
+class Recorder(Observer):
+    """One trace while it is recorded.
+
+    As an `Observer` it is called under the store's lock. `append` and `gone` may be called from any thread, `gone` from
+    a finalizer. Nothing but `flush` and `close` blocks.
+
+    Args:
+        place, file: where to; the file is closed with the trace.
+        header: the first line; None: it continues a trace.
+        levels: what the tiers hold now, the fields of `Levels` after its time; called under the store's lock.
+        on_idle: called on the writing thread whenever it has written what there was and `is_idle`.
+
+    Attributes:
+        waiting: events that are not written yet. Finalizers append to it.
+        num_inside: scopes that are being recorded now, and one for `TierStore.trace`; changed under the store's lock.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        file: TraceFile,
+        header: Header | None,
+        levels: Callable[[], tuple[int, ...]],
+        on_idle: Callable[[], None],
+    ) -> None:
+        self.place = place
+        self.waiting: deque[RecordedEvent] = deque()
+        self.num_inside = 0
+        self._file = file
+        self._header = header
+        self._levels = levels
+        self._on_idle = on_idle
+        self._graphs: dict[int, weakref.ref[Any]] = {}
+        self._jobs = OpenJobs()
+        self._encode = msgspec.json.Encoder(enc_hook=_name_of).encode
+        self._num_lost = 0
+        self._losing = threading.Lock()
+        self._is_over = False
+        self._error: Exception | None = None
+        self._orders: SimpleQueue[threading.Event | None] = SimpleQueue()  # None: end; finalizers may put
+        self._thread = start_thread(self._run, "tierstore-trace")
+
+    # --- any thread ------------------------------------------------------------------------------------------------
+
+    def append(self, event: RecordedEvent) -> None:
+        """Take down an event, unless too many wait."""
+        if len(self.waiting) < MOST_WAITING_EVENTS and not self._is_over:
+            self.waiting.append(event)
+        elif not self._is_over:
+            with self._losing:
+                self._num_lost += 1
+
+    def begin_graph(self, number: int, graph: object) -> None:
+        """From now on the trace goes on at least until this graph is gone."""
+        self._graphs[number] = weakref.ref(graph)
+
+    def booked(self, graph: int, index: int, record: int) -> None:
+        """A saved tensor has a record."""
+        self.append((Booked, _now(), graph, index, record))
+
+    def gone(self, graph: int) -> None:
+        """The graph is gone. Fit for a finalizer."""
+        self.waiting.append((Gone, _now(), graph))
+
+    def is_idle(self) -> bool:
+        """Whether no scope and no graph is being recorded. Under the store's lock, which keeps new ones out."""
+        return not self.num_inside and all(graph() is None for graph in list(self._graphs.values()))
+
+    def is_over(self) -> bool:
+        """Whether it records nothing any more."""
+        return self._is_over
+
+    def flush(self) -> None:
+        """Return when all events so far are written, or cannot be."""
+        written = threading.Event()
+        self._orders.put(written)
+        while not written.wait(_EVERY_SECONDS) and self._thread.is_alive():
+            pass  # the thread may end, by an error, after the order was put
+
+    def wake(self) -> None:
+        """There will be something to write."""
+        self._orders.put(threading.Event())
+
+    def request_stop(self) -> None:
+        """Have it end, and write what waits. Fit for a finalizer."""
+        self._orders.put(None)
+
+    def close(self, deadline_seconds: float, reason: str = "ended") -> None:
+        """End the trace: write what waits, close the file. Idempotent, but an error is told once.
+
+        Raises:
+            StorageIOError: it could not be written, now or before; the file ends where that happened, training is not
+                affected. Or the file did not answer in time.
+        """
+        if not self._is_over:
+            self.waiting.append((End, _now(), reason))
+        self._orders.put(None)
+        self._thread.join(deadline_seconds)
+        if self._thread.is_alive():
+            raise StorageIOError("write", self.place, f"not done within {deadline_seconds:g} s", _CUT_SHORT)
+        error, self._error = self._error, None
+        if error is not None:
+            reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
+            raise StorageIOError("write", self.place, reason, _CUT_SHORT) from error
+
+    def abandon(self) -> None:
+        """In a forked child: the trace is the parent's. Waits for nothing."""
+        self._is_over = True
+        self._file.close()
+
+    # --- under the store's lock: `Observer` --------------------------------------------------------------------------
+
+    def spill_queued(self, record: int, nbytes: int) -> None:
+        """See `Observer`."""
+        self._jobs.spills.queue(record, nbytes, _now())
+        self.changed()
+
+    def spill_began(self, record: int, nbytes: int) -> None:
+        """See `Observer`."""
+        self._jobs.spills.begin(record, nbytes, _now())
+
+    def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
+        """See `Observer`."""
+        self._append_if(self._jobs.end_spill(record, outcome, _now()))
+        self.changed()
+
+    def spill_cancelled(self, record: int, nbytes: int) -> None:
+        """See `Observer`."""
+        self._cancelled("spill", record, nbytes)
+        self._jobs.spills.forget(record)
+
+    def freed(self, record: int, nbytes: int) -> None:
+        """See `Observer`."""
+        self.append((Freed, _now(), record, nbytes))
+        self.changed()
+
+    def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
+        """See `Observer`."""
+        self._jobs.restores.queue(record, nbytes, _now(), demanded=demanded)
+        self.changed()
+
+    def restore_began(self, record: int) -> None:
+        """See `Observer`."""
+        self._jobs.restores.begin(record, None, _now())
+
+    def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
+        """See `Observer`."""
+        self._append_if(self._jobs.end_restore(record, outcome, _now(), is_wanted=is_wanted))
+        self.changed()
+
+    def restore_cancelled(self, record: int, nbytes: int) -> None:
+        """See `Observer`."""
+        self._cancelled("restore", record, nbytes)
+        self._jobs.restores.forget(record)
+
+    def offloaded(self, record: int, nbytes: int) -> None:
+        """See `Observer`."""
+        self.append((Offload, _now(), record, nbytes))
+        self.changed()
+
+    def reloaded(self, record: int, nbytes: int) -> None:
+        """See `Observer`."""
+        self.append((Reload, _now(), record, nbytes))
+
+    def stalled(self, seconds: float, cause: str, record: int | None) -> None:
+        """See `Observer`."""
+        ended = _now()
+        self.append((Stall, ended - round(seconds * 1e9), ended, threading.get_ident(), cause, record))
+        self.changed()
+
+    def changed(self) -> None:
+        """Take down what the tiers hold. Where there is no lock to hold, the figures may be of different moments."""
+        self.append((Levels, _now(), *self._levels()))
+
+    def _cancelled(self, what: str, record: int, nbytes: int) -> None:
+        self.append((Cancelled, _now(), record, what, nbytes))
+        self.changed()
+
+    def _append_if(self, event: RecordedEvent | None) -> None:
+        if event is not None:
+            self.append(event)
+
+    # --- the writing thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_last = False
+        is_idle = False
+        try:
+            if self._header is not None:
+                self._file.write(self._encode(self._header) + b"\n")
+            while not is_last:
+                written, is_last = self._next_order(may_sleep=is_idle)
+                self._write_waiting()
+                is_idle = self._forget_dead_graphs()
+                if is_idle:
+                    self._on_idle()
+                if written is not None:
+                    written.set()
+        except Exception as error:  # noqa: BLE001 - delivered: `close` raises it
+            self._error = error
+        finally:
+            self._is_over = True
+            self.waiting.clear()
+            self._on_idle()
+            self._file.close()
+
+    def _next_order(self, *, may_sleep: bool) -> tuple[threading.Event | None, bool]:
+        try:
+            order = self._orders.get(timeout=None if may_sleep else _EVERY_SECONDS)
+        except Empty:
+            return None, False
+        return order, order is None
+
+    def _write_waiting(self) -> None:
+        while self.waiting:
+            some = [self.waiting.popleft() for _ in range(min(len(self.waiting), _LINES_AT_ONCE))]
+            self._file.write(b"".join([self._encode(kind(*fields)) + b"\n" for kind, *fields in some]))
+        with self._losing:
+            num_lost, self._num_lost = self._num_lost, 0
+        if num_lost:
+            self._file.write(self._encode(Lost(_now(), num_lost)) + b"\n")
+
+    def _forget_dead_graphs(self) -> bool:
+        for number, graph in list(self._graphs.items()):
+            if graph() is None:
+                del self._graphs[number]
+        return not (self.num_inside or self._graphs or self.waiting)
+
+
+_CUT_SHORT = "the trace is cut short there; training is not affected"
+
+
+def _name_of(value: object) -> str:
+    """Of a dtype or device, as people write it."""
+    return str(value).removeprefix("torch.")

@@ -1,0 +1,135 @@
+"""The traces of one store: at most one is recorded at a time."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from ..errors import ConfigError
+from .events import Header
+from .file import TraceFile
+from .observer import Observer
+from .recorder import Recorder
+
+__all__ = ["Observed", "Recordings"]
+
+
+class Observed(Protocol):
+    """The books of a store, as far as a trace needs them."""
+
+    lock: threading.Lock
+
+    def observe(self, observer: Observer) -> None:
+        """Tell this one from now on, and no other. The caller holds the lock."""
+
+    def levels(self) -> tuple[int, ...]:
+        """The fields of `Levels` after its time. The caller holds the lock."""
+
+
+class Recordings:
+    """Begins, continues and ends traces.
+
+    Args:
+        books: of the store.
+        describe: makes the first line of a trace.
+
+    Attributes:
+        recorder: of the trace that is on for the whole store (`TierStore.trace`); None: only scopes that say so.
+    """
+
+    def __init__(self, books: Observed, describe: Callable[[], Header]) -> None:
+        self.recorder: Recorder | None = None
+        self._books = books
+        self._describe = describe
+        self._current: Recorder | None = None
+        self._begun: set[str] = set()
+        self._lock = threading.Lock()
+
+    def begin(self, path: object) -> Recorder:
+        """The recorder of the trace at `path`, which begins now, or goes on if this store has begun it before.
+
+        Raises:
+            ConfigError: the path cannot be written to, or another trace of this store is not over. Nothing has changed.
+            StorageIOError: an earlier trace could not be written to its end.
+        """
+        if not isinstance(path, (str, os.PathLike)):
+            raise ConfigError("trace", path, "give the path of a file to write, or None")
+        place = os.path.abspath(os.fspath(path))
+        with self._lock:
+            if self._current is not None and self._current.place != place:
+                self._end_idle(self._current)
+            if self._current is None:
+                self._current = self._open(place)
+            return self._current
+
+    def enter(self, recorder: Recorder) -> None:
+        """A scope, or the store, is recorded from now on."""
+        with self._books.lock:
+            recorder.num_inside += 1
+            if not recorder.is_over():
+                self._books.observe(recorder)
+        recorder.wake()
+
+    def leave(self, recorder: Recorder) -> None:
+        """Not any more; what is recorded of its graphs goes on until they are gone."""
+        with self._books.lock:
+            recorder.num_inside -= 1
+
+    def flush(self) -> None:
+        """Return when what was recorded is written, or cannot be."""
+        recorder = self._current
+        if recorder is not None:
+            recorder.flush()
+
+    def end(self, deadline_seconds: float, reason: str = "ended") -> None:
+        """End the trace that is on, if one is.
+
+        Raises:
+            StorageIOError: see `Recorder.close`.
+        """
+        with self._lock:
+            recorder, self._current, self.recorder = self._current, None, None
+        if recorder is not None:
+            with self._books.lock:
+                self._books.observe(Observer())
+            recorder.close(deadline_seconds, reason)
+
+    def request_stop(self) -> None:
+        """Have it end. Fit for a finalizer."""
+        recorder = self._current
+        if recorder is not None:
+            recorder.request_stop()
+
+    def abandon(self) -> None:
+        """In a forked child. Takes no lock."""
+        recorder, self._current, self.recorder = self._current, None, None
+        if recorder is not None:
+            recorder.abandon()
+
+    def _open(self, place: str) -> Recorder:
+        is_continued = place in self._begun
+        file = TraceFile(place, is_continued=is_continued)
+        self._begun.add(place)
+        return Recorder(
+            place, file, None if is_continued else self._describe(), self._books.levels, self._look_away_if_idle
+        )
+
+    def _end_idle(self, current: Recorder) -> None:
+        with self._books.lock:
+            is_idle = current.is_idle()
+        if not is_idle:
+            raise ConfigError("trace", current.place, "this trace is still being recorded: its graphs are alive")
+        self._current = None
+        current.close(_DEADLINE_SECONDS)
+
+    def _look_away_if_idle(self) -> None:
+        """What is not traced is not observed either."""
+        recorder = self._current
+        with self._books.lock:
+            if recorder is None or recorder.is_idle() or recorder.is_over():
+                self._books.observe(Observer())
+
+
+_DEADLINE_SECONDS = 60.0

@@ -1,0 +1,181 @@
+"""A step in figures, and in a sentence that says why it is slow. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..config import format_bytes
+from .causes import CAUSES, Cause, ExplainedWait, codec_ns, explain, union_ns
+from .events import Header, Restore, Spill
+from .steps import Step
+
+__all__ = ["Direction", "StepSummary", "summarize"]
+
+_WORTH_A_WORD = 0.03
+"""Of a phase: who waited less than that need not look for a cause."""
+
+
+@dataclass(frozen=True)
+class Direction:
+    """What moved one way in a step.
+
+    Attributes:
+        num_records, nbytes, stored_bytes: how many, logical bytes, and those on disk for them.
+        busy_seconds: for how long anything moved; `lane_seconds`: all transfers added up.
+        codec_seconds: of all transfers, in codecs.
+        cpu_seconds: CPU time of it all, as far as it is known.
+        num_demanded: of reads: not ahead of being asked for.
+    """
+
+    num_records: int
+    nbytes: int
+    stored_bytes: int
+    busy_seconds: float
+    lane_seconds: float
+    codec_seconds: float
+    cpu_seconds: float
+    num_demanded: int
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Logical bytes, while anything moved."""
+        return self.nbytes / self.busy_seconds if self.busy_seconds else 0.0
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """One step. A wait counts for the thread that packed the graph, or for any other while backward runs there.
+
+    Attributes:
+        headline: why it is slow, one sentence for each phase that is.
+        seconds: from its first scope on until it was gone.
+        forward_seconds: until its last scope was left; `backward_seconds`: from the first unpack on, or None.
+        wait_seconds: by phase and cause, all threads added up.
+        num_waits: likewise.
+    """
+
+    number: int
+    headline: Sequence[str]
+    seconds: float
+    forward_seconds: float
+    backward_seconds: float | None
+    wait_seconds: Mapping[str, Mapping[Cause, float]]
+    num_waits: Mapping[str, Mapping[Cause, int]]
+    num_packed: int
+    packed_bytes: int
+    written: Direction
+    read: Direction
+    is_whole: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def summarize(step: Step, header: Header) -> StepSummary:
+    """The figures of a step."""
+    waits = explain(step)
+    forward_seconds = (step.forward_ended_ns - step.began_ns) / 1e9
+    backward_seconds = None if step.backward_began_ns is None else (step.ended_ns - step.backward_began_ns) / 1e9
+    written, read = _direction(step.spills, step), _direction(step.restores, step)
+    by_phase = {phase: [wait for wait in waits if wait.is_backward == (phase == "backward")] for phase in _PHASES}
+    lines = [
+        _sentence("forward", by_phase["forward"], forward_seconds, written, step, header),
+        _sentence("backward", by_phase["backward"], backward_seconds or 0.0, read, step, header),
+    ]
+    headline = [line for line in lines if line] or [_quick(waits, step)]
+    return StepSummary(
+        number=step.number,
+        headline=headline,
+        seconds=(step.ended_ns - step.began_ns) / 1e9,
+        forward_seconds=forward_seconds,
+        backward_seconds=backward_seconds,
+        wait_seconds={phase: _by_cause(some) for phase, some in by_phase.items()},
+        num_waits={
+            phase: {cause: sum(w.cause == cause for w in some) for cause in CAUSES} for phase, some in by_phase.items()
+        },
+        num_packed=len(step.packs),
+        packed_bytes=sum(pack.storage_bytes for pack in step.packs),
+        written=written,
+        read=read,
+        is_whole=step.is_whole,
+    )
+
+
+_PHASES: Mapping[str, Callable[[Step], tuple[int, int]]] = {
+    "forward": lambda step: (step.began_ns, step.forward_ended_ns),
+    "backward": lambda step: (step.backward_began_ns or step.forward_ended_ns, step.ended_ns),
+}
+"""From when to when."""
+
+
+def _by_cause(waits: Sequence[ExplainedWait]) -> dict[Cause, float]:
+    return {cause: sum(wait.seconds for wait in waits if wait.cause == cause) for cause in CAUSES}
+
+
+def _direction(jobs: Sequence[Spill] | Sequence[Restore], step: Step) -> Direction:
+    done = [job for job in jobs if job.failed is None]
+    return Direction(
+        num_records=len(done),
+        nbytes=sum(job.nbytes for job in done),
+        stored_bytes=sum(job.stored_bytes if isinstance(job, Spill) else job.read_bytes for job in done),
+        busy_seconds=union_ns(jobs, step.began_ns, step.ended_ns) / 1e9,
+        lane_seconds=sum(job.end_ns - job.began_ns for job in done) / 1e9,
+        codec_seconds=sum(codec_ns(job, step.codecs) for job in done) / 1e9,
+        cpu_seconds=sum(job.cpu_seconds or 0.0 for job in done),
+        num_demanded=sum(isinstance(job, Restore) and job.demanded for job in done),
+    )
+
+
+def _quick(waits: Sequence[ExplainedWait], step: Step) -> str:
+    waited = sum(wait.seconds for wait in waits) / ((step.ended_ns - step.began_ns) / 1e9)
+    return f"This step is not slow because of the store: threads waited {waited:.1%} of its time."
+
+
+def _sentence(
+    phase: str, waits: Sequence[ExplainedWait], phase_seconds: float, moved: Direction, step: Step, header: Header
+) -> str | None:
+    own = [wait for wait in waits if wait.wait.thread == _thread_of(waits)]
+    by_cause = _by_cause(own)
+    cause = max(by_cause, key=by_cause.__getitem__)
+    share = by_cause[cause] / phase_seconds if phase_seconds else 0.0
+    if share < _WORTH_A_WORD:
+        return None
+    done, verb = ("spilled", "written") if phase == "forward" else ("restored", "read")
+    what = f"{format_bytes(moved.nbytes)} {done} at {format_bytes(moved.bytes_per_second)}/s"
+    began_ns, ended_ns = _PHASES[phase](step)
+    jobs: Sequence[Spill | Restore] = step.spills if phase == "forward" else step.restores
+    busy = union_ns(jobs, began_ns, ended_ns) / (ended_ns - began_ns)
+    reasons = {
+        "drive": f"waited for the drive, which was busy {busy:.0%} of that time: {what}",
+        "codec": (
+            f"waited for the codec: {what}; {_codec_share(moved):.0%} of that time went to {_codecs(step)}. "
+            'Try codec="auto", or a lower level'
+        ),
+        "room": (
+            f"waited for room to move bytes in: {what}, but {verb} only {busy:.0%} of that time. "
+            f"Raise host_bytes ({format_bytes(header.store.host_bytes)}) or staging_bytes "
+            f"({format_bytes(header.store.staging_bytes)})"
+        ),
+        "prefetch off": f"waited for what was read only when it was asked for: {what}. Let the scope prefetch",
+        "store": f"waited between the store's threads: {what}; are all cores busy?",
+    }
+    return f"{share:.0%} of {phase} {reasons[cause]}."
+
+
+def _thread_of(waits: Sequence[ExplainedWait]) -> int | None:
+    """Who waited longest: of several threads that wait at once, each has the whole phase."""
+    seconds: dict[int, float] = {}
+    for wait in waits:
+        seconds[wait.wait.thread] = seconds.get(wait.wait.thread, 0.0) + wait.seconds
+    return max(seconds, key=seconds.__getitem__, default=None)
+
+
+def _codec_share(moved: Direction) -> float:
+    return min(1.0, moved.codec_seconds / moved.lane_seconds) if moved.lane_seconds else 0.0
+
+
+def _codecs(step: Step) -> str:
+    return ", ".join(sorted(set(step.codecs.values()) - {"", "none"})) or "codecs"

@@ -1,0 +1,180 @@
+"""A step as lanes of boxes and curves, which the pictures and Perfetto's file are made of. Pure.
+
+A transfer is in a codec and at the drive in turns. Its box is cut in two, as if one came after the other: how much of
+each is true, their order within the box is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..config import format_bytes
+from .causes import CAUSES, codec_ns, explain
+from .events import Levels, Restore, Spill
+from .steps import Step
+
+__all__ = ["COLOURS", "TIERS", "Box", "Curve", "Lane", "Timeline", "timeline_of"]
+
+COLOURS: Mapping[str, str] = {
+    "forward": "#c9d7e8",
+    "backward": "#d9cfe6",
+    "drive": "#c62828",
+    "codec": "#ef8f00",
+    "room": "#6a1b9a",
+    "prefetch off": "#00796b",
+    "store": "#616161",
+    "write": "#3b78b5",
+    "read": "#4a9d4f",
+    "encode": "#f3b562",
+    "decode": "#f7d9a8",
+    "copy": "#26a69a",
+}
+"""Of every kind of box: what a thread does, what it waits for, and what moves."""
+
+TIERS: Mapping[str, tuple[str, str]] = {
+    "device_bytes": ("device", "#5c6bc0"),
+    "uncharged_bytes": ("host: where autograd left it", "#cfd8dc"),
+    "host_bytes": ("host: within the budget", "#90a4ae"),
+    "staging_bytes": ("host: staging, on the way", "#a1887f"),
+    "lent_bytes": ("host: lent", "#d7ccc8"),
+    "disk_bytes": ("disk", "#455a64"),
+}
+"""Of every field of `Levels`: what it is, and its colour."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """Something that lasts, or (`began_ns == ended_ns`) happens; `kind` is a key of `COLOURS`."""
+
+    began_ns: int
+    ended_ns: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Boxes that do not overlap, but for what lies over a phase; `group` is what it is a lane of."""
+
+    group: str
+    name: str
+    boxes: Sequence[Box]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How much a tier holds, from each of the times on."""
+
+    field: str
+    times_ns: Sequence[int]
+    nbytes: Sequence[int]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return TIERS[self.field][0]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One step; times as in the trace."""
+
+    began_ns: int
+    ended_ns: int
+    lanes: Sequence[Lane]
+    curves: Sequence[Curve]
+
+
+def timeline_of(step: Step, thread_names: Mapping[int, str]) -> Timeline:
+    """Lanes: the threads, then copies, codec, and drive, as far as there was anything in them."""
+    lanes = [
+        *_threads(step, thread_names),
+        *_copies(step),
+        *_codec(step),
+        *_drive("drive: writes", "write", step.spills, step),
+        *_drive("drive: reads", "read", step.restores, step),
+    ]
+    return Timeline(step.began_ns, step.ended_ns, lanes, _curves(step))
+
+
+def _threads(step: Step, names: Mapping[int, str]) -> Iterator[Lane]:
+    waits = explain(step)
+    unpacks = [unpack.thread for unpack in step.unpacks]
+    for thread in dict.fromkeys([step.thread, *unpacks, *(each.wait.thread for each in waits)]):
+        boxes = []
+        if thread == step.thread:
+            boxes.append(_phase(step.began_ns, step.forward_ended_ns, "forward", f"{len(step.packs)} tensors packed"))
+        if thread in unpacks and step.backward_began_ns is not None:
+            boxes.append(_phase(step.backward_began_ns, step.ended_ns, "backward", f"{len(step.unpacks)} asked for"))
+        for each in waits:
+            if each.wait.thread == thread:
+                whom = "an unpack waits" if each.is_backward else "a pack waits"
+                whose = "" if each.wait.record is None else f" for record {each.wait.record}"
+                text = f"{whom}{whose}: {CAUSES[each.cause]}"
+                boxes.append(Box(each.wait.began_ns, each.wait.end_ns, each.cause, text))
+        yield Lane("compute", names.get(thread, f"thread {thread}"), boxes)
+
+
+def _phase(began_ns: int, ended_ns: int, kind: str, what: str) -> Box:
+    return Box(began_ns, max(began_ns, ended_ns), kind, f"{kind}: {what}")
+
+
+def _copies(step: Step) -> Iterator[Lane]:
+    for name, copies in (("to host", step.offloads), ("to device", step.reloads)):
+        if copies:
+            boxes = [
+                Box(copy.at_ns, copy.at_ns, "copy", f"record {copy.record}, {format_bytes(copy.nbytes)}, queued")
+                for copy in copies
+            ]
+            yield Lane("copies", name, boxes)
+
+
+def _codec(step: Step) -> Iterator[Lane]:
+    for name, kind, jobs in (("encode", "encode", step.spills), ("decode", "decode", step.restores)):
+        boxes_of: dict[int, list[Box]] = {}
+        for job in jobs:
+            in_codec_ns = codec_ns(job, step.codecs)
+            if in_codec_ns:
+                began_ns = job.began_ns if kind == "encode" else job.end_ns - in_codec_ns
+                end_ns = began_ns + in_codec_ns
+                boxes_of.setdefault(job.lane, []).append(Box(began_ns, end_ns, kind, _about(job, step)))
+        for lane, boxes in sorted(boxes_of.items()):
+            yield Lane("codec", f"{name} {lane + 1}", boxes)
+
+
+def _drive(group: str, kind: str, jobs: Sequence[Spill] | Sequence[Restore], step: Step) -> Iterator[Lane]:
+    boxes_of: dict[int, list[Box]] = {}
+    for job in jobs:
+        in_codec_ns = codec_ns(job, step.codecs)
+        began_ns = job.began_ns + (in_codec_ns if kind == "write" else 0)
+        ended_ns = job.end_ns - (in_codec_ns if kind == "read" else 0)
+        boxes_of.setdefault(job.lane, []).append(Box(began_ns, ended_ns, kind, _about(job, step)))
+    for lane, boxes in sorted(boxes_of.items()):
+        yield Lane(group, f"{kind} {lane + 1}", boxes)
+
+
+def _about(job: Spill | Restore, step: Step) -> str:
+    codec = job.codec if isinstance(job, Spill) else step.codecs.get(job.record, "")
+    queued_ms = (job.began_ns - job.queued_ns) / 1e6
+    parts = [f"record {job.record}", format_bytes(job.nbytes), f"queued for {queued_ms:.1f} ms"]
+    if codec not in ("", "none"):
+        stored_bytes = job.stored_bytes if isinstance(job, Spill) else job.read_bytes
+        parts.append(f"{codec}: {format_bytes(stored_bytes)} on disk")
+    if job.drive_seconds is not None:
+        parts.append(f"{job.drive_seconds * 1e3:.1f} ms at the drive")
+    if isinstance(job, Restore):
+        parts.append("read when asked for" if job.demanded else "read ahead")
+    if job.failed is not None:
+        parts.append(f"failed: {job.failed}")
+    return ", ".join(parts)
+
+
+def _curves(step: Step) -> list[Curve]:
+    times = [level.at_ns for level in step.levels]
+    curves = [Curve(field, times, _of_field(step.levels, field)) for field in TIERS]
+    return [curve for curve in curves if any(curve.nbytes)]
+
+
+def _of_field(levels: Sequence[Levels], field: str) -> list[int]:
+    return [getattr(level, field) for level in levels]
