@@ -127,9 +127,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             self._lookahead_bytes = parse_size(lookahead_bytes, "lookahead_bytes")
         if prefetch == "none":
             self._lookahead_bytes = 0
-        self._trace = trace
-        if trace is not None:
-            store.traces.begin(trace)
+        self._trace = None if trace is None else store.traces.begin(trace).place
         self._options = ScopeOptions(
             self._min_bytes, self._device_bytes, prefetch, self._lookahead_bytes, has_select=select is not None
         )

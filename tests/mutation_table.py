@@ -1283,7 +1283,7 @@ MUTATIONS = [
         "R12",
         "the last reference ends the store",
         "tierstore/store.py",
-        "        self._finalizer = weakref.finalize(self, self._core.engine.request_stop)",
+        "        self._finalizer = weakref.finalize(self, self._core.request_stop)",
         "        self._finalizer = weakref.finalize(self, bool)",
         ("store/test_store.py::test_store_unreferenced_without_close_ends_by_itself",),
     ),

@@ -504,6 +504,7 @@ class Moves:
             self._release(self.released.popleft())
         self.slots.take_back()
         self.devices.poll()
+        self.observer.changed()
         return True
 
     def _release(self, record: Record) -> None:

@@ -464,7 +464,6 @@ class Residency:
     def _drain(self) -> None:
         """Account for what finalizers left; if that was something, others may be able to go on."""
         if self.moves.drain():
-            self.moves.observer.changed()
             self._advance()
 
     def _advance(self) -> None:

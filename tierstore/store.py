@@ -319,11 +319,13 @@ class TierStore:
         continued, any other file is written over. Training is never harmed by the file, nor does it wait for it.
 
         Raises:
-            ConfigError: at the beginning: the path cannot be written to, or another trace of this store is not over.
+            ConfigError: at the beginning: the path cannot be written to, or a trace of this store is not over.
             StorageIOError: at the end: the file could not be written (a full disk); it is cut short.
             StoreClosedError: at the beginning: the store is closed.
         """
         self.books.check_open()
+        if self.traces.recorder is not None:
+            raise ConfigError("trace", path, f"this store is being traced to {self.traces.recorder.place} already")
         recorder = self.traces.begin(path)
         self.traces.enter(recorder)
         self.traces.recorder = recorder

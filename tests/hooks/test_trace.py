@@ -77,7 +77,6 @@ def test_trace_of_steps_has_every_event_and_agrees_with_stats(
     store = make_store(host_bytes=host_bytes, staging_bytes=2 * NBYTES)
     for _ in range(3):
         run_step(store, file)
-    store.flush()
     stats = store.stats()
     store.close()
     trace = read_trace(file)
@@ -92,7 +91,7 @@ def test_trace_of_steps_has_every_event_and_agrees_with_stats(
     for cause in STALL_CAUSES:
         waited = sum(stall.end_ns - stall.began_ns for stall in of(trace, Stall) if stall.cause == cause)
         assert waited / 1e9 == pytest.approx(stats.stall_seconds[cause], abs=1e-6)
-    assert of(trace, Levels)[-1].disk_bytes == 0
+    assert max(level.host_bytes for level in of(trace, Levels)) <= host_bytes
 
 
 def test_trace_each_saved_tensor_is_packed_asked_for_and_let_go_of_in_that_order(store: TierStore, file: Path) -> None:
@@ -193,13 +192,11 @@ def test_trace_keep_resident_inside_counts_as_without_a_trace(store: TierStore, 
 
 
 def test_trace_of_an_accelerator_has_every_copy(make_store: MakeStore, file: Path) -> None:
-    copies = SimulatedCopies()
-    store = make_store(host_bytes=2**30, copies=copies)
-    with tiered_offload(store, min_bytes=0, trace=file):
-        _, loss = chain()
-    loss.backward()
-    stats = store.stats()
-    store.close()
+    with SimulatedCopies() as copies:
+        store = make_store(copies=copies)
+        run_step(store, file)
+        stats = store.stats()
+        store.close()
     trace = read_trace(file)
     assert sum(copy.nbytes for copy in of(trace, Offload)) == stats.offloaded_bytes > 0
     assert sum(copy.nbytes for copy in of(trace, Reload)) == stats.reloaded_bytes > 0
@@ -210,8 +207,7 @@ def test_trace_of_an_accelerator_has_every_copy(make_store: MakeStore, file: Pat
 
 def test_trace_scope_that_fails_is_told_and_its_graph_is_gone(store: TierStore, file: Path) -> None:
     with pytest.raises(ZeroDivisionError), tiered_offload(store, min_bytes=0, trace=file):
-        chain()
-        raise ZeroDivisionError
+        chain()[1].add_(1 // 0)
     gc.collect()
     run_step(store, file)
     store.close()

@@ -77,6 +77,7 @@ class Recorder(Observer):
         self._num_lost = 0
         self._losing = threading.Lock()
         self._is_over = False
+        self._reason = "nobody refers to the store any more"
         self._error: Exception | None = None
         self._orders: SimpleQueue[threading.Event | None] = SimpleQueue()  # None: end; finalizers may put
         self._thread = start_thread(self._run, "tierstore-trace")
@@ -133,8 +134,7 @@ class Recorder(Observer):
             StorageIOError: it could not be written, now or before; the file ends where that happened, training is not
                 affected. Or the file did not answer in time.
         """
-        if not self._is_over:
-            self.waiting.append((End, _now(), reason))
+        self._reason = reason
         self._orders.put(None)
         self._thread.join(deadline_seconds)
         if self._thread.is_alive():
@@ -237,6 +237,7 @@ class Recorder(Observer):
                     self._on_idle()
                 if written is not None:
                     written.set()
+            self._file.write(self._encode(End(_now(), self._reason)) + b"\n")
         except Exception as error:  # noqa: BLE001 - delivered: `close` raises it
             self._error = error
         finally:

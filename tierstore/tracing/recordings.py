@@ -119,6 +119,8 @@ class Recordings:
     def _end_idle(self, current: Recorder) -> None:
         with self._books.lock:
             is_idle = current.is_idle()
+            if is_idle:
+                self._books.observe(Observer())
         if not is_idle:
             raise ConfigError("trace", current.place, "this trace is still being recorded: its graphs are alive")
         self._current = None

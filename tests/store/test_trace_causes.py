@@ -1,0 +1,181 @@
+"""Why a thread waited, told from made-up events; and what the summary and the drawings make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.store.test_trace_file import HEADER
+from tierstore.stats import STALL_CAUSES
+from tierstore.tracing.causes import explain, union_ns
+from tierstore.tracing.events import Event, Gone, Levels, Pack, Restore, Scope, ScopeEnd, Spill, Stall, Unpack
+from tierstore.tracing.page import page_of
+from tierstore.tracing.perfetto import trace_events
+from tierstore.tracing.reader import RecordedTrace
+from tierstore.tracing.steps import Step, choose_step, steps_of
+from tierstore.tracing.summary import StepSummary, summarize
+from tierstore.tracing.timeline import timeline_of
+
+MS = 1_000_000
+FOR_ROOM, FOR_BYTES = STALL_CAUSES
+THREAD = 7
+
+
+def scope(prefetch: str = "learned") -> Scope:
+    return Scope(0, THREAD, "main", 1, 0, 0, prefetch, 0 if prefetch == "none" else 2**20, False)
+
+
+def pack(index: int, at_ms: int) -> Pack:
+    numbers = (THREAD, 1, 0, index, index + 1, None, index, 0, 0)
+    return Pack(at_ms * MS, at_ms * MS + 1, *numbers, 2**20, 2**20, "float32", "cpu", (2**18,))
+
+
+def spill(began: int, ended: int, *, codec: str = "none", at_drive_ms: float | None = None, lane: int = 0) -> Spill:
+    drive = (ended - began if at_drive_ms is None else at_drive_ms) / 1e3
+    times = (began * MS, began * MS, ended * MS)
+    return Spill(1, 2**20, 2**20, codec, "float32", lane, *times, drive, 0.0, None)
+
+
+def restore(began: int, ended: int, *, demanded: bool = False, at_drive_ms: float | None = None) -> Restore:
+    drive = (ended - began if at_drive_ms is None else at_drive_ms) / 1e3
+    times = (began * MS, began * MS, ended * MS)
+    return Restore(1, 2**20, 2**20, 0, demanded, True, *times, drive, 0.0, None)
+
+
+def stall(began: int, ended: int, cause: str) -> Stall:
+    return Stall(began * MS, ended * MS, THREAD, cause, None if cause == FOR_ROOM else 1)
+
+
+def step_of(*events: Event, prefetch: str = "learned") -> Step:
+    """A step of a second: half of it forward, then backward."""
+    ends = (ScopeEnd(500 * MS, THREAD, 1, False), Unpack(500 * MS, 501 * MS, THREAD, 0, 0), Gone(1000 * MS, 0))
+    (step,) = steps_of(RecordedTrace(HEADER, [scope(prefetch), pack(0, 1), *events, *ends], True))
+    return step
+
+
+def causes(step: Step) -> list[str]:
+    return [each.cause for each in explain(step)]
+
+
+def test_pack_waits_while_writes_never_rest_is_the_drives() -> None:
+    writes = [spill(at, at + 100, lane=0) for at in range(10, 400, 100)]
+    assert causes(step_of(*writes, stall(60, 110, FOR_ROOM), stall(160, 210, FOR_ROOM))) == ["drive", "drive"]
+
+
+def test_pack_waits_while_encoders_never_rest_is_the_codecs() -> None:
+    writes = [spill(at, at + 100, codec="zstd:19", at_drive_ms=5) for at in range(10, 400, 100)]
+    assert causes(step_of(*writes, stall(60, 110, FOR_ROOM))) == ["codec"]
+
+
+def test_pack_waits_for_a_write_that_began_only_then_is_for_room() -> None:
+    events = (spill(10, 20), stall(11, 20, FOR_ROOM), spill(200, 220), stall(200, 220, FOR_ROOM))
+    assert causes(step_of(*events)) == ["drive", "room"]
+
+
+def test_unpack_waits_for_a_read_that_began_only_then_is_for_room_or_for_want_of_prefetch() -> None:
+    events = (
+        restore(510, 520, demanded=True),
+        stall(510, 520, FOR_BYTES),
+        restore(700, 720, demanded=True),
+        stall(700, 720, FOR_BYTES),
+    )
+    assert causes(step_of(*events)) == ["drive", "room"]
+    assert causes(step_of(*events, prefetch="none")) == ["drive", "prefetch off"]
+
+
+def test_unpack_waits_for_a_read_ahead_that_is_late_is_the_drives() -> None:
+    reads = [restore(at, at + 100) for at in range(500, 900, 100)]
+    assert causes(step_of(*reads, stall(550, 600, FOR_BYTES), stall(650, 700, FOR_BYTES))) == ["drive", "drive"]
+
+
+def test_unpack_waits_while_nothing_moves_is_the_stores() -> None:
+    assert causes(step_of(restore(500, 520), stall(600, 610, FOR_BYTES))) == ["store"]
+
+
+def test_unpack_of_encoded_bytes_whose_reads_are_short_is_the_codecs() -> None:
+    reads = [restore(at, at + 100, at_drive_ms=1) for at in range(500, 900, 100)]
+    written = spill(10, 20, codec="zstd:3")
+    assert causes(step_of(written, *reads, stall(650, 700, FOR_BYTES))) == ["codec"]
+
+
+def test_wait_that_was_woken_in_between_is_one() -> None:
+    parts = [Stall(at, at + 9_000, THREAD, FOR_ROOM, None) for at in range(10 * MS, 10 * MS + 100_000, 10_000)]
+    (wait,) = step_of(*parts).waits
+    assert (wait.began_ns, wait.end_ns) == (10 * MS, 10 * MS + 99_000)
+
+
+def test_busy_time_of_jobs_that_overlap_counts_once() -> None:
+    jobs = [spill(0, 10), spill(5, 20), spill(30, 40)]
+    assert union_ns(jobs, 2 * MS, 35 * MS) == (18 + 5) * MS
+
+
+def test_summary_headline_names_the_phase_its_share_and_the_cause() -> None:
+    reads = [restore(at, at + 100) for at in range(500, 900, 100)]
+    slow = summarize(step_of(*reads, stall(550, 700, FOR_BYTES)), HEADER)
+    assert slow.headline == [
+        "30% of backward waited for the drive, which was busy 80% of that time: 4 MiB restored at 10 MiB/s."
+    ]
+    assert slow.wait_seconds["backward"]["drive"] == pytest.approx(0.15)
+    assert (slow.seconds, slow.forward_seconds, slow.backward_seconds) == (1.0, 0.5, 0.5)
+    quick = summarize(step_of(), HEADER)
+    assert quick.headline == ["This step is not slow because of the store: threads waited 0.0% of its time."]
+
+
+def test_choose_step_none_given_is_the_one_that_waited_longest() -> None:
+    packs = [first_pack_of(graph) for graph in range(3)]
+    trace = RecordedTrace(
+        HEADER, [*packs, stall(1100, 1150, FOR_ROOM), *(Gone(g * 1000 * MS + 900 * MS, g) for g in range(3))], True
+    )
+    steps = steps_of(trace)
+    assert [step.number for step in steps] == [1, 2, 3]
+    assert choose_step(steps, None).number == 2
+    assert choose_step(steps, 3).number == 3
+
+
+def first_pack_of(graph: int) -> Pack:
+    at = graph * 1000 * MS
+    return Pack(at, at + 1, THREAD, graph, graph, 0, graph, None, 0, 0, 0, 1, 1, "float32", "cpu", (1,))
+
+
+def drawn() -> tuple[Step, StepSummary]:
+    levels = [Levels(at * MS, 0, 0, at, 2, 0, 3) for at in range(0, 1000, 100)]
+    events = (spill(10, 400, codec="zstd:1", at_drive_ms=100), stall(20, 400, FOR_ROOM), restore(500, 600), *levels)
+    step = step_of(*events)
+    return step, summarize(step, HEADER)
+
+
+def test_timeline_cuts_an_encoded_write_in_two_and_lays_waits_over_forward() -> None:
+    timeline = timeline_of(drawn()[0], {THREAD: "main"})
+    boxes = {(lane.group, lane.name): lane.boxes for lane in timeline.lanes}
+    assert [(box.kind, box.ended_ns - box.began_ns) for box in boxes["codec", "encode 1"]] == [("encode", 290 * MS)]
+    assert [(box.kind, box.ended_ns - box.began_ns) for box in boxes["drive: writes", "write 1"]] == [
+        ("write", 100 * MS)
+    ]
+    assert [box.kind for box in boxes["compute", "main"]] == ["forward", "backward", "codec"]
+    assert [curve.field for curve in timeline.curves] == ["host_bytes", "staging_bytes", "disk_bytes"]
+
+
+def test_perfetto_slices_name_their_lane_and_counters_their_tier() -> None:
+    step, _ = drawn()
+    events: Sequence[dict[str, Any]] = trace_events([step, step], {THREAD: "main"}, 42, 0)["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    slices = [(names[event["tid"]], event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
+    assert ("codec · encode 1", "encode", 10_000.0, 290_000.0) in slices
+    assert ("compute · main", "codec", 20_000.0, 380_000.0) in slices
+    assert len([each for each in slices if each[1] != "step 1"]) == len(
+        {each for each in slices if each[1] != "step 1"}
+    )
+    assert {event["name"] for event in events if event["ph"] == "C"} >= {"disk"}
+    assert {event["pid"] for event in events} == {42}
+
+
+def test_page_needs_nothing_from_elsewhere_and_no_text_ends_its_script() -> None:
+    step, summary = drawn()
+    page = page_of(timeline_of(step, {THREAD: "</script><b>main"}), summary, 3)
+    assert "</script><b>" not in page
+    assert page.count("</script>") == 2
+    assert "http" not in page
+    assert "<!--" not in page.replace("<!doctype", "")
+    assert summary.headline[0].split(":")[0] in page

@@ -1,0 +1,158 @@
+"""`tierstore trace` on a file of a real run: what it writes, prints and refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from tests.daemon.conftest import environment_of_tests
+from tierstore import TierStore, cli, tiered_offload
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of two steps whose tensors go to disk."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "drive").mkdir()
+    with TierStore(folder / "drive", host_bytes=0, disk_bytes="1GiB", codec="none") as store:
+        for _ in range(2):
+            with tiered_offload(store, min_bytes=0, trace=folder / "step.jsonl"):
+                link = torch.randn(64, 64, requires_grad=True)
+                for _ in range(4):
+                    link = (link * 1.1).tanh()
+                loss = link.sum()
+            del link
+            store.flush()
+            loss.backward()
+    return folder / "step.jsonl"
+
+
+class Done(NamedTuple):
+    returncode: object
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs `tierstore trace ...` in this process: a fresh one takes a second."""
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["tierstore", "trace", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Done(ended.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def refused(command: Command) -> Callable[..., str]:
+    """Likewise: exit code 2, nothing on standard output, and one line that says what is wrong, which is returned."""
+
+    def run(*arguments: object) -> str:
+        done = command(*arguments)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        (complaint,) = done.stderr.strip().splitlines()
+        assert complaint.startswith("tierstore: ")
+        return complaint
+
+    return run
+
+
+def test_view_writes_what_is_asked_for_and_says_why_it_is_slow(
+    command: Command, recorded: Path, tmp_path: Path
+) -> None:
+    html, perfetto, png = (tmp_path / name for name in ("step.html", "step.json", "step.png"))
+    done = command("view", str(recorded), f"--html={html}", f"--perfetto={perfetto}", f"--png={png}")
+    assert done.returncode == 0, done.stderr
+    assert [line.startswith("wrote ") for line in done.stdout.splitlines()] == [True] * 3 + [False]
+    assert "of 2" in done.stdout.splitlines()[-1]
+    assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert png.read_bytes().startswith(PNG)
+    slices = [event for event in json.loads(perfetto.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {"step 1", "step 2", "forward", "backward", "write", "read"} <= {event["name"] for event in slices}
+
+
+def test_view_without_outputs_writes_a_page_beside_the_file(command: Command, recorded: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_bytes(recorded.read_bytes())
+    done = command("view", str(file), "--step", "2")
+    assert done.returncode == 0, done.stderr
+    assert "Step 2 of 2" in (tmp_path / "mine.html").read_text(encoding="utf-8")
+
+
+def test_show_json_has_the_figures_of_every_step(command: Command, recorded: Path) -> None:
+    done = command("show", str(recorded), "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["is_complete"] is True
+    assert [step["number"] for step in result["steps"]] == [1, 2]
+    assert [step["num_packed"] for step in result["steps"]] == [4, 4]
+    assert all(step["written"]["nbytes"] == step["read"]["nbytes"] == 4 * 64 * 64 * 4 for step in result["steps"])
+    assert all(step["headline"] for step in result["steps"])
+
+
+def test_show_prints_a_row_for_each_step(command: Command, recorded: Path) -> None:
+    done = command("show", str(recorded))
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[:3]] == ["step", "1", "2"]
+
+
+def test_bad_file_or_step_is_one_line_and_exit_code_2(
+    refused: Callable[..., str], recorded: Path, tmp_path: Path
+) -> None:
+    lines = recorded.read_bytes().splitlines(keepends=True)
+    (tmp_path / "damaged").write_bytes(b"".join([*lines[:5], b"{}\n", *lines[5:]]))
+    (tmp_path / "empty").write_bytes(lines[0])
+    for what in ("view", "show"):
+        assert "line 6 " in refused(what, tmp_path / "damaged")
+        assert "no step" in refused(what, tmp_path / "empty")
+        assert "cannot be read" in refused(what, tmp_path / "missing")
+        assert "steps 1 to 2" in refused(what, recorded, "--step", 3)
+
+
+def test_view_output_that_cannot_be_written_refused(
+    refused: Callable[..., str], recorded: Path, tmp_path: Path
+) -> None:
+    for option in ("--html", "--perfetto", "--png"):
+        suffix = option.removeprefix("--")
+        assert option in refused("view", recorded, option, tmp_path / "missing" / f"out.{suffix}")
+    assert "--png" in refused("view", recorded, "--png", tmp_path / "out.nonsense")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((), ["view", "show"]),
+        (("view",), ["--html", "--perfetto", "--png", "--step"]),
+        (("show",), ["--json", "--step"]),
+    ],
+)
+def test_help_names_the_options(
+    command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], named: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    done = command(*words, "--help")
+    assert done.returncode == 0
+    assert all(word in done.stdout for word in named)
+
+
+def test_view_imports_no_torch(recorded: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; from tierstore.commands.trace import view; from pathlib import Path; "
+        f"view(Path({str(recorded)!r}), html=Path({str(tmp_path / 'out.html')!r})); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, env=environment_of_tests())

@@ -1,0 +1,186 @@
+"""The life of a trace beside its store: begun, refused, ended by close, by exit, by nobody; forked; written by hand."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import MakeStore
+from tests.daemon.conftest import environment_of_tests
+from tierstore import ConfigError, StoreClosedError, TierStore, tiered_offload
+from tierstore.tracing import recorder as recording
+from tierstore.tracing.events import End, Lost, Pack, Release, Restore, Spill, Unpack
+from tierstore.tracing.observer import Observer
+from tierstore.tracing.reader import read_trace
+
+ELEMENTS = 2**16
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "trace.jsonl"
+
+
+def saved_by_a_graph() -> torch.Tensor:
+    return torch.randn(ELEMENTS, requires_grad=True).exp().sum()
+
+
+@pytest.mark.parametrize("path", [7, b"bytes", True])
+def test_trace_to_no_path_refused(store: TierStore, path: object) -> None:
+    with pytest.raises(ConfigError, match="trace="):
+        tiered_offload(store, trace=path)  # type: ignore[arg-type]
+
+
+def test_trace_to_unusable_path_refused_at_the_start_and_nothing_is_recorded(store: TierStore, tmp_path: Path) -> None:
+    missing = tmp_path / "missing" / "trace.jsonl"
+    with pytest.raises(ConfigError, match="No such file or directory"):
+        tiered_offload(store, trace=missing)
+    with pytest.raises(ConfigError, match="No such file or directory"), store.trace(missing):
+        pass
+    assert type(store.books.moves.observer) is Observer
+
+
+def test_two_stores_to_one_file_second_refused(make_store: MakeStore, file: Path) -> None:
+    one, other = make_store(), make_store()
+    with one.trace(file), pytest.raises(ConfigError, match="give each process a file of its own"):
+        tiered_offload(other, trace=file)
+    with other.trace(file):
+        pass
+
+
+def test_store_traced_already_refused(store: TierStore, file: Path) -> None:
+    with store.trace(file):
+        with pytest.raises(ConfigError, match="already"), store.trace(file):
+            pass
+        assert not read_trace(file).is_complete
+
+
+def test_trace_of_a_relative_path_goes_on_there_after_chdir(
+    store: TierStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(file.parent)
+    scope = tiered_offload(store, min_bytes=0, trace=file.name)
+    monkeypatch.chdir("/")
+    with scope:
+        saved_by_a_graph()
+    store.close()
+    assert read_trace(file).is_complete
+
+
+def test_trace_of_a_closed_store_refused(make_store: MakeStore, file: Path) -> None:
+    store = make_store()
+    store.close()
+    with pytest.raises(StoreClosedError), store.trace(file):
+        pass
+    assert not file.exists()
+
+
+def test_trace_of_put_and_get_has_their_transfers(store: TierStore, file: Path) -> None:
+    with store.trace(file):
+        handle = store.put(torch.ones(ELEMENTS))
+        store.flush()
+        store.get(handle)
+    trace = read_trace(file)
+    counts = Counter(type(event) for event in trace.events)
+    assert (counts[Spill], counts[Restore], counts[Pack]) == (1, 1, 0)
+
+
+def test_trace_of_a_store_that_nobody_closes_is_written_and_its_thread_ends(store_directory: Path, file: Path) -> None:
+    store = TierStore(store_directory, host_bytes=0, disk_bytes="1GiB")
+    with tiered_offload(store, min_bytes=0, trace=file):
+        loss = saved_by_a_graph()
+    loss.backward()
+    (writer,) = [thread for thread in threading.enumerate() if thread.name == "tierstore-trace"]
+    del loss, store
+    gc.collect()
+    writer.join(60)
+    assert not writer.is_alive()
+    counts = Counter(type(event) for event in read_trace(file).events)
+    assert counts[Pack] == counts[Unpack] == counts[Release] > 0
+
+
+def test_trace_slower_than_training_leaves_out_events_and_says_how_many(
+    store: TierStore, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "MOST_WAITING_EVENTS", 0)
+    with store.trace(file), tiered_offload(store, min_bytes=0):
+        loss = saved_by_a_graph()
+    del loss
+    trace = read_trace(file)
+    assert sum(event.num_events for event in trace.events if isinstance(event, Lost)) > 3
+    assert isinstance(trace.events[-1], (Lost, End))
+    assert not [event for event in trace.events if isinstance(event, Pack)]
+
+
+def run_program(program: str, file: Path, drive: Path) -> subprocess.CompletedProcess[str]:
+    begin = f"""
+        import os, sys, torch
+        from tierstore import TierStore, tiered_offload
+        store = TierStore({str(drive)!r}, host_bytes=0, disk_bytes="1GiB", codec="none")
+        def forward():
+            with tiered_offload(store, min_bytes=0, trace={str(file)!r}):
+                return torch.randn({ELEMENTS}, requires_grad=True).exp().sum()
+    """
+    source = textwrap.dedent(begin) + textwrap.dedent(program)
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", source],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment_of_tests(),
+    )
+
+
+def test_interpreter_exit_with_a_living_graph_writes_the_trace_to_its_end(store_directory: Path, file: Path) -> None:
+    done = run_program("loss = forward()", file, store_directory)
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = read_trace(file)
+    assert [event.reason for event in trace.events if isinstance(event, End)] == ["the interpreter exits"]
+    assert [event for event in trace.events if isinstance(event, Pack)]
+
+
+def test_killed_process_leaves_what_was_written(store_directory: Path, file: Path) -> None:
+    done = run_program("loss = forward(); store.flush(); os.kill(os.getpid(), 9)", file, store_directory)
+    assert done.returncode == -9
+    trace = read_trace(file)
+    assert not trace.is_complete
+    assert [event for event in trace.events if isinstance(event, Pack)]
+
+
+def test_forked_child_adds_nothing_and_the_parent_goes_on(store_directory: Path, file: Path) -> None:
+    program = """
+        loss = forward()
+        child = os.fork()
+        if not child:
+            del loss
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        loss.backward()
+        store.close()
+    """
+    done = run_program(program, file, store_directory)
+    assert done.returncode == 0, done.stderr
+    trace = read_trace(file)
+    assert trace.is_complete
+    counts = Counter(type(event).__name__ for event in trace.events)
+    assert counts["Pack"] == counts["Unpack"] == counts["Release"]
+    assert counts["End"] == 1
+
+
+def test_trace_descriptor_is_not_left_open(make_store: MakeStore, file: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    store = make_store()
+    with store.trace(file):
+        pass
+    store.close()
+    assert len(set(os.listdir("/proc/self/fd")) - before) == 0
