@@ -1,8 +1,8 @@
 """What does a trace cost? Steps with and without one, by turns, of one model over one store.
 
-A byte-level transformer, forward and backward on the CPU. Steps with `trace=` in the scope and without it take turns, so
-both are of the same minutes of the same machine. The ratios are those of the medians: of the time, and of the CPU time of
-the process, which has the thread that writes the file in it, and tells more on a machine in use.
+A byte-level transformer, forward and backward on the CPU. Steps with `trace=` in the scope and without it take turns,
+so both are of the same minutes of the same machine. The ratios are those of the medians: of the time, and of the CPU
+time of the process, which has the thread that writes the file in it, and tells more on a machine in use.
 """
 
 from __future__ import annotations

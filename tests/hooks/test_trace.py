@@ -18,7 +18,9 @@ from tierstore import ConfigError, StorageIOError, TierStore, keep_resident, tie
 from tierstore.stats import STALL_CAUSES
 from tierstore.testing import SimulatedCopies
 from tierstore.tracing.events import (
+    Booked,
     Cancelled,
+    Freed,
     Gone,
     Levels,
     Offload,
@@ -102,6 +104,7 @@ def test_trace_each_saved_tensor_is_packed_asked_for_and_let_go_of_in_that_order
     unpacks = {(unpack.graph, unpack.index): unpack for unpack in of(trace, Unpack)}
     releases = {(release.graph, release.index): release for release in of(trace, Release)}
     assert packs.keys() == unpacks.keys() == releases.keys()
+    assert packs.keys() == {(event.graph, event.index) for event in of(trace, Booked)}, "everything had to leave"
     assert len(packs) == len(of(trace, Pack)) == 8
     for name, pack in packs.items():
         assert pack.began_ns <= pack.end_ns <= unpacks[name].began_ns <= unpacks[name].end_ns <= releases[name].at_ns
@@ -122,7 +125,10 @@ def test_trace_jobs_are_queued_then_begun_then_over_one_at_a_time_in_a_lane(stor
             assert last_of_lane.get(job.lane, 0) <= job.began_ns
             last_of_lane[job.lane] = job.end_ns
             assert job.drive_seconds is None or 0 <= job.drive_seconds <= (job.end_ns - job.began_ns) / 1e9
-    assert {restore.record for restore in of(trace, Restore)} <= {spill.record for spill in of(trace, Spill)}
+    written = {spill.record: spill.end_ns for spill in of(trace, Spill)}
+    freed = {event.record: event.at_ns for event in of(trace, Freed)}
+    for restore in of(trace, Restore):
+        assert written[restore.record] <= freed[restore.record] <= restore.queued_ns
 
 
 def test_trace_tells_what_a_replay_needs_of_each_pack(make_store: MakeStore, file: Path) -> None:
@@ -351,8 +357,11 @@ def test_store_trace_records_every_scope_inside_and_ends_with_the_block(store: T
     with store.trace(file):
         run_step(store, None)
         run_step(store, None)
+        store.stats()  # takes in what finalizers left
     trace = read_trace(file)
     assert trace.is_complete
+    last = of(trace, Levels)[-1]
+    assert (last.uncharged_bytes, last.host_bytes, last.staging_bytes, last.disk_bytes) == (0, 0, 0, 0)
     assert len(steps_of(trace)) == 2
     run_step(store, None)
     assert read_trace(file) == trace

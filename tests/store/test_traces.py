@@ -17,8 +17,10 @@ import torch
 from tests.conftest import MakeStore
 from tests.daemon.conftest import environment_of_tests
 from tierstore import ConfigError, StoreClosedError, TierStore, tiered_offload
+from tierstore.engine import NUM_RESTORES
+from tierstore.testing import FaultPlan, FaultyStore, Latency, Rule
 from tierstore.tracing import recorder as recording
-from tierstore.tracing.events import End, Lost, Pack, Release, Restore, Spill, Unpack
+from tierstore.tracing.events import Cancelled, End, Lost, Pack, Release, Restore, Spill, Unpack
 from tierstore.tracing.observer import Observer
 from tierstore.tracing.reader import read_trace
 
@@ -61,6 +63,7 @@ def test_store_traced_already_refused(store: TierStore, file: Path) -> None:
     with store.trace(file):
         with pytest.raises(ConfigError, match="already"), store.trace(file):
             pass
+        store.flush()
         assert not read_trace(file).is_complete
 
 
@@ -94,6 +97,24 @@ def test_trace_of_put_and_get_has_their_transfers(store: TierStore, file: Path) 
     assert (counts[Spill], counts[Restore], counts[Pack]) == (1, 1, 0)
 
 
+def test_trace_of_reads_that_are_let_go_of_tells_which_were_begun(store_directory: Path, file: Path) -> None:
+    with FaultyStore(store_directory, host_bytes=0, disk_bytes="1GiB", codec="none") as store, store.trace(file):
+        handles = [store.put(torch.ones(ELEMENTS)) for _ in range(2 * NUM_RESTORES)]
+        store.flush()
+        store.faults.set(FaultPlan.of(Rule("read", Latency(0.1))))
+        store.prefetch(handles)
+        del handles
+        store.flush()
+        restored_bytes = store.stats().restored_bytes
+    trace = read_trace(file)
+    cancelled = [event for event in trace.events if isinstance(event, Cancelled)]
+    restores = [event for event in trace.events if isinstance(event, Restore)]
+    assert cancelled
+    assert {event.what for event in cancelled} == {"restore"}
+    assert len(cancelled) + len(restores) == 2 * NUM_RESTORES
+    assert sum(event.nbytes for event in restores if event.wanted) == restored_bytes
+
+
 def test_trace_of_a_store_that_nobody_closes_is_written_and_its_thread_ends(store_directory: Path, file: Path) -> None:
     store = TierStore(store_directory, host_bytes=0, disk_bytes="1GiB")
     with tiered_offload(store, min_bytes=0, trace=file):
@@ -123,11 +144,12 @@ def test_trace_slower_than_training_leaves_out_events_and_says_how_many(
 
 def run_program(program: str, file: Path, drive: Path) -> subprocess.CompletedProcess[str]:
     begin = f"""
-        import os, sys, torch
+        import os, shutil, torch
         from tierstore import TierStore, tiered_offload
-        store = TierStore({str(drive)!r}, host_bytes=0, disk_bytes="1GiB", codec="none")
+        DRIVE, FILE = {str(drive)!r}, {str(file)!r}
+        store = TierStore(DRIVE, host_bytes=0, disk_bytes="1GiB", codec="none")
         def forward():
-            with tiered_offload(store, min_bytes=0, trace={str(file)!r}):
+            with tiered_offload(store, min_bytes=0, trace=FILE):
                 return torch.randn({ELEMENTS}, requires_grad=True).exp().sum()
     """
     source = textwrap.dedent(begin) + textwrap.dedent(program)
@@ -160,17 +182,23 @@ def test_killed_process_leaves_what_was_written(store_directory: Path, file: Pat
 def test_forked_child_adds_nothing_and_the_parent_goes_on(store_directory: Path, file: Path) -> None:
     program = """
         loss = forward()
+        hold, let_go = os.pipe()
         child = os.fork()
         if not child:
             del loss
+            os.close(let_go)
+            os.read(hold, 1)
             os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
         loss.backward()
+        store.flush()
         store.close()
+        shutil.copy(FILE, FILE + ".first")
+        with TierStore(DRIVE, host_bytes=0, disk_bytes="1GiB") as other, other.trace(FILE):
+            pass  # the child, which lives, does not hold the lock
     """
     done = run_program(program, file, store_directory)
     assert done.returncode == 0, done.stderr
-    trace = read_trace(file)
+    trace = read_trace(file.with_name(f"{file.name}.first"))
     assert trace.is_complete
     counts = Counter(type(event).__name__ for event in trace.events)
     assert counts["Pack"] == counts["Unpack"] == counts["Release"]
