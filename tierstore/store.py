@@ -300,7 +300,7 @@ class TierStore:
     def flush(self) -> None:
         """Return when every queued spill is done. What the budget lets stay in memory stays.
 
-        If a trace is on, its file has everything up to then.
+        If a trace is on, its file has everything up to then, unless it takes more than a minute to write.
 
         Raises:
             StoreFullError, StorageIOError: a write failed; the bytes are in memory.
@@ -323,7 +323,6 @@ class TierStore:
             StorageIOError: at the end: the file could not be written (a full disk); it is cut short.
             StoreClosedError: at the beginning: the store is closed.
         """
-        self.books.check_open()
         if self.traces.recorder is not None:
             raise ConfigError("trace", path, f"this store is being traced to {self.traces.recorder.place} already")
         recorder = self.traces.begin(path)

@@ -112,11 +112,12 @@ class Recorder(Observer):
         """Whether it records nothing any more."""
         return self._is_over
 
-    def flush(self) -> None:
-        """Return when all events so far are written, or cannot be."""
+    def flush(self, deadline_seconds: float) -> None:
+        """Return when all events so far are written, or cannot be, or not in that time."""
         written = threading.Event()
         self._orders.put(written)
-        while not written.wait(_EVERY_SECONDS) and self._thread.is_alive():
+        ends_at = time.monotonic() + deadline_seconds
+        while not written.wait(_EVERY_SECONDS) and self._thread.is_alive() and time.monotonic() < ends_at:
             pass  # the thread may end, by an error, after the order was put
 
     def wake(self) -> None:

@@ -15,11 +15,16 @@ from .recorder import Recorder
 
 __all__ = ["Observed", "Recordings"]
 
+_DEADLINE_SECONDS = 60.0
+
 
 class Observed(Protocol):
     """The books of a store, as far as a trace needs them."""
 
     lock: threading.Lock
+
+    def check_open(self) -> None:
+        """Raise StoreClosedError if the store is closed."""
 
     def observe(self, observer: Observer) -> None:
         """Tell this one from now on, and no other. The caller holds the lock."""
@@ -53,7 +58,9 @@ class Recordings:
         Raises:
             ConfigError: the path cannot be written to, or another trace of this store is not over. Nothing has changed.
             StorageIOError: an earlier trace could not be written to its end.
+            StoreClosedError: the store is closed.
         """
+        self._books.check_open()
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigError("trace", path, "give the path of a file to write, or None")
         place = os.path.abspath(os.fspath(path))
@@ -78,10 +85,10 @@ class Recordings:
             recorder.num_inside -= 1
 
     def flush(self) -> None:
-        """Return when what was recorded is written, or cannot be."""
+        """Return when what was recorded is written, or cannot be, or after a minute."""
         recorder = self._current
         if recorder is not None:
-            recorder.flush()
+            recorder.flush(_DEADLINE_SECONDS)
 
     def end(self, deadline_seconds: float, reason: str = "ended") -> None:
         """End the trace that is on, if one is.
@@ -132,6 +139,3 @@ class Recordings:
         with self._books.lock:
             if recorder is None or recorder.is_idle() or recorder.is_over():
                 self._books.observe(Observer())
-
-
-_DEADLINE_SECONDS = 60.0

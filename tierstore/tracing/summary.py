@@ -151,7 +151,8 @@ def _sentence(
     reasons = {
         "drive": f"waited for the drive, which was busy {busy:.0%} of that time: {what}",
         "codec": (
-            f"waited for the codec: {what}; {_codec_share(moved):.0%} of that time went to {_codecs(step)}. "
+            f"waited for the codec: {what}; {_codec_share(moved):.0%} of that time went to {_codecs(step)} "
+            f"({moved.cpu_seconds:.2g} s of CPU time). "
             'Try codec="auto", or a lower level'
         ),
         "room": (
