@@ -40,6 +40,7 @@ BENCHMARK = Benchmark(
 
 def measure(variant: str, scratch: Path) -> dict[str, float]:
     """Medians of each kind of step, without the first pair, and their ratios."""
+    torch.set_num_threads(1)  # several would spin at their barriers, and CPU time would count that
     torch.manual_seed(0)
     model = ByteTransformer(SHAPE)
     corpus = torch.randint(256, (2**16,), dtype=torch.uint8)
