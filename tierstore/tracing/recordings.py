@@ -66,7 +66,7 @@ class Recordings:
         place = os.path.abspath(os.fspath(path))
         with self._lock:
             if self._current is not None and self._current.place != place:
-                self._end_idle(self._current)
+                self._end_idle(self._current, place)
             if self._current is None:
                 self._current = self._open(place)
             return self._current
@@ -123,13 +123,13 @@ class Recordings:
             place, file, None if is_continued else self._describe(), self._books.levels, self._look_away_if_idle
         )
 
-    def _end_idle(self, current: Recorder) -> None:
+    def _end_idle(self, current: Recorder, place: str) -> None:
         with self._books.lock:
             is_idle = current.is_idle()
             if is_idle:
                 self._books.observe(Observer())
         if not is_idle:
-            raise ConfigError("trace", current.place, "this trace is still being recorded: its graphs are alive")
+            raise ConfigError("trace", place, f"{current.place} is still being recorded: its graphs are alive")
         self._current = None
         current.close(_DEADLINE_SECONDS)
 
