@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,15 +16,13 @@ from tierstore.layout import Layout
 from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
 from tierstore.noted import NotedLog
 from tierstore.plan import Trace
+from tierstore.remains import Remains
 from tierstore.store import TierStore
 from tierstore.tracing.recorder import Recorder
-from tierstore.uncompiled import uncompiled
 
 from .compiled import large_nodes, warn_if_region
 
 __all__ = ["PackLog", "living_log", "open_log"]
-
-_living: weakref.WeakValueDictionary[int, PackLog] = weakref.WeakValueDictionary()
 
 
 class PackLog(NotedLog):
@@ -42,7 +42,7 @@ class PackLog(NotedLog):
 
     def __init__(self, store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None, device_bytes: int) -> None:
         super().__init__(store)
-        _living[self.number] = self
+        _enlist(self)
         self.lookahead = Lookahead(lookahead_bytes)
         self.reload_ahead = Lookahead(RELOAD_BYTES if lookahead_bytes else 0)
         self.started = False
@@ -51,7 +51,7 @@ class PackLog(NotedLog):
         self._budgets = store.host_bytes, device_bytes
         self._signature = 0  # of the packs so far, as long as there is a plan
         self._asked_for: dict[int, None] = {}
-        self._trace: tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]] | None = None
+        self._trace: _TraceOfPacks | None = None
         self._region_bytes = store.host_bytes or store.staging_bytes  # for one autograd node, without a look at it
         self._large_nodes: dict[int, int] = {}
 
@@ -125,11 +125,13 @@ class PackLog(NotedLog):
         sizes = [0 if is_kept else nbytes for nbytes, is_kept in zip(sizes, kept, strict=True)]
         if known is not None:  # of the same packs, the rest is the same
             self._trace = known.signatures, known.records, sizes, known.on_device
-            return
-        first: dict[int, int] = {}
-        indices = [first.setdefault(storage, index) for index, storage in enumerate(self._storages(records))]
-        on_device = [record is not None and record.device is not None for record in records]
-        self._trace = signatures, indices, sizes, on_device
+        else:
+            first: dict[int, int] = {}
+            indices = [first.setdefault(storage, index) for index, storage in enumerate(self._storages(records))]
+            on_device = [record is not None and record.device is not None for record in records]
+            self._trace = signatures, indices, sizes, on_device
+        if self._orders is not None:
+            self.remains.then = partial(_learn, self._orders, self._trace, self._asked_for)
 
     def _packs(self) -> _Packs:
         """What is packed by now. Another thread may be in the midst of a pack, which enters its record last."""
@@ -145,17 +147,6 @@ class PackLog(NotedLog):
                 numbers[index] = -noted.storage_id  # an address, so no index
         return numbers
 
-    @uncompiled
-    def __del__(self) -> None:
-        # Fit for a finalizer: no more than entries of dictionaries. Nothing asked for is nothing to go by.
-        if self._orders is not None and self._trace is not None:
-            num_packs = len(self._trace[0])  # another thread may have packed more since
-            order = [index for index in self._asked_for if index < num_packs]
-            self._orders.learn(Trace(*self._trace, order))
-        if self.recorder is not None:
-            self.recorder.gone(self.number)
-        super().__del__()
-
 
 class _Packs(NamedTuple):
     """The lists of a log, all of the same length."""
@@ -163,6 +154,16 @@ class _Packs(NamedTuple):
     nodes: list[int]
     sizes: list[int]
     records: list[Record | None]
+
+
+_TraceOfPacks = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]
+"""What is known of a `Trace` when backward begins: all but the order."""
+
+
+def _learn(orders: LearnedOrders, trace: _TraceOfPacks, asked_for: Iterable[int]) -> None:
+    """A log is gone: learn in which order backward asked."""
+    num_packs = len(trace[0])  # another thread may have packed more since
+    orders.learn(Trace(*trace, [index for index in asked_for if index < num_packs]))
 
 
 def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
@@ -182,16 +183,44 @@ def open_log(store: TierStore, lookahead_bytes: int, orders: LearnedOrders | Non
     A model whose blocks have a scope each is one graph, so it is one log. One that is mostly of graphs that are gone,
     without a backward, is left to what is still alive of it.
     """
-    logs: weakref.WeakValueDictionary[object, PackLog]
-    logs = store.of_thread.__dict__.setdefault("logs", weakref.WeakValueDictionary())
+    logs: dict[object, weakref.ref[PackLog]] = store.of_thread.__dict__.setdefault("logs", {})
     device_bytes = store.books.moves.devices.resident.limit_bytes or 0
     options = (lookahead_bytes, orders is None, device_bytes)
-    log = logs.get(options)
+    reference = logs.get(options)
+    log = None if reference is None else reference()
     if log is None or log.started or log.is_mostly_dead():
-        log = logs[options] = PackLog(store, lookahead_bytes, orders, device_bytes)
+        for other in [other for other, reference in logs.items() if reference() is None]:
+            del logs[other]
+        log = PackLog(store, lookahead_bytes, orders, device_bytes)
+        logs[options] = weakref.ref(log)
     return log
+
+
+class _Enlisted(Remains[PackLog]):
+    """By its number a log is known to traced graphs."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, log: PackLog, note_death: Callable[[_Enlisted], None]) -> None:
+        self.number = log.number
+
+
+_living: dict[int, _Enlisted] = {}
+_dead: deque[_Enlisted] = deque()
+
+
+def _enlist(log: PackLog) -> None:
+    _living[log.number] = _Enlisted(log, _dead.append)
+    try:
+        while True:
+            del _living[_dead.popleft().number]
+    except IndexError:
+        pass  # no more
 
 
 def living_log(number: int) -> PackLog:
     """The log of that number. Its saved tensors keep it alive."""
-    return _living[number]
+    log = _living[number]()
+    if log is None:
+        raise RuntimeError(f"log {number} is gone")
+    return log

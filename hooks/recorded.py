@@ -109,7 +109,7 @@ class RecordedTensor:
         event = zip((Release,), map(call, (_now,)), (graph,), (index,), strict=True)  # made when it is taken
         self.release = partial(recorder.waiting.extend, event)
 
-    __del__ = property(attrgetter("release"))  # not a line of Python: see `Handle.__del__`
+    __del__ = property(attrgetter("release"))  # not a line of Python: see NOTE [No finalizers] in `remains.py`
 
     @uncompiled
     def unpack(self) -> torch.Tensor:

@@ -89,7 +89,7 @@ class Booking:
 
     def _join(self, noted: NotedTensor, alias: torch.Tensor, handle: Handle) -> None:
         layout = layout_of(alias)
-        handle.record.layouts.append(layout)
+        handle.record.joined += (layout,)
         self._count_join(noted, alias)
         noted.log.come_in(noted.index, handle.record)
         noted.become(handle, layout)

@@ -185,7 +185,7 @@ class DeviceTier:
     def _forget_device_bytes(self, record: Record) -> None:
         source = record.source
         unclaim(record)
-        record.views = {}
+        record.forget_views()
         if source is not None:
             source.data = torch.empty(0, dtype=torch.uint8, device=source.device)
 

@@ -2,7 +2,7 @@
 
 A `Handle` is what the outside holds; when its last reference goes, the record behind it is released. A `Record`
 is the store's own bookkeeping of the same bytes. The two are apart so that the store's queues can hold records
-without keeping anybody's data alive.
+without keeping anybody's data alive: the tensors are the handle's, so they go with it, at once.
 
 State of a record        the bytes are                          who may move it
 ---------------------    -----------------------------------    ------------------------------------------
@@ -27,15 +27,13 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Mapping
-from functools import partial
-from itertools import chain
-from operator import attrgetter
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from collections import deque
+from .remains import Remains
 
+if TYPE_CHECKING:
     import torch
 
     from .copies import Marker
@@ -89,27 +87,27 @@ MOVES: Mapping[State, frozenset[State]] = {
 """Every legal move. `Record.move` refuses all others."""
 
 
-class Record:
+_NO_VIEWS: Mapping[Layout, torch.Tensor] = MappingProxyType({})
+
+
+class Record(Remains["Handle"]):
     """The store's bookkeeping of one storage's bytes. Changed only under the store's lock.
+
+    Called, it gives the handle, None once that is gone; it is then in the store's queue to be released.
 
     Attributes:
         key: unique in this store, growing in the order of packing.
         state: see the table above; assigned by `move` alone.
-        source: a detached alias of the saved tensor. It shares the saved tensor's version counter for as long as
-            the record lives, and its storage while the bytes are in memory (restored ones too: `source.data` is
-            swapped). None once the handle is gone.
         version: the version counter when it was saved.
         root: the tensor that was saved, or its base, for as long as that lives.
         address: where the source's storage lay when it was saved; what has moved since is somebody else's to manage.
-        views: tensors that were handed out, by layout, while the bytes are in memory: see NOTE [Stolen gradients].
         claims, storage_id: see `ownership`.
         shared: somebody else held its storage when it was last looked at.
         forced: stored whoever else holds its storage.
         nbytes: of the storage; once it has been on disk: of what is stored of it.
         layout: of the tensor that was saved first.
-        layouts: of all views that were saved of this storage, for the span that has to be stored; empty once cut.
+        joined: layouts of further views that were saved of the same storage, for the span that has to be stored.
         books: the `Residency` that keeps it.
-        handle: the handle, for as long as it lives.
         span: (first byte, end) of the storage that is stored; None until the bytes are first read.
         first_byte: the byte of the storage that was saved at which the source's storage begins.
         phase: of the stored span's address, modulo 4096.
@@ -132,28 +130,34 @@ class Record:
 
     __slots__ = (
         "__weakref__", "address", "books", "cause", "charged_bytes", "claims", "demanded", "device", "fetched",
-        "first_byte", "forced", "handle", "held", "key", "kind", "layout", "layouts", "nbytes", "phase", "place",
-        "ready", "root", "shared", "slot", "source", "span", "state", "storage_id", "stored_bytes", "stream", "urgent",
-        "version", "views", "wanted", "window", "worth",
+        "first_byte", "forced", "held", "joined", "key", "kind", "layout", "nbytes", "phase", "place", "ready", "root",
+        "shared", "slot", "span", "state", "storage_id", "stored_bytes", "stream", "urgent", "version", "wanted",
+        "window", "worth",
     )  # fmt: skip
 
-    def __init__(self, key: int, source: torch.Tensor, nbytes: int, address: int, layout: Layout, kind: Kind) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        note_release: Callable[[Record], None],
+        key: int,
+        nbytes: int,
+        address: int,
+        layout: Layout,
+        kind: Kind,
+    ) -> None:
         self.key = key
         self.state = State.PENDING
-        self.source: torch.Tensor | None = source
-        self.version: int = source._version
+        self.version: int = handle.source._version
         self.root: weakref.ref[torch.Tensor] | None = None
         self.address = address
-        self.views: dict[Layout, torch.Tensor] = {}
         self.claims: list[weakref.ref[Record]] | None = None
         self.storage_id = 0
         self.shared = False
         self.forced = False
         self.nbytes = nbytes
         self.layout = layout
-        self.layouts = [layout]
+        self.joined: tuple[Layout, ...] = ()
         self.books: object = None
-        self.handle: weakref.ref[Handle] | None = None
         self.span: tuple[int, int] | None = None
         self.first_byte = 0
         self.phase = 0
@@ -174,6 +178,30 @@ class Record:
         self.fetched = False
         self.cause: BaseException | None = None
 
+    @property
+    def source(self) -> torch.Tensor | None:
+        """See `Handle`; None once that is gone."""
+        handle = self()
+        return None if handle is None else handle.source
+
+    @property
+    def views(self) -> Mapping[Layout, torch.Tensor]:
+        """See `Handle`; empty once that is gone."""
+        handle = self()
+        return _NO_VIEWS if handle is None else handle.views
+
+    def keep_view(self, layout: Layout, view: torch.Tensor) -> None:
+        """A tensor is handed out."""
+        handle = self()
+        if handle is not None:
+            handle.views = {**handle.views, layout: view}
+
+    def forget_views(self) -> None:
+        """The bytes leave memory."""
+        handle = self()
+        if handle is not None:
+            handle.views = _NO_VIEWS
+
     def move(self, to: State) -> None:
         """Change the state; an illegal move is a bug of ours (RuntimeError)."""
         if to not in MOVES[self.state]:
@@ -187,7 +215,6 @@ class Record:
 class HandleOwner(Protocol):
     """What a handle, and who holds one, needs of its store."""
 
-    released: deque[Record]
     books: Residency
 
     def handle_for(self, noted: NotedTensor) -> Handle:
@@ -198,24 +225,25 @@ class Handle:
     """A reference to bytes in a store. When the last reference goes, they are freed.
 
     Handles are made by `TierStore.put`, opaque, hashable by identity, and cannot be pickled. A handle keeps its
-    store open. Dropping one never blocks and may happen on any thread.
+    store open. Dropping one never blocks and may happen on any thread: see NOTE [No finalizers] in `remains.py`.
+
+    Attributes:
+        owner: the store.
+        record: the store's bookkeeping of the bytes.
+        source: a detached alias of the saved tensor. It shares the saved tensor's version counter for as long as
+            the handle lives, and its storage while the bytes are in memory (restored ones too: `source.data` is
+            swapped).
+        views: tensors that were handed out, by layout, while the bytes are in memory: see NOTE [Stolen gradients].
     """
 
-    __slots__ = ("__weakref__", "owner", "record", "release")
+    __slots__ = ("__weakref__", "owner", "record", "source", "views")
 
-    def __init__(self, record: Record, owner: HandleOwner) -> None:
-        self.record = record
+    record: Record
+
+    def __init__(self, owner: HandleOwner, source: torch.Tensor) -> None:
         self.owner = owner
-        record.handle = weakref.ref(self)
-        forget = map(setattr, (record, record), ("source", "views"), (None, {}))
-        self.release = partial(owner.released.extend, chain(filter(None, forget), (record,)))
-
-    # May run anywhere: inside a garbage collection inside our own critical section, or at interpreter exit. So: no
-    # lock, no wait, no call that could need one; the store drains the queue at its next call. Nor a line of Python:
-    # a signal that came during a long C++ call (backward) is handled at the next one, and what it raises in a
-    # finalizer is swallowed, with the rest of the finalizer. So these are calls of C alone: the record forgets its
-    # alias and what was handed out, then it is appended.
-    __del__ = property(attrgetter("release"))
+        self.source = source
+        self.views = _NO_VIEWS
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a tierstore handle belongs to its process and cannot be pickled")

@@ -34,7 +34,7 @@ def reverse_topological(nodes: Sequence[int]) -> list[int]:
 class LearnedOrders:
     """The traces seen, by signature of all their packs; the least recently used are forgotten.
 
-    Single operations on dictionaries, so any thread may call it, finalizers too.
+    Single operations on dictionaries, so any thread may call it.
     """
 
     def __init__(self) -> None:

@@ -14,10 +14,9 @@ When the bytes leave memory, the alias is pointed at an empty storage. A slot ma
 handed a tensor over it: it is *lent* until that storage dies.
 On an accelerator it is the same with device memory; the slot then holds a copy that nobody else ever sees.
 
-NOTE [Finalizers]
-A handle may die on any thread, inside a garbage collection that starts inside one of our critical sections. Its
-finalizer only drops the alias and appends the record to `released`; a storage's death only appends its slot to
-a queue of `slots.py`. `drain` does the rest, at the start of every call.
+A handle that dies takes its alias along, and appends its record to `released`, a storage its slot to a queue of
+`slots.py`, a log what is left of it to one of `noted.py`. `drain` does the rest, at the start of every call: see NOTE
+[No finalizers] in `remains.py`.
 """
 
 from __future__ import annotations
@@ -140,7 +139,6 @@ class Moves:
         Of the records that others held when last seen, `how_many` (None: all) are looked at again. `is_planned`: by
         the plan something may have to leave, whether there is room or not.
         """
-        self.noted.drop_ended()
         if is_planned or self.pending.must_be_examined or not self.books.host.fits(self.uncharged_bytes()):
             self.examine(how_many)
         self.slots.trim()
@@ -360,13 +358,13 @@ class Moves:
     def _cut_span(self, record: Record, source: torch.Tensor) -> tuple[int, int]:
         """Decide which bytes of the storage are stored; from here on no other view can join the record."""
         if record.span is None:
-            first, end = span_of(record.layouts, source.untyped_storage().nbytes())
+            first, end = span_of((record.layout, *record.joined), source.untyped_storage().nbytes())
             if record.device is None:
                 record.phase = (storage_address(source) + first) % _PAGE_BYTES
             else:
                 first -= first % _BLOCK_BYTES
             record.span = first, end
-            record.layouts = []
+            record.joined = ()
         return record.span
 
     def _drop(self, record: Record | None) -> bool:
@@ -422,7 +420,7 @@ class Moves:
         if record.state is not State.READING:
             self._end_orphaned_job(record)
         elif source is None or slot is None:
-            record.move(State.DOOMED)  # its finalizer runs just now, on another thread
+            record.move(State.DOOMED)  # its handle dies just now, on another thread
             self._bury(record)
         elif isinstance(outcome, Exception):
             self._restore_failed(record, outcome)
@@ -497,11 +495,14 @@ class Moves:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def drain(self) -> bool:
-        """Account for what finalizers left, and for copies that are over; whether there was anything."""
-        if self.is_abandoned or not (self.released or self.slots.has_returned or self.devices.is_busy):
+        """Account for what has died, and for copies that are over; whether there was anything."""
+        if self.is_abandoned or not (
+            self.released or self.noted.ended or self.slots.has_returned or self.devices.is_busy
+        ):
             return False
         while self.released:
             self._release(self.released.popleft())
+        self.noted.drop_ended()
         self.slots.take_back()
         self.devices.poll()
         self.observer.changed()
@@ -585,7 +586,7 @@ class Moves:
     def _let_go(self, record: Record) -> None:
         """The record's alias holds no bytes any more."""
         source = record.source
-        record.views = {}
+        record.forget_views()
         self.devices.unload(record)
         unclaim(record)
         if source is not None:

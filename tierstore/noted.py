@@ -3,7 +3,7 @@
 NOTE [Noted, then booked]
 As long as the budget has room for everything that was saved, all there is to do is to guard it: most graphs of most
 programs come and go like that. So what is packed is only *noted*: the packed object keeps an alias of the tensor, its
-version, and where its storage lay, and a count of bytes goes up. There is no record, no handle and no finalizer, and
+version, and where its storage lay, and a count of bytes goes up. There is no record and no handle, and
 what backward gets is what was kept. That is a third of what a record costs.
 
 A noted tensor is *booked*, that is, gets its record, when the count says that room may be short, when somebody else is
@@ -21,13 +21,14 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
 
 from .handle import Handle, HandleOwner, Record
 from .layout import Layout
+from .remains import Remains
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -110,7 +111,8 @@ class NotedLog:
         is_settled: that has run too.
         sizes: bytes of each tensor's storage.
         records: of each; None while it is only noted.
-        noted_bytes: of all that is only noted, dead tensors included.
+        noted: what is only noted, dead tensors included, by index.
+        remains: what the store has to know when it is gone.
         first_key: of the record of the first.
         num_surveyed: of so many it is known who else holds them.
         plan: where they belong, if the packs so far are those of a graph that is known.
@@ -126,7 +128,7 @@ class NotedLog:
         self.sizes: list[int] = []
         self.records: list[Record | None] = []
         self.noted: dict[int, weakref.ref[NotedTensor]] = {}
-        self.noted_bytes = 0
+        self.remains = self.books.moves.noted.begin(self)
         self.newest_node = -1
         self.is_settled = False
         self.num_surveyed = 0
@@ -160,9 +162,7 @@ class NotedLog:
     def forget(self, index: int) -> int:
         """Tensor `index` is not just noted any more; returns its bytes."""
         del self.noted[index]
-        nbytes = self.sizes[index]
-        self.noted_bytes -= nbytes
-        return nbytes
+        return self.sizes[index]
 
     def is_mostly_dead(self) -> bool:
         """Whether most of it is gone. Looked at seldom: each time that twice as much has been packed."""
@@ -189,10 +189,22 @@ class NotedLog:
             if noted is not None:
                 yield noted
 
-    def __del__(self) -> None:
-        # May run anywhere, see `Handle.__del__`.
-        if self.noted:
-            self.books.moves.noted.ended.append((self.number, self.noted_bytes))
+
+class LogRemains(Remains[NotedLog]):
+    """What is to be done when a log is gone.
+
+    Attributes:
+        number, noted, sizes: the log's.
+        then: called too, under the store's lock.
+    """
+
+    __slots__ = ("noted", "number", "sizes", "then")
+
+    def __init__(self, log: NotedLog, note_death: Callable[[LogRemains], None]) -> None:
+        self.number = log.number
+        self.noted = log.noted
+        self.sizes = log.sizes
+        self.then: Callable[[], None] | None = None
 
 
 class NotedTensors:
@@ -200,20 +212,27 @@ class NotedTensors:
 
     Attributes:
         num_bytes: of it, as far as is known; never too few.
-        ended: (number, bytes) of logs that have died; appended to by finalizers.
+        ended: logs that have died, see NOTE [No finalizers].
     """
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        self.ended: deque[tuple[int, int]] = deque()
-        self._logs: dict[int, weakref.ref[NotedLog]] = {}
+        self.ended: deque[LogRemains] = deque()
+        self._begun: set[LogRemains] = set()  # keeps those of every log
+        self._logs: dict[int, LogRemains] = {}  # in which something is noted
+
+    def begin(self, log: NotedLog) -> LogRemains:
+        """A log begins. Any thread, without the lock."""
+        remains = LogRemains(log, self.ended.append)
+        self._begun.add(remains)
+        return remains
 
     def add(self, noted: NotedTensor, node: int, nbytes: int) -> None:
         """Note a tensor, saved by the autograd node of that number. On the way of every pack."""
         log = noted.log
         if not log.noted:
             self.drop_ended()
-            self._logs[log.number] = weakref.ref(log)
+            self._logs[log.number] = log.remains
         nodes = log.nodes
         noted.index = index = len(nodes)
         if not index:
@@ -223,19 +242,21 @@ class NotedTensors:
         nodes.append(node)
         log.sizes.append(nbytes)
         log.records.append(None)
-        log.noted_bytes += nbytes
         self.num_bytes += nbytes
 
     def drop_ended(self) -> None:
-        """What dead logs had noted is not counted any more."""
+        """What dead logs had noted is not counted any more, and what is to be done after them is done."""
         while self.ended:
-            number, nbytes = self.ended.popleft()
-            del self._logs[number]
-            self.num_bytes -= nbytes
+            remains = self.ended.popleft()
+            self._begun.discard(remains)
+            if remains.noted:
+                del self._logs[remains.number]
+                self.num_bytes -= sum(remains.sizes[index] for index in remains.noted)
+            if remains.then is not None:
+                remains.then()
 
     def take(self) -> Iterator[NotedTensor]:
         """Take out everything that is settled, to be booked."""
-        self.drop_ended()
         for reference in list(self._logs.values()):
             log = reference()
             if log is not None:

@@ -92,8 +92,8 @@ def records_over(storage: torch.UntypedStorage, version: int, books: object) -> 
     """
     for reference in claims_of(storage):
         record = reference()
-        if record is not None and record.books is books and record.version == version and record.handle is not None:
-            handle = record.handle()
+        if record is not None and record.books is books and record.version == version:
+            handle = record()
             if handle is not None:
                 yield record, handle
 
@@ -119,8 +119,8 @@ def is_sole_owner(record: Record) -> bool:
     (StorageImpl keeps it; torch 2.11 and 2.13). A storage that was resized or moved since (FSDP frees parameters
     by `resize_(0)`, without a version bump) is managed by somebody else.
 
-    Only while the record's source holds the storage. A finalizer may drop a claim at any moment: the owners are
-    counted first, so that a claim which goes between the two counts makes the answer "no", never "yes".
+    Only while the record's source holds the storage. A handle, and with it a claim, may die at any moment: the owners
+    are counted first, so that a claim which goes between the two counts makes the answer "no", never "yes".
     """
     source, claims = record.source, record.claims
     if source is None or claims is None:

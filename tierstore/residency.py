@@ -214,7 +214,7 @@ class Residency:
         with self.lock:
             if record.span is not None or record.source is None or self.closed is not None:
                 return False
-            record.layouts.append(layout)
+            record.joined += (layout,)
             self._count_join(nbytes)
             return True
 
@@ -365,7 +365,7 @@ class Residency:
 
     @_whole
     def tidy(self) -> None:
-        """Account for what finalizers left, and for what is ours by now. Does not wait."""
+        """Account for what has died, and for what is ours by now. Does not wait."""
         with self.lock:
             self._drain()
             if self.closed is None:
@@ -396,7 +396,7 @@ class Residency:
             if record.state is not State.QUEUED:
                 return None
             source = record.source
-            if source is None:  # its finalizer runs just now, on another thread, and will tell nobody
+            if source is None:  # its handle dies just now, on another thread, and nobody is told
                 self.moves.withdraw(record)
                 self._advance()
                 return None
@@ -462,7 +462,7 @@ class Residency:
             self._progress.notify_all()
 
     def _drain(self) -> None:
-        """Account for what finalizers left; if that was something, others may be able to go on."""
+        """Account for what has died; if that was something, others may be able to go on."""
         if self.moves.drain():
             self._advance()
 
@@ -594,7 +594,8 @@ class Residency:
             return root
         view = record.views.get(layout)
         if view is None:
-            view = record.views[layout] = rebuild(source, layout, record.first_byte)
+            view = rebuild(source, layout, record.first_byte)
+            record.keep_view(layout, view)
         return view
 
     def _raise_cause(self, record: Record) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +24,7 @@ from .disk.linux import move_pages
 from .free_runs import FreeRuns
 from .layout import memory_at
 from .ownership import mark_as_ours
+from .remains import Remains
 
 __all__ = ["Slab", "Slot", "SlotWatch"]
 
@@ -64,7 +64,7 @@ def _forget_cuda_error(device: torch.device) -> None:
         pass
 
 
-class SlotWatch(weakref.ref[torch.UntypedStorage]):
+class SlotWatch(Remains[torch.UntypedStorage]):
     """Sees the storage over a slot die.
 
     Attributes:
@@ -73,7 +73,8 @@ class SlotWatch(weakref.ref[torch.UntypedStorage]):
 
     __slots__ = ("slot",)
 
-    slot: Slot
+    def __init__(self, storage: torch.UntypedStorage, note_death: Callable[[SlotWatch], None], slot: Slot) -> None:
+        self.slot = slot
 
 
 class Slot:
@@ -120,14 +121,12 @@ class Slot:
         """A uint8 tensor, shape [nbytes], over the slot.
 
         `on_return` is called with the slot's watch when its storage dies: with the last tensor over it, whoever holds
-        that, autograd's C++ included. It runs on any thread, in the midst of anything, and must not block; it should
-        be no Python function, see `Handle.__del__`.
+        that, autograd's C++ included: see NOTE [No finalizers] in `remains.py`.
         """
         tensor = self.as_plain_tensor()  # its storage begins at the offset and keeps the region alive
         storage = tensor.untyped_storage()
         mark_as_ours(storage)
-        self.watch = SlotWatch(storage, on_return)
-        self.watch.slot = self
+        self.watch = SlotWatch(storage, on_return, self)
         return tensor
 
 

@@ -34,7 +34,7 @@ class Slots:
         self.slab = Slab(size_bytes, spare_bytes)
         self._books = books
         self._uncharged_bytes = uncharged_bytes
-        self._returned: deque[SlotWatch] = deque()  # appended to by finalizers
+        self._returned: deque[SlotWatch] = deque()  # see NOTE [No finalizers] in `remains.py`
         self._handed_out: set[Slot] = set()  # keeps their watches
 
     @property

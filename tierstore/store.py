@@ -54,8 +54,6 @@ from .tracing.recordings import Recordings
 from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
-    from collections import deque
-
     from .copies import Copies
     from .layout import Layout
     from .noted import NotedTensor
@@ -239,7 +237,7 @@ class TierStore:
         )
         self.books = self._core.books
         self.traces = self._core.traces
-        self.released: deque[Record] = self.books.moves.released
+        self._note_release = self.books.moves.released.append
         self.learned_orders = LearnedOrders()
         self.keys = itertools.count(1)
         self.of_thread = threading.local()  # the hooks' own
@@ -394,11 +392,13 @@ class TierStore:
         if kind is None:
             kind = _kind_of(layout.dtype)
         nbytes = storage.nbytes() if tensor.numel() else 0
-        record = Record(next(self.keys), source, nbytes, storage_address(source), layout, kind)
+        handle = Handle(self, source)
+        key, address = next(self.keys), storage_address(source)
+        handle.record = record = Record(handle, self._note_release, key, nbytes, address, layout, kind)
         record.books = self.books
         record.device = self.books.moves.devices.device_of(source)
         claim(record, storage)
-        return Handle(record, self)
+        return handle
 
     def handle_for(self, noted: NotedTensor) -> Handle:
         """See `HandleOwner`."""
@@ -406,13 +406,14 @@ class TierStore:
         if alias is None:
             raise RuntimeError(f"tensor {noted.key} is booked already")
         layout = layout_of(alias)
-        nbytes = noted.log.sizes[noted.index]
-        record = Record(noted.key, alias_of(alias, layout), nbytes, noted.address, layout, _kind_of(layout.dtype))
+        kind, nbytes = _kind_of(layout.dtype), noted.log.sizes[noted.index]
+        handle = Handle(self, alias_of(alias, layout))
+        handle.record = record = Record(handle, self._note_release, noted.key, nbytes, noted.address, layout, kind)
         record.version = noted.version
         record.root = noted.root
         record.books = self.books
         claim(record, alias.untyped_storage())
-        return Handle(record, self)
+        return handle
 
     def _record_of(self, handle: Handle) -> Record:
         if not isinstance(handle, Handle):

@@ -9,10 +9,10 @@ import random
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ import torch
 from tierstore.copies import Marker
 from tierstore.device import DeviceTier
 from tierstore.disk.tier import Kind
-from tierstore.handle import Record, State
+from tierstore.handle import Handle, Record, State
 from tierstore.layout import layout_of
 from tierstore.ownership import claim
 from tierstore.slab import Slab, Slot
@@ -214,15 +214,17 @@ def slab() -> Slab:
     return Slab(4 * 2**20)
 
 
-def _save(tier: DeviceTier, tensor: torch.Tensor, key: int) -> Record:
+def _save(tier: DeviceTier, tensor: torch.Tensor, key: int) -> Handle:
     """What a pack does, once the tensor is the store's alone."""
-    source = tensor.detach()
-    record = Record(key, source, tensor.nbytes, source.data_ptr(), layout_of(tensor), Kind("uint8", 1))
+    handle = Handle(cast("Any", None), tensor.detach())
+    layout, released = layout_of(tensor), deque[Record]()
+    record = Record(handle, released.append, key, tensor.nbytes, tensor.data_ptr(), layout, Kind("uint8", 1))
+    handle.record = record
     record.device = CPU
     claim(record, tensor.untyped_storage())
     tier.note_stream(record)
     tier.hold(record)
-    return record
+    return handle
 
 
 def _offload(tier: DeviceTier, slab: Slab, record: Record) -> Slot:
@@ -255,9 +257,11 @@ def _poll_until(tier: DeviceTier, condition: Callable[[], bool]) -> None:
 def test_hold_keeps_what_was_saved_last_within_the_limit(accelerator: Accelerator) -> None:
     tier = DeviceTier(accelerator)
     tier.resident.limit_bytes = 2 * NBYTES
-    records = [_save(tier, accelerator.computed(i), i) for i in range(2)]
+    handles = [_save(tier, accelerator.computed(i), i) for i in range(2)]
+    records = [handle.record for handle in handles]
     assert tier.surplus() is None
-    records.append(_save(tier, accelerator.computed(2), 2))
+    handles.append(_save(tier, accelerator.computed(2), 2))
+    records.append(handles[2].record)
     assert tier.surplus() is records[0]
     assert tier.held_bytes == 3 * NBYTES
     tier.leave(records[0])
@@ -270,7 +274,8 @@ def test_hold_keeps_what_was_saved_last_within_the_limit(accelerator: Accelerato
 def test_offload_copies_what_the_kernel_wrote_and_then_lets_go(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
     accelerator.compute.hold()
-    record = _save(tier, accelerator.computed(5), 1)
+    handle = _save(tier, accelerator.computed(5), 1)
+    record = handle.record
     slot = _offload(tier, slab, record)
     tier.poll()
     assert record.state is State.OFFLOADING
@@ -290,7 +295,8 @@ def test_offload_on_another_stream_than_the_records_follows_the_records(accelera
     """Whoever happens to make room: the kernel that fills the tensor is on the stream that packed it."""
     tier = DeviceTier(accelerator)
     accelerator.compute.hold()
-    record = _save(tier, accelerator.computed(5), 1)
+    handle = _save(tier, accelerator.computed(5), 1)
+    record = handle.record
     accelerator.current = accelerator.side
     slot = _offload(tier, slab, record)
     assert accelerator.copied == [("out", accelerator.compute)]
@@ -302,7 +308,8 @@ def test_offload_on_another_stream_than_the_records_follows_the_records(accelera
 
 def test_offload_of_a_part_copies_that_part(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
-    record = _save(tier, accelerator.computed(5), 1)
+    handle = _save(tier, accelerator.computed(5), 1)
+    record = handle.record
     record.nbytes, record.slot = 640, slab.allocate(640)
     assert record.source is not None
     tier.offload(record, record.source, record.slot, 128, 768)
@@ -316,9 +323,10 @@ def test_offload_of_a_part_copies_that_part(accelerator: Accelerator, slab: Slab
 def test_offload_released_meanwhile_holds_the_memory_until_copied(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
     accelerator.out.hold()
-    record = _save(tier, accelerator.computed(5), 1)
+    handle = _save(tier, accelerator.computed(5), 1)
+    record = handle.record
     slot = _offload(tier, slab, record)
-    record.source = None  # the handle is gone
+    del handle
     tier.release(record)
     freed: list[Slot] = []
     assert record.ready is not None
@@ -339,11 +347,10 @@ def test_offload_beyond_the_bound_makes_the_stream_wait_not_the_host(
 ) -> None:
     tier = DeviceTier(accelerator, flight_bytes=num_in_flight * NBYTES)
     accelerator.out.hold()
-    slots, peak_bytes = [], 0
+    handles, slots, peak_bytes = [], [], 0
     for i in range(20):
-        record = _save(tier, accelerator.computed(i), i)
-        slots.append(_offload(tier, slab, record))
-        del record
+        handles.append(_save(tier, accelerator.computed(i), i))
+        slots.append(_offload(tier, slab, handles[i].record))
         peak_bytes = max(peak_bytes, accelerator.held_bytes)
         assert tier.held_bytes <= num_in_flight * NBYTES
     assert peak_bytes <= (num_in_flight + 1) * NBYTES
@@ -361,11 +368,12 @@ def test_offload_of_another_streams_block_is_copied_before_that_stream_uses_it_a
     tier = DeviceTier(accelerator, flight_bytes=NBYTES)
     accelerator.out.hold()
     accelerator.current = accelerator.side
-    slots = []
+    handles, slots = [], []
     for i in range(10):
         tensor = accelerator.computed(i, stream=accelerator.compute)
         accelerator.side.wait(accelerator.compute.record())
-        slots.append(_offload(tier, slab, _save(tier, tensor, i)))
+        handles.append(_save(tier, tensor, i))
+        slots.append(_offload(tier, slab, handles[i].record))
         del tensor
         assert accelerator.held_bytes <= 2 * NBYTES
     accelerator.out.let_go()
@@ -378,7 +386,8 @@ def test_offload_of_another_streams_block_is_copied_before_that_stream_uses_it_a
 
 def test_reload_is_seen_by_every_later_kernel(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
-    record = _save(tier, accelerator.computed(5), 1)
+    handle = _save(tier, accelerator.computed(5), 1)
+    record = handle.record
     _offload(tier, slab, record)
     _poll_until(tier, lambda: record.state is State.HOST)
     accelerator.into.hold()
@@ -392,7 +401,8 @@ def test_reload_is_seen_by_every_later_kernel(accelerator: Accelerator, slab: Sl
 
 def test_reload_on_another_stream_than_the_records_waits_there_too(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
-    record = _save(tier, accelerator.computed(5), 1)
+    handle = _save(tier, accelerator.computed(5), 1)
+    record = handle.record
     _offload(tier, slab, record)
     _poll_until(tier, lambda: record.state is State.HOST)
     accelerator.into.hold()
@@ -407,7 +417,8 @@ def test_reload_on_another_stream_than_the_records_waits_there_too(accelerator: 
 
 def test_reload_ahead_no_stream_waits_before_somebody_asks(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
-    record = _save(tier, accelerator.computed(5), 1)
+    handle = _save(tier, accelerator.computed(5), 1)
+    record = handle.record
     slot = _offload(tier, slab, record)
     _poll_until(tier, lambda: record.state is State.HOST)
     accelerator.into.hold()
@@ -427,13 +438,14 @@ def test_reload_ahead_that_nobody_asked_for_holds_its_block_until_it_is_over(
     accelerator: Accelerator, slab: Slab
 ) -> None:
     tier = DeviceTier(accelerator)
-    record = _save(tier, accelerator.computed(5), 1)
+    handle = _save(tier, accelerator.computed(5), 1)
+    record = handle.record
     slot = _offload(tier, slab, record)
     _poll_until(tier, lambda: record.state is State.HOST)
     accelerator.into.hold()
     assert record.source is not None
     tier.reload(record, record.source, slot)
-    record.source = None  # the handle is gone
+    del handle
     tier.release(record)
     assert accelerator.held_bytes == NBYTES
     accelerator.into.let_go()
@@ -445,7 +457,8 @@ def test_reload_ahead_one_that_is_larger_than_the_bound_while_another_is_in_use(
     accelerator: Accelerator, slab: Slab
 ) -> None:
     tier = DeviceTier(accelerator, reload_bytes=NBYTES // 2)
-    records = [_save(tier, accelerator.computed(i), i) for i in range(3)]
+    handles = [_save(tier, accelerator.computed(i), i) for i in range(3)]
+    records = [handle.record for handle in handles]
     for record in records:
         _offload(tier, slab, record)
     _poll_until(tier, lambda: all(record.state is State.HOST for record in records))
@@ -465,7 +478,8 @@ def test_reload_ahead_one_that_is_larger_than_the_bound_while_another_is_in_use(
 def test_reload_waits_for_the_copy_out_that_still_runs(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator, flight_bytes=NBYTES)
     accelerator.out.hold()
-    records = [_save(tier, accelerator.computed(i), i) for i in range(3)]
+    handles = [_save(tier, accelerator.computed(i), i) for i in range(3)]
+    records = [handle.record for handle in handles]
     for record in records:
         _offload(tier, slab, record)
     assert not tier.has_bytes(records[0])
@@ -478,7 +492,8 @@ def test_reload_waits_for_the_copy_out_that_still_runs(accelerator: Accelerator,
 def test_reload_into_memory_a_kernel_still_uses_comes_after_it(accelerator: Accelerator, slab: Slab) -> None:
     """What a queued kernel reads must not be overwritten by the copy into the block that was freed under it."""
     tier = DeviceTier(accelerator)
-    record = _save(tier, accelerator.computed(5), 1)
+    handle = _save(tier, accelerator.computed(5), 1)
+    record = handle.record
     _offload(tier, slab, record)
     _poll_until(tier, lambda: record.state is State.HOST)
     accelerator.compute.hold()
@@ -494,7 +509,8 @@ def test_reload_into_memory_a_kernel_still_uses_comes_after_it(accelerator: Acce
 
 def test_reload_beyond_its_bound_forgets_the_oldest(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator, reload_bytes=2 * NBYTES)
-    records = [_save(tier, accelerator.computed(i), i) for i in range(5)]
+    handles = [_save(tier, accelerator.computed(i), i) for i in range(5)]
+    records = [handle.record for handle in handles]
     for record in records:
         _offload(tier, slab, record)
     _poll_until(tier, lambda: all(record.state is State.HOST for record in records))
@@ -512,7 +528,8 @@ def test_reload_beyond_its_bound_forgets_the_oldest(accelerator: Accelerator, sl
 
 def test_slot_is_not_free_before_the_last_copy_from_it(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
-    record = _save(tier, accelerator.computed(5), 1)
+    handle = _save(tier, accelerator.computed(5), 1)
+    record = handle.record
     slot = _offload(tier, slab, record)
     _poll_until(tier, lambda: record.state is State.HOST)
     accelerator.into.hold()
@@ -541,12 +558,11 @@ def test_any_interleaving_brings_back_the_bytes(accelerator: Accelerator, seed: 
     slab = Slab(8 * NBYTES)
     tier = DeviceTier(accelerator, flight_bytes=3 * NBYTES, reload_bytes=2 * NBYTES)
     tier.resident.limit_bytes = 2 * NBYTES
-    live: dict[int, Record] = {}
+    live: dict[int, Handle] = {}
     results: list[tuple[int, Callable[[], torch.Tensor]]] = []
 
     def drop(number: int) -> None:
-        record = live.pop(number)
-        record.source = None
+        record = live.pop(number).record
         tier.release(record)
         record.claims = None
         if record.slot is not None and record.ready is not None:
@@ -566,7 +582,7 @@ def test_any_interleaving_brings_back_the_bytes(accelerator: Accelerator, seed: 
                 _offload(tier, slab, surplus)
         else:
             wanted = chance.choice(list(live))
-            record = live[wanted]
+            record = live[wanted].record
             assert record.source is not None
             tier.hand_over(record)
             tensor = record.source.detach() if tier.has_bytes(record) else _reload(tier, record)

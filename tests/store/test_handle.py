@@ -6,10 +6,10 @@ import copy
 import gc
 import pickle
 import re
+import weakref
 from collections import deque
 from itertools import product
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,13 +20,17 @@ from tierstore.handle import MOVES, Handle, Record, State
 from tierstore.layout import layout_of
 
 
-def _record(key: int = 1, nbytes: int = 40) -> Record:
-    source = torch.empty(nbytes // 4)
-    return Record(key, source, nbytes, source.data_ptr(), layout_of(source), Kind("float32", 4))
+def _handle(source: torch.Tensor | None = None, released: deque[Record] | None = None, key: int = 1) -> Handle:
+    source = torch.empty(10) if source is None else source
+    handle = Handle(cast("Any", None), source)
+    note_release = (deque() if released is None else released).append
+    layout, kind = layout_of(source), Kind("float32", 4)
+    handle.record = Record(handle, note_release, key, source.nbytes, source.data_ptr(), layout, kind)
+    return handle
 
 
 def _record_in(state: State) -> Record:
-    """By the shortest legal way from the beginning."""
+    """By the shortest legal way from the beginning. Its handle is gone."""
     ways: dict[State, list[State]] = {State.PENDING: []}
     queue = deque([State.PENDING])
     while queue:
@@ -35,7 +39,7 @@ def _record_in(state: State) -> Record:
             if there not in ways:
                 ways[there] = [*ways[here], there]
                 queue.append(there)
-    record = _record()
+    record = _handle().record
     for step in ways[state]:
         record.move(step)
     return record
@@ -85,50 +89,66 @@ def test_table_in_the_docstring_names_every_state() -> None:
 def test_record_keeps_what_was_saved() -> None:
     source = torch.arange(6.0).reshape(2, 3).t()
     source.add_(1)
-    record = Record(7, source, 24, source.data_ptr(), layout_of(source), Kind("float32", 4))
+    handle = _handle(source, key=7)
+    record = handle.record
     assert (record.key, record.state, record.version, record.nbytes) == (7, State.PENDING, 1, 24)
-    assert record.layouts == [record.layout]
+    assert record.source is source
+    assert record.layout == layout_of(source)
     assert record.device is None
     assert "PENDING" in repr(record)
     assert not hasattr(record, "__dict__")
 
 
-def _owner() -> Any:
-    return SimpleNamespace(released=deque())
+def test_record_keeps_what_was_handed_out_as_long_as_its_handle_lives() -> None:
+    handle = _handle()
+    record, view = handle.record, handle.source.view(2, 5)
+    record.keep_view(layout_of(view), view)
+    assert record.views == {layout_of(view): view}
+    record.forget_views()
+    assert record.views == {}
+    record.keep_view(layout_of(view), view)
+    memory = weakref.ref(view.untyped_storage())
+    del handle
+    assert memory() is not None
+    del view
+    assert memory() is None
+    assert record.views == {}
+    record.keep_view(record.layout, torch.empty(10))
+    assert record.views == {}, "of what is gone nothing is kept"
 
 
-def test_handle_dropped_only_queues_its_record() -> None:
-    owner, record = _owner(), _record()
-    handle = Handle(record, owner)
-    assert record.handle is not None
-    assert record.handle() is handle
+def test_handle_dropped_frees_the_memory_at_once_and_queues_its_record() -> None:
+    released: deque[Record] = deque()
+    handle = _handle(released=released)
+    record, memory = handle.record, weakref.ref(handle.source.untyped_storage())
+    assert record() is handle
     assert "pending" in repr(handle)
     del handle
-    assert list(owner.released) == [record]
+    assert list(released) == [record]
+    assert memory() is None
     assert record.source is None
     assert record.state is State.PENDING
-    assert record.handle() is None
+    assert record() is None
 
 
 def test_handle_in_a_cycle_is_queued_by_the_collector() -> None:
-    owner, record = _owner(), _record()
-    cycle: list[object] = [Handle(record, owner)]
+    released: deque[Record] = deque()
+    cycle: list[object] = [_handle(released=released)]
+    record = cast("Handle", cycle[0]).record
     cycle.append(cycle)
     del cycle
-    assert not owner.released
+    assert not released
     gc.collect()
-    assert list(owner.released) == [record]
+    assert list(released) == [record]
 
 
 def test_handle_is_hashable_by_identity() -> None:
-    owner, record = _owner(), _record()
-    handle, other = Handle(record, owner), Handle(_record(), owner)
+    handle, other = _handle(), _handle()
     assert handle != other
     assert len({handle, other, handle}) == 2
 
 
 @pytest.mark.parametrize("copier", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_handle_copied_is_refused(copier: Any) -> None:
-    handle = Handle(_record(), _owner())
     with pytest.raises(TypeError, match="pickled"):
-        copier(handle)
+        copier(_handle())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import deque
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 from tests.store.happens_before import BLOCK_BYTES, DEVICE, HOST, ClockedCopies, UnorderedError
 from tierstore.device import DeviceTier
 from tierstore.disk.tier import Kind
-from tierstore.handle import Record, State
+from tierstore.handle import Handle, Record, State
 from tierstore.layout import layout_of
 from tierstore.ownership import claim
 from tierstore.slab import Slab
@@ -34,6 +36,7 @@ class Program:
         self.tier.resident.limit_bytes = 2 * BLOCK_BYTES
         self.slab = Slab(64 * 4096)
         self.live: dict[int, Record] = {}
+        self.handles: dict[int, Handle] = {}
         self.owners: dict[int, str] = {}
         self.num_records = 0
 
@@ -45,14 +48,16 @@ class Program:
         self._use(tensor, owner, packer)
         self.num_records += 1
         number = self.num_records
-        source = tensor.detach()
-        record = Record(number, source, BLOCK_BYTES, source.data_ptr(), layout_of(tensor), Kind("uint8", 1))
+        handle = Handle(cast("Any", None), tensor.detach())
+        layout, released = layout_of(tensor), deque[Record]()
+        record = Record(handle, released.append, number, BLOCK_BYTES, tensor.data_ptr(), layout, Kind("uint8", 1))
+        handle.record = record
         record.device = DEVICE
         claim(record, tensor.untyped_storage())
         self.copies.current = packer
         self.tier.note_stream(record)
         self.tier.hold(record)
-        self.live[number] = record
+        self.live[number], self.handles[number] = record, handle
         self.owners[number] = owner
 
     def _use(self, tensor: torch.Tensor, made_on: str, stream: str) -> None:
@@ -109,11 +114,11 @@ class Program:
             self._bring(record)
 
     def release(self, record: Record) -> None:
-        """The graph is dropped: what the user does before, and then a handle's finalizer and the books."""
+        """The graph is dropped: what the user does before, then its handle dies, and the books account for that."""
         del self.live[record.key]
         for stream in STREAMS:
             self.copies.order(self.owners[record.key], after=stream)
-        record.source = None
+        del self.handles[record.key]
         self.tier.release(record)
         record.claims = None
         self._free_slot(record)

@@ -194,7 +194,7 @@ def test_drop_while_the_job_runs_noticed_only_at_its_end(bench: Bench, stage: st
     store, disk, handle, _ = _at(bench, stage)
     del handle  # and nobody calls the store before the job has ended
     disk.let_go()
-    until(lambda: disk.usage().num_records == 0 and not store.released)
+    until(lambda: disk.usage().num_records == 0 and not store.books.moves.released)
     until_empty(store)
 
 
@@ -483,15 +483,25 @@ def test_put_goes_on_when_the_queued_handles_are_dropped(bench: Bench) -> None:
     assert torch.equal(store.get(put.result(20)), _tensor(5))
 
 
-def test_put_goes_on_when_a_finalizer_has_only_begun(bench: Bench) -> None:
+def test_put_goes_on_when_a_handle_has_only_begun_to_die(bench: Bench) -> None:
     """The write is passed over because the handle dies just then, and nobody comes later to tell the put that waits."""
     store, _, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
     assert go_on is not None
     waiting = bench.on_thread(store, store.put, _tensor(1))
-    handle.record.source = None  # what `Handle.__del__` does first; it goes on when the loop has been there
+    begun, may_end = threading.Event(), threading.Event()
+    watch = weakref.ref(
+        handle, lambda _: (begun.set(), may_end.wait(30))
+    )  # called before the store's own, the newest first
+    last = [handle]
+    del handle
+    dying = threading.Thread(target=last.clear)
+    dying.start()
+    assert begun.wait(20)
     go_on.set()
     other = waiting.result(20)
-    del handle
+    may_end.set()
+    dying.join(20)
+    assert watch() is None
     assert torch.equal(store.get(other), _tensor(1))
     del other, waiting
     until_empty(store)

@@ -57,7 +57,7 @@ def _link(device: torch.device, seconds: float, num_bytes: int) -> AcceleratorLi
         slab = Slab(num_bytes)
         slot = slab.allocate(num_bytes)
         host = slot.as_plain_tensor().fill_(1)
-        slab.pin(device.type)
+        slab.pin(device)
         try:
             on_device = torch.ones(num_bytes, dtype=torch.uint8, device=device)
             name, memory_bytes = _identity(device)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter, call
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..errors import StorageIOError
+from ..remains import Remains
 from ..threads import start_thread
 from .events import Booked, Cancelled, End, Freed, Gone, Header, Levels, Lost, Offload, Reload, Stall
 from .file import TraceFile
@@ -42,8 +43,8 @@ _now = time.perf_counter_ns
 class Recorder(Observer):
     """One trace while it is recorded.
 
-    As an `Observer` it is called under the store's lock. `append` and `gone` may be called from any thread, `gone` from
-    a finalizer. Nothing but `flush` and `close` blocks.
+    As an `Observer` it is called under the store's lock. `append` may be called from any thread. Nothing but `flush`
+    and `close` blocks.
 
     Args:
         place, file: where to; the file is closed with the trace.
@@ -52,7 +53,7 @@ class Recorder(Observer):
         on_idle: called on the writing thread whenever it has written what there was and `is_idle`.
 
     Attributes:
-        waiting: events that are not written yet. Finalizers append to it.
+        waiting: events that are not written yet; also appended to where something dies.
         num_inside: scopes that are being recorded now, and one for `TierStore.trace`; changed under the store's lock.
     """
 
@@ -71,7 +72,7 @@ class Recorder(Observer):
         self._header = header
         self._levels = levels
         self._on_idle = on_idle
-        self._graphs: dict[int, weakref.ref[Any]] = {}
+        self._graphs: dict[int, _GraphRemains] = {}
         self._jobs = OpenJobs()
         self._encode = msgspec.json.Encoder(enc_hook=_name_of).encode
         self._num_lost = 0
@@ -94,15 +95,11 @@ class Recorder(Observer):
 
     def begin_graph(self, number: int, graph: object) -> None:
         """From now on the trace goes on at least until this graph is gone."""
-        self._graphs[number] = weakref.ref(graph)
+        self._graphs[number] = _GraphRemains(graph, self.waiting.extend, number)
 
     def booked(self, graph: int, index: int, record: int) -> None:
         """A saved tensor has a record."""
         self.append((Booked, _now(), graph, index, record))
-
-    def gone(self, graph: int) -> None:
-        """The graph is gone. Fit for a finalizer."""
-        self.waiting.append((Gone, _now(), graph))
 
     def is_idle(self) -> bool:
         """Whether no scope and no graph is being recorded. Under the store's lock, which keeps new ones out."""
@@ -268,6 +265,17 @@ class Recorder(Observer):
             if graph() is None:
                 del self._graphs[number]
         return not (self.num_inside or self._graphs or self.waiting)
+
+
+class _GraphRemains(Remains[Any]):
+    """Puts in the event that tells of the graph's death; see NOTE [No finalizers] in `remains.py`."""
+
+    __slots__ = ("event",)
+
+    __iter__ = property(attrgetter("event"))  # what `deque.extend` asks for, in calls of C alone
+
+    def __init__(self, graph: object, extend: Callable[[Any], None], number: int) -> None:
+        self.event = zip((Gone,), map(call, (_now,)), (number,), strict=True).__iter__  # the time is taken when it is
 
 
 _CUT_SHORT = "the trace is cut short there; training is not affected"
