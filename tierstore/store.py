@@ -64,6 +64,7 @@ _HOST_SHARE = 4  # a quarter of the memory that is available
 _DISK_SHARE = 0.8  # of what is free
 _CLOSE_DEADLINE_SECONDS = 60.0
 _MOST_ADDRESS_BYTES = 107  # unix(7)
+_MOST_LAYOUTS = 4096  # that are kept to be shared
 
 
 class TierStore:
@@ -238,6 +239,7 @@ class TierStore:
         self.books = self._core.books
         self.traces = self._core.traces
         self._note_release = self.books.moves.released.append
+        self._layouts: dict[Layout, Layout] = {}
         self.learned_orders = LearnedOrders()
         self.keys = itertools.count(1)
         self.of_thread = threading.local()  # the hooks' own
@@ -393,7 +395,7 @@ class TierStore:
             kind = _kind_of(layout.dtype)
         nbytes = storage.nbytes() if tensor.numel() else 0
         handle = Handle(self, source)
-        key, address = next(self.keys), storage_address(source)
+        key, address, layout = next(self.keys), storage_address(source), self._same_layout(layout)
         handle.record = record = Record(handle, self._note_release, key, nbytes, address, layout, kind)
         record.books = self.books
         record.device = self.books.moves.devices.device_of(source)
@@ -405,7 +407,7 @@ class TierStore:
         alias = noted.alias
         if alias is None:
             raise RuntimeError(f"tensor {noted.key} is booked already")
-        layout = layout_of(alias)
+        layout = self._same_layout(layout_of(alias))
         kind, nbytes = _kind_of(layout.dtype), noted.log.sizes[noted.index]
         handle = Handle(self, alias_of(alias, layout))
         handle.record = record = Record(handle, self._note_release, noted.key, nbytes, noted.address, layout, kind)
@@ -414,6 +416,13 @@ class TierStore:
         record.books = self.books
         claim(record, alias.untyped_storage())
         return handle
+
+    def _same_layout(self, layout: Layout) -> Layout:
+        """An equal one, which many share: most tensors are of few geometries, and each layout is three objects."""
+        layouts = self._layouts
+        if len(layouts) > _MOST_LAYOUTS:
+            layouts.clear()
+        return layouts.setdefault(layout, layout)
 
     def _record_of(self, handle: Handle) -> Record:
         if not isinstance(handle, Handle):
