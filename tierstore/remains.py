@@ -6,7 +6,7 @@ of our critical sections, or at interpreter exit. So nothing may take a lock the
 run: Ctrl-C that came during a long call of C++ (backward) is handled at the next one, and what its handler raises in a
 finalizer is swallowed, with the rest of the finalizer.
 
-Hence there are no finalizers. What is still to be done when an object has died is known to another one, which outlives
+Hence none of them has a finalizer. What is still to be done when an object has died is known to another one, which outlives
 it, its `Remains`. That is itself a weak reference to the object, and its callback is the `append` of a queue: all that
 happens at a death are calls of C, and whoever calls the store next does the rest.
 

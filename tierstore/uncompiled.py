@@ -1,7 +1,7 @@
 """Functions that TorchDynamo never looks into.
 
-Dynamo intercepts every Python frame that runs inside a compiled call, and traces what it finds there: hooks under
-compiled autograd, a finalizer that happens to run. What it traces it runs with tensors that have no bytes and no
+Dynamo intercepts every Python frame that runs inside a compiled call, and traces what it finds there, hooks under
+compiled autograd too. What it traces it runs with tensors that have no bytes and no
 version counters, and in part later or not at all. Nothing in a store can be traced, so its entrances are marked;
 only the hook that gives a saved tensor back can be, through an operator (`tierstore/hooks/traced.py`).
 

@@ -74,7 +74,7 @@ def _pending(store: TierStore) -> Iterator[Held]:
         saved = (alive * alive).sin().cos()
     store.stats()
     (record,) = [each for each in store.books.moves._records.values() if each.root is not None and each.root() is alive]
-    yield Held(record, record.handle(), threading.Event())
+    yield Held(record, record(), threading.Event())
     del alive, saved
 
 
