@@ -112,7 +112,7 @@ class NotedLog:
         sizes: bytes of each tensor's storage.
         records: of each; None while it is only noted.
         noted: what is only noted, dead tensors included, by index.
-        remains: what the store has to know when it is gone.
+        remains: what the store has to do when it is gone.
         first_key: of the record of the first.
         num_surveyed: of so many it is known who else holds them.
         plan: where they belong, if the packs so far are those of a graph that is known.
@@ -238,9 +238,9 @@ class NotedTensors:
         if not index:
             log.first_key = noted.key
         log.is_settled = False
-        log.noted[index] = weakref.ref(noted)
         nodes.append(node)
         log.sizes.append(nbytes)
+        log.noted[index] = weakref.ref(noted)
         log.records.append(None)
         self.num_bytes += nbytes
 
@@ -249,9 +249,8 @@ class NotedTensors:
         while self.ended:
             remains = self.ended.popleft()
             self._begun.discard(remains)
-            if remains.noted:
-                del self._logs[remains.number]
-                self.num_bytes -= sum(remains.sizes[index] for index in remains.noted)
+            self._logs.pop(remains.number, None)
+            self.num_bytes -= sum(remains.sizes[index] for index in remains.noted)
             if remains.then is not None:
                 remains.then()
 
