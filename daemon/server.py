@@ -64,7 +64,7 @@ def serve(settings: ServeSettings) -> None:
 
     Raises:
         ConfigError: an option cannot be used, or a living daemon uses the directory or the socket.
-        StorageIOError: the drive refused.
+        StorageIOError: the drive refused; or the index was found to be damaged, and all that was stored was cleared.
     """
     import uvloop
 
@@ -141,7 +141,8 @@ class Daemon:
                 accepting.cancel()
                 await self._drain()
                 self.is_open = False
-            await self.disk.close(keep=bool(self.sessions))
+            await self.disk.close(keep=bool(self.sessions) and self.disk.index_damage is None)
+            self._complain_of_damage()
         finally:
             threads.shutdown(wait=not self._ending_at_once.is_set())
 
@@ -161,6 +162,7 @@ class Daemon:
                 max_write_bytes_per_day=self.settings.max_write_bytes_per_day,
             )
         await self._take_up()
+        self._end_if_damaged()
 
     # --- the way out ----------------------------------------------------------------------------------------------
 
@@ -170,6 +172,19 @@ class Daemon:
         self._ending.set()
         if self._num_signals > 1:
             self._ending_at_once.set()
+
+    def _end_if_damaged(self) -> None:
+        """An index whose pages are damaged would refuse every new session, and keep what is freed, from now on."""
+        damage = self.disk.index_damage
+        if damage is not None and not self._ending.is_set():
+            self.log.error("the index is damaged (%s): this daemon ends, and what it has stored is cleared", damage)
+            self._ending.set()
+
+    def _complain_of_damage(self) -> None:
+        damage = self.disk.index_damage
+        if damage is not None:
+            kept = "what was stored was cleared; start the daemon again"
+            raise StorageIOError("write", f"the index under {self.settings.path}", str(damage), kept) from damage
 
     async def _drain(self) -> None:
         """Take no more, finish and answer what was taken, then close every connection: clients come back later."""
@@ -185,7 +200,8 @@ class Daemon:
         if quiet not in done:
             self.log.warning("ended before everything was written; the clients still have it")
             quiet.cancel()
-            os._exit(0)  # jobs of the disk tier cannot be stopped; what is committed is found again, as after a kill
+            # Jobs of the disk tier cannot be stopped; what is committed is found again, as after a kill.
+            os._exit(0 if self.disk.index_damage is None else 1)
         for connection in list(self._connections):
             connection.end_when_sent()
 
@@ -200,6 +216,7 @@ class Daemon:
             await work
         except Exception:
             self.log.exception("a bug, please report it")
+        self._end_if_damaged()
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -348,7 +365,8 @@ class Daemon:
 
     def _about(self, found: str) -> dict[str, object]:
         page = None if self.metrics_address is None else f"http://{self.metrics_address}/metrics"
-        return {"path": str(self.settings.path), "socket": str(self.settings.socket), "metrics": page, "found": found}
+        where = {"path": str(self.settings.path), "socket": str(self.settings.socket), "metrics": page}
+        return where | {"found": found, "sessions": len(self.sessions)}
 
     @property
     def is_ending(self) -> bool:

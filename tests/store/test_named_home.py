@@ -227,7 +227,7 @@ def test_kept_records_leases_and_budget_are_found_again(directory: Path) -> None
 
     async def second(before: tuple[int, int, int]) -> None:
         async with open_named(directory, "none") as (found, disk):
-            assert found == f"taken up: {len(KEYS)} records of 2 sessions"
+            assert found == f"taken up: {len(KEYS)} records"
             assert disk.leases == {7: b"another", 8: b"eight"}
             usage = disk.usage()
             assert (usage.disk_bytes, usage.num_records, disk.session) == before
@@ -246,7 +246,7 @@ def test_kept_records_leases_and_budget_are_found_again(directory: Path) -> None
 
     async def third() -> None:
         async with open_named(directory) as (found, disk):
-            assert found == "taken up: 0 records of 2 sessions"
+            assert found == "taken up: 0 records"
             assert disk.usage().disk_bytes == 0
             assert not [name for name in os.listdir(directory / FOLDER_NAME) if name.startswith("segment")]
 
@@ -356,7 +356,7 @@ def test_another_boot_clears(directory: Path, tmp_path: Path, monkeypatch: pytes
     (tmp_path / "boot_id").write_text("another\n", encoding="ascii")
     monkeypatch.setattr(home_module, "_BOOT_ID", tmp_path / "boot_id")
     assert open_and_look(directory) == ("cleared: written before the last boot", 0)
-    assert open_and_look(directory) == ("taken up: 1 records of 0 sessions", 1)
+    assert open_and_look(directory) == ("taken up: 1 records", 1)
 
 
 def open_and_look(directory: Path) -> tuple[str, int]:
@@ -484,7 +484,7 @@ def test_index_that_ends_two_starts_is_cleared_and_one_that_ends_one_is_not(dire
                 assert dying.wait(60) == -signal.SIGKILL
         found, num_records = open_and_look(directory)
         if num_deaths == 1:
-            assert (found, num_records) == (f"taken up: {len(KEYS)} records of 0 sessions", len(KEYS))
+            assert (found, num_records) == (f"taken up: {len(KEYS)} records", len(KEYS))
     assert (found, num_records) == ("cleared: 2 starts in a row ended while they read the index", 0)
 
 
@@ -509,9 +509,9 @@ def test_missing_and_truncated_segments_drop_their_records_only(
     os.truncate(folder / names[1], max(by_segment[truncated]) - 1)
     num_lost = len(by_segment[missing]) + 1
     kept = len(KEYS) - num_lost
-    words = f"taken up: {kept} records of 0 sessions; {num_lost} damaged ones were dropped"
+    words = f"taken up: {kept} records; {num_lost} damaged ones were dropped"
     assert open_and_look(directory) == (words, kept)
-    assert open_and_look(directory) == (f"taken up: {kept + 1} records of 0 sessions", kept + 1)
+    assert open_and_look(directory) == (f"taken up: {kept + 1} records", kept + 1)
 
 
 @pytest.mark.parametrize(
@@ -539,7 +539,7 @@ def test_entry_that_cannot_be_right_is_dropped(directory: Path, folder: Path, ch
         index.apply([Put(key, msgspec.structs.replace(locations[key], **change), None)])
 
     change_index(folder, damage)
-    words = f"taken up: {len(KEYS) - 1} records of 0 sessions; 1 damaged ones were dropped"
+    words = f"taken up: {len(KEYS) - 1} records; 1 damaged ones were dropped"
     assert open_and_look(directory) == (words, len(KEYS) - 1)
 
 
@@ -582,7 +582,7 @@ def test_entry_that_makes_no_sense_and_values_that_are_not_theirs_are_dropped(di
     report = check(directory)
     assert report == Report(report.found if report else "", right=len(KEYS) - 4)
     assert "; 5 damaged ones were dropped" in report.found
-    assert open_and_look(directory)[0] == f"taken up: {report.right} records of 0 sessions"
+    assert open_and_look(directory)[0] == f"taken up: {report.right} records"
 
 
 def test_key_of_another_length_clears(directory: Path, folder: Path) -> None:
@@ -608,7 +608,7 @@ def test_second_process_is_refused_until_the_first_is_killed(directory: Path) ->
             NamedHome(directory)
         holder.kill()
         holder.wait(60)
-    assert open_and_look(directory) == (f"taken up: {len(KEYS)} records of 0 sessions", len(KEYS))
+    assert open_and_look(directory) == (f"taken up: {len(KEYS)} records", len(KEYS))
 
 
 def test_forked_child_lets_go_of_the_lock_and_of_what_was_taken_up(directory: Path) -> None:

@@ -265,7 +265,7 @@ class NamedHome:
             close_segments(contents.segments, set())
             contents.index.close()
             raise
-        self.found = f"taken up: {len(locations)} records of {len(leases)} sessions"
+        self.found = f"taken up: {len(locations)} records"
         if num_dropped := len(unreadable) + len(unsound):
             self.found += f"; {num_dropped} damaged ones were dropped"
         return replace(contents, locations=locations, leases=leases, spans=spans)

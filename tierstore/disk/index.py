@@ -17,7 +17,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import lmdb
 import msgspec
@@ -70,6 +70,8 @@ class Index:
         file: the environment's file, opened for reading values where they lie.
         inode: of that file.
         allocated_bytes: what the file takes on disk, as of the last `apply` or the opening.
+        damage: what LMDB said of its own pages when a change met them; None: nothing. From then on changes fail, that
+            one or others, for as long as this file is used.
     """
 
     def __init__(self, file: io.FileIO, map_bytes: int) -> None:
@@ -82,6 +84,7 @@ class Index:
         self.file = file
         self.inode = inode_of(file.fileno())
         self.allocated_bytes = 0
+        self.damage: lmdb.Error | None = None
         try:
             self._environment = lmdb.open(
                 f"/proc/self/fd/{file.fileno()}",
@@ -242,6 +245,8 @@ class Index:
                 for _, operation in changes:
                     self._do(transaction, operation)
         except (lmdb.Error, OSError) as error:
+            if _tells_of_damage(error):
+                self.damage = error
             if len(changes) == 1:
                 return [(changes[0][0], self._reason_of(error, changes[0][1]))]
             return [outcome for change in changes for outcome in self._change([change])]
@@ -285,6 +290,12 @@ class Index:
                 with self._environment.begin(db=self._values, buffers=True) as transaction:
                     address = address_of(memoryview(transaction.get(_key(operation.key), b"")))
                 outcomes[place] = Outcome(value_offset=address - self._map_start)
+
+
+def _tells_of_damage(error: Exception) -> TypeGuard[lmdb.Error]:
+    """Whether it is one of LMDB's own, which are below zero (lmdb.h), and not about room."""
+    says_room = isinstance(error, (lmdb.MapFullError, lmdb.TxnFullError, lmdb.DbsFullError))
+    return isinstance(error, lmdb.Error) and not says_room and getattr(error, "code", 0) < 0
 
 
 def _pairs(transaction: _Transaction, table: _Database) -> Iterator[tuple[int, Any]]:

@@ -164,6 +164,14 @@ class LocalDisk:
             write_allowance_bytes=None if self._allowance is None else self._allowance.left_bytes(monotonic()),
         )
 
+    @property
+    def index_damage(self) -> Exception | None:
+        """What a change found out about the index: nothing can be relied on to be stored or freed from then on.
+
+        None: nothing of that kind. What lives in an extent can still be read, as long as this tier is open.
+        """
+        return self._index.damage
+
     def found_locations(self) -> dict[int, Location]:
         """Where each record lies, by key, for who has just opened a home that keeps them; a copy. On the loop."""
         return dict(self._shelf.locations)

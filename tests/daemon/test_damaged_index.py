@@ -1,0 +1,78 @@
+"""An index that reads well and cannot be changed: the daemon ends and says so, and the next one starts clean."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon
+from tests.daemon.test_survival import gradients, make_model, nothing, sessions_of
+from tierstore import DaemonUnavailableError, TierStore
+from tierstore.disk.home import FOLDER_NAME
+
+PAGE_BYTES, NUM_META_PAGES = 4096, 2
+LEAF_FLAGS = b"\x02\0"  # P_LEAF; at byte 10 of a page (struct MDB_page of lmdb's mdb.c), which begins with its number
+
+
+def misnumber_pages(index: Path) -> None:
+    """Give every leaf another number than its place: LMDB believes it when it frees the page, not before."""
+    with index.open("r+b", buffering=0) as file:
+        for page in range(NUM_META_PAGES * PAGE_BYTES, os.fstat(file.fileno()).st_size, PAGE_BYTES):
+            head = os.pread(file.fileno(), 12, page)
+            if head[10:] == LEAF_FLAGS:
+                os.pwrite(file.fileno(), bytes([head[5] ^ 0x40]), page + 5)
+
+
+def connect_until_it_ends(daemon: DaemonProcess) -> int:
+    """Open sessions until one is refused; the exit code."""
+    for _ in range(100):
+        try:
+            TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=1).close()
+        except DaemonUnavailableError:
+            return daemon.process.wait(END_SECONDS)
+    raise AssertionError(f"it goes on: {daemon.log}")
+
+
+def assert_clean(daemon: DaemonProcess) -> None:
+    assert "found=nothing" in daemon.log
+    model, batch = make_model(0)
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        expected, found = gradients(model, batch, None, nothing), gradients(model, batch, store, store.flush)
+        assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+    assert sessions_of(daemon) == set()
+
+
+def test_index_that_fails_when_it_is_changed_ends_the_daemon_and_the_next_is_clean(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(codec="none")
+    with TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=2) as store:
+        handle = store.put(torch.ones(1 << 17))
+        store.flush()
+        daemon.kill()
+        misnumber_pages(daemon.path / FOLDER_NAME / "index")
+        daemon = start_daemon(daemon.path, daemon.socket, codec="none")
+        assert connect_until_it_ends(daemon) == 1
+        assert 'found="taken up: 1 records" sessions=1' in daemon.log
+        assert "the index is damaged" in daemon.log
+        assert "what was stored was cleared; start the daemon again" in daemon.log
+        assert "a bug" not in daemon.log
+        assert list(daemon.path.iterdir()) == []
+        daemon = start_daemon(daemon.path, daemon.socket, codec="none")
+        with pytest.raises(DaemonUnavailableError, match="is lost"):
+            store.get(handle)
+    assert_clean(daemon)
+
+
+def test_index_damaged_under_a_running_daemon_ends_it_and_others_learn_why(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(codec="none")
+    with TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=2) as store:
+        handle = store.put(torch.ones(1 << 17))
+        store.flush()
+        misnumber_pages(daemon.path / FOLDER_NAME / "index")
+        assert connect_until_it_ends(daemon) == 1
+        daemon = start_daemon(daemon.path, daemon.socket, codec="none")
+        with pytest.raises(DaemonUnavailableError, match="knows no such session"):
+            store.get(handle)
+    assert_clean(daemon)
