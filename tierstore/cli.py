@@ -1,12 +1,11 @@
 """The command line: `tierstore COMMAND`. Every command imports what it needs when it runs.
 
-Exit codes: 0 done; 1 it failed, the demo's gradients differ, or the doctor found a problem; 2 an argument cannot be
-used.
+Exit codes: 0 done; 1 it failed, what it says could not be written, the demo's gradients differ, or the doctor found a
+problem; 2 an argument cannot be used.
 """
 
 from __future__ import annotations
 
-import io
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
@@ -15,6 +14,7 @@ import typer
 
 from .commands.demo import demo
 from .commands.doctor import doctor
+from .commands.output import OutputError, checked_output
 from .commands.serve import serve
 from .commands.stat import stat
 from .commands.top import top
@@ -35,10 +35,13 @@ app = typer.Typer(
 
 def main() -> None:
     """The console script. An expected error is one line on standard error, never a traceback."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # bars and clients' names may be beyond what a terminal can show
     try:
-        app()
+        with checked_output():
+            app()
+    except OutputError as error:
+        if error.is_wanted:
+            print(f"tierstore: {error}", file=sys.stderr)
+        sys.exit(1)
     except TierStoreError as error:
         print(f"tierstore: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)

@@ -321,3 +321,44 @@ def test_top_follows_the_daemon_until_it_is_told_to_leave(start_daemon: StartDae
         assert "\x1b[?25h" in shown, "and the cursor"
     finally:
         terminal.close()
+
+
+# --- where it cannot be said ------------------------------------------------------------------------------------------
+
+
+def run_into(output: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tierstore.cli", *arguments]
+    with open(output, "w") as file:
+        return subprocess.run(
+            command,
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment_of_tests(**variables),
+            timeout=SECONDS,
+        )
+
+
+@pytest.mark.parametrize("arguments", [["stat"], ["stat", "--json"], ["top", "--iterations=1"]], ids=" ".join)
+def test_look_that_cannot_be_written_is_one_line_and_code_1(daemon: DaemonProcess, arguments: list[str]) -> None:
+    done = run_into("/dev/full", *arguments, f"--socket={daemon.socket}")
+    assert done.stderr == "tierstore: standard output cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["at the end", "at once"])
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_words_that_cannot_be_written_are_one_line_and_code_1(argument: str, unbuffered: str) -> None:
+    done = run_into("/dev/full", argument, PYTHONUNBUFFERED=unbuffered)
+    assert done.stderr == "tierstore: standard output cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
+def test_stat_into_a_closed_pipe_says_nothing(daemon: DaemonProcess) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = run_into(f"/proc/self/fd/{writer}", "stat", f"--socket={daemon.socket}")
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -1,0 +1,63 @@
+"""Standard output that fails in one way, whoever writes to it and whenever it is noticed."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["OutputError", "checked_output"]
+
+
+class OutputError(Exception):
+    """Standard output takes no more: a full disk, a closed pipe. The cause is chained.
+
+    Not an `OSError`, of which the libraries between here and `main` make something of their own.
+
+    Attributes:
+        is_wanted: False: whoever read it has left.
+    """
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"standard output cannot be written: {error.strerror}")
+        self.is_wanted = not isinstance(error, BrokenPipeError)
+
+
+class _Output(io.TextIOWrapper):
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            raise OutputError(error) from error
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            raise OutputError(error) from error
+
+
+@contextmanager
+def checked_output() -> Iterator[None]:
+    """Inside, `sys.stdout` raises `OutputError`, at the latest when this ends; what it did not take is dropped then.
+
+    What it cannot encode is replaced: bars and clients' names may be beyond what a terminal can show.
+    """
+    plain = sys.stdout
+    if type(plain) is not io.TextIOWrapper:  # closed from the beginning, or somebody else's
+        yield
+        return
+    options = (plain.encoding, "replace", None, plain.line_buffering, plain.write_through)
+    sys.stdout = _Output(plain.detach(), *options)
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OutputError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # Python tries once more at exit
+        os.close(nowhere)
+        raise
