@@ -342,6 +342,41 @@ def test_record_of_another_session_is_refused(open_disk: OpenDisk) -> None:
     on_loop(test)
 
 
+DAMAGES: list[dict[str, object]] = [
+    {"checksum": None},
+    {"checksum": 0},
+    {"itemsize_bytes": 2},
+    {"codec": "zstd", "itemsize_bytes": 1},
+    {"codec": "shuffle-zstd"},
+    {"codec": "bits"},
+    {"codec": "none"},
+    {"head_bytes": 64},
+    {"encoded_bytes": 9_000},
+]
+
+
+@pytest.mark.parametrize("inline_bytes", [0, None])
+@pytest.mark.parametrize("codec", ["none", "zstd", "shuffle-zstd"])
+def test_damaged_location_gives_no_wrong_value(open_disk: OpenDisk, inline_bytes: int | None, codec: str) -> None:
+    content = bytes(range(16)) * 10_000
+
+    async def test() -> None:
+        async with open_disk(inline_bytes=inline_bytes, codec=codec) as disk:
+            await disk.write(1, memoryview(content), Kind(itemsize_bytes=4))
+            locations = disk._shelf.locations
+            sound = locations[1]
+            for damage in DAMAGES:
+                locations[1] = msgspec.structs.replace(sound, **damage)
+                try:
+                    assert await read_back(disk, 1, len(content)) == content, damage
+                    assert "checksum" not in damage
+                except CorruptDataError:
+                    assert locations[1] != sound
+            locations[1] = sound
+
+    on_loop(test)
+
+
 def test_place_beyond_the_file_is_an_error_not_a_short_read(open_disk: OpenDisk) -> None:
     async def test() -> None:
         async with open_disk(inline_bytes=0) as disk:

@@ -387,7 +387,7 @@ def test_damaged_format_clears(directory: Path, folder: Path, damage: str) -> No
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("version", 2, "in format 2, not 1"),
+        ("version", 1, "in format 1, not 2"),
         ("alignment_bytes", 7, "written otherwise than"),
         ("seed", -1, "no readable"),
         ("seed", 2**63, "no readable"),

@@ -46,7 +46,7 @@ from .soundness import Spans, drop_unsound
 __all__ = ["FOLDER_NAME", "Contents", "Home", "NamedHome", "UnnamedHome"]
 
 FOLDER_NAME = "tierstore-daemon"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 _FORMAT, _OPENING, _INDEX = "format", "opening", "index"
 _OWN_NAMES = re.compile(r"format|opening|index|segment-(?:\d{6}|[1-9]\d{6,})", re.ASCII)
 _MOST_FORMAT_BYTES = 4096

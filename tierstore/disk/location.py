@@ -7,7 +7,7 @@ import struct
 import msgspec
 import xxhash
 
-__all__ = ["Location", "record_hasher", "record_seed"]
+__all__ = ["Location", "encoded_seed", "record_hasher", "record_seed"]
 
 
 class Location(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -25,7 +25,8 @@ class Location(msgspec.Struct, frozen=True, array_like=True, gc=False):
         itemsize_bytes: the byte planes' stride.
         head_bytes: of an unencoded record in a segment, how many bytes precede the aligned interior (they and
             the unaligned tail lie behind it).
-        checksum: xxh3-64 over the encoded bytes, seeded with session and key; None: none was asked for.
+        checksum: xxh3-64 over the encoded bytes, seeded with session and key, and with what decoding goes by, if they
+            are encoded; None: none was asked for.
     """
 
     segment: int | None
@@ -43,6 +44,11 @@ class Location(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def record_seed(session: int, key: int) -> int:
     """The seed of a record's checksum: a sound record under the wrong key or session is refused too."""
     return xxhash.xxh3_64_intdigest(struct.pack("<QQ", session, key))
+
+
+def encoded_seed(seed: int, codec: str, itemsize_bytes: int, logical_bytes: int) -> int:
+    """Likewise of an encoded record: bytes that would be decoded otherwise than they were encoded are refused too."""
+    return xxhash.xxh3_64_intdigest(struct.pack("<QQQ", seed, itemsize_bytes, logical_bytes) + codec.encode())
 
 
 def record_hasher(seed: int) -> xxhash.xxh3_64:

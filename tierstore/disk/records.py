@@ -10,7 +10,7 @@ from ..codec_choice import Sample
 from .allocator import round_up
 from .encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
 from .linux import copy_memory
-from .location import Location, record_hasher
+from .location import Location, encoded_seed, record_hasher
 from .probing import probe
 from .raw_records import read_raw, write_raw
 from .scratch import Scratch, ScratchPool
@@ -136,7 +136,8 @@ def write_record(
 def _write_encoded(
     place: Place, source: memoryview, order: WriteOrder, value_limit_bytes: int, scratch: Scratch
 ) -> Written | None:
-    hasher = None if order.seed is None else record_hasher(order.seed)
+    seed = _seed_of(order.codec.family, order.itemsize_bytes, len(source), order.seed)
+    hasher = None if seed is None else record_hasher(seed)
     writer = ChunkWriter(place.descriptor, place.offset, scratch, hasher)
     if not encode_record(source, order, writer, place.num_bytes, scratch):
         return None
@@ -161,11 +162,20 @@ def make_value(source: memoryview, order: WriteOrder, pool: ScratchPool) -> Writ
                 value = encode_value(source, order, scratch)
             cpu_seconds = time.thread_time() - started
     codec, kept = (NO_CODEC, source) if value is None else (order.codec, memoryview(value))
-    return Written(codec, len(kept), 0, _checksum(kept, order.seed), kept, cpu_seconds, 0.0, samples)
+    seed = _seed_of(codec.family, order.itemsize_bytes, len(source), order.seed)
+    return Written(codec, len(kept), 0, _checksum(kept, seed), kept, cpu_seconds, 0.0, samples)
 
 
-def read_record(place: Place, location: Location, seed: int, destination: memoryview, pool: ScratchPool) -> ReadReport:
+def read_record(
+    place: Place, location: Location, seed: int | None, destination: memoryview, pool: ScratchPool
+) -> ReadReport:
     """Read, verify and decode one record.
+
+    Args:
+        place, location: where it is, and what it is said to be.
+        seed: of its checksum; None: this store takes none. What is said of the record does not decide that.
+        destination: of the record's own length.
+        pool: lends the working memory.
 
     Raises:
         DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
@@ -183,12 +193,15 @@ def read_record(place: Place, location: Location, seed: int, destination: memory
             read_raw(place.descriptor, place.offset, destination, location.head_bytes, place.alignment_bytes, scratch)
             read_seconds = time.perf_counter() - started
         # Meanwhile, the next one reads already.
-        _verify(location, _checksum(destination, None if location.checksum is None else seed))
+        _verify(location, seed, _checksum(destination, seed))
     return ReadReport(read_seconds, time.thread_time() - cpu_started)
 
 
-def _read_encoded(place: Place, location: Location, seed: int, destination: memoryview, scratch: Scratch) -> float:
-    hasher = None if location.checksum is None else record_hasher(seed)
+def _read_encoded(
+    place: Place, location: Location, seed: int | None, destination: memoryview, scratch: Scratch
+) -> float:
+    seed = _seed_of(location.codec, location.itemsize_bytes, location.logical_bytes, seed)
+    hasher = None if seed is None else record_hasher(seed)
     decoder = BlockDecoder(destination, _codec_of(location), location.itemsize_bytes, scratch.workspace)
     read_seconds = read_encoded(
         place.descriptor,
@@ -199,21 +212,24 @@ def _read_encoded(place: Place, location: Location, seed: int, destination: memo
         hasher,
         scratch,
     )
-    _verify(location, None if hasher is None else hasher.intdigest())
+    _verify(location, seed, None if hasher is None else hasher.intdigest())
     return read_seconds
 
 
 def decode_small_value(
-    value: memoryview, location: Location, seed: int, destination: memoryview, pool: ScratchPool
+    value: memoryview, location: Location, seed: int | None, destination: memoryview, pool: ScratchPool
 ) -> None:
-    """Verify and decode a value of the index.
+    """Verify and decode a value of the index; arguments as `read_record`.
 
     Raises:
         DamagedBytesError: as `read_record`.
     """
     if len(value) != location.encoded_bytes:
         raise DamagedBytesError(f"{location.encoded_bytes} bytes", f"{len(value)} bytes")
-    _verify(location, _checksum(value, None if location.checksum is None else seed))
+    if location.codec == NO_CODEC.family and len(value) != len(destination):
+        raise DamagedBytesError(f"{len(destination)} bytes", f"{len(value)} bytes")
+    seed = _seed_of(location.codec, location.itemsize_bytes, location.logical_bytes, seed)
+    _verify(location, seed, _checksum(value, seed))
     if location.codec == NO_CODEC.family:
         copy_memory(destination, value)
         return
@@ -232,6 +248,13 @@ def _codec_of(location: Location) -> Codec:
     return Codec(location.codec, location.level)
 
 
+def _seed_of(family: str, itemsize_bytes: int, logical_bytes: int, seed: int | None) -> int | None:
+    """Of what is written, or was, for a record of this seed; None: no checksum is taken."""
+    if seed is None or family == NO_CODEC.family:
+        return seed
+    return encoded_seed(seed, family, itemsize_bytes, logical_bytes)
+
+
 def _checksum(view: memoryview, seed: int | None) -> int | None:
     if seed is None:
         return None
@@ -240,6 +263,7 @@ def _checksum(view: memoryview, seed: int | None) -> int | None:
     return hasher.intdigest()
 
 
-def _verify(location: Location, found: int | None) -> None:
-    if found != location.checksum:
-        raise DamagedBytesError(f"checksum {location.checksum:016x}", f"{found or 0:016x}")
+def _verify(location: Location, seed: int | None, found: int | None) -> None:
+    if seed is not None and found != location.checksum:
+        expected = "no checksum" if location.checksum is None else f"checksum {location.checksum:016x}"
+        raise DamagedBytesError(expected, f"{found or 0:016x}")

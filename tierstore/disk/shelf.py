@@ -129,7 +129,7 @@ class RecordShelf:
         if self._undeleted or self._undeleted_leases:
             await self.delete({})
         num_bytes = len(source)
-        seed = record_seed(self._session, key) if self._has_checksums else None
+        seed = self._seed_of(key)
         is_space_short = self.usage()[0] + num_bytes > self._budget.limit_bytes // 8 * 7
         kind = self._policy.kind_of(kind, source)
         order = self._policy.order(kind, num_bytes, seed, is_space_short=is_space_short)
@@ -264,6 +264,10 @@ class RecordShelf:
             location.taken_bytes, str(written.codec), kind, checksum, written.write_seconds, written.cpu_seconds
         )
 
+    def _seed_of(self, key: int) -> int | None:
+        """Of the record's checksum; None: there are none in this store."""
+        return record_seed(self._session, key) if self._has_checksums else None
+
     async def _put(self, put: Put) -> Outcome:
         """Have the index take it. A file system that is full of empty segments, or of one being tried, is not full."""
         is_last_try = False
@@ -277,7 +281,7 @@ class RecordShelf:
     async def read(self, key: int, destination: memoryview) -> Loaded:
         """As `DiskTier.read`."""
         location = self.locations[key]
-        seed = record_seed(self._session, key)
+        seed = self._seed_of(key)
         place = self._place_of(location)
         if place is None:
             receive = partial(
