@@ -151,23 +151,27 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
 
     @uncompiled_itself
     def __enter__(self) -> tiered_offload:
-        if is_compiled_call():
-            warn_of_compiled_caller("tiered_offload")
-        self._enter()
+        scopes: list[_Scope | RecordedScope] = self._entered.__dict__.setdefault("scopes", [])
+        num_scopes = len(scopes)
+        try:
+            if is_compiled_call():
+                warn_of_compiled_caller("tiered_offload")
+            self._enter(scopes)
+        except BaseException:  # an interrupt too, after which nobody would take the hooks off the thread
+            _leave_half_entered(scopes, num_scopes)
+            raise
         return self
 
     @uncompiled
-    def _enter(self) -> None:
+    def _enter(self, scopes: list[_Scope | RecordedScope]) -> None:
         self._store.books.keep_on_device(self._device_bytes)
         scope = self._new_scope()
+        scopes.append(scope)
         try:
             _push_hooks(scope.pack, _unpack)
         except RuntimeError as error:
-            scope.settle(failed=True)
             _advise(error, _ADVICE_WITHIN)
             raise
-        scopes = self._entered.__dict__.setdefault("scopes", [])
-        scopes.append(scope)
 
     def _new_scope(self) -> _Scope | RecordedScope:
         scope = _Scope(self._store, self._min_bytes, self._select, self._lookahead_bytes, self._orders)
@@ -179,8 +183,10 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _pop_hooks()
-        self._entered.scopes.pop().settle(failed=kind is not None)
+        try:
+            _pop_hooks()
+        finally:  # where an interrupt comes in between, too
+            self._entered.scopes.pop().settle(failed=kind is not None)
         if error is not None:
             _advise(error)
 
@@ -365,13 +371,27 @@ def _advise(error: BaseException, advice: str = _ADVICE) -> None:
             error.add_note(advice)
 
 
+@uncompiled
+def _leave_half_entered(scopes: list[_Scope | RecordedScope], num_before: int) -> None:
+    if len(scopes) > num_before:
+        scope = scopes.pop()
+        if _owner_of_hooks() is scope:
+            _pop_hooks()
+        scope.settle(failed=True)
+
+
 def _enclosing_scope() -> _Scope | None:
     """The scope of ours whose hooks are in force on this thread, if any."""
-    hooks: tuple[Any, Any] | None = _top_hooks(False)
-    scope = getattr(hooks[0], "__self__", None) if hooks else None
+    scope = _owner_of_hooks()
     if isinstance(scope, RecordedScope):
         scope = scope.scope
     return scope if isinstance(scope, _Scope) else None
+
+
+def _owner_of_hooks() -> object:
+    """Of the hooks that are in force on this thread; None where there are none, or plain functions."""
+    hooks: tuple[Any, Any] | None = _top_hooks(False)
+    return getattr(hooks[0], "__self__", None) if hooks else None
 
 
 def bytes_of(tensor: torch.Tensor) -> int:

@@ -343,15 +343,22 @@ class Residency:
             self._end(StoreClosedError(self._name, reason))
 
     def end_interrupted(self, interrupt: BaseException) -> None:
-        """The interrupt has ended a call: close the store, unless it came in a wait. See `_whole`."""
+        """The interrupt has ended a call: close the store, unless it came in a wait. See `_whole`.
+
+        The interrupt itself is given a note, so that whoever sees it knows at once that the store is closed.
+        """
         if interrupt is self._interrupted_wait:
             self._interrupted_wait = None
             return
+        name = type(interrupt).__name__
+        reason = f"a {name} came in the midst of a change of its books, which closed it; open another"
         with self.lock:
             try:
-                self._end(StoreClosedError(self._name, "an interrupt came in the midst of a change of its books"))
+                self._end(StoreClosedError(self._name, reason))
             except Exception:  # noqa: BLE001 - what is half changed cannot always be taken apart; it is closed
                 pass
+        if self.closed is not None and self.closed.reason == reason:
+            interrupt.add_note(f"tierstore: {self.closed}")
 
     def abandon(self, reason: str) -> None:
         """In a forked child: give up every record, tidy nothing.

@@ -26,6 +26,7 @@ def check(kind: str, address: Path, seed: int, num_interrupts: int, census: Cens
     census.count(suite, "in backward", tally.in_backward)
     census.count(suite, "elsewhere", tally.elsewhere)
     census.count(suite, "that closed the store", tally.closed)
+    census.count(suite, "that left hooks on", tally.hooks_left)
     census.count(suite, "swallowed in a finalizer", done.stderr.count("Exception ignored"))
     assert tally.wrong == []
     assert tally.in_forward + tally.in_backward + tally.elsewhere > num_interrupts // 2
