@@ -12,6 +12,7 @@ import torch
 
 from tierstore import CorruptDataError, TierStore, tiered_offload
 from tierstore.handle import Record, State
+from tierstore.testing import SimulatedCopies
 
 HELD_SECONDS = 60.0
 NUM_ELEMENTS = 200_000
@@ -76,6 +77,23 @@ def _pending(store: TierStore) -> Iterator[Held]:
     (record,) = [each for each in store.books.moves._records.values() if each.root is not None and each.root() is alive]
     yield Held(record, record(), threading.Event())
     del alive, saved
+
+
+def _on_device(store: TierStore) -> Iterator[Held]:
+    with tiered_offload(store, min_bytes=0, device_bytes=2**30):
+        loss = torch.nn.Parameter(content()).exp().sum()
+    store.stats()
+    (record,) = [each for each in store.books.moves._records.values() if each.state is State.DEVICE]
+    yield Held(record, record.handle(), threading.Event())
+    del loss
+
+
+def _offloading(store: TierStore) -> Iterator[Held]:
+    copies, go_on = store.books.moves.devices._copies, threading.Event()
+    assert isinstance(copies, SimulatedCopies)
+    copies._queue.put(lambda: go_on.wait(HELD_SECONDS) and None)
+    handle = store.put(content())
+    yield Held(handle.record, handle, go_on)
 
 
 def _queued(store: TierStore) -> Iterator[Held]:
@@ -156,6 +174,8 @@ def _closed(store: TierStore) -> Iterator[Held]:
 
 _WAYS: dict[str, tuple[State, Callable[[TierStore], Iterator[Held]]]] = {
     "pending": (State.PENDING, _pending),
+    "device": (State.DEVICE, _on_device),
+    "offloading": (State.OFFLOADING, _offloading),
     "host": (State.HOST, _disk),  # with a budget that holds it, flush leaves it there
     "queued": (State.QUEUED, _queued),
     "writing, not begun": (State.WRITING, lambda store: _held_write(store, "before")),
@@ -172,12 +192,17 @@ _WAYS: dict[str, tuple[State, Callable[[TierStore], Iterator[Held]]]] = {
 }
 
 STATES = list(_WAYS)
-"""All but the two of an accelerator, and FREED, which has nothing to leave behind."""
+"""All but FREED, which has nothing to leave behind."""
 
 
 def host_bytes_for(way: str) -> int:
     """Of the store that is brought there."""
-    return 2**30 if way in ("pending", "host") else 0
+    return 2**30 if way in ("pending", "device", "offloading", "host") else 0
+
+
+def copies_for(way: str) -> SimulatedCopies | None:
+    """Likewise: its accelerator, simulated."""
+    return SimulatedCopies() if way in ("device", "offloading") else None
 
 
 @contextmanager

@@ -23,13 +23,13 @@ from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tes
 from tests.daemon.test_security import RawClient
 from tests.daemon.test_survival import gradients, make_model, nothing
 from tests.reliability.drives import used_bytes
-from tests.reliability.states import STATES, content, held_at, host_bytes_for
+from tests.reliability.states import STATES, content, copies_for, held_at, host_bytes_for
 from tests.reliability.supervised import SupervisedDaemon
 from tierstore import CorruptDataError, StoreClosedError, TierStore, wire
 from tierstore.handle import State
 
 WAIT_SECONDS = 60.0
-FEW_STATES = ["writing", "writing, stored", "reading", "doomed"]
+FEW_STATES = ["offloading", "writing", "writing, stored", "reading", "doomed"]
 SOME_STATES = pytest.mark.parametrize(
     "states", [FEW_STATES, pytest.param(STATES, marks=pytest.mark.many)], ids=["a few", "all"]
 )
@@ -237,13 +237,17 @@ def test_daemon_ended_at_each_state_of_a_handle_loses_nothing(
     with SupervisedDaemon(start_daemon, path, codec="none", disk_bytes="64MiB", grace_seconds=3) as daemon:
         neighbour = Neighbour(daemon.current)
         for state in states:
-            store = TierStore.connect(daemon.current.socket, host_bytes=host_bytes_for(state), name="victim")
+            copies = copies_for(state)
+            options = {"host_bytes": host_bytes_for(state), "copies": copies, "name": "victim"}
+            store = TierStore.connect(daemon.current.socket, **options)  # type: ignore[arg-type]
             with store, held_at(store, state) as held:
                 daemon.restart(ended_by)
                 held.go_on.set()
                 if held.handle is not None:
                     check_held(store, held.handle, held.record.state)
                     held.handle = None
+            if copies is not None:
+                copies.end()
             neighbour.check()
         own_bytes = sessions_of(daemon.current)["neighbour"]
         wait_for_the_end_of_leases(daemon.current, own_bytes)  # of those that could not say that they close
@@ -260,7 +264,7 @@ def check_held(store: TierStore, handle: object, state: State) -> None:
     elif state is State.CLOSED:
         with pytest.raises(StoreClosedError):
             store.get(handle)  # type: ignore[arg-type]
-    elif state is not State.PENDING:
+    elif state not in (State.PENDING, State.DEVICE):
         assert torch.equal(store.get(handle), content())  # type: ignore[arg-type]
 
 

@@ -14,18 +14,19 @@ import traceback
 import torch
 
 from tests.daemon.test_survival import gradients, make_model
-from tests.reliability.states import HELD_SECONDS, held_at, host_bytes_for
+from tests.reliability.states import HELD_SECONDS, copies_for, held_at, host_bytes_for
 from tierstore import TierStore
+from tierstore.device import Copies
 
 
 def say(words: str) -> None:
     os.write(1, (words + "\n").encode())
 
 
-def open_store(kind: str, address: str, host_bytes: int) -> TierStore:
+def open_store(kind: str, address: str, host_bytes: int, copies: Copies | None = None) -> TierStore:
     if kind == "embedded":
-        return TierStore(address, host_bytes=host_bytes, disk_bytes="32MiB", codec="none")
-    return TierStore.connect(address, host_bytes=host_bytes, name="victim")
+        return TierStore(address, host_bytes=host_bytes, disk_bytes="32MiB", codec="none", copies=copies)
+    return TierStore.connect(address, host_bytes=host_bytes, name="victim", copies=copies)
 
 
 def train_for_ever(store: TierStore) -> None:
@@ -39,7 +40,7 @@ def train_for_ever(store: TierStore) -> None:
 
 
 def run(kind: str, address: str, what: str) -> None:
-    store = open_store(kind, address, host_bytes_for(what))
+    store = open_store(kind, address, host_bytes_for(what), copies_for(what))
     if what == "train":
         train_for_ever(store)
     others = [store.put(torch.randn(200_000)) for _ in range(4)]
