@@ -290,6 +290,41 @@ def test_resume_that_fails_is_tried_again(
     with_peer(test)
 
 
+def test_resume_that_takes_long_is_waited_for_while_the_daemon_lives(with_peer: RunWithPeer) -> None:
+    """It ends the jobs of the connection before, on a drive that is slower than a client is patient."""
+
+    async def test(peer: Peer) -> None:
+        async with opened_link(peer, reconnect_seconds=0.5) as (link, guest):
+            answer = discard(link, 5)
+            guest.leave()
+            guest = await peer.guest()
+            await guest.welcome(wire.Resume)
+            for _ in range(3 * link_module._SIGNS_IN_A_HANDSHAKE):
+                await guest.expect(wire.Inspect)
+                await guest.say(wire.Report(b"{}"))
+            await guest.say(wire.Resumed())
+            while isinstance(heard := await guest.hear(), wire.Inspect):
+                pass
+            await guest.say(wire.Gone(heard.request))
+            assert await answer == wire.Gone(heard.request)
+
+    with_peer(test)
+
+
+def test_resume_that_takes_long_without_a_sign_of_life_is_given_up(with_peer: RunWithPeer) -> None:
+    async def test(peer: Peer) -> None:
+        async with opened_link(peer, reconnect_seconds=0.5) as (link, guest):
+            answer = discard(link, 5)
+            guest.leave()
+            guest = await peer.guest()
+            await guest.welcome(wire.Resume)
+            await guest.expect(wire.Inspect)
+            with pytest.raises(DaemonUnavailableError, match="no answer to Resume within 1 s"):
+                await answer
+
+    with_peer(test)
+
+
 def test_final_refusal_ends_everything_at_once(with_peer: RunWithPeer) -> None:
     async def test(peer: Peer) -> None:
         async with opened_link(peer) as (link, guest):

@@ -27,6 +27,7 @@ __all__ = ["Answer", "DaemonLink", "Request"]
 
 _LONGEST_HANDSHAKE_SECONDS = 10.0
 _SHORTEST_PATIENCE_SECONDS = 1.0  # a loaded machine takes that long to come back to a process that lives
+_SIGNS_IN_A_HANDSHAKE = 4  # so often a daemon that takes its time is asked whether it lives
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
@@ -77,9 +78,11 @@ class DaemonLink:
         self._reconnect_seconds = reconnect_seconds
         self._channel: Channel | None = None  # set while the session is open on it
         self._greeting: asyncio.Future[Any] | None = None  # what the handshake waits for
+        self._handshake: asyncio.Timeout | None = None  # it waits no longer than that
         self._numbers = itertools.count(1)
         self._pending: dict[int, Request] = {}
         self._reaching: list[asyncio.Future[None]] = []  # who waits until the session is open on a connection
+        self._handshake_seconds = _LONGEST_HANDSHAKE_SECONDS
         self._slabs: dict[int, SharedSlab] = {}
         self._reconnecting: asyncio.Task[None] | None = None
         self._lost_because = "it closed the connection"
@@ -186,12 +189,24 @@ class DaemonLink:
     # --- one connection -------------------------------------------------------------------------------------------
 
     async def _connect(self, message: wire.Open | wire.Resume, seconds: float) -> Any:
-        """Connect, greet, and send the message; returns its answer. The session is open on that connection then."""
+        """Connect, greet, and send the message; returns its answer. The session is open on that connection then.
+
+        It takes longer than that many seconds only if the daemon is heard from in each of them: before it resumes a
+        session it ends all jobs of the connection before (rule 4), on a slow drive.
+        """
+        self._handshake_seconds = seconds
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as self._handshake:
                 return await self._introduce(message)
         except TimeoutError:
             raise TimeoutError(f"no answer to {type(message).__name__} within {seconds:g} s") from None
+        finally:
+            self._handshake = None
+
+    def _still_there(self) -> None:
+        """The daemon, asked for a sign of life in a handshake, has given one."""
+        if self._handshake is not None and not self._handshake.expired():
+            self._handshake.reschedule(asyncio.get_running_loop().time() + self._handshake_seconds)
 
     async def _introduce(self, message: wire.Open | wire.Resume) -> Any:
         loop = asyncio.get_running_loop()
@@ -211,7 +226,7 @@ class DaemonLink:
         )
         try:
             await self._greet(channel)
-            answer = await self._ask(channel, message)
+            answer = await self._ask(channel, message, signs_of_life=isinstance(message, wire.Resume))
             if not channel.is_open:  # it ended before this was woken, and nobody was told
                 raise ConnectionError(self._lost_because)
         except BaseException:
@@ -232,11 +247,17 @@ class DaemonLink:
             raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {wire.VERSION}")
         self.max_slab_bytes = welcome.max_slab_bytes
 
-    async def _ask(self, channel: Channel, message: wire.ClientMessage) -> Any:
-        self._greeting = asyncio.get_running_loop().create_future()
+    async def _ask(self, channel: Channel, message: wire.ClientMessage, *, signs_of_life: bool = False) -> Any:
+        """Send it and wait for the answer; meanwhile, ask again and again whether the daemon lives."""
+        self._greeting = greeting = asyncio.get_running_loop().create_future()
         channel.send(message)
         try:
-            return await self._greeting
+            while signs_of_life:
+                done, _ = await asyncio.wait((greeting,), timeout=self._handshake_seconds / _SIGNS_IN_A_HANDSHAKE)
+                if done:
+                    break
+                channel.send(wire.Inspect())
+            return await greeting
         finally:
             self._greeting = None
 
@@ -247,9 +268,11 @@ class DaemonLink:
                 self._refused(message)
             elif isinstance(message, Answer):
                 self._answered(message)
+            elif isinstance(message, wire.Report):
+                self._still_there()
             elif self._greeting is not None and not self._greeting.done():
                 self._greeting.set_result(message)
-            elif not isinstance(message, wire.Report):  # which is a sign of life, see `_ask_for_life`
+            else:
                 raise ProtocolError(self.address, f"{type(message).__name__} that nobody asked for")
 
     def _answered(self, answer: Answer) -> None:
