@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +14,7 @@ from tierstore.demo.place import store_directory
 from tierstore.errors import ConfigError
 
 from .harness import RESULTS, Benchmark, Results, read_results, run_benchmark
-from .report import goals_as_markdown, show, show_goals, verdicts_of
+from .report import goals_as_markdown, show, show_goals, time_taken, verdicts_of
 
 NAMES = (
     "pack_cost",
@@ -68,12 +67,11 @@ def run_all(benchmarks: Sequence[Benchmark], path: str | None, rounds: int | Non
     """Run them, and print the table of each as soon as it is there."""
     with store_directory(path) as directory:
         for benchmark in benchmarks:
-            started = time.monotonic()
             with console.status("") as status:
                 run_benchmark(benchmark, directory, rounds, status.update)
             if results := read_results(benchmark.name):
                 show(benchmark, results, console)
-            console.print(f"{time.monotonic() - started:.0f} s\n")
+            console.print()
 
 
 def conclude(benchmarks: Sequence[Benchmark], console: Console, *, show_each: bool, directory: Path = RESULTS) -> int:
@@ -90,6 +88,7 @@ def conclude(benchmarks: Sequence[Benchmark], console: Console, *, show_each: bo
             show(benchmark, found, console)
     verdicts = {name: verdicts_of(benchmark, results[name]) for name, benchmark in every.items()}
     show_goals({name: verdicts[name] for name in asked_for}, console)
+    console.print(time_taken(asked_for))
     (directory / "goals.md").write_text(goals_as_markdown(verdicts, results))
     draw_all(benchmarks, asked_for, console, directory)
     failed = any(found is None or any(r.failure is not None for r in found.records) for found in asked_for.values())

@@ -13,8 +13,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,12 +61,17 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Record:
-    """One run of one variant: its figures, or why there are none."""
+    """One run of one variant: its figures, or why there are none.
+
+    Attributes:
+        seconds: from the start of its process to its end; None: not noted (results of earlier versions).
+    """
 
     variant: str
     round: int
     figures: Figures | None
     failure: str | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,9 @@ def run_benchmark(
     with open(results / f"{benchmark.name}.jsonl", "w") as lines:
         for number, variant in _interleaved(benchmark.variants, rounds or benchmark.rounds):
             progress(f"{benchmark.name}, round {number}: {variant}")
+            started = time.monotonic()
             record = _run_fresh(benchmark, variant, number, directory)
+            record = replace(record, seconds=round(time.monotonic() - started, 2))
             print(json.dumps(vars(record) | about), file=lines, flush=True)
 
 
@@ -121,7 +129,8 @@ def read_results(name: str, directory: Path = RESULTS) -> Results | None:
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     if not lines:
         return None
-    records = [Record(line["variant"], line["round"], line["figures"], line["failure"]) for line in lines]
+    names = [each.name for each in fields(Record)]
+    records = [Record(**{name: line[name] for name in names if name in line}) for line in lines]
     return Results(records, lines[-1]["machine"], lines[-1]["versions"])
 
 

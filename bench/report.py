@@ -11,7 +11,7 @@ from rich.table import Table
 from .goals import Verdict, figures_by_round, judge, unit_of
 from .harness import Benchmark, Figures, Results
 
-__all__ = ["goals_as_markdown", "in_short", "show", "show_goals", "verdicts_of"]
+__all__ = ["goals_as_markdown", "in_short", "show", "show_goals", "time_taken", "verdicts_of"]
 
 _STYLES = {"met": "green", "missed": "red", "not measured": "yellow"}
 
@@ -94,12 +94,27 @@ def goals_as_markdown(verdicts: Mapping[str, Sequence[Verdict]], results: Mappin
         "",
         *_machines(results),
         "",
+        *([taken, ""] if (taken := time_taken(results)) else []),
         "| benchmark | goal | asked | measured | |",
         "|---|---|---|---|---|",
     ]
     for name, judged in verdicts.items():
         lines += [f"| {' | '.join((name, *_words(verdict), verdict.outcome))} |" for verdict in judged]
     return "\n".join(lines) + "\n"
+
+
+def time_taken(results: Mapping[str, Results | None]) -> str:
+    """How long the runs of each benchmark took, the longest first, in a line; "" where that was not noted."""
+    noted = {
+        name: [record.seconds for record in found.records if record.seconds is not None]
+        for name, found in results.items()
+        if found is not None
+    }
+    seconds = {name: sum(runs) for name, runs in noted.items() if runs}
+    if not seconds:
+        return ""
+    each = ", ".join(f"{name} {taken:.0f} s" for name, taken in sorted(seconds.items(), key=lambda item: -item[1]))
+    return f"The runs took {sum(seconds.values()) / 60:.1f} minutes: {each}."
 
 
 def _words(verdict: Verdict) -> tuple[str, str, str]:

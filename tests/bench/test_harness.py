@@ -17,7 +17,7 @@ from rich.console import Console
 import bench.__main__ as command
 from bench.harness import RESULTS, Record, Results, read_results, run_benchmark
 from bench.plots import draw, draw_panel, figures_to_plot
-from bench.report import goals_as_markdown, show, show_goals, verdicts_of
+from bench.report import goals_as_markdown, show, show_goals, time_taken, verdicts_of
 from tests.bench.toy import BENCHMARK as TOY
 
 
@@ -62,6 +62,24 @@ def test_run_lines_tell_machine_and_versions_but_no_host_or_path(toy_results: Pa
     assert str(toy_results.parent) not in text
     if len(platform.node()) > 2:  # a name such as "vm" is part of other words
         assert platform.node() not in text
+
+
+def test_run_notes_the_seconds_of_each_process(toy_results: Path) -> None:
+    results = read_results("toy", toy_results)
+    seconds = [record.seconds for record in results.records]
+    assert all(0 < taken < 60 for taken in seconds)
+    minutes = sum(seconds) / 60
+    expected = f"The runs took {minutes:.1f} minutes: toy {sum(seconds):.0f} s."
+    assert expected in goals_as_markdown({}, {"toy": results})
+    text = printed(by=lambda console: console.print(time_taken({"toy": results, "absent": None})))
+    assert text.strip() == expected
+
+
+def test_time_taken_is_left_out_where_it_was_not_noted() -> None:
+    old = Results([Record("one", 1, {"width_seconds": 7.0})], {}, {})
+    new = Results([Record("one", 1, {}, seconds=60.0), Record("one", 2, {}, seconds=30.0)], {}, {})
+    assert time_taken({"old": old}) == ""
+    assert time_taken({"old": old, "new": new, "newer": new}) == "The runs took 3.0 minutes: new 90 s, newer 90 s."
 
 
 def test_run_that_takes_too_long_has_failed(tmp_path: Path) -> None:
