@@ -20,6 +20,8 @@ NAMES = (
     "pack_cost",
     "live_handles",
     "disk_throughput",
+    "record_cost",
+    "shared_pages",
     "disk_layouts",
     "fragmentation",
     "prefetch",

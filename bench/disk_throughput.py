@@ -17,7 +17,7 @@ import mmap
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -64,6 +64,9 @@ BENCHMARK = Benchmark(
 )
 
 
+Buffer = mmap.mmap | memoryview
+
+
 class Mover(NamedTuple):
     """One way to keep all tensors on disk: `spill` writes them all, `restore` has each in memory once."""
 
@@ -103,32 +106,50 @@ def check(tensor: Tensor, number: int) -> None:
 
 
 @contextmanager
-def raw_device(scratch: Path) -> Iterator[Mover]:
-    """O_DIRECT into a preallocated file, from and to buffers that are used again, one thread per transfer."""
-    descriptor = os.open(scratch, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
-    os.posix_fallocate(descriptor, 0, NUM_TENSORS * TENSOR_BYTES)
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory gets no huge pages
-    buffers = [mmap.mmap(-1, TENSOR_BYTES, flags=private) for _ in range(NUM_AT_ONCE)]
-    for buffer in buffers:
-        buffer.madvise(mmap.MADV_HUGEPAGE)  # as numpy and the store do: transfers are up to a third faster
-        buffer.write(os.urandom(TENSOR_BYTES))
+def raw_device(
+    scratch: Path,
+    num_blocks: int = NUM_TENSORS,
+    block_bytes: int = TENSOR_BYTES,
+    buffers: Sequence[Buffer] | None = None,
+) -> Iterator[Mover]:
+    """O_DIRECT into a preallocated file, from and to buffers that are used again, one thread per transfer.
 
-    def each(transfer: Callable[[mmap.mmap, int], int]) -> None:
+    Args:
+        scratch: a directory on the device.
+        num_blocks: in a pass.
+        block_bytes: of each.
+        buffers: one for each thread, as long as a block, aligned to pages; None: private ones, in huge pages.
+    """
+    buffers = private_buffers(block_bytes) if buffers is None else buffers
+    descriptor = os.open(scratch, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
+    os.posix_fallocate(descriptor, 0, num_blocks * block_bytes)
+
+    def each(transfer: Callable[[Buffer, int], int]) -> None:
         """Every thread has a buffer of its own and every so-many-th block."""
 
         def run(first: int) -> None:
-            for number in range(first, NUM_TENSORS, NUM_AT_ONCE):
-                if transfer(buffers[first], number * TENSOR_BYTES) != TENSOR_BYTES:
+            for number in range(first, num_blocks, len(buffers)):
+                if transfer(buffers[first], number * block_bytes) != block_bytes:
                     raise RuntimeError("a transfer was cut short")
 
-        list(pool.map(run, range(NUM_AT_ONCE)))
+        list(pool.map(run, range(len(buffers))))
 
-    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+    with ThreadPoolExecutor(len(buffers)) as pool:
         yield Mover(
             lambda: each(lambda buffer, offset: os.pwrite(descriptor, buffer, offset)),
             lambda: each(lambda buffer, offset: os.preadv(descriptor, [buffer], offset)),
         )
     os.close(descriptor)
+
+
+def private_buffers(num_bytes: int) -> list[Buffer]:
+    """As many as the store has transfers at the device, full of random bytes."""
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory gets no huge pages
+    buffers = [mmap.mmap(-1, num_bytes, flags=private) for _ in range(NUM_AT_ONCE)]
+    for buffer in buffers:
+        buffer.madvise(mmap.MADV_HUGEPAGE)  # as numpy and the store do: transfers are up to a third faster
+        buffer.write(os.urandom(num_bytes))
+    return buffers
 
 
 @contextmanager
