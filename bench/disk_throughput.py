@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from tierstore.handle import Handle
 
 TENSOR_BYTES = 16 * 2**20
-NUM_TENSORS = 96
+NUM_TENSORS = 64
 LOOKAHEAD = 8
-MOST_PAIRS = 4
+MOST_PAIRS = 6
 PAIRS = {"file per tensor": 2, "file per tensor, synced and cold": 1}  # a goal hangs on none of them
 GIGABYTES = NUM_TENSORS * TENSOR_BYTES / 1e9
 
@@ -54,7 +54,7 @@ BENCHMARK = Benchmark(
         "pairs": MOST_PAIRS,
         "raw_in_flight": NUM_AT_ONCE,
     },
-    rounds=2,
+    rounds=1,
     plotted=("spill_to_raw", "restore_to_raw", "cpu_above_raw_cpu_seconds_per_gb"),
     goals=(
         Goal("spill, of the raw device", "spill_to_raw", "tierstore", at_least=0.95),

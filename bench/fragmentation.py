@@ -26,7 +26,7 @@ from tierstore.disk.io_mode import detect_io_mode
 from .goals import Goal
 from .harness import Benchmark, main_of_one_variant
 
-STEPS = 5000
+STEPS = 3000
 LIGHT_STEPS = 50
 LARGEST_BYTES = 64 * 2**20
 IDLE_SECONDS = 0.2

@@ -43,7 +43,6 @@ from .peers import file_per_tensor
 SHAPE = ModelShape(layers=12, width=128, heads=2, context=512)
 BATCH = 24
 WARM_UP_STEPS = 2
-TURNS = 4
 LIMIT_BYTES = 1000 * 2**20
 HOST_BYTES = 128 * 2**20
 BLOCK_BYTES = 10 * 2**20
@@ -54,6 +53,8 @@ UNLIMITED, KILLED, MOVER = "unlimited", "plain, limited", "bare mover"
 STORE, FILES = "tierstore, limited", "file per tensor, limited"
 BESIDE = {UNLIMITED: (), KILLED: (), MOVER: (UNLIMITED,), STORE: (UNLIMITED, MOVER), FILES: (UNLIMITED, STORE)}
 """What each variant takes turns with."""
+TURNS = {UNLIMITED: 4, KILLED: 4, MOVER: 2, STORE: 4, FILES: 1}
+"""After the warm-up. Few where no goal is near: a turn with files takes 12 s."""
 
 BENCHMARK = Benchmark(
     name="memory_limit",
@@ -91,7 +92,7 @@ def measure(variant: str, scratch: Path) -> Figures:
         trainings = [stack.enter_context(training(name, scratch)) for name in (variant, *BESIDE[variant])]
         first = trainings[0]
         turns = [[each.step() for each in trainings] for _ in range(WARM_UP_STEPS)]
-        for turn in range(TURNS):
+        for turn in range(TURNS[variant]):
             order = trainings if turn % 2 else trainings[::-1]
             steps = {each.variant: each.step() for each in order}
             turns.append([steps[each.variant] for each in trainings])

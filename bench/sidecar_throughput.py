@@ -30,7 +30,7 @@ RAW, EMBEDDED, SIDECAR = "raw", "embedded", "sidecar"
 ONE, WIDE, TWO = "one client", "one client, with 256 MiB for what it moves", "two clients"
 NUM_CLIENTS = {ONE: 1, WIDE: 1, TWO: 2}
 WIDE_WINDOWS = {"staging_bytes": "112MiB", "window_bytes": "144MiB"}
-TURNS = 3
+TURNS = 5
 PUT_TURNS = 30
 PUTS = 512
 PUT_BYTES = 2**20
@@ -40,7 +40,7 @@ BENCHMARK = Benchmark(
     question="Spill, restore and put through a daemon, beside an embedded store and the raw device",
     variants=tuple(NUM_CLIENTS),
     compare="none",
-    rounds=2,
+    rounds=1,
     settings={
         "tensor_bytes": TENSOR_BYTES,
         "num_tensors": NUM_TENSORS,
@@ -75,12 +75,21 @@ def measure(variant: str, scratch: Path) -> Figures:
         for _ in range(TURNS + 1):
             parties.reverse()
             found.append(one_turn(parties, served))
-        puts = turns(parties, "put", PUT_TURNS)
+        puts = turns(parties, "put", PUT_TURNS) if variant == ONE else []
     figures = {name: statistics.median(turn[name] for turn in found[1:]) for name in found[0]}
-    for name in (EMBEDDED, SIDECAR):  # the least of many: whatever interrupts a put makes it longer
-        figures[f"{name}_put_microseconds"] = min(each["put_microseconds"] for turn in puts for each in turn[name])
-    figures["put_to_embedded"] = figures[f"{SIDECAR}_put_microseconds"] / figures[f"{EMBEDDED}_put_microseconds"]
-    return figures
+    for direction in ("spill", "restore"):
+        ratios = [turn[f"{direction}_to_embedded"] for turn in found[1:]]
+        figures |= {f"{direction}_to_embedded_least": min(ratios), f"{direction}_to_embedded_most": max(ratios)}
+    return figures | (put_figures(puts) if puts else {})
+
+
+def put_figures(puts: list[dict[str, list[Figures]]]) -> Figures:
+    """The least of many: whatever interrupts a put makes it longer."""
+    least = {
+        name: min(each["put_microseconds"] for turn in puts for each in turn[name]) for name in (EMBEDDED, SIDECAR)
+    }
+    microseconds = {f"{name}_put_microseconds": value for name, value in least.items()}
+    return microseconds | {"put_to_embedded": least[SIDECAR] / least[EMBEDDED]}
 
 
 def one_turn(parties: list[Party], served: Daemon) -> Figures:

@@ -21,7 +21,7 @@ from .goals import Goal
 from .harness import Benchmark, main_of_one_variant
 from .paced_drive import open_paced_store
 
-STEPS = 4
+STEPS = 3
 SHARES = {"host budget 0": 0.0, "an eighth": 1 / 8, "half": 1 / 2, "seven eighths": 7 / 8}
 AT_ONCE = "an eighth, slow drive, backward at once"
 SLOW_BYTES_PER_SECOND = 200 * 2**20
