@@ -79,7 +79,8 @@ def test_time_taken_is_left_out_where_it_was_not_noted() -> None:
     old = Results([Record("one", 1, {"width_seconds": 7.0})], {}, {})
     new = Results([Record("one", 1, {}, seconds=60.0), Record("one", 2, {}, seconds=30.0)], {}, {})
     assert time_taken({"old": old}) == ""
-    assert time_taken({"old": old, "new": new, "newer": new}) == "The runs took 3.0 minutes: new 90 s, newer 90 s."
+    slow = Results([Record("one", 1, {}, seconds=150.0)], {}, {})
+    assert time_taken({"old": old, "new": new, "slow": slow}) == "The runs took 4.0 minutes: slow 150 s, new 90 s."
 
 
 def test_run_that_takes_too_long_has_failed(tmp_path: Path) -> None:
