@@ -1388,9 +1388,7 @@ MUTATIONS = [
         "R13",
         "a lock that a thread of the parent held is no child's",
         _RESIDENCY,
-        "        self.lock = threading.Lock()\n"
-        "        self._progress = threading.Condition(self.lock)\n"
-        "        self.closed = StoreClosedError(self._name, reason)",
+        "        self._begin_lock()\n        self.closed = StoreClosedError(self._name, reason)",
         "        self.closed = StoreClosedError(self._name, reason)",
         ("store/test_lifetime.py::test_fork_while_others_put_harms_neither_side",),
     ),

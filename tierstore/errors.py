@@ -5,6 +5,7 @@
     TierStoreError
     ├── ConfigError (also a ValueError)           an option, a path or a size is not usable
     ├── StoreClosedError                          the store was closed, or belongs to another process
+    ├── StoreBusyError                            a signal handler called the store that it interrupted
     ├── StoreFullError                            host memory and disk budget are both exhausted
     │   └── QuotaExceededError                    the daemon's quota for this session is
     ├── CorruptDataError                          bytes on disk are not the bytes that were written
@@ -32,6 +33,7 @@ __all__ = [
     "ProtocolError",
     "QuotaExceededError",
     "StorageIOError",
+    "StoreBusyError",
     "StoreClosedError",
     "StoreFullError",
     "TierStoreError",
@@ -99,6 +101,25 @@ class StoreClosedError(TierStoreError):
 
     def __str__(self) -> str:
         return f"the store at {self.store} cannot be used: {self.reason}; the tensors it held are freed"
+
+
+@dataclass(eq=False)
+class StoreBusyError(TierStoreError):
+    """A signal handler called a store in the midst of a call of the same store, which it had interrupted.
+
+    Nothing was done. If the handler lets this error go on into the call that it interrupted, the store is closed.
+
+    Attributes:
+        store: which store (its path or address).
+    """
+
+    store: str
+
+    def __str__(self) -> str:
+        return (
+            f"store {self.store}: a signal handler called it while this thread was in the midst of another call; "
+            "nothing was done. Set a flag in the handler, and call the store where the flag is looked at"
+        )
 
 
 @dataclass(eq=False)

@@ -18,16 +18,18 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Never, ParamSpec, TypeVar
 
 import torch
 
 from .disk.tier import Loaded, Stored
 from .engine import Spill
-from .errors import ModifiedInPlaceError, StoreClosedError, StoreFullError, TierStoreError
+from .errors import ModifiedInPlaceError, StoreBusyError, StoreClosedError, StoreFullError, TierStoreError
 from .handle import Record, State
+from .interrupts import is_interrupt
 from .layout import Layout, layout_of, memory_at, rebuild
 from .moves import Moves
 from .ownership import claims_of
@@ -54,7 +56,7 @@ _IN_MEMORY = frozenset({State.PENDING, State.DEVICE, State.OFFLOADING, State.HOS
 def _whole(
     method: Callable[Concatenate[Residency, _P], _T],
 ) -> Callable[Concatenate[Residency, _P], _T]:
-    """Decorator: if an interrupt (Ctrl-C) ends the call, unless in a wait, the store is closed.
+    """Decorator: if an interrupt (`interrupts.py`) ends the call, unless in a wait, the store is closed.
 
     It may come between any two steps of a change, and half changed books could lose a wake-up, or give one slot to two
     records: a hang, or wrong values. In a wait they are whole.
@@ -64,10 +66,8 @@ def _whole(
     def call(self: Residency, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
         try:
             return method(self, *arguments, **keywords)
-        except Exception:
-            raise
-        except BaseException as interrupt:
-            self.end_interrupted(interrupt)
+        except BaseException as error:
+            self.end_interrupted(error)
             raise
 
     return call
@@ -90,8 +90,7 @@ class Residency:
         self._name = name
         self.disk_budget_bytes = 0
         self.moves = Moves(host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
-        self.lock = threading.Lock()
-        self._progress = threading.Condition(self.lock)
+        self._begin_lock()
         self._num_getting = 0  # threads that wait for bytes, or have been given them and not yet woken
         self._num_packing = 0  # threads that wait for room
         self.closed: StoreClosedError | None = None
@@ -109,7 +108,9 @@ class Residency:
             StoreFullError, StorageIOError, StoreClosedError: as `track`.
         """
         try:
-            with self.lock:
+            if self._lock_is_mine():
+                self._refuse_handler()
+            with self._lock:
                 if self.closed is not None:
                     self._check_open()
                 moves = self.moves
@@ -125,10 +126,8 @@ class Residency:
                 if is_short:
                     moves.booking.join_if_booked(noted)
                     moves.slots.trim()
-        except Exception:
-            raise
-        except BaseException as interrupt:  # as `_whole`, without a call more: every saved tensor comes this way
-            self.end_interrupted(interrupt)
+        except BaseException as error:  # as `_whole`, without a call more: every saved tensor comes this way
+            self.end_interrupted(error)
             raise
 
     @_whole
@@ -343,12 +342,14 @@ class Residency:
             self._end(StoreClosedError(self._name, reason))
 
     def end_interrupted(self, interrupt: BaseException) -> None:
-        """The interrupt has ended a call: close the store, unless it came in a wait. See `_whole`.
+        """This has ended a call: if it is an interrupt, close the store, unless it came in a wait. See `_whole`.
 
         The interrupt itself is given a note, so that whoever sees it knows at once that the store is closed.
         """
         if interrupt is self._interrupted_wait:
             self._interrupted_wait = None
+            return
+        if not is_interrupt(interrupt) or self._lock_is_mine():  # the latter: it is a handler's call that was refused
             return
         name = type(interrupt).__name__
         reason = f"a {name} came in the midst of a change of its books, which closed it; open another"
@@ -365,8 +366,7 @@ class Residency:
 
         The lock's owner may not exist here, and what it was changing stays half changed.
         """
-        self.lock = threading.Lock()
-        self._progress = threading.Condition(self.lock)
+        self._begin_lock()
         self.closed = StoreClosedError(self._name, reason)
         self.moves.abandon()
 
@@ -453,6 +453,28 @@ class Residency:
         with self.lock:
             self.moves.devices.finish()
             self.moves.slots.slab.unpin()
+
+    # --- the lock -----------------------------------------------------------------------------------------------
+
+    def _begin_lock(self) -> None:
+        # One that knows its owner. It is never taken twice: see `lock`.
+        self._lock = threading.RLock()
+        self._lock_is_mine: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # for Condition
+        self._progress = threading.Condition(self._lock)
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Enter it to hold the lock.
+
+        Raises:
+            StoreBusyError: this thread does already.
+        """
+        if self._lock_is_mine():
+            self._refuse_handler()
+        return self._lock
+
+    def _refuse_handler(self) -> Never:
+        raise StoreBusyError(self._name)
 
     # --- under the lock -----------------------------------------------------------------------------------------
 
@@ -547,11 +569,11 @@ class Residency:
 
     def _collect_garbage(self) -> None:
         """Graphs in reference cycles may be all that fills the store."""
-        self.lock.release()
+        self._lock.release()
         try:
             gc.collect()
         finally:
-            self.lock.acquire()
+            self._lock.acquire()
         self._drain()
         self.moves.disk_is_full = False  # try once more
 

@@ -18,6 +18,7 @@ from tierstore.errors import (
     ProtocolError,
     QuotaExceededError,
     StorageIOError,
+    StoreBusyError,
     StoreClosedError,
     StoreFullError,
     TierStoreError,
@@ -27,6 +28,7 @@ EXAMPLES: list[tuple[TierStoreError, dict[str, object], str]] = [
     (ConfigError("size", -1, "more"), {"option": "size", "given": -1, "allowed": "more"}, "size=-1 .*more"),
     (StoreClosedError("/nvme"), {"store": "/nvme", "reason": "it was closed"}, "/nvme.*closed.*freed"),
     (StoreClosedError("/nvme", "fork"), {"reason": "fork"}, "/nvme.*fork"),
+    (StoreBusyError("/nvme"), {"store": "/nvme"}, "/nvme.*signal handler.*nothing was done"),
     (
         StoreFullError(5, 10, 11, 20, 21, reason="no space"),
         {"needed_bytes": 5, "disk_bytes": 10, "disk_budget_bytes": 11, "host_bytes": 20, "host_budget_bytes": 21},

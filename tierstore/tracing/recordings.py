@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ..errors import ConfigError
@@ -21,7 +22,9 @@ _DEADLINE_SECONDS = 60.0
 class Observed(Protocol):
     """The books of a store, as far as a trace needs them."""
 
-    lock: threading.Lock
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Of the store; to be entered."""
 
     def check_open(self) -> None:
         """Raise StoreClosedError if the store is closed."""

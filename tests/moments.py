@@ -1,0 +1,48 @@
+"""Something that comes between two lines of the store, as a signal's handler does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType, FunctionType
+
+__all__ = ["MOST_MOMENTS", "Moment"]
+
+MOST_MOMENTS = 2000
+_SWALLOWING = ("__del__", "remove")  # the latter: of weakref.WeakValueDictionary
+
+
+class Moment:
+    """Calls `handle` at a moment, by its number, of what `function` and all that it calls run.
+
+    The moments are those at which CPython looks for signals: when a Python function begins, and when one of C returns;
+    but not in a finalizer or a weak reference's callback, where it swallows whatever is raised.
+
+    Attributes:
+        has_come: it was called.
+    """
+
+    def __init__(self, function: FunctionType, number: int, handle: Callable[[], None]) -> None:
+        self._code = function.__code__
+        self._left = number
+        self._handle = handle
+        self.has_come = False
+
+    def __enter__(self) -> Moment:
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _look(self, frame: FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_return") and not self.has_come and self._is_inside(frame):
+            self._left -= 1
+            if self._left == 0:
+                self.has_come = True
+                self._handle()
+
+    def _is_inside(self, frame: FrameType | None) -> bool:
+        while frame is not None and frame.f_code is not self._code:
+            frame = None if frame.f_code.co_name in _SWALLOWING else frame.f_back
+        return frame is not None

@@ -1,0 +1,35 @@
+"""What comes between two lines of ours: Ctrl-C, and whatever a handler of a signal raises or calls.
+
+CPython runs such a handler on the main thread, between any two instructions, in the midst of a change of the store's
+books too (signal, "Execution of Python signal handlers"). What it raises goes through us like an error of our own.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from .errors import StoreBusyError, TierStoreError
+
+__all__ = ["is_interrupt"]
+
+_NO_HANDLERS = sys.stdlib_module_names | {"aiofiles", "numpy", "tierstore", "torch", "uvloop"}
+"""Packages whose functions stand in a traceback because we call them, or they us."""
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether this came between two lines of ours, so that what they were about may be half done.
+
+    No program's own function is called under the store's lock. So one that stands in the traceback is a handler's. Our
+    own errors are none, which may be told again, with the traceback of the last time.
+    """
+    if isinstance(error, TierStoreError):
+        return isinstance(error, StoreBusyError)
+    if not isinstance(error, Exception):
+        return True
+    traceback = error.__traceback__
+    while traceback is not None:
+        package = str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0]
+        if package not in _NO_HANDLERS:
+            return True
+        traceback = traceback.tb_next
+    return False
