@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,10 @@ _CENSUS = pytest.StashKey[Census]()
 @pytest.hookimpl(trylast=True)  # after pytest-xdist's own
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_CENSUS] = Census()
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # a shell's background; whoever is started from here inherits it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, torch.get_num_threads() // num_workers))
     if config.pluginmanager.hasplugin("dsession"):  # pytest-xdist, in the process that hands out the tests

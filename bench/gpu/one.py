@@ -34,7 +34,6 @@ def measure(request: dict[str, Any]) -> Figures:
     device, scratch = torch.device(request["device"]), Path(request["scratch"])
     if request["workload"] == "floors":
         return measure_floors(device, scratch, tiny=request["tiny"])
-    torch.backends.cudnn.benchmark = False  # which would choose kernels by the time they take just then
     workload = WORKLOADS[request["workload"]]
     model, batch = workload.model(device), workload.batch(device)
     with prepare(request["variant"], model, device, scratch, request["options"]) as prepared:

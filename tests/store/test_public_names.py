@@ -19,6 +19,7 @@ NAMES = [
     "ProtocolError",
     "QuotaExceededError",
     "StorageIOError",
+    "StoreBusyError",
     "StoreClosedError",
     "StoreFullError",
     "StoreStats",
