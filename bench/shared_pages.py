@@ -10,6 +10,8 @@ the ratio of each pair counts. Small pages beside small pages show what such a r
 
 from __future__ import annotations
 
+import mmap
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +22,6 @@ import numpy
 
 from tierstore.disk.linux import make_pages_huge
 from tierstore.disk.local import NUM_AT_ONCE
-from tierstore.disk.shared_slab import SharedSlab
 
 from .disk_throughput import raw_device
 from .harness import Benchmark, main_of_one_variant
@@ -43,25 +44,23 @@ BENCHMARK = Benchmark(
 
 
 @contextmanager
-def window(pages: str) -> Iterator[SharedSlab]:
-    """Shared memory as a client makes it, full of random bytes.
+def window(pages: str) -> Iterator[list[memoryview]]:
+    """Shared memory as a client makes it, full of random bytes: a buffer for each transfer at the device.
 
     Raises:
         OSError: the kernel gives it no huge pages.
     """
-    slab = SharedSlab(0, NUM_AT_ONCE * BLOCK_BYTES, is_lasting=pages == HUGE)
+    num_bytes = NUM_AT_ONCE * BLOCK_BYTES
+    descriptor = os.memfd_create("tierstore")
     try:
+        os.posix_fallocate(descriptor, 0, num_bytes)
         if pages == HUGE:
-            make_pages_huge(slab.descriptor, slab.num_bytes)  # again: a slab makes do with small ones, and says nothing
-        slab.memory[:] = numpy.random.default_rng(0).bytes(slab.num_bytes)
-        yield slab
+            make_pages_huge(descriptor, num_bytes)
+        memory = memoryview(mmap.mmap(descriptor, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
     finally:
-        slab.close()
-
-
-def blocks_of(slab: SharedSlab) -> list[memoryview]:
-    """A buffer for each transfer at the device."""
-    return [slab.memory[start : start + BLOCK_BYTES] for start in range(0, slab.num_bytes, BLOCK_BYTES)]
+        os.close(descriptor)
+    memory[:] = numpy.random.default_rng(0).bytes(num_bytes)
+    yield [memory[start : start + BLOCK_BYTES] for start in range(0, num_bytes, BLOCK_BYTES)]
 
 
 def seconds_of(move: Callable[[], None]) -> float:
@@ -74,18 +73,18 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
     """Medians of the passes and of each pair's ratio, after a first pair: the use of disk space is slower first."""
     with (
         window(SMALL) as beside,
-        window(variant) as slab,
-        raw_device(scratch, NUM_BLOCKS, BLOCK_BYTES, blocks_of(beside)) as small,
-        raw_device(scratch, NUM_BLOCKS, BLOCK_BYTES, blocks_of(slab)) as ours,
+        window(variant) as own,
+        raw_device(scratch, NUM_BLOCKS, BLOCK_BYTES, beside) as small,
+        raw_device(scratch, NUM_BLOCKS, BLOCK_BYTES, own) as ours,
     ):
         moves = {"write": (ours.spill, small.spill), "read": (ours.restore, small.restore)}
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in moves}
         for number in range(PAIRS + 1):
-            for name, (own, other) in moves.items():
+            for name, (move, other) in moves.items():
                 if number % 2:
-                    seconds[name].append((seconds_of(own), seconds_of(other)))
+                    seconds[name].append((seconds_of(move), seconds_of(other)))
                 else:
-                    seconds[name].append((seconds_of(other), seconds_of(own))[::-1])
+                    seconds[name].append((seconds_of(other), seconds_of(move))[::-1])
     figures: dict[str, float] = {}
     for name, (_, *pairs) in seconds.items():
         figures[f"{name}_gb_per_second"] = GIGABYTES / statistics.median(own for own, _ in pairs)
