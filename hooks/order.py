@@ -43,8 +43,8 @@ class PackLog(NotedLog):
     def __init__(self, store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None, device_bytes: int) -> None:
         super().__init__(store)
         _enlist(self)
-        self.lookahead = Lookahead(lookahead_bytes)
-        self.reload_ahead = Lookahead(RELOAD_BYTES if lookahead_bytes else 0)
+        self.lookahead = Lookahead[Record](lookahead_bytes)
+        self.reload_ahead = Lookahead[Record](RELOAD_BYTES if lookahead_bytes else 0)
         self.started = False
         self.recorder: Recorder | None = None
         self._orders = orders

@@ -9,28 +9,39 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heappop, heappush
+from typing import Generic, Protocol, TypeVar
 
-from .handle import Record
 from .plan import Place
 
-__all__ = ["EvictionOrder"]
+__all__ = ["Evictable", "EvictionOrder"]
 
 
-class EvictionOrder:
+class Evictable(Protocol):
+    """What may leave: a `Record`, or a simulated one. Attributes as `Record`'s."""
+
+    key: int
+    worth: int
+    place: Place | None
+
+
+R = TypeVar("R", bound=Evictable)
+
+
+class EvictionOrder(Generic[R]):
     """The records that may leave, in the order in which they should. Every operation takes (amortised) log n at most.
 
     Records become ours in another order than they were saved in; what counts is when they are needed, their worth.
     """
 
     def __init__(self) -> None:
-        self._dirty: dict[int, Record] = {}  # in memory only
+        self._dirty: dict[int, R] = {}  # in memory only
         self._worths: list[tuple[int, int]] = []  # a heap of their worths and keys, and of some that have left
-        self._leaving: OrderedDict[int, Record] = OrderedDict()  # those of them that the plan sends to disk
-        self._asked: OrderedDict[int, Record] = OrderedDict()  # in memory only, asked for on their way out
-        self._clean: OrderedDict[int, Record] = OrderedDict()  # on disk too, needed last first
-        self._used: OrderedDict[int, Record] = OrderedDict()  # on disk too, and asked for already
+        self._leaving: OrderedDict[int, R] = OrderedDict()  # those of them that the plan sends to disk
+        self._asked: OrderedDict[int, R] = OrderedDict()  # in memory only, asked for on their way out
+        self._clean: OrderedDict[int, R] = OrderedDict()  # on disk too, needed last first
+        self._used: OrderedDict[int, R] = OrderedDict()  # on disk too, and asked for already
 
-    def add_dirty(self, record: Record) -> None:
+    def add_dirty(self, record: R) -> None:
         """The record is in memory only."""
         self._dirty[record.key] = record
         heappush(self._worths, (record.worth, record.key))
@@ -39,35 +50,35 @@ class EvictionOrder:
         if len(self._worths) > 2 * len(self._dirty) + 64:
             self._worths = sorted((dirty.worth, dirty.key) for dirty in self._dirty.values())
 
-    def add_asked(self, record: Record) -> None:
+    def add_asked(self, record: R) -> None:
         """The record was on its way out and stays after all: it is needed soon, so it leaves last."""
         self._asked[record.key] = record
 
-    def add_clean(self, record: Record) -> None:
+    def add_clean(self, record: R) -> None:
         """The record was restored; records are restored in the order in which they are needed."""
         self._clean[record.key] = record
         self._clean.move_to_end(record.key, last=False)
 
-    def use(self, record: Record) -> None:
+    def use(self, record: R) -> None:
         """The record was asked for: whatever is still to be asked for is worth more."""
         self._clean.pop(record.key, None)
         self._used[record.key] = record
         self._used.move_to_end(record.key)
 
-    def remove(self, record: Record) -> None:
+    def remove(self, record: R) -> None:
         """The record may not leave any more, or has left."""
         for queue in (self._dirty, self._leaving, self._asked, self._clean, self._used):
             queue.pop(record.key, None)
 
-    def next_used(self) -> Record | None:
+    def next_used(self) -> R | None:
         """What to drop next of what is on disk already and was asked for; None where there is nothing."""
         return next(iter(self._used.values()), None)
 
-    def next_clean(self) -> Record | None:
+    def next_clean(self) -> R | None:
         """What to drop next of what is on disk already; None where there is nothing."""
         return self.next_used() or next(iter(self._clean.values()), None)
 
-    def next_dirty(self) -> Record | None:
+    def next_dirty(self) -> R | None:
         """What to write next; None where there is nothing."""
         while self._worths:
             if (record := self._dirty.get(self._worths[0][1])) is not None:
@@ -75,7 +86,7 @@ class EvictionOrder:
             heappop(self._worths)
         return next(iter(self._asked.values()), None)
 
-    def next_leaving(self) -> Record | None:
+    def next_leaving(self) -> R | None:
         """What the plan sends to disk next, though it need not leave yet; None where there is nothing."""
         while self._leaving:
             key, record = next(iter(self._leaving.items()))
@@ -84,7 +95,7 @@ class EvictionOrder:
             del self._leaving[key]  # backward has begun: it need not leave any more
         return None
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[R]:
         for queue in (self._used, self._clean, self._dirty, self._asked):
             yield from queue.values()
 

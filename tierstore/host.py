@@ -14,9 +14,9 @@ lent, plus that: with one thread one tensor in forward or in backward, two where
 
 from __future__ import annotations
 
-from .handle import Record
+from typing import Protocol
 
-__all__ = ["HostBooks", "Window"]
+__all__ = ["Charged", "HostBooks", "Window"]
 
 
 class Window:
@@ -49,6 +49,19 @@ class Window:
         self.used_bytes -= nbytes
 
 
+class Charged(Protocol):
+    """What is charged to a window: a `Record`, or a simulated one.
+
+    Attributes:
+        nbytes: its size.
+        window, charged_bytes: which window is charged, and with how much. Set by `HostBooks.charge` alone.
+    """
+
+    nbytes: int
+    window: Window | None
+    charged_bytes: int
+
+
 class HostBooks:
     """The three windows, and the charge of each record in them."""
 
@@ -57,7 +70,7 @@ class HostBooks:
         self.staging = Window(staging_bytes)
         self.lent = Window(None)
 
-    def charge(self, record: Record, window: Window | None, nbytes: int | None = None) -> None:
+    def charge(self, record: Charged, window: Window | None, nbytes: int | None = None) -> None:
         """Move the record's charge to `window` (None: nowhere); `nbytes` is its new size, if that changes."""
         if record.window is not None:
             record.window.discharge(record.charged_bytes)

@@ -12,11 +12,20 @@ from __future__ import annotations
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
-from .handle import Record
 from .plan import Plan, Trace, make_plan
 
-__all__ = ["LearnedOrders", "Lookahead", "reverse_topological"]
+__all__ = ["Keyed", "LearnedOrders", "Lookahead", "reverse_topological"]
+
+
+class Keyed(Protocol):
+    """What is asked for: a `Record`, or a simulated one."""
+
+    key: int
+
+
+R = TypeVar("R", bound=Keyed)
 
 Signature = int
 """Stands for a sequence of packs: which sizes, at which nodes, in which order."""
@@ -83,7 +92,7 @@ class LearnedOrders:
             pass  # just forgotten on another thread
 
 
-class Lookahead:
+class Lookahead(Generic[R]):
     """A position in the order of one graph, and what lies ahead of it within a number of bytes.
 
     Args:
@@ -92,7 +101,7 @@ class Lookahead:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._records: Sequence[Record | None] = ()
+        self._records: Sequence[R | None] = ()
         self._order: Sequence[int] = ()
         self._rank: list[int] = []  # of each index in the order
         self._asked = bytearray()  # of each index: whether it was asked for
@@ -102,7 +111,7 @@ class Lookahead:
         self._ahead: dict[int, int] = {}  # bytes that were fetched ahead and not asked for yet, by index
         self._ahead_bytes = 0
 
-    def begin(self, records: Sequence[Record | None], order: Sequence[int]) -> None:
+    def begin(self, records: Sequence[R | None], order: Sequence[int]) -> None:
         """Backward begins: `records[i]` was packed as number i; those named in `order` will be asked for in turn.
 
         Where there is None, the tensor has never left its place; `come_in` tells when a record has come in.
@@ -114,7 +123,7 @@ class Lookahead:
         for rank, index in enumerate(order):
             self._rank[index] = rank
 
-    def come_in(self, index: int, record: Record) -> None:
+    def come_in(self, index: int, record: R) -> None:
         """`records[index]`, until now None, is that record."""
         known = self._ranks_by_key
         if known is not None and index < len(self._rank) and self._rank[index] >= 0:
@@ -133,7 +142,7 @@ class Lookahead:
                 self._position = rank
                 self._next = rank + 1 if again else max(self._next, rank + 1)
 
-    def come_back_for(self, record: Record) -> None:
+    def come_back_for(self, record: R) -> None:
         """The record has left memory: if it was dealt with, and is still to be asked for, that was in vain."""
         for rank in self._ranks_of(record):
             if self._position < rank < self._next:
@@ -141,11 +150,11 @@ class Lookahead:
                 self._next = rank
                 return
 
-    def needs_first(self, record: Record) -> bool:
+    def needs_first(self, record: R) -> bool:
         """Whether the record is asked for just now, or will be before the one that `peek` names."""
         return any(self._position <= rank < self._next for rank in self._ranks_of(record))
 
-    def peek(self) -> Record | None:
+    def peek(self) -> R | None:
         """The next record to fetch; None: far enough, or nothing left."""
         if self._ahead_bytes >= self._limit_bytes:
             return None
@@ -164,7 +173,7 @@ class Lookahead:
             self._ahead[index] = fetched_bytes
         self._next += 1
 
-    def _ranks_of(self, record: Record) -> Sequence[int]:
+    def _ranks_of(self, record: R) -> Sequence[int]:
         known = self._ranks_by_key
         if known is None:
             known = self._ranks_by_key = {}

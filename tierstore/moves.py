@@ -79,7 +79,7 @@ class Moves:
         self.booking = Booking(self.pending, self.counters)
         self.noted = self.booking.noted
         self.observer = Observer()  # of the trace that is recorded, if one is
-        self.ahead: Lookahead | None = None  # of the backward that asked last
+        self.ahead: Lookahead[Record] | None = None  # of the backward that asked last
         self.blocked: deque[Record] = deque()  # ours, but there is no room; packs wait until it is empty
         self.num_spills = 0  # queued or running, those whose handle is gone included
         self.num_restores = 0
@@ -91,7 +91,7 @@ class Moves:
         self.is_abandoned = False
         self._records = self.booking.records
         self._jobs: set[Record] = set()  # those that a job of the engine is about
-        self._eviction = EvictionOrder()
+        self._eviction = EvictionOrder[Record]()
         self._parked: dict[int, Record] = {}  # in HOST, but charged to staging: they were on their way out
         self._empty = torch.empty(0, dtype=torch.uint8, device="cpu")
 
@@ -449,7 +449,7 @@ class Moves:
             record.move(State.DISK)
             record.cause = error if record.demanded else None
 
-    def prefetch(self, ahead: Lookahead) -> None:
+    def prefetch(self, ahead: Lookahead[Record]) -> None:
         """Restore what lies ahead, and keep what is on its way out, as far as there is room."""
         while (record := ahead.peek()) is not None:
             fetched_bytes = record.nbytes
@@ -476,7 +476,7 @@ class Moves:
         self.counters.reloaded_bytes += record.nbytes
         self.observer.reloaded(record.key, record.nbytes)
 
-    def reload_ahead(self, ahead: Lookahead) -> None:
+    def reload_ahead(self, ahead: Lookahead[Record]) -> None:
         """Have what lies ahead on the device too, as far as its bytes are in host memory and there is room."""
         while (record := ahead.peek()) is not None:
             fetched_bytes = 0

@@ -244,8 +244,8 @@ class Residency:
         self,
         record: Record,
         layout: Layout,
-        ahead: Lookahead | None = None,
-        reload_ahead: Lookahead | None = None,
+        ahead: Lookahead[Record] | None = None,
+        reload_ahead: Lookahead[Record] | None = None,
         index: int = 0,
     ) -> torch.Tensor:
         """A tensor of the given layout over the record's bytes. Waits if they are not in memory.
@@ -285,7 +285,7 @@ class Residency:
                 self._advance()
 
     @_whole
-    def look_ahead(self, ahead: Lookahead) -> None:
+    def look_ahead(self, ahead: Lookahead[Record]) -> None:
         """Backward begins: restore what lies ahead, as far as there is room. Does not wait."""
         with self.lock:
             if self.closed is None:
@@ -605,7 +605,9 @@ class Residency:
                 self.moves.engine.submit_restore(record, demanded=True)  # overtakes its own prefetch
             self._wait(_UNPACK_WAITS, record)
 
-    def _hand_over(self, record: Record, layout: Layout, reload_ahead: Lookahead | None, index: int) -> torch.Tensor:
+    def _hand_over(
+        self, record: Record, layout: Layout, reload_ahead: Lookahead[Record] | None, index: int
+    ) -> torch.Tensor:
         source = self._check_unchanged(record, layout)
         if record.device is not None:
             self.moves.reload(record)
