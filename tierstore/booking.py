@@ -25,7 +25,7 @@ class Booking:
         noted: saved tensors that have no record.
     """
 
-    def __init__(self, pending: Pending, counters: Counters) -> None:
+    def __init__(self, pending: Pending[Record], counters: Counters) -> None:
         self.records: dict[int, Record] = {}
         self.noted = NotedTensors()
         self._pending = pending

@@ -75,7 +75,7 @@ class Moves:
         self.disk_bytes = 0
         self.disk_bytes_peak = 0
         self.released: deque[Record] = deque()
-        self.pending = Pending()
+        self.pending = Pending[Record](is_sole_owner)
         self.booking = Booking(self.pending, self.counters)
         self.noted = self.booking.noted
         self.observer = Observer()  # of the trace that is recorded, if one is

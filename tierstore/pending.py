@@ -9,31 +9,51 @@ Only at the end of a scope it is noted which of them somebody else holds, for th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
 
-from .handle import Record, State
-from .ownership import is_sole_owner
+from .handle import State
 from .plan import Place
 
-__all__ = ["Pending"]
+__all__ = ["Pending", "Settled"]
 
 
-class Pending:
+class Settled(Protocol):
+    """What may be pending: a `Record`, or a simulated one. Attributes as `Record`'s; `device` is only looked at."""
+
+    key: int
+    state: State
+    nbytes: int
+    place: Place | None
+    shared: bool
+
+    @property
+    def device(self) -> object: ...
+
+
+R = TypeVar("R", bound=Settled)
+
+
+class Pending(Generic[R]):
     """The records in PENDING that were settled. Guarded by the store's lock.
+
+    Args:
+        is_sole_owner: whether nobody else holds a record's storage now.
 
     Attributes:
         num_bytes: of all of them.
         must_be_examined: one of them is to leave as soon as it is ours: an accelerator, or, by the plan, memory.
     """
 
-    def __init__(self) -> None:
-        self._fresh: dict[int, Record] = {}  # not looked at yet
-        self._unsurveyed: list[Record] = []  # those of them that were settled since the last survey
-        self._shared: OrderedDict[int, Record] = OrderedDict()  # somebody else held their storage when last seen
+    def __init__(self, is_sole_owner: Callable[[R], bool]) -> None:
+        self._is_sole_owner = is_sole_owner
+        self._fresh: dict[int, R] = {}  # not looked at yet
+        self._unsurveyed: list[R] = []  # those of them that were settled since the last survey
+        self._shared: OrderedDict[int, R] = OrderedDict()  # somebody else held their storage when last seen
         self.num_bytes = 0
         self.must_be_examined = False
 
-    def settle(self, records: Iterable[Record]) -> None:
+    def settle(self, records: Iterable[R]) -> None:
         """The records' bytes may be read from now on."""
         for record in records:
             if record.state is State.PENDING:
@@ -42,7 +62,7 @@ class Pending:
                 self.num_bytes += record.nbytes
                 self.must_be_examined |= record.device is not None or record.place is Place.DISK
 
-    def share(self, record: Record) -> None:
+    def share(self, record: R) -> None:
         """Somebody else holds the record's storage."""
         record.shared = True
         self._shared[record.key] = record
@@ -53,11 +73,11 @@ class Pending:
         """Note which of the records that were settled since the last time somebody else holds too."""
         surveyed, self._unsurveyed = self._unsurveyed, []
         for record in surveyed:
-            if record.key in self._fresh and not is_sole_owner(record):
+            if record.key in self._fresh and not self._is_sole_owner(record):
                 self.forget(record)
                 self.share(record)
 
-    def take(self, how_many: int | None) -> Iterator[Record]:
+    def take(self, how_many: int | None) -> Iterator[R]:
         """Take out what was not looked at yet, and some (None: all) of what others held, the longest ago first."""
         self._unsurveyed.clear()
         self.must_be_examined = False
@@ -71,7 +91,7 @@ class Pending:
             self.num_bytes -= record.nbytes
             yield record
 
-    def forget(self, record: Record) -> None:
+    def forget(self, record: R) -> None:
         """The record is not here any more, if it was."""
         if self._fresh.pop(record.key, None) is not None or self._shared.pop(record.key, None) is not None:
             self.num_bytes -= record.nbytes
