@@ -1,0 +1,35 @@
+"""The store in virtual time: what would a step cost on other hardware, with other settings?
+
+::
+
+    from tierstore.simulator import Settings, simulate
+
+    steps = simulate(workload, hardware, Settings(host_bytes=8 * 2**30))[0]
+    print(steps[-1].seconds, steps[-1].stall_seconds)
+
+Pure: no thread, no file, no torch. `from_trace` makes a workload of a recorded step, `from_hardware` hardware of the
+file that `tierstore doctor --hardware` writes.
+"""
+
+from .hardware import CodecSpeed, DepthSpeed, Drive, Hardware
+from .simulate import Settings, SimulatedStep, simulate
+from .workload import Action, Compute, EndScope, LetGo, Pack, Release, Saved, Unpack, Workload
+
+__all__ = [
+    "Action",
+    "CodecSpeed",
+    "Compute",
+    "DepthSpeed",
+    "Drive",
+    "EndScope",
+    "Hardware",
+    "LetGo",
+    "Pack",
+    "Release",
+    "Saved",
+    "Settings",
+    "SimulatedStep",
+    "Unpack",
+    "Workload",
+    "simulate",
+]

@@ -1,0 +1,145 @@
+"""Which codec a simulated record gets, and what that makes of its bytes. Under "auto", `CodecChooser` decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from ..codec import NO_CODEC, Codec, parse_codec
+from ..codec_choice import UNKNOWN_LOAD, CodecChooser, Load, Sample, candidates
+from ..disk.tier import Kind
+from .hardware import Activity, CodecSpeed, Hardware
+from .record import SimulatedRecord
+
+__all__ = ["CodecOfRecords", "Encoded"]
+
+_METER_EVERY_SECONDS = 0.1
+
+
+class Encoded(NamedTuple):
+    """What becomes of a record.
+
+    Attributes:
+        codec: its name, "none" where nothing is encoded.
+        stored_bytes: before they are rounded up to blocks.
+        encode_seconds: of one core.
+        ordered: the codec that was chosen, where it was tried in vain too.
+    """
+
+    codec: str
+    stored_bytes: int
+    encode_seconds: float
+    ordered: Codec
+
+
+@dataclass(slots=True)
+class _Moved:
+    """Bytes since the machine was looked at; `raw`: before encoding."""
+
+    written_bytes: int = 0
+    raw_written_bytes: int = 0
+    read_bytes: int = 0
+    raw_read_bytes: int = 0
+
+
+class CodecOfRecords:
+    """The codec of each record of one rank.
+
+    Args:
+        codec: as `TierStore`'s.
+        hardware: what each codec does. A codec that it has no figures of stores bytes as they are.
+        training_cores: that training keeps busy while it computes.
+        num_at_once: so many records are encoded at a time.
+        now: tells the time.
+        busy_seconds: of each activity of the machine, until now.
+
+    Raises:
+        ConfigError: there is no such codec.
+    """
+
+    def __init__(
+        self,
+        codec: str,
+        hardware: Hardware,
+        training_cores: float,
+        *,
+        num_at_once: int,
+        now: Callable[[], float],
+        busy_seconds: Mapping[Enum, float],
+    ) -> None:
+        self._fixed = parse_codec(codec)
+        self._speeds = {(speed.kind, speed.codec): speed for speed in hardware.codecs}
+        self._chooser = CodecChooser(num_lanes=num_at_once)
+        self._load = UNKNOWN_LOAD
+        self._cores, self._training_cores = hardware.cores, training_cores
+        self._now, self._busy = now, busy_seconds
+        self._looked_at = now()
+        self._busy_before: Mapping[Activity, float] = {}
+        self._moved = _Moved()
+
+    def choose(self, record: SimulatedRecord, *, is_space_short: bool) -> Encoded:
+        """Decide on the next record."""
+        codec, kind = self._fixed, Kind(dtype=record.kind)
+        if codec is None:
+            self._look_at_machine()
+            choice = self._chooser.choose(kind, record.nbytes, self._load, is_space_short=is_space_short)
+            codec = choice.codec
+            if choice.probe:
+                self._chooser.learn_samples(kind, record.nbytes, self._samples(record))
+        speed = self._speed_of(record.kind, codec)
+        if speed is None:
+            return Encoded(str(NO_CODEC), record.nbytes, 0.0, codec)
+        return Encoded(
+            str(codec), int(record.nbytes * speed.ratio), record.nbytes / speed.encode_bytes_per_second, codec
+        )
+
+    def learn_written(self, record: SimulatedRecord, encoded: Encoded, cpu_seconds: float) -> None:
+        """A record was written."""
+        self._moved.written_bytes += encoded.stored_bytes
+        self._moved.raw_written_bytes += record.nbytes
+        if self._fixed is None:
+            kind = Kind(dtype=record.kind)
+            self._chooser.learn_written(kind, record.nbytes, encoded.ordered, encoded.stored_bytes, cpu_seconds)
+
+    def learn_read(self, record: SimulatedRecord, read_bytes: int) -> None:
+        """A record was read."""
+        self._moved.read_bytes += read_bytes
+        self._moved.raw_read_bytes += record.nbytes
+
+    def decode_seconds(self, record: SimulatedRecord) -> float:
+        """Of one core, to decode a stored record."""
+        speed = self._speeds.get((record.kind, record.codec)) or self._speeds.get(("", record.codec))
+        return 0.0 if speed is None else record.nbytes / speed.decode_bytes_per_second
+
+    def _look_at_machine(self) -> None:
+        """Now and then, as `CodecPolicy` does."""
+        seconds = self._now() - self._looked_at
+        if seconds < _METER_EVERY_SECONDS:
+            return
+        busy = {activity: self._busy.get(activity, 0.0) for activity in Activity}
+        since = {activity: busy[activity] - self._busy_before.get(activity, 0.0) for activity in Activity}
+        moved, self._moved = self._moved, _Moved()
+        if since[Activity.WRITE]:
+            self._chooser.learn_write_speed(moved.written_bytes / since[Activity.WRITE])
+        if since[Activity.READ]:
+            self._chooser.learn_read_speed(moved.read_bytes / since[Activity.READ])
+        demand = (self._chooser.disk_seconds(moved.raw_written_bytes, moved.raw_read_bytes) or seconds) / seconds
+        free_cores = self._cores - self._training_cores * since[Activity.COMPUTE] / seconds
+        self._load = Load(min(1.0, demand), max(0.0, free_cores))
+        self._looked_at, self._busy_before = self._now(), busy
+
+    def _samples(self, record: SimulatedRecord) -> list[Sample]:
+        samples = []
+        for codec in (*candidates(1), *candidates(2)):
+            speed = self._speed_of(record.kind, codec)
+            if speed is not None:
+                encode_seconds = record.nbytes / speed.encode_bytes_per_second
+                decode_seconds = record.nbytes / speed.decode_bytes_per_second
+                encoded_bytes = int(record.nbytes * speed.ratio)
+                samples.append(Sample(codec, record.nbytes, encoded_bytes, encode_seconds, decode_seconds))
+        return samples
+
+    def _speed_of(self, kind: str, codec: Codec) -> CodecSpeed | None:
+        return self._speeds.get((kind, str(codec))) or self._speeds.get(("", str(codec)))

@@ -1,0 +1,147 @@
+"""The engine and the disk tier of one rank, in virtual time: lanes, turns, codecs, and how long each job takes.
+
+A job does what those of `disk/records.py` do. A write takes its checksum, waits for a turn at the device, encodes and
+writes. A read waits for a turn, reads, decodes, and takes its checksum when it has given the turn back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
+
+from ..disk.tier import Loaded, Stored
+from ..errors import StoreFullError
+from .clock import Clock, Process, Turns
+from .codecs import CodecOfRecords
+from .hardware import Activity, Hardware
+from .record import SimulatedRecord
+
+__all__ = ["SimulatedEngine", "Transfers"]
+
+_DEMAND, _PREFETCH = 0, 1
+_BLOCK_BYTES = 4096
+
+
+class Transfers(Protocol):
+    """The books, as the simulated engine sees them. See `tierstore.engine.Transfers`."""
+
+    disk_bytes: int
+
+    def begin_spill(self, record: SimulatedRecord) -> bool:
+        """Whether it is still to be written."""
+
+    def end_spill(self, record: SimulatedRecord, outcome: Stored | StoreFullError) -> None:
+        """The write has ended."""
+
+    def begin_restore(self, record: SimulatedRecord) -> bool:
+        """Whether it is still to be read."""
+
+    def end_restore(self, record: SimulatedRecord, outcome: Loaded) -> None:
+        """The read has ended."""
+
+
+class _Lanes:
+    """So many jobs at once; the most urgent that waits comes next."""
+
+    def __init__(self, clock: Clock, num_lanes: int, job: Callable[[SimulatedRecord], Process]) -> None:
+        self._clock = clock
+        self._num_idle = num_lanes
+        self._job = job
+        self._queue: list[tuple[int, int, SimulatedRecord]] = []
+        self._numbers = count()
+
+    def submit(self, record: SimulatedRecord, urgency: int) -> None:
+        heappush(self._queue, (urgency, next(self._numbers), record))
+        self._clock.call_soon(self._begin_next)
+
+    def _begin_next(self) -> None:
+        if self._queue and self._num_idle:
+            self._num_idle -= 1
+            self._clock.begin(self._lane())
+
+    def _lane(self) -> Process:
+        while self._queue:
+            yield from self._job(heappop(self._queue)[2])
+        self._num_idle += 1
+
+
+class SimulatedEngine:
+    """Moves the bytes of one rank.
+
+    Args:
+        clock, hardware: shared by all ranks.
+        codecs: which codec a record gets, and what it makes of it.
+        disk_bytes: the rank's budget on disk.
+        num_spill_lanes, num_restore_lanes: records in flight each way.
+        num_turns: of them, at the device.
+
+    Attributes:
+        transfers: the books; set before anything is submitted.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        hardware: Hardware,
+        codecs: CodecOfRecords,
+        *,
+        disk_bytes: int,
+        num_spill_lanes: int,
+        num_restore_lanes: int,
+        num_turns: int,
+    ) -> None:
+        self.transfers: Transfers
+        self._clock = clock
+        self._hardware = hardware
+        self._codecs = codecs
+        self._disk_bytes = disk_bytes
+        self._writes, self._reads = Turns(num_turns), Turns(num_turns)
+        self._spills = _Lanes(clock, num_spill_lanes, self._spill)
+        self._restores = _Lanes(clock, num_restore_lanes, self._restore)
+
+    def submit_spill(self, record: SimulatedRecord) -> None:
+        """See `Engine`."""
+        self._spills.submit(record, _PREFETCH)
+
+    def submit_restore(self, record: SimulatedRecord, *, demanded: bool) -> None:
+        """See `Engine`."""
+        self._restores.submit(record, _DEMAND if demanded else _PREFETCH)
+
+    def _spill(self, record: SimulatedRecord) -> Process:
+        if not self.transfers.begin_spill(record):
+            return
+        room_bytes = self._disk_bytes - self.transfers.disk_bytes
+        encoded = self._codecs.choose(record, is_space_short=room_bytes - record.nbytes < self._disk_bytes // 8)
+        stored_bytes = -(-encoded.stored_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+        if stored_bytes > room_bytes:
+            full = StoreFullError(record.nbytes, self.transfers.disk_bytes, self._disk_bytes)
+            self.transfers.end_spill(record, full)
+            return
+        self.transfers.disk_bytes += stored_bytes
+        yield self._clock.work(Activity.CPU, self._raw_cpu_seconds(record))
+        yield self._writes.take
+        yield self._clock.work(Activity.CPU, encoded.encode_seconds)
+        yield self._clock.sleep(self._hardware.drive.write_latency_seconds)
+        yield self._clock.work(Activity.WRITE, stored_bytes)
+        self._writes.give_back()
+        record.codec = encoded.codec
+        self._codecs.learn_written(record, encoded, self._raw_cpu_seconds(record) + encoded.encode_seconds)
+        self.transfers.end_spill(record, Stored(stored_bytes, encoded.codec, record.kind))
+
+    def _restore(self, record: SimulatedRecord) -> Process:
+        if not self.transfers.begin_restore(record):
+            return
+        stored_bytes = record.stored_bytes
+        yield self._reads.take
+        yield self._clock.sleep(self._hardware.drive.read_latency_seconds)
+        yield self._clock.work(Activity.READ, stored_bytes)
+        yield self._clock.work(Activity.CPU, self._codecs.decode_seconds(record))
+        self._reads.give_back()
+        self._codecs.learn_read(record, stored_bytes)
+        yield self._clock.work(Activity.CPU, self._raw_cpu_seconds(record))
+        self.transfers.end_restore(record, Loaded(stored_bytes))
+
+    def _raw_cpu_seconds(self, record: SimulatedRecord) -> float:
+        return self._hardware.cpu_seconds_per_record + record.nbytes * self._hardware.cpu_seconds_per_byte

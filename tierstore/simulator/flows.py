@@ -1,0 +1,78 @@
+"""Work that shares a resource: what is under way is served at rates that depend on how much of it there is.
+
+All work of one activity is served alike, so for each activity one number, the work that each has been served since the
+beginning, tells when whose work is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+
+__all__ = ["Flows", "Rates"]
+
+Rates = Callable[[Mapping[Enum, int]], Mapping[Enum, float]]
+"""How much of each activity's work each one of them is served in a second, from how many there are; may be infinite."""
+
+
+class Flows:
+    """The work under way.
+
+    Args:
+        rates: see `Rates`; asked again whenever something begins or ends.
+
+    Attributes:
+        busy_seconds: of each activity, the time in which there was any.
+    """
+
+    def __init__(self, rates: Rates) -> None:
+        self._rates_of = rates
+        self._served: dict[Enum, float] = {}
+        self._under_way: dict[Enum, list[tuple[float, int, Callable[[], None]]]] = {}
+        self._rates: Mapping[Enum, float] | None = None
+        self._numbers = count()
+        self._next: Enum | None = None
+        self.busy_seconds: dict[Enum, float] = {}
+
+    def add(self, activity: Enum, amount: float, then: Callable[[], None]) -> None:
+        """Begin work; `then` is called when it is done."""
+        ends_at = self._served.setdefault(activity, 0.0) + amount
+        heappush(self._under_way.setdefault(activity, []), (ends_at, next(self._numbers), then))
+        self._rates = None
+
+    def seconds_to_next(self) -> float:
+        """Until the first of it is done, if nothing else begins; infinite where there is none."""
+        if self._rates is None:
+            self._rates = self._rates_of({activity: len(work) for activity, work in self._under_way.items() if work})
+        first_seconds, self._next = inf, None
+        for activity, work in self._under_way.items():
+            if work:
+                left = max(0.0, work[0][0] - self._served[activity])
+                rate = self._rates[activity]
+                seconds = left / rate if rate else (inf if left else 0.0)
+                if seconds < first_seconds:
+                    first_seconds, self._next = seconds, activity
+        return first_seconds
+
+    def pass_time(self, seconds: float) -> None:
+        """Serve what is under way; `seconds` is at most what `seconds_to_next` gave just now."""
+        if not seconds or self._rates is None:
+            return
+        for activity, work in self._under_way.items():
+            if work:
+                self._served[activity] += self._rates[activity] * seconds
+                self.busy_seconds[activity] = self.busy_seconds.get(activity, 0.0) + seconds
+
+    def finish_next(self, seconds: float) -> Callable[[], None]:
+        """Let that time pass; returns the `then` of the work that is done."""
+        done = self._next
+        if done is None:
+            raise RuntimeError("nothing is under way")
+        self.pass_time(seconds)
+        ends_at, _, then = heappop(self._under_way[done])
+        self._served[done] = max(ends_at, self._served[done])  # whatever was lost to rounding
+        self._rates = None
+        return then

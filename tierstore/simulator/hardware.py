@@ -1,0 +1,155 @@
+"""What a simulated machine can do, and how what is under way shares it. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from ..errors import ConfigError
+
+__all__ = ["Activity", "CodecSpeed", "DepthSpeed", "Drive", "Hardware", "Sharing"]
+
+
+class Activity(Enum):
+    """What takes time: seconds of a training thread, seconds of a core, bytes to or from the drive."""
+
+    COMPUTE = "compute"
+    CPU = "cpu"
+    WRITE = "write"
+    READ = "read"
+
+
+class DepthSpeed(NamedTuple):
+    """With `depth` transfers in flight, all of them together move so much."""
+
+    depth: int
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Drive:
+    """The disk tier's device.
+
+    Where reads and writes are under way at once, each transfer has the same share of the drive's time, and moves in it
+    at the speed that its direction has at that depth. Between depths speeds are interpolated.
+
+    Attributes:
+        writes, reads: speeds by depth, at least one each, depths rising.
+        write_latency_seconds, read_latency_seconds: of a transfer, before its bytes flow; a turn waits meanwhile.
+        capacity_bytes: what may be stored.
+
+    Raises:
+        ConfigError: there is no speed, a depth comes twice, or a figure is negative.
+    """
+
+    writes: Sequence[DepthSpeed]
+    reads: Sequence[DepthSpeed]
+    write_latency_seconds: float = 0.0
+    read_latency_seconds: float = 0.0
+    capacity_bytes: int = 2**63 - 1
+
+    def __post_init__(self) -> None:
+        for name, speeds in (("writes", self.writes), ("reads", self.reads)):
+            depths = [speed.depth for speed in speeds]
+            if not depths or depths != sorted(set(depths)) or depths[0] < 1:
+                raise ConfigError(name, depths, "give at least one speed, by rising depths from 1")
+            if not all(speed.bytes_per_second > 0 for speed in speeds):
+                raise ConfigError(name, speeds, "give speeds above 0")
+        for name in ("write_latency_seconds", "read_latency_seconds", "capacity_bytes"):
+            _check_not_negative(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class CodecSpeed:
+    """What a codec does to one kind of content, on one core.
+
+    Attributes:
+        kind: of the content, as `Saved.kind`; "" stands for every kind that is not named.
+        codec: such as "zstd:1".
+        ratio: bytes after over bytes before.
+        encode_bytes_per_second, decode_bytes_per_second: of unencoded bytes.
+    """
+
+    kind: str
+    codec: str
+    ratio: float
+    encode_bytes_per_second: float
+    decode_bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A machine.
+
+    Attributes:
+        drive: shared by all ranks.
+        cores: that all ranks have together; a part of one is possible.
+        codecs: by kind and codec.
+        contention: how much training suffers from background work that takes cores from it, relative to the share that
+            is taken: 1 where it loses just that, 0 where it loses nothing, above 1 where its threads wait for the one
+            that was interrupted. The one figure that is fitted to runs of a machine.
+        cpu_seconds_per_record: of the store's threads, for each record each way.
+        cpu_seconds_per_byte: likewise for its bytes: checksum and system call.
+    """
+
+    drive: Drive
+    cores: float
+    codecs: Sequence[CodecSpeed] = ()
+    contention: float = 1.0
+    cpu_seconds_per_record: float = 0.0
+    cpu_seconds_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.cores > 0:
+            raise ConfigError("cores", self.cores, "give more than 0")
+        for name in ("contention", "cpu_seconds_per_record", "cpu_seconds_per_byte"):
+            _check_not_negative(name, getattr(self, name))
+
+
+class Sharing:
+    """How work under way shares a machine; called, it is the flows' `Rates`.
+
+    Args:
+        hardware: the machine.
+        training_cores: that each rank's training keeps busy while it computes.
+    """
+
+    def __init__(self, hardware: Hardware, training_cores: float) -> None:
+        self._hardware = hardware
+        self._training_cores = training_cores
+
+    def __call__(self, counts: Mapping[Enum, int]) -> Mapping[Enum, float]:
+        """See `Rates`."""
+        num_writes, num_reads = counts.get(Activity.WRITE, 0), counts.get(Activity.READ, 0)
+        depth = max(1, num_writes + num_reads)
+        wanted_cores = counts.get(Activity.COMPUTE, 0) * self._training_cores + counts.get(Activity.CPU, 0)
+        crowding = max(1.0, wanted_cores / self._hardware.cores)
+        suffering = self._hardware.contention if counts.get(Activity.CPU) else 1.0  # its own ranks are not background
+        return {
+            Activity.COMPUTE: 1 / (1 + suffering * (crowding - 1)),
+            Activity.CPU: 1 / crowding,
+            Activity.WRITE: speed_at(self._hardware.drive.writes, depth) / depth,
+            Activity.READ: speed_at(self._hardware.drive.reads, depth) / depth,
+        }
+
+
+def speed_at(speeds: Sequence[DepthSpeed], depth: int) -> float:
+    """Bytes per second of all transfers together; beyond the depths that are given, as at the nearest."""
+    place = bisect_left(speeds, depth, key=lambda speed: speed.depth)
+    if place == 0:
+        return speeds[0].bytes_per_second
+    if place == len(speeds):
+        return speeds[-1].bytes_per_second
+    below, above = speeds[place - 1], speeds[place]
+    if below.bytes_per_second == above.bytes_per_second:
+        return above.bytes_per_second  # both may be infinite
+    share = (depth - below.depth) / (above.depth - below.depth)
+    return below.bytes_per_second + share * (above.bytes_per_second - below.bytes_per_second)
+
+
+def _check_not_negative(name: str, value: float) -> None:
+    if not value >= 0:
+        raise ConfigError(name, value, "give 0 or more")

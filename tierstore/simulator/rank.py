@@ -1,0 +1,231 @@
+"""One rank: its training thread, which does what the workload says and waits as `residency.py` does, and its books."""
+
+from __future__ import annotations
+
+from ..disk.tier import Loaded, Stored
+from ..errors import StoreFullError
+from ..handle import State
+from ..stats import STALL_CAUSES
+from .clock import Clock, Process, Progress
+from .hardware import Activity
+from .moves import SimulatedMoves
+from .record import GraphLog, SimulatedRecord
+from .workload import Action, Compute, EndScope, LetGo, Pack, Release, Unpack, Workload
+
+__all__ = ["Rank"]
+
+_PACK_WAITS, _UNPACK_WAITS = STALL_CAUSES
+_NUM_EXAMINED_PER_PACK = 4
+_IN_MEMORY = frozenset({State.PENDING, State.HOST, State.WRITING, State.CLEAN})
+
+
+class Rank:
+    """Drives the moves of one rank. Methods as `Residency`'s; those that may wait are processes.
+
+    Args:
+        clock: what it waits by.
+        moves: its records.
+        workload: what a step does.
+    """
+
+    def __init__(self, clock: Clock, moves: SimulatedMoves, workload: Workload) -> None:
+        self._clock = clock
+        self._moves = moves
+        self._workload = workload
+        self._progress = Progress(clock)
+        self._num_packing = 0
+
+    # --- the training thread ------------------------------------------------------------------------------------------
+
+    def step(self, log: GraphLog) -> Process:
+        """One step: every action of the workload, then the graph is gone."""
+        moves = self._moves
+        moves.begin_graph(log)
+        log.held.update(log.root_of(action.saved) for action in self._workload.actions if isinstance(action, LetGo))
+        for action in self._workload.actions:
+            yield from self._act(log, action)
+        moves.end_graph()
+        self._advance()
+
+    def _act(self, log: GraphLog, action: Action) -> Process:
+        match action:
+            case Compute(seconds):
+                yield self._clock.work(Activity.COMPUTE, seconds)
+            case Pack(index):
+                yield from self._pack(log, index)
+            case Unpack(index):
+                yield from self._unpack(log, index)
+            case LetGo(index):
+                log.others_let_go(index)
+            case Release(index):
+                self._moves.let_go(index)
+            case EndScope():
+                log.is_settled = True
+                self._survey()
+
+    def _pack(self, log: GraphLog, index: int) -> Process:
+        """See `Residency.note`."""
+        moves, saved = self._moves, log.saved[index]
+        log.newest_node, log.is_settled = saved.node, False
+        is_planned = log.plan is not None
+        is_short = is_planned or moves.is_short_of(saved.nbytes)
+        if is_short:
+            self._drain()
+            moves.relieve(_NUM_EXAMINED_PER_PACK, is_planned=is_planned)
+            yield from self._make_room()
+        moves.note(index, is_short=is_short)
+        if log.plan is not None or index == 0:
+            log.follow_plan(index)
+
+    def _make_room(self) -> Process:
+        moves = self._moves
+        while moves.blocked:
+            if not (moves.num_spills or moves.num_restores):
+                raise self._full_error()
+            self._num_packing += 1
+            yield from self._wait(_PACK_WAITS)
+            self._num_packing -= 1
+            moves.admit_blocked()
+
+    def _unpack(self, log: GraphLog, index: int) -> Process:
+        """See `SavedTensor.unpack` and `PackLog.fetch`."""
+        record = log.records[index]
+        self._ask(log, index)
+        if record is None:
+            return
+        if not log.has_trace and record.state is not State.PENDING:
+            log.look_ahead()
+        yield from self._fetch(log, record, index)
+
+    def _ask(self, log: GraphLog, index: int) -> None:
+        """See `PackLog.asked_for`."""
+        if not log.is_started:
+            self._start(log)
+            if log.has_trace and log.records[index] is None:
+                self._drain()
+                self._moves.ahead = log.lookahead
+                self._go_ahead()
+        log.ask_for(index)
+
+    def _start(self, log: GraphLog) -> None:
+        """See `PackLog._start`."""
+        log.is_started = True
+        log.plan = None
+        for record in log.records:
+            if record is not None:
+                record.place = None
+        self._survey()
+        if any(record is not None and record.state is not State.PENDING for record in log.records):
+            log.look_ahead()
+
+    def _survey(self) -> None:
+        self._drain()
+        self._moves.relieve(None)
+        self._moves.survey()
+
+    def _fetch(self, log: GraphLog, record: SimulatedRecord, index: int) -> Process:
+        """See `Residency.fetch`."""
+        moves = self._moves
+        self._drain()
+        self._count_request(record)
+        if record.state is State.DISK:
+            moves.start_restore(record, demanded=True)
+        if log.has_trace:
+            moves.ahead = log.lookahead
+            log.lookahead.asked_for(index)
+            self._go_ahead()
+        if record.state in _IN_MEMORY:
+            moves.used(record)
+            return
+        record.demanded += 1
+        yield from self._await_bytes(record)
+        record.demanded -= 1
+        moves.used(record)
+        self._advance()
+
+    def _await_bytes(self, record: SimulatedRecord) -> Process:
+        moves = self._moves
+        if record.state is State.QUEUED:
+            moves.cancel_spill(record)
+        while record.state not in _IN_MEMORY:
+            if record.state is State.DISK:
+                moves.start_restore(record, demanded=True)
+            elif record.state is State.READING and not record.urgent:
+                record.urgent = True
+                moves.engine.submit_restore(record, demanded=True)
+            yield from self._wait(_UNPACK_WAITS, record)
+
+    def _count_request(self, record: SimulatedRecord) -> None:
+        counters = self._moves.counters
+        if record.state is State.DISK:
+            counters.prefetch_misses += 1
+        elif record.state is State.READING:
+            counters.prefetch_late += 1
+        elif record.state is State.CLEAN and record.fetched:
+            counters.prefetch_hits += 1
+            record.fetched = False
+        elif record.state in (State.QUEUED, State.WRITING):
+            counters.forwarded_bytes += record.nbytes
+
+    def _wait(self, cause: str, record: SimulatedRecord | None = None) -> Process:
+        began_seconds = self._clock.now_seconds
+        yield self._progress.wait
+        seconds = self._clock.now_seconds - began_seconds
+        self._moves.counters.stall_seconds[cause] += seconds
+        self._moves.observer.stalled(seconds, cause, None if record is None else record.key)
+        self._drain()
+
+    def _full_error(self) -> StoreFullError:
+        moves, host = self._moves, self._moves.books.host
+        disk_budget_bytes = 0 if moves.full_error is None else moves.full_error.disk_budget_bytes
+        needed_bytes, limit_bytes = moves.blocked[0].nbytes, host.limit_bytes or 0
+        return StoreFullError(needed_bytes, moves.disk_bytes, disk_budget_bytes, host.used_bytes, limit_bytes)
+
+    # --- the engine: `Transfers` --------------------------------------------------------------------------------------
+
+    @property
+    def disk_bytes(self) -> int:
+        """Taken by records, written or being written."""
+        return self._moves.disk_bytes
+
+    @disk_bytes.setter
+    def disk_bytes(self, nbytes: int) -> None:
+        self._moves.disk_bytes = nbytes
+        self._moves.disk_bytes_peak = max(self._moves.disk_bytes_peak, nbytes)
+
+    def begin_spill(self, record: SimulatedRecord) -> bool:
+        """See `Transfers`."""
+        self._drain()
+        return self._moves.begin_spill(record)
+
+    def end_spill(self, record: SimulatedRecord, outcome: Stored | StoreFullError) -> None:
+        """See `Transfers`."""
+        self._moves.spilled(record, outcome)
+        self._advance()
+
+    def begin_restore(self, record: SimulatedRecord) -> bool:
+        """See `Transfers`."""
+        self._drain()
+        return self._moves.begin_restore(record)
+
+    def end_restore(self, record: SimulatedRecord, outcome: Loaded) -> None:
+        """See `Transfers`."""
+        self._moves.restored(record, outcome)
+        self._advance()
+
+    # --- both ---------------------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        if self._moves.drain():
+            self._moves.observer.changed()
+            self._advance()
+
+    def _advance(self) -> None:
+        self._moves.admit_blocked()
+        self._moves.send_ahead()
+        self._go_ahead()
+        self._progress.notify_all()
+
+    def _go_ahead(self) -> None:
+        if self._moves.ahead is not None and not self._num_packing:
+            self._moves.prefetch(self._moves.ahead)

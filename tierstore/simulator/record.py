@@ -1,0 +1,195 @@
+"""A simulated record, and the log of a simulated graph: as much of `handle.py`, `noted.py` and `hooks/order.py` as the
+rules look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..handle import MOVES, State
+from ..host import Window
+from ..lookahead import LearnedOrders, Lookahead, reverse_topological
+from ..plan import Place, Plan, Trace
+from .workload import Saved
+
+__all__ = ["GraphLog", "SimulatedRecord"]
+
+
+class SimulatedRecord:
+    """The bytes of one storage. Attributes as `Record`'s, of which it has those that decide something, and:
+
+    Attributes:
+        saved: the index of the first saved tensor that is a view of it.
+        users: the indices of those that the graph has not let go of.
+        codec: what it is stored with.
+        is_held: somebody else holds its storage, or may still write to it.
+        is_read: its bytes have been read: no other saved tensor becomes a view of it.
+        is_running: a job of the engine is about it.
+    """
+
+    device = None
+
+    def __init__(self, key: int, saved: int, nbytes: int, kind: str, *, is_held: bool) -> None:
+        self.key = key
+        self.saved = saved
+        self.nbytes = nbytes
+        self.kind = kind
+        self.is_held = is_held
+        self.users = {saved}
+        self.state = State.PENDING
+        self.window: Window | None = None
+        self.charged_bytes = 0
+        self.worth = key
+        self.place: Place | None = None
+        self.stored_bytes = 0
+        self.codec = ""
+        self.demanded = 0
+        self.shared = self.wanted = self.urgent = self.fetched = self.is_read = self.is_running = False
+
+    def move(self, to: State) -> None:
+        """Change the state; an illegal move is a bug of ours (RuntimeError)."""
+        if to not in MOVES[self.state]:
+            raise RuntimeError(f"record {self.key}: illegal move {self.state.name} → {to.name}")
+        self.state = to
+
+
+class GraphLog:
+    """What one step has packed so far, and what backward does with it. See `NotedLog` and `PackLog`.
+
+    Args:
+        saved: the workload's tensors.
+        first_key: of the first tensor's record.
+        lookahead_bytes: how far ahead of backward to fetch.
+        orders: where orders are learned and recalled; None: the reverse-topological order is followed.
+        host_bytes: for the plan.
+
+    Attributes:
+        records: of each tensor that was packed; None while it is only noted.
+        noted: the indices of those that are only noted, dead ones included.
+        let_go: the indices of those that the graph has let go of.
+        held: the storages that somebody else holds for now, by the index of their first tensor.
+        newest_node: which saved last; its kernel may still have to run.
+        plan: where the records belong, if the packs so far are those of a graph that is known.
+    """
+
+    def __init__(
+        self,
+        saved: Sequence[Saved],
+        first_key: int,
+        lookahead_bytes: int,
+        orders: LearnedOrders | None,
+        host_bytes: int,
+    ) -> None:
+        self.saved = saved
+        self.first_key = first_key
+        self.records: list[SimulatedRecord | None] = []
+        self.noted: dict[int, None] = {}
+        self.let_go: set[int] = set()
+        self.held: set[int] = set()
+        self.newest_node = -1
+        self.is_settled = False
+        self.plan: Plan | None = None
+        self.lookahead = Lookahead[SimulatedRecord](lookahead_bytes)
+        self.is_started = False
+        self.has_trace = False
+        self._orders = orders
+        self._host_bytes = host_bytes
+        self._signatures: list[int] = []
+        self._trace: tuple[list[int], list[int], list[int]] | None = None
+        self._asked_for: dict[int, None] = {}
+        self._by_root: dict[int, SimulatedRecord] = {}
+
+    # --- forward ------------------------------------------------------------------------------------------------
+
+    def root_of(self, index: int) -> int:
+        """The first saved tensor of the same storage."""
+        root = self.saved[index].record
+        return index if root is None else root
+
+    def note(self, index: int) -> None:
+        """Tensor `index` was packed."""
+        saved = self.saved[index]
+        self.newest_node, self.is_settled = saved.node, False
+        self.noted[index] = None
+        self.records.append(None)
+        before = self._signatures[-1] if self._signatures else 0
+        self._signatures.append(hash((before, saved.node - self.saved[0].node, saved.nbytes)))
+
+    def follow_plan(self, index: int) -> None:
+        """See `PackLog.follow_plan`."""
+        plan, orders, signature = self.plan, self._orders, self._signatures[index]
+        if plan is None or not plan.trace.continues(index + 1, signature):
+            plan = None if orders is None else orders.predict(index + 1, signature, self._host_bytes, 0)
+            self.plan = plan if plan is not None and plan.is_needed else None
+
+    def settled(self) -> Iterator[int]:
+        """What is noted and may be read. May be taken out meanwhile."""
+        for index in list(self.noted):
+            if self.is_settled or self.saved[index].node != self.newest_node:
+                yield index
+
+    def is_held(self, index: int) -> bool:
+        """Whether somebody else holds the storage of tensor `index`."""
+        return self.saved[index].is_shared or self.root_of(index) in self.held
+
+    def unread_record_of(self, index: int) -> SimulatedRecord | None:
+        """The record that tensor `index` is a view of, if there is one whose bytes have not been read."""
+        record = self._by_root.get(self.root_of(index))
+        return None if record is None or record.is_read else record
+
+    def make_record(self, index: int) -> SimulatedRecord:
+        """Tensor `index` is booked, the first of its storage."""
+        saved = self.saved[index]
+        record = SimulatedRecord(self.first_key + index, index, saved.nbytes, saved.kind, is_held=self.is_held(index))
+        self._by_root[self.root_of(index)] = record
+        self._place(record, index)
+        return record
+
+    def forget(self, record: SimulatedRecord) -> None:
+        """It is released."""
+        root = self.root_of(record.saved)
+        if self._by_root.get(root) is record:
+            del self._by_root[root]
+
+    def others_let_go(self, index: int) -> None:
+        """Nobody else holds the storage of tensor `index` any more."""
+        root = self.root_of(index)
+        self.held.discard(root)
+        if root in self._by_root:
+            self._by_root[root].is_held = self.is_held(root)
+
+    def _place(self, record: SimulatedRecord, index: int) -> None:
+        plan = self.plan
+        if plan is not None and index < len(plan.places) and plan.trace.records[index] == index:
+            record.worth = self.first_key + plan.worths[index]
+            record.place = plan.places[index]
+
+    # --- backward -----------------------------------------------------------------------------------------------
+
+    def come_in(self, index: int, record: SimulatedRecord) -> None:
+        """Tensor `index`, until now only noted, has a record."""
+        self.records[index] = record
+        self.lookahead.come_in(index, record)
+
+    def ask_for(self, index: int) -> None:
+        """Backward asks for it."""
+        self._asked_for[index] = None
+
+    def look_ahead(self) -> None:
+        """Something has left its place: from now on what will be asked for is brought back before."""
+        known = self._orders.recall(self._signatures[-1]) if self._orders is not None else None
+        order = reverse_topological([saved.node for saved in self.saved]) if known is None else known.order
+        self.lookahead.begin(self.records, order)
+        self.has_trace = True
+        roots = [self.root_of(index) for index in range(len(self.saved))]
+        self._trace = self._signatures, roots, [self._bytes_ours(index) for index in range(len(self.saved))]
+
+    def end(self) -> None:
+        """The graph is gone: learn what was seen of it."""
+        if self._orders is not None and self._trace is not None:
+            signatures, roots, sizes = self._trace
+            self._orders.learn(Trace(signatures, roots, sizes, bytes(len(roots)), self._asked_for))
+
+    def _bytes_ours(self, index: int) -> int:
+        record = self.records[index]
+        is_kept = record is not None and record.state is State.PENDING and record.shared
+        return 0 if is_kept else self.saved[index].nbytes

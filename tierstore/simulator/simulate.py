@@ -1,0 +1,224 @@
+"""Run a workload on hardware, in virtual time, and tell what a step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+
+from ..disk.local import NUM_AT_ONCE
+from ..engine import NUM_RESTORES, NUM_SPILLS
+from ..errors import ConfigError
+from ..lookahead import LearnedOrders
+from ..stats import Counters
+from ..tracing.observer import Observer
+from .clock import Clock, Process
+from .codecs import CodecOfRecords
+from .engine import SimulatedEngine
+from .flows import Flows
+from .hardware import Hardware, Sharing
+from .moves import SimulatedMoves
+from .rank import Rank
+from .record import GraphLog
+from .timeline import JobsSeen, Transfer
+from .workload import Workload
+
+__all__ = ["Settings", "SimulatedStep", "simulate"]
+
+_PREFETCH_ORDERS = ("learned", "reverse", "none")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the store is opened and the scope entered; of each rank.
+
+    Attributes:
+        host_bytes, staging_bytes, codec: as `TierStore`'s.
+        disk_bytes: likewise; None: an equal part of the drive.
+        prefetch, lookahead_bytes: as `tiered_offload`'s.
+        num_spill_lanes, num_restore_lanes, num_turns: as the store has them.
+
+    Raises:
+        ConfigError: there is no such order.
+    """
+
+    host_bytes: int
+    staging_bytes: int = 112 * 2**20
+    disk_bytes: int | None = None
+    codec: str = "none"
+    prefetch: str = "learned"
+    lookahead_bytes: int | None = None
+    num_spill_lanes: int = NUM_SPILLS
+    num_restore_lanes: int = NUM_RESTORES
+    num_turns: int = NUM_AT_ONCE
+
+    def __post_init__(self) -> None:
+        if self.prefetch not in _PREFETCH_ORDERS:
+            raise ConfigError("prefetch", self.prefetch, f"give one of {', '.join(map(repr, _PREFETCH_ORDERS))}")
+        for name in ("num_spill_lanes", "num_restore_lanes", "num_turns"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "give at least 1")
+
+    @property
+    def reach_bytes(self) -> int:
+        """How far ahead of backward is fetched."""
+        if self.prefetch == "none":
+            return 0
+        return self.host_bytes + self.staging_bytes if self.lookahead_bytes is None else self.lookahead_bytes
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """What one step of one rank has cost.
+
+    Attributes:
+        began_seconds, seconds: since the simulation began, and for how long.
+        compute_seconds: what it takes where nothing has to wait.
+        counters: of this step, as `StoreStats` has them. `written_bytes` is what wears the drive.
+        host_bytes_peak, staging_bytes_peak, disk_bytes_peak: the most at once, in this step.
+        transfers: every write and read that ended in it, in that order.
+    """
+
+    began_seconds: float
+    seconds: float
+    compute_seconds: float
+    counters: Counters
+    host_bytes_peak: int
+    staging_bytes_peak: int
+    disk_bytes_peak: int
+    transfers: Sequence[Transfer]
+
+    @property
+    def stall_seconds(self) -> Mapping[str, float]:
+        """For how long it waited, by cause."""
+        return self.counters.stall_seconds
+
+
+def simulate(
+    workload: Workload,
+    hardware: Hardware,
+    settings: Settings,
+    *,
+    num_steps: int = 3,
+    num_ranks: int = 1,
+    observer: Observer | None = None,
+) -> Sequence[Sequence[SimulatedStep]]:
+    """The steps of each rank, in turn. The first knows nothing of the graph; the last is the one that goes on and on.
+
+    Ranks begin together and share the drive and the cores, so they do the same at the same time. Neither blocks nor
+    touches a file; the time that it takes grows with the number of transfers.
+
+    Args:
+        workload: what each rank does in each step.
+        hardware: what they share.
+        settings: of each rank's store.
+        num_steps: more than two, as a rule: the first learns the order, and the second follows it with what the first
+            has left behind.
+        num_ranks: how many share the machine.
+        observer: is told of every move of the first rank, besides.
+
+    Raises:
+        ConfigError: a number is below 1, or there is no such codec.
+        StoreFullError: host budget and disk are full; the store would raise it too.
+    """
+    for name, number in (("num_steps", num_steps), ("num_ranks", num_ranks)):
+        if number < 1:
+            raise ConfigError(name, number, "give at least 1")
+    flows = Flows(Sharing(hardware, workload.training_cores))
+    clock = Clock(flows)
+    disk_bytes = settings.disk_bytes
+    if disk_bytes is None:
+        disk_bytes = hardware.drive.capacity_bytes // num_ranks
+    ranks = []
+    for number in range(num_ranks):
+        codecs = CodecOfRecords(
+            settings.codec,
+            hardware,
+            workload.training_cores,
+            num_at_once=settings.num_turns,
+            now=partial(getattr, clock, "now_seconds"),
+            busy_seconds=flows.busy_seconds,
+        )
+        engine = SimulatedEngine(
+            clock,
+            hardware,
+            codecs,
+            disk_bytes=disk_bytes,
+            num_spill_lanes=settings.num_spill_lanes,
+            num_restore_lanes=settings.num_restore_lanes,
+            num_turns=settings.num_turns,
+        )
+        ranks.append(_Run(clock, workload, settings, engine, observer if number == 0 else None))
+    for rank in ranks:
+        clock.begin(rank.steps(num_steps))
+    clock.run()
+    if any(len(rank.done) < num_steps for rank in ranks):
+        raise RuntimeError("a simulated thread waits for what will never happen")
+    return [rank.done for rank in ranks]
+
+
+class _Run:
+    """The steps of one rank."""
+
+    def __init__(
+        self, clock: Clock, workload: Workload, settings: Settings, engine: SimulatedEngine, observer: Observer | None
+    ) -> None:
+        self.done: list[SimulatedStep] = []
+        self._clock = clock
+        self._workload = workload
+        self._settings = settings
+        self._jobs = JobsSeen(clock, observer)
+        self._moves = SimulatedMoves(
+            host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, observer=self._jobs
+        )
+        self._moves.engine = engine
+        self._rank = Rank(clock, self._moves, workload)
+        engine.transfers = self._rank
+        self._orders = LearnedOrders() if settings.prefetch == "learned" else None
+
+    def steps(self, num_steps: int) -> Process:
+        """One after the other."""
+        num_saved = len(self._workload.saved)
+        for number in range(num_steps):
+            began_seconds, before = self._clock.now_seconds, deepcopy(self._moves.counters)
+            self._begin_peaks()
+            log = GraphLog(
+                self._workload.saved,
+                number * num_saved,
+                self._settings.reach_bytes,
+                self._orders,
+                self._settings.host_bytes,
+            )
+            yield from self._rank.step(log)
+            self.done.append(self._step_since(began_seconds, before))
+
+    def _begin_peaks(self) -> None:
+        for window in (self._moves.books.host, self._moves.books.staging):
+            window.peak_bytes = window.used_bytes
+        self._moves.disk_bytes_peak = self._moves.disk_bytes
+
+    def _step_since(self, began_seconds: float, before: Counters) -> SimulatedStep:
+        books = self._moves.books
+        return SimulatedStep(
+            began_seconds,
+            self._clock.now_seconds - began_seconds,
+            self._workload.compute_seconds,
+            _difference(self._moves.counters, before),
+            books.host.peak_bytes,
+            books.staging.peak_bytes,
+            self._moves.disk_bytes_peak,
+            self._jobs.take_ended(),
+        )
+
+
+def _difference(after: Counters, before: Counters) -> Counters:
+    """What was counted in between."""
+    counted = Counters()
+    for name in Counters.__dataclass_fields__:
+        now, then = getattr(after, name), getattr(before, name)
+        if isinstance(now, dict):
+            getattr(counted, name).update({cause: now[cause] - then[cause] for cause in now})
+        else:
+            setattr(counted, name, now - then)
+    return counted

@@ -1,0 +1,97 @@
+"""What moved in a simulated run, and when: the transfers as a trace has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..disk.tier import Loaded, Stored
+from ..tracing.events import Restore, Spill
+from ..tracing.jobs import OpenJobs
+from ..tracing.observer import Observer
+from .clock import Clock
+
+__all__ = ["JobsSeen", "Transfer"]
+
+Transfer = Spill | Restore
+"""Of a trace, with times since the simulation began; records are numbered by saved tensor, on through all steps."""
+
+
+class JobsSeen(Observer):
+    """Takes down every transfer, by the clock's time.
+
+    Args:
+        clock: of the simulation.
+        other: is told of everything too; None: nobody.
+    """
+
+    def __init__(self, clock: Clock, other: Observer | None) -> None:
+        self._clock = clock
+        self._other = other or Observer()
+        self._open = OpenJobs()
+        self._ended: list[Transfer] = []
+
+    def take_ended(self) -> Sequence[Transfer]:
+        """Those that have ended since the last time."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def spill_queued(self, record: int, nbytes: int) -> None:
+        """See `Observer`."""
+        self._open.spills.queue(record, nbytes, self._now_ns())
+        self._other.spill_queued(record, nbytes)
+
+    def spill_began(self, record: int, nbytes: int) -> None:
+        """See `Observer`."""
+        self._open.spills.begin(record, nbytes, self._now_ns())
+        self._other.spill_began(record, nbytes)
+
+    def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
+        """See `Observer`."""
+        self._take(self._open.end_spill(record, outcome, self._now_ns()))
+        self._other.spill_ended(record, outcome)
+
+    def spill_cancelled(self, record: int, nbytes: int) -> None:
+        """See `Observer`."""
+        self._open.spills.forget(record)
+        self._other.spill_cancelled(record, nbytes)
+
+    def freed(self, record: int, nbytes: int) -> None:
+        """See `Observer`."""
+        self._other.freed(record, nbytes)
+
+    def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
+        """See `Observer`."""
+        self._open.restores.queue(record, nbytes, self._now_ns(), demanded=demanded)
+        self._other.restore_queued(record, nbytes, demanded=demanded)
+
+    def restore_began(self, record: int) -> None:
+        """See `Observer`."""
+        self._open.restores.begin(record, None, self._now_ns())
+        self._other.restore_began(record)
+
+    def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
+        """See `Observer`."""
+        self._take(self._open.end_restore(record, outcome, self._now_ns(), is_wanted=is_wanted))
+        self._other.restore_ended(record, outcome, is_wanted=is_wanted)
+
+    def restore_cancelled(self, record: int, nbytes: int) -> None:
+        """See `Observer`."""
+        self._open.restores.forget(record)
+        self._other.restore_cancelled(record, nbytes)
+
+    def stalled(self, seconds: float, cause: str, record: int | None) -> None:
+        """See `Observer`."""
+        self._other.stalled(seconds, cause, record)
+
+    def changed(self) -> None:
+        """See `Observer`."""
+        self._other.changed()
+
+    def _take(self, event: tuple[Any, ...] | None) -> None:
+        if event is not None:
+            kind, *fields = event
+            self._ended.append(kind(*fields))
+
+    def _now_ns(self) -> int:
+        return round(self._clock.now_seconds * 1e9)

@@ -1,0 +1,109 @@
+"""What a training step asks of the store, and how long it computes in between. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..errors import ConfigError
+
+__all__ = ["Action", "Compute", "EndScope", "LetGo", "Pack", "Release", "Saved", "Unpack", "Workload"]
+
+
+class Saved(NamedTuple):
+    """A tensor that forward saves.
+
+    Attributes:
+        nbytes: of its storage.
+        node: of autograd, which saves it; higher ones come later.
+        record: the index of the first saved tensor of the same storage; None: this is the first.
+        kind: of its content, for the codec.
+        is_shared: somebody else holds its storage for as long as the graph lives, so it never leaves.
+    """
+
+    nbytes: int
+    node: int
+    record: int | None = None
+    kind: str = ""
+    is_shared: bool = False
+
+
+class Compute(NamedTuple):
+    """Training goes on for so long without the store."""
+
+    seconds: float
+
+
+class Pack(NamedTuple):
+    """Saved tensor number `saved` is saved."""
+
+    saved: int
+
+
+class LetGo(NamedTuple):
+    """The last other owner of the storage of saved tensor number `saved` lets go; until then somebody else held it."""
+
+    saved: int
+
+
+class EndScope(NamedTuple):
+    """The scope is left: all kernels of forward have run."""
+
+
+class Unpack(NamedTuple):
+    """Backward asks for saved tensor number `saved`."""
+
+    saved: int
+
+
+class Release(NamedTuple):
+    """The graph lets go of saved tensor number `saved`; with the last one of a storage its bytes are nobody's."""
+
+    saved: int
+
+
+Action = Compute | Pack | LetGo | EndScope | Unpack | Release
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One step of one rank: what its thread does, in turn.
+
+    Attributes:
+        saved: by index.
+        actions: in turn.
+        training_cores: that compute keeps busy.
+
+    Raises:
+        ConfigError: the actions are not those of a step: each tensor packed once, in the order of the indices, and
+            asked for and let go of only after that.
+    """
+
+    saved: Sequence[Saved]
+    actions: Sequence[Action]
+    training_cores: float = 1.0
+
+    def __post_init__(self) -> None:
+        num_packed = 0
+        released: set[int] = set()
+        for number, action in enumerate(self.actions):
+            if isinstance(action, Pack):
+                if action.saved != num_packed:
+                    raise ConfigError("actions", action, f"action {number} should pack number {num_packed}")
+                num_packed += 1
+            elif isinstance(action, LetGo | Unpack | Release):
+                if action.saved >= num_packed or action.saved in released:
+                    raise ConfigError("actions", action, f"action {number} is about what is not saved then")
+                if isinstance(action, Release):
+                    released.add(action.saved)
+        if num_packed != len(self.saved):
+            raise ConfigError("actions", num_packed, f"pack all {len(self.saved)} that are saved")
+        for index, saved in enumerate(self.saved):
+            if saved.record is not None and not 0 <= saved.record < index:
+                raise ConfigError("saved", saved, f"the record of number {index} is an earlier one")
+
+    @property
+    def compute_seconds(self) -> float:
+        """What the step takes where nothing has to wait."""
+        return sum(action.seconds for action in self.actions if isinstance(action, Compute))
