@@ -80,7 +80,6 @@ class SimulatedMoves:
             self.let_go(index)
         self.drain()
         self.noted_bytes -= sum(self.log.saved[index].nbytes for index in self.log.noted)
-        self.log.end()
 
     def uncharged_bytes(self) -> int:
         """See `Moves`."""

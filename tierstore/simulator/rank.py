@@ -39,15 +39,24 @@ class Rank:
 
     def step(self, log: GraphLog) -> Process:
         """One step: every action of the workload, then the graph is gone."""
-        moves = self._moves
-        moves.begin_graph(log)
-        log.held.update(log.root_of(action.saved) for action in self._workload.actions if isinstance(action, LetGo))
+        self.begin(log)
         for action in self._workload.actions:
-            yield from self._act(log, action)
-        moves.end_graph()
+            yield from self.act(log, action)
+        self.end(log)
+
+    def begin(self, log: GraphLog) -> None:
+        """A graph begins."""
+        log.held.update(log.root_of(action.saved) for action in self._workload.actions if isinstance(action, LetGo))
+        self._moves.begin_graph(log)
+
+    def end(self, log: GraphLog) -> None:
+        """All of it is gone."""
+        self._moves.end_graph()
+        log.end()
         self._advance()
 
-    def _act(self, log: GraphLog, action: Action) -> Process:
+    def act(self, log: GraphLog, action: Action) -> Process:
+        """Do what the workload says next; may wait."""
         match action:
             case Compute(seconds):
                 yield self._clock.work(Activity.COMPUTE, seconds)
@@ -90,9 +99,12 @@ class Rank:
     def _unpack(self, log: GraphLog, index: int) -> Process:
         """See `SavedTensor.unpack` and `PackLog.fetch`."""
         record = log.records[index]
-        self._ask(log, index)
         if record is None:
+            log.begin_to_take(index)
+            self._ask(log, index)
+            log.end_to_take(index)
             return
+        self._ask(log, index)
         if not log.has_trace and record.state is not State.PENDING:
             log.look_ahead()
         yield from self._fetch(log, record, index)

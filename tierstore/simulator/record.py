@@ -97,6 +97,7 @@ class GraphLog:
         self._trace: tuple[list[int], list[int], list[int]] | None = None
         self._asked_for: dict[int, None] = {}
         self._by_root: dict[int, SimulatedRecord] = {}
+        self._taken: int | None = None
 
     # --- forward ------------------------------------------------------------------------------------------------
 
@@ -139,8 +140,10 @@ class GraphLog:
     def make_record(self, index: int) -> SimulatedRecord:
         """Tensor `index` is booked, the first of its storage."""
         saved = self.saved[index]
-        record = SimulatedRecord(self.first_key + index, index, saved.nbytes, saved.kind, is_held=self.is_held(index))
-        self._by_root[self.root_of(index)] = record
+        root = self.root_of(index)
+        is_held = self.is_held(index) or root == self._taken
+        record = SimulatedRecord(self.first_key + index, index, saved.nbytes, saved.kind, is_held=is_held)
+        self._by_root[root] = record
         self._place(record, index)
         return record
 
@@ -152,10 +155,22 @@ class GraphLog:
 
     def others_let_go(self, index: int) -> None:
         """Nobody else holds the storage of tensor `index` any more."""
-        root = self.root_of(index)
-        self.held.discard(root)
-        if root in self._by_root:
-            self._by_root[root].is_held = self.is_held(root)
+        self.held.discard(self.root_of(index))
+        self._look_who_holds(index)
+
+    def begin_to_take(self, index: int) -> None:
+        """Autograd takes tensor `index`, which is only noted: if it is booked meanwhile, it has two owners."""
+        self._taken = self.root_of(index)
+
+    def end_to_take(self, index: int) -> None:
+        """It has taken it."""
+        self._taken = None
+        self._look_who_holds(index)
+
+    def _look_who_holds(self, index: int) -> None:
+        record = self._by_root.get(self.root_of(index))
+        if record is not None:
+            record.is_held = self.is_held(index)
 
     def _place(self, record: SimulatedRecord, index: int) -> None:
         plan = self.plan

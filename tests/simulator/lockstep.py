@@ -1,0 +1,452 @@
+"""A real store and a simulated one, taken through the same actions with the same completions in the same order.
+
+The real disk tier writes and reads, but says so only when it is told to. Neither training nor the engine moves while the
+other does, so a run depends on nothing but its script, and every decision of one can be compared with the other's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tierstore import TierStore, tiered_offload
+from tierstore.device import Copies
+from tierstore.disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
+from tierstore.engine import NUM_RESTORES, NUM_SPILLS, OpenDisk
+from tierstore.lookahead import LearnedOrders
+from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Settings, Unpack, Workload
+from tierstore.simulator.clock import Clock
+from tierstore.simulator.flows import Flows
+from tierstore.simulator.moves import SimulatedMoves
+from tierstore.simulator.rank import Rank
+from tierstore.simulator.record import GraphLog, SimulatedRecord
+from tierstore.stats import Counters
+from tierstore.tracing.observer import Observer
+
+_WAIT_SECONDS = 20.0
+
+
+class Decision(NamedTuple):
+    """What was decided, of which record; numbered by saved tensor, on through all steps."""
+
+    what: str
+    record: int
+
+
+class Job(NamedTuple):
+    """A transfer that has only to be said to be done."""
+
+    what: str
+    record: int
+
+
+@dataclass(frozen=True)
+class Script:
+    """Which jobs end when.
+
+    Attributes:
+        after_action: how many end after each action, in turn; none after the last of them.
+        choices: of those that could end, which does, in turn and again from the beginning; in the order of their names.
+    """
+
+    after_action: Sequence[int]
+    choices: Sequence[int]
+
+
+class Decisions(Observer):
+    """Takes down what is decided, and what is on its way."""
+
+    def __init__(self, first_key: int = 0, on_news: Callable[[], None] = lambda: None) -> None:
+        self.seen: list[Decision] = []
+        self.waiting: set[Job] = set()
+        self.running: set[Job] = set()
+        self._first_key = first_key
+        self._on_news = on_news
+
+    def spill_queued(self, record: int, nbytes: int) -> None:
+        self.waiting.add(Job("spill", self._see("spill queued", record)))
+
+    def spill_cancelled(self, record: int, nbytes: int) -> None:
+        self.waiting.discard(Job("spill", self._see("spill cancelled", record)))
+
+    def spill_began(self, record: int, nbytes: int) -> None:
+        self._began(Job("spill", self._see("spill began", record)))
+
+    def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
+        self.running.discard(Job("spill", self._see("spill ended", record)))
+
+    def freed(self, record: int, nbytes: int) -> None:
+        self._see("freed", record)
+
+    def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
+        self.waiting.add(Job("restore", self._see("demand queued" if demanded else "prefetch queued", record)))
+
+    def restore_cancelled(self, record: int, nbytes: int) -> None:
+        self.waiting.discard(Job("restore", self._see("restore cancelled", record)))
+
+    def restore_began(self, record: int) -> None:
+        self._began(Job("restore", self._see("restore began", record)))
+
+    def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
+        self.running.discard(Job("restore", self._see("restored" if is_wanted else "restored in vain", record)))
+
+    def has_idle_lane_and_work(self) -> bool:
+        """Whether some job is about to begin."""
+        return any(
+            any(job.what == what for job in self.waiting)
+            and sum(1 for job in self.running if job.what == what) < num_lanes
+            for what, num_lanes in (("spill", NUM_SPILLS), ("restore", NUM_RESTORES))
+        )
+
+    def _began(self, job: Job) -> None:
+        self.waiting.discard(job)
+        self.running.add(job)
+
+    def _see(self, what: str, record: int) -> int:
+        number = record - self._first_key
+        self.seen.append(Decision(what, number))
+        self._on_news()
+        return number
+
+
+class _Script:
+    """A script while it is followed."""
+
+    def __init__(self, script: Script) -> None:
+        self._counts: Iterator[int] = iter(script.after_action)
+        self._choices = script.choices
+        self._numbers = count()
+
+    def num_after_action(self) -> int:
+        return next(self._counts, 0)
+
+    def choose(self, jobs: set[Job]) -> Job:
+        return sorted(jobs)[self._choices[next(self._numbers) % len(self._choices)] % len(jobs)]
+
+
+# --- the real one -----------------------------------------------------------------------------------------------------
+
+
+class _SteppedDisk:
+    """A `DiskTier` around a real one, which says that a job is done when it is told to."""
+
+    def __init__(self, disk: DiskTier, stepper: Stepper) -> None:
+        self._disk = disk
+        self._stepper = stepper
+        self.scratch_bytes = disk.scratch_bytes
+
+    async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        stored = await self._disk.write(key, source, kind)
+        await self._stepper.pass_gate("spill", key)
+        return stored
+
+    async def read(self, key: int, destination: memoryview) -> Loaded:
+        loaded = await self._disk.read(key, destination)
+        await self._stepper.pass_gate("restore", key)
+        return loaded
+
+    def confirms(self, key: int, memory: memoryview) -> bool:
+        return self._disk.confirms(key, memory)
+
+    async def discard(self, keys: Sequence[int]) -> None:
+        await self._disk.discard(keys)
+
+    def usage(self) -> DiskUsage:
+        return self._disk.usage()
+
+    def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
+        return self._disk.codec_choices()
+
+    def abandon_after_fork(self) -> None:
+        self._disk.abandon_after_fork()
+
+    async def close(self) -> None:
+        await self._disk.close()
+
+
+class _SteppedStore(TierStore):
+    stepper: Stepper
+
+    def _begin(self, name: str, open_disk: OpenDisk, copies: Copies | None) -> None:
+        stepper = self.stepper = Stepper()
+
+        async def open_stepped(executor: Executor) -> DiskTier:
+            return _SteppedDisk(await open_disk(executor), stepper)
+
+        super()._begin(name, open_stepped, copies)
+
+
+class Stepper:
+    """Lets the training thread and the engine's move by turns. In place of the condition that training waits on."""
+
+    def __init__(self) -> None:
+        self._news = threading.Event()
+        self._resting = threading.Event()
+        self._gates: dict[Job, Any] = {}
+
+    def take_over(self, store: TierStore, script: _Script, first_key: int) -> Decisions:
+        """From now on nothing moves unless it is told to."""
+        books = self._books = store.books
+        self._script, self._first_key = script, first_key
+        self.decisions = Decisions(first_key, self._news.set)
+        begin_spill, begin_restore, end_discard = books.begin_spill, books.begin_restore, books.end_discard
+
+        def rested(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def call(record: Any) -> Any:
+                if not self._resting.wait(_WAIT_SECONDS):
+                    raise TimeoutError("training does not rest")
+                return begin(record)
+
+            return call
+
+        def end_and_tell(num_records: int) -> None:
+            end_discard(num_records)
+            self._news.set()
+
+        books.begin_spill = rested(begin_spill)  # type: ignore[method-assign]
+        books.begin_restore = rested(begin_restore)  # type: ignore[method-assign]
+        books.end_discard = end_and_tell  # type: ignore[method-assign]
+        books._progress = self  # type: ignore[assignment]
+        with books.lock:
+            books.observe(self.decisions)
+        return self.decisions
+
+    async def pass_gate(self, what: str, key: int) -> None:
+        """On the loop: returns when the job may be said to be done."""
+        import asyncio
+
+        gate = asyncio.get_running_loop().create_future()
+        self._gates[Job(what, key - self._first_key)] = gate
+        self._news.set()
+        await gate
+
+    def settle(self) -> None:
+        """Return when the engine has begun all that it can begin now."""
+        self._resting.set()
+        while True:
+            self._news.clear()
+            with self._books.lock:
+                if self._is_quiet():
+                    break
+            if not self._news.wait(_WAIT_SECONDS):
+                raise TimeoutError("the engine does not come to rest")
+        self._resting.clear()
+
+    def finish_one(self) -> None:
+        """Have the next job of the script end, if there is any; then settle."""
+        self.settle()
+        if self._gates:
+            job = self._script.choose(set(self._gates))
+            gate = self._gates.pop(job)
+            gate.get_loop().call_soon_threadsafe(gate.set_result, None)
+            self.settle()
+
+    def wait(self) -> None:
+        """In place of the condition's: training waits, its lock held."""
+        self._books.lock.release()
+        try:
+            self.settle()
+            if not self._gates:
+                raise RuntimeError("training waits, and nothing moves")
+            self.finish_one()
+        finally:
+            self._books.lock.acquire()
+
+    def notify_all(self) -> None:
+        """In place of the condition's."""
+
+    def _is_quiet(self) -> bool:
+        decisions = self.decisions
+        return (
+            decisions.running == set(self._gates)
+            and not decisions.has_idle_lane_and_work()
+            and not self._books.moves.num_discards
+        )
+
+
+class _Save(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(saved)
+        return leaf.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None]:
+        raise NotImplementedError
+
+
+class _RealStep:
+    """One step of a workload, on the real store."""
+
+    def __init__(self, store: TierStore, workload: Workload, settings: Settings) -> None:
+        self._workload = workload
+        self._scope = tiered_offload(
+            store, min_bytes=0, prefetch=settings.prefetch, lookahead_bytes=settings.lookahead_bytes
+        )
+        self._leaf = torch.zeros(1, requires_grad=True)
+        self._graph: dict[int, torch.Tensor] = {}
+        self._storages: dict[int, torch.Tensor] = {}
+        self._last_use: dict[int, int] = {}
+        for number, action in enumerate(workload.actions):
+            if isinstance(action, Pack | LetGo):
+                self._last_use[self._root_of(action.saved)] = number
+        self._scope.__enter__()
+
+    def act(self, number: int, action: Action) -> None:
+        match action:
+            case Pack(index):
+                self._pack(number, index)
+            case LetGo(index):
+                del self._storages[self._root_of(index)]
+            case EndScope():
+                self._scope.__exit__(None, None, None)
+            case Unpack(index):
+                (saved,) = self._graph[index].grad_fn.saved_tensors  # type: ignore[union-attr]
+                assert bool((saved == self._root_of(index) % 251).all())
+            case Release(index):
+                del self._graph[index]
+
+    def _pack(self, number: int, index: int) -> None:
+        root = self._root_of(index)
+        saved, shared = self._workload.saved[index], self._workload.saved[root].is_shared
+        if index == root:
+            self._storages[root] = torch.full((saved.nbytes,), root % 251, dtype=torch.uint8)
+        self._graph[index] = _Save.apply(self._leaf, self._storages[root])
+        if self._last_use[root] == number and not shared:
+            del self._storages[root]
+
+    def _root_of(self, index: int) -> int:
+        root = self._workload.saved[index].record
+        return index if root is None else root
+
+
+def real_decisions(
+    place: Path, workload: Workload, settings: Settings, script: Script, num_steps: int
+) -> tuple[list[Decision], Counters]:
+    """What a real store in that directory decides."""
+    followed = _Script(script)
+    with _SteppedStore(
+        place, host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, codec="none"
+    ) as store:
+        decisions = store.stepper.take_over(store, followed, first_key=next(store.keys) + 1)
+        for _ in range(num_steps):
+            step = _RealStep(store, workload, settings)
+            for number, action in enumerate(workload.actions):
+                step.act(number, action)
+                store.stepper.settle()
+                for _ in range(followed.num_after_action()):
+                    store.stepper.finish_one()
+            del step
+            store.books.tidy()
+            while decisions.running or decisions.waiting:
+                store.stepper.finish_one()
+            store.stepper.settle()
+        return decisions.seen, store.books.moves.counters
+
+
+# --- the simulated one ------------------------------------------------------------------------------------------------
+
+
+class _SteppedEngine:
+    """The lanes of the simulated engine, which end a job when they are told to."""
+
+    def __init__(self, decisions: Decisions, script: _Script) -> None:
+        self.transfers: Rank
+        self._decisions = decisions
+        self._script = script
+        self._spills: list[tuple[int, int, SimulatedRecord]] = []
+        self._restores: list[tuple[int, int, SimulatedRecord]] = []
+        self._numbers = count()
+        self._records: dict[Job, SimulatedRecord] = {}
+
+    def submit_spill(self, record: SimulatedRecord) -> None:
+        heappush(self._spills, (1, next(self._numbers), record))
+
+    def submit_restore(self, record: SimulatedRecord, *, demanded: bool) -> None:
+        heappush(self._restores, (0 if demanded else 1, next(self._numbers), record))
+
+    @property
+    def has_jobs(self) -> bool:
+        return bool(self._records)
+
+    def settle(self) -> None:
+        """Begin all that can begin."""
+        for what, queue, num_lanes in (
+            ("spill", self._spills, NUM_SPILLS),
+            ("restore", self._restores, NUM_RESTORES),
+        ):
+            begin = self.transfers.begin_spill if what == "spill" else self.transfers.begin_restore
+            while queue and sum(1 for job in self._records if job.what == what) < num_lanes:
+                record = heappop(queue)[2]
+                if begin(record):
+                    self._records[Job(what, record.key)] = record
+
+    def finish_one(self) -> None:
+        """See `Stepper`."""
+        self.settle()
+        if self._records:
+            job = self._script.choose(set(self._records))
+            record = self._records.pop(job)
+            if job.what == "spill":
+                self.transfers.end_spill(record, Stored(record.nbytes, "none"))
+            else:
+                self.transfers.end_restore(record, Loaded(record.stored_bytes))
+            self.settle()
+
+
+def simulated_decisions(
+    workload: Workload, settings: Settings, script: Script, num_steps: int
+) -> tuple[list[Decision], Counters]:
+    """What the simulated one decides."""
+    followed, decisions = _Script(script), Decisions()
+    clock = Clock(Flows(lambda counts: {}))
+    engine = _SteppedEngine(decisions, followed)
+    moves = SimulatedMoves(
+        host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, observer=decisions
+    )
+    moves.engine = engine
+    rank = engine.transfers = Rank(clock, moves, workload)
+    orders = LearnedOrders() if settings.prefetch == "learned" else None
+    for number in range(num_steps):
+        log = GraphLog(
+            workload.saved, number * len(workload.saved), settings.reach_bytes, orders, settings.host_bytes
+        )
+        _step(rank, clock, engine, log, workload, followed)
+        while decisions.running or decisions.waiting:
+            engine.finish_one()
+        clock.run()
+    return decisions.seen, moves.counters
+
+
+def _step(
+    rank: Rank, clock: Clock, engine: _SteppedEngine, log: GraphLog, workload: Workload, script: _Script
+) -> None:
+    done: list[bool] = []
+
+    def whole(action: Action) -> Any:
+        yield from rank.act(log, action)
+        done.append(True)
+
+    rank.begin(log)
+    for number, action in enumerate(workload.actions, 1):
+        clock.begin(whole(action))
+        clock.run()
+        while len(done) < number:
+            engine.settle()
+            if not engine.has_jobs:
+                raise RuntimeError("training waits, and nothing moves")
+            engine.finish_one()
+            clock.run()
+        engine.settle()
+        for _ in range(script.num_after_action()):
+            engine.finish_one()
+            clock.run()
+    rank.end(log)

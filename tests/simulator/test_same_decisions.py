@@ -1,0 +1,86 @@
+"""The simulated rules against the store's: the same actions, the same completions, hence the same decisions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+
+from tests.simulator.lockstep import Script, real_decisions, simulated_decisions
+from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Saved, Settings, Unpack, Workload
+
+_UNIT = 64 * 2**10
+_NUM_STEPS = 3
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    """Forward packs, in part views and tensors that others hold; backward asks in some order."""
+    num = draw(st.integers(1, 14))
+    saved: list[Saved] = []
+    forward: list[Action] = []
+    held: list[int] = []
+    for index in range(num):
+        record = draw(st.sampled_from([None, None, *held]))  # a view needs its base
+        nbytes = saved[record].nbytes if record is not None else _UNIT * draw(st.integers(1, 3))
+        is_shared = record is None and draw(st.integers(0, 5)) == 0
+        saved.append(Saved(nbytes, index, record, is_shared=is_shared))
+        forward.append(Pack(index))
+        if record is None and not is_shared and draw(st.booleans()):
+            held.append(index)
+        elif held and draw(st.booleans()):
+            forward.append(LetGo(held.pop(0)))
+    forward += map(LetGo, held)
+    if draw(st.booleans()):
+        order = list(reversed(range(num)))
+    else:
+        order = draw(st.permutations(range(num)))
+    backward: list[Action] = []
+    for index in order:
+        backward += [Unpack(index)] * draw(st.sampled_from([0, 1, 1, 1, 1, 2]))
+        backward += [Release(index)] * draw(st.sampled_from([0, 1, 1, 1]))
+    return Workload(saved, [*forward, EndScope(), *backward])
+
+
+options = st.builds(
+    Settings,
+    host_bytes=st.integers(0, 10).map(lambda units: units * _UNIT),
+    staging_bytes=st.integers(1, 6).map(lambda units: units * _UNIT),
+    prefetch=st.sampled_from(["learned", "learned", "reverse", "none"]),
+)
+scripts = st.builds(
+    Script,
+    after_action=st.lists(st.integers(0, 3), max_size=100),
+    choices=st.lists(st.integers(0, 11), min_size=1, max_size=20),
+)
+
+
+def _check(workload: Workload, how: Settings, script: Script) -> None:
+    with TemporaryDirectory() as place:
+        real, counters = real_decisions(Path(place), workload, how, script, _NUM_STEPS)
+    simulated, simulated_counters = simulated_decisions(workload, how, script, _NUM_STEPS)
+    for number, (theirs, ours) in enumerate(zip(real, simulated, strict=False)):
+        if theirs != ours:
+            note(f"decision {number}: real {real[: number + 3]}, simulated {simulated[number : number + 3]}")
+    assert simulated == real
+    without = {"kept_bytes": counters.kept_bytes, "stall_seconds": counters.stall_seconds, "written_bytes": 0}
+    without["read_bytes"] = 0
+    assert replace(simulated_counters, **without) == replace(counters, **without)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, phases=[Phase.generate])
+@given(workloads(), options, scripts)
+def test_decisions_random_steps_are_those_of_the_store(workload: Workload, how: Settings, script: Script) -> None:
+    _check(workload, how, script)
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(workloads(), options, scripts)
+@pytest.mark.timeout(900)
+def test_decisions_many_random_steps_are_those_of_the_store(workload: Workload, how: Settings, script: Script) -> None:
+    _check(workload, how, script)
