@@ -1,11 +1,12 @@
 """A real store and a simulated one, taken through the same actions with the same completions in the same order.
 
-The real disk tier writes and reads, but says so only when it is told to. Neither training nor the engine moves while the
-other does, so a run depends on nothing but its script, and every decision of one can be compared with the other's.
+The real disk tier writes and reads, but says so only when it is told to. Neither training nor the engine moves while
+the other does, so a run depends on nothing but its script, and every decision of one can be compared with the other's.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -221,8 +222,6 @@ class Stepper:
 
     async def pass_gate(self, what: str, key: int) -> None:
         """On the loop: returns when the job may be said to be done."""
-        import asyncio
-
         gate = asyncio.get_running_loop().create_future()
         self._gates[Job(what, key - self._first_key)] = gate
         self._news.set()
@@ -409,16 +408,12 @@ def simulated_decisions(
     followed, decisions = _Script(script), Decisions()
     clock = Clock(Flows(lambda counts: {}))
     engine = _SteppedEngine(decisions, followed)
-    moves = SimulatedMoves(
-        host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, observer=decisions
-    )
+    moves = SimulatedMoves(host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, observer=decisions)
     moves.engine = engine
     rank = engine.transfers = Rank(clock, moves, workload)
     orders = LearnedOrders() if settings.prefetch == "learned" else None
     for number in range(num_steps):
-        log = GraphLog(
-            workload.saved, number * len(workload.saved), settings.reach_bytes, orders, settings.host_bytes
-        )
+        log = GraphLog(workload.saved, number * len(workload.saved), settings.reach_bytes, orders, settings.host_bytes)
         _step(rank, clock, engine, log, workload, followed)
         while decisions.running or decisions.waiting:
             engine.finish_one()
@@ -426,9 +421,7 @@ def simulated_decisions(
     return decisions.seen, moves.counters
 
 
-def _step(
-    rank: Rank, clock: Clock, engine: _SteppedEngine, log: GraphLog, workload: Workload, script: _Script
-) -> None:
+def _step(rank: Rank, clock: Clock, engine: _SteppedEngine, log: GraphLog, workload: Workload, script: _Script) -> None:
     done: list[bool] = []
 
     def whole(action: Action) -> Any:

@@ -18,6 +18,8 @@ from .flows import Flows
 
 __all__ = ["Clock", "Process", "Progress", "Resume", "Turns", "Wait"]
 
+_MOST_AT_ONCE = 1_000_000
+
 Resume = Callable[[], None]
 Wait = Callable[[Resume], object]
 Process = Generator[Wait, None, Any]
@@ -60,8 +62,18 @@ class Clock:
         return lambda resume: self._flows.add(activity, amount, resume)
 
     def run(self) -> None:
-        """Let time pass until nothing is left that would ever happen."""
+        """Let time pass until nothing is left that would ever happen.
+
+        Raises:
+            RuntimeError: ever more happens, and no time passes: an infinitely fast drive moves the same bytes to and
+                fro.
+        """
+        num_at_once, began_seconds = 0, -1.0
         while True:
+            num_at_once = num_at_once + 1 if self.now_seconds == began_seconds else 0
+            began_seconds = self.now_seconds
+            if num_at_once > _MOST_AT_ONCE:
+                raise RuntimeError(f"{num_at_once} events at {self.now_seconds:g} s: time does not pass")
             until_due = self._due[0][0] - self.now_seconds if self._due else inf
             until_done = self._flows.seconds_to_next()
             if until_due == until_done == inf:

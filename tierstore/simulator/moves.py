@@ -97,7 +97,6 @@ class SimulatedMoves:
         self.log.note(index)
         self.noted_bytes += saved.nbytes
         self.counters.packed_tensors += 1
-        self.counters.packed_bytes += saved.nbytes
         if is_short and self.log.unread_record_of(index) is not None:
             self.book(index)
 
@@ -111,8 +110,6 @@ class SimulatedMoves:
         record = log.unread_record_of(index)
         if record is not None:
             record.users.add(index)
-            self.counters.packed_bytes -= saved.nbytes
-            self.counters.deduplicated_bytes += saved.nbytes
             log.come_in(index, record)
             return
         record = log.make_record(index)

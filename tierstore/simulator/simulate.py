@@ -75,7 +75,7 @@ class SimulatedStep:
     Attributes:
         began_seconds, seconds: since the simulation began, and for how long.
         compute_seconds: what it takes where nothing has to wait.
-        counters: of this step, as `StoreStats` has them. `written_bytes` is what wears the drive.
+        counters: of this step and of what moved, as `StoreStats` has them. `written_bytes` is what wears the drive.
         host_bytes_peak, staging_bytes_peak, disk_bytes_peak: the most at once, in this step.
         transfers: every write and read that ended in it, in that order.
     """
