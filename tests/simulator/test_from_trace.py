@@ -1,0 +1,161 @@
+"""A recorded step becomes a workload, without what the store did to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import MakeStore
+from tierstore import tiered_offload
+from tierstore.errors import ConfigError
+from tierstore.simulator import (
+    Action,
+    Compute,
+    DepthSpeed,
+    Drive,
+    EndScope,
+    Hardware,
+    Pack,
+    Release,
+    Settings,
+    Unpack,
+    Workload,
+    simulate,
+)
+from tierstore.simulator.from_trace import workload_of
+from tierstore.tracing.events import (
+    Event,
+    Gone,
+    Header,
+    Machine,
+    Scope,
+    ScopeEnd,
+    Stall,
+    StoreSettings,
+)
+from tierstore.tracing.events import Pack as PackEvent
+from tierstore.tracing.events import Release as ReleaseEvent
+from tierstore.tracing.events import Unpack as UnpackEvent
+from tierstore.tracing.reader import RecordedTrace, read_trace
+from tierstore.tracing.steps import steps_of
+
+_SECOND = 1_000_000_000
+_THREAD = 7
+
+
+def _pack(at: int, index: int, ended: int | None = None, storage: int | None = None, device: str = "cpu") -> PackEvent:
+    return PackEvent(
+        began_ns=at * _SECOND,
+        end_ns=(at if ended is None else ended) * _SECOND,
+        thread=_THREAD,
+        scope=0,
+        graph=0,
+        index=index,
+        key=index,
+        record=None,
+        node=index,
+        storage=index if storage is None else storage,
+        version=0,
+        storage_bytes=1000 + index if storage is None else 1000 + storage,
+        view_bytes=1,
+        dtype="float32",
+        device=device,
+        shape=(1,),
+    )
+
+
+def _unpack(at: int, index: int, ended: int) -> UnpackEvent:
+    return UnpackEvent(at * _SECOND, ended * _SECOND, _THREAD, 0, index)
+
+
+def _trace(*events: Event) -> RecordedTrace:
+    settings = StoreSettings("/x", False, 0, 0, 0, "none", 0, True, 6, 6, "buffered")
+    header = Header("tierstore trace", 1, 0, 0.0, 1, settings, Machine("x", 12, 0, {}))
+    scope = [
+        Scope(0, _THREAD, "main", 0, 0, 0, "learned", 0, False),
+        ScopeEnd(10 * _SECOND, _THREAD, 0, False),
+    ]
+    return RecordedTrace(header, [*scope, *events], is_complete=True)
+
+
+def _workload(*events: Event) -> Workload:
+    trace = _trace(*events)
+    return workload_of(trace, steps_of(trace)[0])
+
+
+_FORWARD = (_pack(1, 0), _pack(3, 1, ended=6), _pack(8, 2, storage=1))
+_BACKWARD = (
+    _unpack(12, 1, 17),
+    ReleaseEvent(18 * _SECOND, 0, 1),
+    _unpack(19, 0, 19),
+    ReleaseEvent(20 * _SECOND, 0, 0),
+    ReleaseEvent(20 * _SECOND, 0, 2),
+    Gone(21 * _SECOND, 0),
+)
+
+
+def test_workload_of_step_has_gaps_as_compute_and_no_waits() -> None:
+    stalls = (
+        Stall(4 * _SECOND, 6 * _SECOND, _THREAD, "pack waits for budget", None),
+        Stall(13 * _SECOND, 17 * _SECOND, _THREAD, "unpack waits for restore", 1),
+        Stall(0, 20 * _SECOND, _THREAD + 1, "unpack waits for restore", 1),
+    )
+    expected: list[Action] = [
+        Compute(1), Pack(0), Compute(3), Pack(1), Compute(2), Pack(2), Compute(2), EndScope(),
+        Compute(3), Unpack(1), Compute(1), Release(1), Compute(1), Unpack(0), Compute(1), Release(0), Release(2),
+        Compute(1),
+    ]  # fmt: skip
+    workload = _workload(*_FORWARD, *_BACKWARD, *stalls)
+    assert list(workload.actions) == expected
+    assert workload.training_cores == 12
+
+
+def test_workload_of_step_has_views_as_one_record() -> None:
+    saved = _workload(*_FORWARD, *_BACKWARD).saved
+    assert [(each.nbytes, each.record, each.kind) for each in saved] == [
+        (1000, None, "float32"),
+        (1001, None, "float32"),
+        (1001, 1, "float32"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        _FORWARD,
+        (*_FORWARD, *_BACKWARD[:-1]),
+        (_FORWARD[0], _FORWARD[2], *_BACKWARD),
+        (_pack(1, 0, device="cuda:0"), *_BACKWARD),
+    ],
+    ids=["no backward", "not gone", "pack lost", "accelerator"],
+)
+def test_workload_of_step_that_cannot_be_simulated_is_refused(events: tuple[Event, ...]) -> None:
+    with pytest.raises(ConfigError):
+        _workload(*events)
+
+
+def test_workload_of_recorded_step_simulates(make_store: MakeStore, tmp_path: Path) -> None:
+    store, file = make_store(host_bytes=0), tmp_path / "step.jsonl"
+    side, length = 128, 6
+    with tiered_offload(store, min_bytes=0, trace=file):
+        tensor = torch.randn(side, side, requires_grad=True)
+        for _ in range(length):
+            tensor = torch.exp(-tensor)
+    tensor.sum().backward()
+    del tensor
+    store.close()
+    trace = read_trace(file)
+    (step,) = steps_of(trace)
+    workload = workload_of(trace, step)
+    assert [saved.nbytes for saved in workload.saved] == [side * side * 4] * length
+    asked_for = [action.saved for action in workload.actions if isinstance(action, Unpack)]
+    assert asked_for == list(reversed(range(length)))
+    waited = sum(wait.end_ns - wait.began_ns for wait in step.waits) / 1e9
+    lasted = (step.ended_ns - step.began_ns) / 1e9
+    assert workload.compute_seconds == pytest.approx(lasted - waited, rel=0.05)
+    drive = Drive([DepthSpeed(1, 1e6)], [DepthSpeed(1, 1e6)])
+    last = simulate(workload, Hardware(drive, 4), Settings(0, staging_bytes=2 * side * side * 4))[0][-1]
+    assert last.seconds > workload.compute_seconds + last.counters.read_bytes / 2e6
+    assert last.counters.spilled_bytes
