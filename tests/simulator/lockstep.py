@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -55,7 +55,7 @@ class Script:
 
     Attributes:
         after_action: how many end after each action, in turn; none after the last of them.
-        choices: of those that could end, which does, in turn and again from the beginning; in the order of their names.
+        choices: of those that could end, which does, in turn and again from the beginning.
     """
 
     after_action: Sequence[int]
@@ -68,7 +68,7 @@ class Decisions(Observer):
     def __init__(self, first_key: int = 0, on_news: Callable[[], None] = lambda: None) -> None:
         self.seen: list[Decision] = []
         self.waiting: set[Job] = set()
-        self.running: set[Job] = set()
+        self.running: dict[Job, None] = {}  # in the order in which they began
         self._first_key = first_key
         self._on_news = on_news
 
@@ -82,7 +82,7 @@ class Decisions(Observer):
         self._began(Job("spill", self._see("spill began", record)))
 
     def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
-        self.running.discard(Job("spill", self._see("spill ended", record)))
+        del self.running[Job("spill", self._see("spill ended", record))]
 
     def freed(self, record: int, nbytes: int) -> None:
         self._see("freed", record)
@@ -97,7 +97,7 @@ class Decisions(Observer):
         self._began(Job("restore", self._see("restore began", record)))
 
     def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
-        self.running.discard(Job("restore", self._see("restored" if is_wanted else "restored in vain", record)))
+        del self.running[Job("restore", self._see("restored" if is_wanted else "restored in vain", record))]
 
     def has_idle_lane_and_work(self) -> bool:
         """Whether some job is about to begin."""
@@ -109,7 +109,7 @@ class Decisions(Observer):
 
     def _began(self, job: Job) -> None:
         self.waiting.discard(job)
-        self.running.add(job)
+        self.running[job] = None
 
     def _see(self, what: str, record: int) -> int:
         number = record - self._first_key
@@ -129,8 +129,13 @@ class _Script:
     def num_after_action(self) -> int:
         return next(self._counts, 0)
 
-    def choose(self, jobs: set[Job]) -> Job:
-        return sorted(jobs)[self._choices[next(self._numbers) % len(self._choices)] % len(jobs)]
+    def choose(self, jobs: Iterable[Job]) -> Job:
+        """Every other time the read that began first, so that none is passed over for ever."""
+        in_turn = list(jobs)
+        number, is_fair = divmod(next(self._numbers), 2)
+        if is_fair:
+            return next((job for job in in_turn if job.what == "restore"), in_turn[0])
+        return sorted(in_turn)[self._choices[number % len(self._choices)] % len(in_turn)]
 
 
 # --- the real one -----------------------------------------------------------------------------------------------------
@@ -243,7 +248,7 @@ class Stepper:
         """Have the next job of the script end, if there is any; then settle."""
         self.settle()
         if self._gates:
-            job = self._script.choose(set(self._gates))
+            job = self._script.choose(self.decisions.running)
             gate = self._gates.pop(job)
             gate.get_loop().call_soon_threadsafe(gate.set_result, None)
             self.settle()
@@ -265,7 +270,7 @@ class Stepper:
     def _is_quiet(self) -> bool:
         decisions = self.decisions
         return (
-            decisions.running == set(self._gates)
+            decisions.running.keys() == self._gates.keys()
             and not decisions.has_idle_lane_and_work()
             and not self._books.moves.num_discards
         )
@@ -392,7 +397,7 @@ class _SteppedEngine:
         """See `Stepper`."""
         self.settle()
         if self._records:
-            job = self._script.choose(set(self._records))
+            job = self._script.choose(self._decisions.running)
             record = self._records.pop(job)
             if job.what == "spill":
                 self.transfers.end_spill(record, Stored(record.nbytes, "none"))
