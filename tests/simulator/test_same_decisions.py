@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -72,14 +73,12 @@ def _check(workload: Workload, how: Settings, script: Script) -> None:
     }
 
 
-def _chain(*units: int, is_asked_in_reverse: bool = True) -> Workload:
-    """Backward lets go of each tensor as soon as it has it."""
-    order = range(len(units))
+def _chain(*units: int, first: Sequence[int] = ()) -> Workload:
+    """Backward asks in reverse, but for the `first`, and lets go of each tensor as soon as it has it."""
+    order = [*first, *(index for index in reversed(range(len(units))) if index not in first)]
     forward: list[Action] = [Pack(index) for index in range(len(units))]
     saved = [Saved(num * _UNIT, index) for index, num in enumerate(units)]
-    backward = [
-        act for index in (reversed(order) if is_asked_in_reverse else order) for act in (Unpack(index), Release(index))
-    ]
+    backward = [act for index in order for act in (Unpack(index), Release(index))]
     return Workload(saved, [*forward, EndScope(), *backward])
 
 
@@ -93,7 +92,7 @@ _random_steps = settings(
 @given(workloads(), options, scripts)
 @example(_chain(*[1] * 6), Settings(2 * _UNIT, 2 * _UNIT), Script([1] * 30, [0]))
 @example(
-    _chain(*[1] * 20, is_asked_in_reverse=False),
+    _chain(*[1] * 20, first=(19, 5, 4)),
     Settings(0, 30 * _UNIT, prefetch="reverse"),
     Script([20] * 21, [0]),
 )
