@@ -19,7 +19,7 @@ __all__ = ["Pending", "Settled"]
 
 
 class Settled(Protocol):
-    """What may be pending: a `Record`, or a simulated one. Attributes as `Record`'s; `device` is only looked at."""
+    """What may be pending: a `Record`, or a simulated one. Attributes as `Record`'s."""
 
     key: int
     state: State
@@ -28,7 +28,8 @@ class Settled(Protocol):
     shared: bool
 
     @property
-    def device(self) -> object: ...
+    def device(self) -> object:
+        """The accelerator; None: host memory."""
 
 
 R = TypeVar("R", bound=Settled)

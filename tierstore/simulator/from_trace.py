@@ -22,8 +22,8 @@ __all__ = ["workload_of"]
 def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | None = None) -> Workload:
     """The workload of a step of a trace.
 
-    A record is taken to be the store's own as soon as a later node saves something, since a trace does not tell; one
-    that the trace shows in memory at the end though others left it for disk is not known to be shared.
+    A record is taken to be the store's own as soon as a later node saves something: a trace does not tell whether
+    somebody else holds it. What others hold throughout (the input batch) is therefore spilled here, and never there.
 
     Args:
         trace: whole.

@@ -130,32 +130,44 @@ def simulate(
     disk_bytes = settings.disk_bytes
     if disk_bytes is None:
         disk_bytes = hardware.drive.capacity_bytes // num_ranks
-    ranks = []
-    for number in range(num_ranks):
-        codecs = CodecOfRecords(
-            settings.codec,
-            hardware,
-            workload.training_cores,
-            num_at_once=settings.num_turns,
-            now=partial(getattr, clock, "now_seconds"),
-            busy_seconds=flows.busy_seconds,
-        )
-        engine = SimulatedEngine(
+    ranks = [
+        _Run(
             clock,
-            hardware,
-            codecs,
-            disk_bytes=disk_bytes,
-            num_spill_lanes=settings.num_spill_lanes,
-            num_restore_lanes=settings.num_restore_lanes,
-            num_turns=settings.num_turns,
+            workload,
+            settings,
+            _engine(clock, flows, workload, hardware, settings, disk_bytes),
+            observer if number == 0 else None,
         )
-        ranks.append(_Run(clock, workload, settings, engine, observer if number == 0 else None))
+        for number in range(num_ranks)
+    ]
     for rank in ranks:
         clock.begin(rank.steps(num_steps))
     clock.run()
     if any(len(rank.done) < num_steps for rank in ranks):
         raise RuntimeError("a simulated thread waits for what will never happen")
     return [rank.done for rank in ranks]
+
+
+def _engine(
+    clock: Clock, flows: Flows, workload: Workload, hardware: Hardware, settings: Settings, disk_bytes: int
+) -> SimulatedEngine:
+    codecs = CodecOfRecords(
+        settings.codec,
+        hardware,
+        workload.training_cores,
+        num_at_once=settings.num_turns,
+        now=partial(getattr, clock, "now_seconds"),
+        busy_seconds=flows.busy_seconds,
+    )
+    return SimulatedEngine(
+        clock,
+        hardware,
+        codecs,
+        disk_bytes=disk_bytes,
+        num_spill_lanes=settings.num_spill_lanes,
+        num_restore_lanes=settings.num_restore_lanes,
+        num_turns=settings.num_turns,
+    )
 
 
 class _Run:
