@@ -100,7 +100,7 @@ def test_decisions_random_steps_are_those_of_the_store(workload: Workload, how: 
     _check(workload, how, script)
 
 
-@pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.timeout(600)
 @settings(_random_steps, max_examples=400)
 @given(workloads(), options, scripts)
