@@ -163,14 +163,17 @@ class Moves:
             self.blocked.append(record)
         self.slots.trim()
 
-    def admit_blocked(self) -> None:
-        """There may be room now for those that found none."""
+    def admit_blocked(self, *, is_awaited: bool) -> None:
+        """There may be room now for those that found none; `is_awaited`: a thread waits until there is.
+
+        Unless one does, what was prefetched stays: it would be read again at once, and dropped again, and so on.
+        """
         while self.blocked:
             record = self.blocked[0]
             if record.state in (State.PENDING, State.DEVICE):
                 if not (record.forced or is_sole_owner(record)):
                     self._hand_back(record)
-                elif not self._try_admit(record):
+                elif not self._try_admit(record, drops_prefetched=is_awaited):
                     return
             self.blocked.popleft()
             self._offload_surplus()
@@ -181,12 +184,13 @@ class Moves:
             if not self._try_admit(record):
                 self.blocked.append(record)
 
-    def _try_admit(self, record: Record) -> bool:
+    def _try_admit(self, record: Record, *, drops_prefetched: bool = True) -> bool:
         """Find a place in host memory, or begin to move out what is there already; False: not yet."""
+        next_to_drop = self._eviction.next_clean if drops_prefetched else self._eviction.next_used
         nbytes, host = record.nbytes, self.books.host
         window = self.books.staging if nbytes > (host.limit_bytes or 0) or self._goes_at_once(record) else host
         while not (self._may_move(nbytes) if window is self.books.staging else host.fits(nbytes)):
-            if not (self._spill_next() or self._drop(self._eviction.next_clean())):
+            if not (self._spill_next() or self._drop(next_to_drop())):
                 return False
         if record.device is not None:
             self._offload(record, window)

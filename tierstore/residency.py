@@ -497,7 +497,7 @@ class Residency:
 
     def _advance(self) -> None:
         """Something was freed, or a job is over: those who found no room before may find it now."""
-        self.moves.admit_blocked()
+        self.moves.admit_blocked(is_awaited=self._num_packing > 0)
         self.moves.send_ahead()
         self._go_ahead()
         self._progress.notify_all()
@@ -557,7 +557,7 @@ class Residency:
                 self._collect_garbage()
             else:
                 raise self._full_error(moves.blocked[0].nbytes) from moves.full_error
-            moves.admit_blocked()
+            moves.admit_blocked(is_awaited=True)
         self._raise_spill_error()
 
     def _wait_for_room(self) -> None:

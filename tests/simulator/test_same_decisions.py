@@ -108,7 +108,6 @@ def test_decisions_many_random_steps_are_those_of_the_store(workload: Workload, 
     _check(workload, how, script)
 
 
-@pytest.mark.xfail(strict=True, reason="what is dropped for a record that nobody waits for is read again and again")
 def test_restores_record_without_room_in_backward_are_not_repeated(tmp_path: Path) -> None:
     """The last record is blocked when backward begins; 60 jobs may end while backward computes with it."""
     workload, how = _chain(64, 1, 1, 64), Settings(0, 59 * _UNIT)

@@ -150,19 +150,20 @@ class SimulatedMoves:
         if not self._try_admit(record):
             self.blocked.append(record)
 
-    def admit_blocked(self) -> None:
+    def admit_blocked(self, *, is_awaited: bool) -> None:
         """See `Moves`."""
         while self.blocked:
             record = self.blocked[0]
-            if record.state is State.PENDING and not self._try_admit(record):
+            if record.state is State.PENDING and not self._try_admit(record, drops_prefetched=is_awaited):
                 return
             self.blocked.popleft()
 
-    def _try_admit(self, record: SimulatedRecord) -> bool:
+    def _try_admit(self, record: SimulatedRecord, *, drops_prefetched: bool = True) -> bool:
+        next_to_drop = self._eviction.next_clean if drops_prefetched else self._eviction.next_used
         nbytes, host = record.nbytes, self.books.host
         window = self.books.staging if nbytes > (host.limit_bytes or 0) or self._goes_at_once(record) else host
         while not (self._may_move(nbytes) if window is self.books.staging else host.fits(nbytes)):
-            if not (self._spill(self._eviction.next_dirty()) or self._drop(self._eviction.next_clean())):
+            if not (self._spill(self._eviction.next_dirty()) or self._drop(next_to_drop())):
                 return False
         record.move(State.HOST)
         self.books.charge(record, window)

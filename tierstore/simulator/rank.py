@@ -94,7 +94,7 @@ class Rank:
             self._num_packing += 1
             yield from self._wait(_PACK_WAITS)
             self._num_packing -= 1
-            moves.admit_blocked()
+            moves.admit_blocked(is_awaited=True)
 
     def _unpack(self, log: GraphLog, index: int) -> Process:
         """See `SavedTensor.unpack` and `PackLog.fetch`."""
@@ -233,7 +233,7 @@ class Rank:
             self._advance()
 
     def _advance(self) -> None:
-        self._moves.admit_blocked()
+        self._moves.admit_blocked(is_awaited=self._num_packing > 0)
         self._moves.send_ahead()
         self._go_ahead()
         self._progress.notify_all()
