@@ -1067,9 +1067,17 @@ MUTATIONS = [
         "R10",
         "what was fetched ahead is dropped before a pack waits",
         _MOVES,
-        "            if not (self._spill_next() or self._drop(self._eviction.next_clean())):",
+        "            if not (self._spill_next() or self._drop(next_to_drop())):",
         "            if not self._spill_next():",
         ("store/test_store_budgets.py", "store/test_residency_stages.py"),
+    ),
+    Mutation(
+        "R10",
+        "what was fetched ahead is dropped for nobody but who waits",
+        _RESIDENCY,
+        "is_awaited=self._num_packing > 0",
+        "is_awaited=True",
+        ("simulator/test_same_decisions.py::test_restores_record_without_room_in_backward_are_not_repeated",),
     ),
     Mutation(
         "R10",

@@ -255,14 +255,14 @@ class Stepper:
 
     def wait(self) -> None:
         """In place of the condition's: training waits, its lock held."""
-        self._books.lock.release()
+        self._books._lock.release()
         try:
             self.settle()
             if not self._gates:
                 raise RuntimeError("training waits, and nothing moves")
             self.finish_one()
         finally:
-            self._books.lock.acquire()
+            self._books._lock.acquire()
 
     def notify_all(self) -> None:
         """In place of the condition's."""
