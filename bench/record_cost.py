@@ -33,6 +33,7 @@ BENCHMARK = Benchmark(
     question="CPU time of a record on its way down and up, beside the same bytes by O_DIRECT",
     variants=tuple(RECORDS),
     compare="none",
+    rounds=1,  # each figure is a median of passes
     settings={"records": RECORDS, "passes": PASSES},
     plotted=("put_cpu_microseconds", "raw_write_cpu_microseconds", "get_cpu_microseconds", "raw_read_cpu_microseconds"),
 )

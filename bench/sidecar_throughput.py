@@ -4,9 +4,8 @@ The same 16 MiB tensors as in `disk_throughput`, incompressible, nothing kept in
 client of a daemon take turns with the raw device, each in a process of its own. With two clients, two embedded stores
 in two processes compete for the drive beside them.
 
-What a client moves is in its own memory and in the window that it shares with the daemon at once. So with 128 MiB for
-both, which is the default, half as much is in flight as in an embedded store with the same memory; one variant has the
-memory for as much.
+What a client moves is in its own memory and, a part of it, in the window that it shares with the daemon at once: both
+together are as much memory as the windows of an embedded store, 128 MiB.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from .harness import Benchmark, main_of_one_variant
 from .parties import Daemon, Figures, Party, daemon, party, serve_commands, turns
 
 RAW, EMBEDDED, SIDECAR = "raw", "embedded", "sidecar"
-ONE, WIDE, TWO = "one client", "one client, with 256 MiB for what it moves", "two clients"
-NUM_CLIENTS = {ONE: 1, WIDE: 1, TWO: 2}
-WIDE_WINDOWS = {"staging_bytes": "112MiB", "window_bytes": "144MiB"}
+ONE, TWO = "one client", "two clients"
+NUM_CLIENTS = {ONE: 1, TWO: 2}
 TURNS = 5
 PUT_TURNS = 30
 PUTS = 512
@@ -52,8 +50,6 @@ BENCHMARK = Benchmark(
     goals=(
         Goal("spill, of an embedded store's", "spill_to_embedded", ONE, at_least=0.9),
         Goal("restore, of an embedded store's", "restore_to_embedded", ONE, at_least=0.9),
-        Goal("spill, of an embedded store's", "spill_to_embedded", WIDE, at_least=0.9),
-        Goal("restore, of an embedded store's", "restore_to_embedded", WIDE, at_least=0.9),
         Goal("spill, of two embedded stores'", "spill_to_embedded", TWO, at_least=0.9),
         Goal("restore, of two embedded stores'", "restore_to_embedded", TWO, at_least=0.9),
         Goal("put, of an embedded store's (5 % are noise)", "put_to_embedded", ONE, at_most=1.05),
@@ -67,7 +63,7 @@ def measure(variant: str, scratch: Path) -> Figures:
         served = stack.enter_context(daemon(scratch, "--codec", "none"))
         parties = [
             stack.enter_context(
-                party(name, __spec__.name, [[name, str(scratch), str(served.socket), variant]] * NUM_CLIENTS[variant])
+                party(name, __spec__.name, [[name, str(scratch), str(served.socket)]] * NUM_CLIENTS[variant])
             )
             for name in (RAW, EMBEDDED, SIDECAR)
         ]
@@ -115,7 +111,7 @@ def one_turn(parties: list[Party], served: Daemon) -> Figures:
     return figures
 
 
-def work(name: str, scratch: Path, address: str, variant: str) -> None:
+def work(name: str, scratch: Path, address: str) -> None:
     """In a process of a party: spill, restore or put as told."""
     from tierstore import TierStore
 
@@ -127,8 +123,7 @@ def work(name: str, scratch: Path, address: str, variant: str) -> None:
 
             def open_store(host_bytes: int) -> TierStore:
                 if name == SIDECAR:
-                    windows = WIDE_WINDOWS if variant == WIDE else {}
-                    return stack.enter_context(TierStore.connect(address, host_bytes=host_bytes, **windows))
+                    return stack.enter_context(TierStore.connect(address, host_bytes=host_bytes))
                 return stack.enter_context(TierStore(scratch, host_bytes=host_bytes, codec="none"))
 
             mover = mover_of(open_store(0))
@@ -163,7 +158,7 @@ def time_puts(store: object) -> Figures:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--work"]:
-        name, scratch, address, variant = json.loads(sys.argv[2])
-        work(name, Path(scratch), address, variant)
+        name, scratch, address = json.loads(sys.argv[2])
+        work(name, Path(scratch), address)
     else:
         main_of_one_variant(measure)

@@ -29,6 +29,7 @@ BENCHMARK = Benchmark(
     question="What a trace adds to a training step",
     variants=tuple(HOST_BYTES),
     compare="none",
+    rounds=1,  # each figure is a median of pairs
     settings={"model": vars(SHAPE), "batch": BATCH, "pairs_of_steps": PAIRS_OF_STEPS},
     goals=tuple(
         Goal(f"{what} of a traced step, {variant}, of an untraced one's", figure, variant, at_most=1.02)

@@ -12,8 +12,10 @@ from .errors import StoreBusyError, TierStoreError
 
 __all__ = ["is_interrupt"]
 
-_NO_HANDLERS = sys.stdlib_module_names | {"aiofiles", "numpy", "tierstore", "torch", "uvloop"}
-"""Packages whose functions stand in a traceback because we call them, or they us."""
+_NO_HANDLERS = sys.stdlib_module_names | {"numpy", "tierstore", "torch"}
+"""Packages whose functions run inside of ours because we call them."""
+_TELLING = ("_raise_cause", "_raise_spill_error")
+"""Of `Residency`. What they raise came up on another thread: that one's frames follow in the traceback."""
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -27,7 +29,7 @@ def is_interrupt(error: BaseException) -> bool:
     if not isinstance(error, Exception):
         return True
     traceback = error.__traceback__
-    while traceback is not None:
+    while traceback is not None and traceback.tb_frame.f_code.co_name not in _TELLING:
         package = str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0]
         if package not in _NO_HANDLERS:
             return True
