@@ -20,7 +20,7 @@ check: $(INSTALLED)           ## style, types, directions of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(INSTALLED)           ## every question of bench/: tables, all goals in one table, plots (some twenty minutes)
+bench: $(INSTALLED)           ## every question of bench/: tables, all goals in one table, plots (some 25 minutes)
 	$(BIN)/python -m bench
 
 gpu: $(INSTALLED)             ## prove and measure the accelerator path on this machine's GPU (under nine minutes)
