@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
@@ -14,6 +17,7 @@ import pytest
 import uvloop
 
 from tierstore.codec import DamagedBytesError
+from tierstore.disk import index as index_module
 from tierstore.disk.commits import Commits
 from tierstore.disk.index import Index, map_bytes_for, value_charge_bytes
 from tierstore.disk.location import Location, record_seed
@@ -149,3 +153,42 @@ def test_commits_report_a_pool_that_is_gone(index: Index) -> None:
 def test_seed_depends_on_session_and_key() -> None:
     seeds = {record_seed(session, key) for session in range(20) for key in range(20)}
     assert len(seeds) == 400
+
+
+@contextmanager
+def files_no_longer_than(num_bytes: int) -> Iterator[None]:
+    """What crosses that is written in part, as on a full file system (setrlimit(2), RLIMIT_FSIZE)."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+
+@pytest.mark.parametrize("is_room_made", [True, False])
+def test_short_write_is_tried_once_more(index: Index, monkeypatch: pytest.MonkeyPatch, is_room_made: bool) -> None:
+    """Other stores use the same drive: there may be room the next moment, and then nothing says that it was full."""
+    value, told = os.urandom(100_000), index_module._may_be_short_write
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    num_told = 0
+
+    def make_room(error: Exception) -> bool:
+        nonlocal num_told
+        num_told += 1
+        if is_room_made:
+            resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        return told(error)
+
+    monkeypatch.setattr(index_module, "_may_be_short_write", make_room)
+    with files_no_longer_than(os.fstat(index.file.fileno()).st_size + 3 * 4096):
+        (outcome,) = index.apply([Put(1, location(len(value)), value)])
+    assert num_told
+    if is_room_made:
+        assert outcome.error is None
+    else:
+        assert isinstance(outcome.error, lmdb.Error)
+        assert getattr(outcome.error, "code", None) == errno.EIO
+        (outcome,) = index.apply([Put(1, location(len(value)), value)])
+        assert outcome.error is None
+    assert fetch(index, 1) == value

@@ -239,7 +239,9 @@ class Index:
             return Outcome(error)
         return Outcome()
 
-    def _change(self, changes: Sequence[tuple[int, Operation]]) -> list[tuple[int, Exception | None]]:
+    def _change(
+        self, changes: Sequence[tuple[int, Operation]], *, is_again: bool = False
+    ) -> list[tuple[int, Exception | None]]:
         try:
             with self._environment.begin(write=True) as transaction:
                 for _, operation in changes:
@@ -247,14 +249,16 @@ class Index:
         except (lmdb.Error, OSError) as error:
             if _tells_of_damage(error):
                 self.damage = error
-            if len(changes) == 1:
-                return [(changes[0][0], self._reason_of(error, changes[0][1]))]
-            return [outcome for change in changes for outcome in self._change([change])]
+            if len(changes) > 1:
+                return [outcome for change in changes for outcome in self._change([change])]
+            if _may_be_short_write(error) and not is_again:  # if others have made room meanwhile, it is none any more
+                return self._change(changes, is_again=True)
+            return [(changes[0][0], self._reason_of(error, changes[0][1]))]
         return [(place, None) for place, _ in changes]
 
     def _reason_of(self, error: Exception, operation: Operation) -> Exception:
         """LMDB says EIO for a short write, which is how a file system that fills up shows itself first."""
-        if getattr(error, "code", None) != errno.EIO:
+        if not _may_be_short_write(error):
             return error
         value = operation.value if isinstance(operation, Put) else None
         status = os.fstatvfs(self.file.fileno())
@@ -290,6 +294,10 @@ class Index:
                 with self._environment.begin(db=self._values, buffers=True) as transaction:
                     address = address_of(memoryview(transaction.get(_key(operation.key), b"")))
                 outcomes[place] = Outcome(value_offset=address - self._map_start)
+
+
+def _may_be_short_write(error: Exception) -> bool:
+    return getattr(error, "code", None) == errno.EIO
 
 
 def _tells_of_damage(error: Exception) -> TypeGuard[lmdb.Error]:
