@@ -72,6 +72,7 @@ class SimulatedEngine:
 
     Args:
         clock, hardware: shared by all ranks.
+        device: turns at the drive, likewise.
         codecs: which codec a record gets, and what it makes of it.
         disk_bytes: the rank's budget on disk.
         num_spill_lanes, num_restore_lanes: records in flight each way.
@@ -85,6 +86,7 @@ class SimulatedEngine:
         self,
         clock: Clock,
         hardware: Hardware,
+        device: Turns,
         codecs: CodecOfRecords,
         *,
         disk_bytes: int,
@@ -95,6 +97,7 @@ class SimulatedEngine:
         self.transfers: Transfers
         self._clock = clock
         self._hardware = hardware
+        self._device = device
         self._codecs = codecs
         self._disk_bytes = disk_bytes
         self._writes, self._reads = Turns(num_turns), Turns(num_turns)
@@ -123,8 +126,7 @@ class SimulatedEngine:
         yield self._clock.work(Activity.CPU, self._raw_cpu_seconds(record))
         yield self._writes.take
         yield self._clock.work(Activity.CPU, encoded.encode_seconds)
-        yield self._clock.sleep(self._hardware.drive.write_latency_seconds)
-        yield self._clock.work(Activity.WRITE, stored_bytes)
+        yield from self._transfer(Activity.WRITE, self._hardware.drive.write_latency_seconds, stored_bytes)
         self._writes.give_back()
         record.codec = encoded.codec
         self._codecs.learn_written(record, encoded, self._raw_cpu_seconds(record) + encoded.encode_seconds)
@@ -135,13 +137,18 @@ class SimulatedEngine:
             return
         stored_bytes = record.stored_bytes
         yield self._reads.take
-        yield self._clock.sleep(self._hardware.drive.read_latency_seconds)
-        yield self._clock.work(Activity.READ, stored_bytes)
+        yield from self._transfer(Activity.READ, self._hardware.drive.read_latency_seconds, stored_bytes)
         yield self._clock.work(Activity.CPU, self._codecs.decode_seconds(record))
         self._reads.give_back()
         self._codecs.learn_read(record, stored_bytes)
         yield self._clock.work(Activity.CPU, self._raw_cpu_seconds(record))
         self.transfers.end_restore(record, Loaded(stored_bytes))
+
+    def _transfer(self, direction: Activity, latency_seconds: float, num_bytes: int) -> Process:
+        yield self._device.take
+        yield self._clock.sleep(latency_seconds)
+        yield self._clock.work(direction, num_bytes)
+        self._device.give_back()
 
     def _raw_cpu_seconds(self, record: SimulatedRecord) -> float:
         return self._hardware.cpu_seconds_per_record + record.nbytes * self._hardware.cpu_seconds_per_byte

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from ..tracing.events import Pack, Release, Spill, Unpack
+from ..tracing.events import Booked, Pack, Release, Spill, Unpack
 from ..tracing.reader import RecordedTrace
 from ..tracing.steps import Step, records_of
 from . import workload
@@ -42,20 +42,36 @@ def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | Non
     if [pack.index for pack in packs] != list(range(len(packs))):
         raise ConfigError("step", step.number, "events are missing; the trace lost them")
     cores = trace.header.machine.num_cores if training_cores is None else training_cores
-    return Workload(_saved(trace, step.graph, packs), _actions(step), cores)
+    saved = _saved(trace, step, packs)
+    return Workload(saved, _actions(step, saved), cores)
 
 
-def _saved(trace: RecordedTrace, graph: int, packs: Sequence[Pack]) -> list[Saved]:
+def _saved(trace: RecordedTrace, step: Step, packs: Sequence[Pack]) -> list[Saved]:
     records = records_of(trace.events)
+    shared = _shared(trace, step)
     kinds = {spill.record: spill.kind for spill in trace.events if isinstance(spill, Spill)}
     first: dict[int, int] = {}
     saved = []
     for pack in packs:
-        record = records[graph, pack.index]
+        record = records[step.graph, pack.index]
         root = first.setdefault(record, pack.index)
         kind = kinds.get(record, pack.dtype)
-        saved.append(Saved(pack.storage_bytes, pack.node, None if root == pack.index else root, kind))
+        saved.append(Saved(pack.storage_bytes, pack.node, None if root == pack.index else root, kind, record in shared))
     return saved
+
+
+def _shared(trace: RecordedTrace, step: Step) -> set[int]:
+    """The records that others hold. Only told where nothing had to leave: those, and no others, are booked then."""
+    if step.spills:
+        return set()
+    booked = {event.record for event in trace.events if isinstance(event, Booked) and event.graph == step.graph}
+    return booked | {pack.record for pack in step.packs if pack.record is not None}
+
+
+def _last_packs(saved: Sequence[Saved]) -> set[int]:
+    """The last saved tensor of each storage that is saved several times: somebody held that until then."""
+    last = {tensor.record: index for index, tensor in enumerate(saved) if tensor.record is not None}
+    return set(last.values())
 
 
 @dataclass(frozen=True)
@@ -68,8 +84,9 @@ class _Moment:
     action: Action
 
 
-def _actions(step: Step) -> list[Action]:
+def _actions(step: Step, saved: Sequence[Saved]) -> list[Action]:
     actions: list[Action] = []
+    last_packs = _last_packs(saved)
     reached_ns = step.began_ns
     for moment in _moments(step):
         compute_ns = max(0, moment.ended_ns - max(moment.began_ns, reached_ns) - moment.waited_ns)
@@ -77,6 +94,8 @@ def _actions(step: Step) -> list[Action]:
         if compute_ns:
             actions.append(workload.Compute(compute_ns / 1e9))
         actions.append(moment.action)
+        if isinstance(moment.action, workload.Pack) and moment.action.saved in last_packs:
+            actions.append(workload.LetGo(moment.action.saved))
         reached_ns = max(reached_ns, moment.ended_ns)
     if step.ended_ns > reached_ns:
         actions.append(workload.Compute((step.ended_ns - reached_ns) / 1e9))

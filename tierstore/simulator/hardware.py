@@ -40,6 +40,8 @@ class Drive:
         writes, reads: speeds by depth, at least one each, depths rising.
         write_latency_seconds, read_latency_seconds: of a transfer, before its bytes flow; a turn waits meanwhile.
         capacity_bytes: what may be stored.
+        num_at_once: transfers that are served together, reads and writes; others wait for those that came before. None:
+            all, as drives with queues of their own do.
 
     Raises:
         ConfigError: there is no speed, a depth comes twice, or a figure is negative.
@@ -50,6 +52,7 @@ class Drive:
     write_latency_seconds: float = 0.0
     read_latency_seconds: float = 0.0
     capacity_bytes: int = 2**63 - 1
+    num_at_once: int | None = None
 
     def __post_init__(self) -> None:
         for name, speeds in (("writes", self.writes), ("reads", self.reads)):

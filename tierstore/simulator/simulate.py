@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from ..errors import ConfigError
 from ..lookahead import LearnedOrders
 from ..stats import Counters
 from ..tracing.observer import Observer
-from .clock import Clock, Process
+from .clock import Clock, Process, Turns
 from .codecs import CodecOfRecords
 from .engine import SimulatedEngine
 from .flows import Flows
@@ -127,6 +128,7 @@ def simulate(
             raise ConfigError(name, number, "give at least 1")
     flows = Flows(Sharing(hardware, workload.training_cores))
     clock = Clock(flows)
+    device = Turns(sys.maxsize if hardware.drive.num_at_once is None else hardware.drive.num_at_once)
     disk_bytes = settings.disk_bytes
     if disk_bytes is None:
         disk_bytes = hardware.drive.capacity_bytes // num_ranks
@@ -135,7 +137,7 @@ def simulate(
             clock,
             workload,
             settings,
-            _engine(clock, flows, workload, hardware, settings, disk_bytes),
+            _engine(clock, flows, device, workload, hardware, settings, disk_bytes),
             observer if number == 0 else None,
         )
         for number in range(num_ranks)
@@ -149,7 +151,13 @@ def simulate(
 
 
 def _engine(
-    clock: Clock, flows: Flows, workload: Workload, hardware: Hardware, settings: Settings, disk_bytes: int
+    clock: Clock,
+    flows: Flows,
+    device: Turns,
+    workload: Workload,
+    hardware: Hardware,
+    settings: Settings,
+    disk_bytes: int,
 ) -> SimulatedEngine:
     codecs = CodecOfRecords(
         settings.codec,
@@ -162,6 +170,7 @@ def _engine(
     return SimulatedEngine(
         clock,
         hardware,
+        device,
         codecs,
         disk_bytes=disk_bytes,
         num_spill_lanes=settings.num_spill_lanes,
