@@ -55,12 +55,12 @@ def _even(num: int = 40, mebibytes: int = 16, gap: float = 0.01, cores: float = 
 
 def _machine(write: float, read: float | None = None, **options: float) -> Hardware:
     read = write if read is None else read
-    return Hardware(Drive([DepthSpeed(1, write)], [DepthSpeed(1, read)]), cores=4, **options)
+    return Hardware(Drive([DepthSpeed(1, write)], [DepthSpeed(1, read)]), **{"cores": 4, **options})
 
 
 def _drive_alone(write: float, read: float | None = None) -> Hardware:
     """Cores never slow training. A record costs some time, or tiny ones could go to and fro without any passing."""
-    return _machine(write, read, contention=0.0, cpu_seconds_per_record=1e-4)
+    return _machine(write, read, cores=64, contention=0.0, cpu_seconds_per_record=1e-4)
 
 
 chains = st.lists(st.tuples(st.integers(64 * 2**10, 64 * _MIB), st.floats(1e-3, 0.1)), min_size=1, max_size=25).map(
@@ -97,7 +97,7 @@ def _steps(workload: Workload, hardware: Hardware, how: Settings, num_steps: int
 
 @given(chains, budgets)
 def test_step_infinitely_fast_drive_is_the_compute_time(workload: Workload, how: Settings) -> None:
-    for step in _steps(workload, _machine(inf), how):
+    for step in _steps(workload, _machine(inf, cores=64), how):
         assert step.seconds == pytest.approx(workload.compute_seconds, rel=_TOLERANCE, abs=1e-12)
         assert sum(step.stall_seconds.values()) == pytest.approx(0, abs=1e-12)
 
@@ -195,22 +195,41 @@ def test_step_deeper_queue_uses_what_the_drive_has() -> None:
     assert times[0] < 0.6 * times[1]
 
 
-def test_step_busy_cores_slow_training_by_the_contention() -> None:
-    workload = _even(cores=4)
+def _without_waits(step: SimulatedStep) -> float:
+    return step.seconds - sum(step.stall_seconds.values())
+
+
+def test_step_busy_cores_are_shared_and_slow_training_by_the_contention() -> None:
+    workload, how = _even(cores=4), Settings(64 * _MIB)
     taken = [
-        _steps(workload, _machine(1e9, cpu_seconds_per_byte=2e-10, contention=contention), Settings(64 * _MIB))[-1]
+        _without_waits(_steps(workload, _machine(1e9, cpu_seconds_per_byte=2e-10, contention=contention), how)[-1])
         for contention in (0.0, 1.0, 3.0)
     ]
-    seconds = [step.seconds - sum(step.stall_seconds.values()) for step in taken]
-    assert seconds[0] == pytest.approx(workload.compute_seconds)
-    assert seconds[0] < seconds[1] < seconds[2]
+    assert workload.compute_seconds < taken[0] < taken[1] < taken[2]
 
 
-def test_step_idle_cores_do_not_slow_training() -> None:
-    workload = _even(cores=1, gap=0.1)
-    step = _steps(workload, _machine(1e10, cpu_seconds_per_byte=1e-9, contention=9.0), Settings(600 * _MIB))[-1]
-    assert step.counters.spilled_bytes
-    assert step.seconds == pytest.approx(workload.compute_seconds)
+def test_step_idle_cores_slow_training_by_the_contention_alone() -> None:
+    workload, how = _even(cores=1, gap=0.1), Settings(600 * _MIB)
+    free, suffering = (
+        _steps(workload, _machine(1e10, cores=64, cpu_seconds_per_byte=1e-9, contention=contention), how)[-1]
+        for contention in (0.0, 2.0)
+    )
+    assert free.counters.spilled_bytes
+    assert free.seconds == pytest.approx(workload.compute_seconds)
+    background_seconds = 1e-9 * (free.counters.spilled_bytes + free.counters.restored_bytes)
+    assert suffering.seconds - workload.compute_seconds == pytest.approx(2.0 * background_seconds / 64, rel=0.1)
+
+
+def test_drive_of_one_transfer_at_a_time_ends_the_first_first() -> None:
+    """Both halves of the drive's time, or all of it for the first: the second ends at the same time."""
+    shared = Drive([DepthSpeed(1, 1e8)], [DepthSpeed(1, 1e8)])
+    actions = [Pack(0), Pack(1), EndScope(), Compute(10.0), Unpack(1), Release(1), Unpack(0), Release(0)]
+    workload = Workload([Saved(10_000 * 4096, 0), Saved(10_000 * 4096, 1)], actions)
+    ends = [
+        [transfer.end_ns / 1e9 for transfer in _steps(workload, Hardware(each, cores=4), Settings(0))[0].transfers[:2]]
+        for each in (shared, replace(shared, num_at_once=1))
+    ]
+    assert ends == [pytest.approx([0.8192, 0.8192]), pytest.approx([0.4096, 0.8192])]
 
 
 def test_ranks_share_the_drive() -> None:
@@ -255,6 +274,7 @@ def test_disk_too_small_for_the_step_is_full_as_the_store_would_be() -> None:
         lambda: Drive([], [DepthSpeed(1, 1.0)]),
         lambda: Drive([DepthSpeed(2, 1.0), DepthSpeed(1, 1.0)], [DepthSpeed(1, 1.0)]),
         lambda: Drive([DepthSpeed(1, 0.0)], [DepthSpeed(1, 1.0)]),
+        lambda: Drive([DepthSpeed(1, 1.0)], [DepthSpeed(1, 1.0)], num_at_once=0),
         lambda: _machine(1e9, contention=-1.0),
         lambda: Settings(0, prefetch="sometimes"),
         lambda: Settings(0, num_turns=0),

@@ -8,9 +8,10 @@
     print(steps[-1].seconds, steps[-1].stall_seconds)
 
 Pure: no thread, no file, no torch. `from_trace` makes a workload of a recorded step, `from_hardware` hardware of the
-file that `tierstore doctor --hardware` writes.
+file that `tierstore doctor --hardware` writes, and `fit` fits that to a few real steps.
 """
 
+from .fit import Observation, fit, steady_seconds
 from .hardware import CodecSpeed, DepthSpeed, Drive, Hardware
 from .simulate import Settings, SimulatedStep, simulate
 from .workload import Action, Compute, EndScope, LetGo, Pack, Release, Saved, Unpack, Workload
@@ -24,6 +25,7 @@ __all__ = [
     "EndScope",
     "Hardware",
     "LetGo",
+    "Observation",
     "Pack",
     "Release",
     "Saved",
@@ -31,5 +33,7 @@ __all__ = [
     "SimulatedStep",
     "Unpack",
     "Workload",
+    "fit",
     "simulate",
+    "steady_seconds",
 ]

@@ -22,8 +22,10 @@ __all__ = ["workload_of"]
 def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | None = None) -> Workload:
     """The workload of a step of a trace.
 
-    A record is taken to be the store's own as soon as a later node saves something: a trace does not tell whether
-    somebody else holds it. What others hold throughout (the input batch) is therefore spilled here, and never there.
+    Best is a step whose store had room for everything: its compute is training's alone, and what others hold
+    throughout (the input batch) can be told. Otherwise that is spilled here, and never there. A storage that is saved
+    several times is held by others until the last time; one that is saved once is taken to be the store's own as soon
+    as a later node saves something, which is too soon where a variable keeps it for longer.
 
     Args:
         trace: whole.
@@ -61,11 +63,16 @@ def _saved(trace: RecordedTrace, step: Step, packs: Sequence[Pack]) -> list[Save
 
 
 def _shared(trace: RecordedTrace, step: Step) -> set[int]:
-    """The records that others hold. Only told where nothing had to leave: those, and no others, are booked then."""
-    if step.spills:
+    """The records that others hold when forward ends: where all had room, its end books them alone. Else not told."""
+    if sum(pack.storage_bytes for pack in step.packs) > trace.header.store.host_bytes:
         return set()
-    booked = {event.record for event in trace.events if isinstance(event, Booked) and event.graph == step.graph}
-    return booked | {pack.record for pack in step.packs if pack.record is not None}
+    last_packed_ns = max(pack.end_ns for pack in step.packs)
+    return {
+        event.record
+        for event in trace.events
+        if isinstance(event, Booked) and event.graph == step.graph
+        if last_packed_ns <= event.at_ns <= step.forward_ended_ns
+    }
 
 
 def _last_packs(saved: Sequence[Saved]) -> set[int]:

@@ -61,6 +61,8 @@ class Drive:
                 raise ConfigError(name, depths, "give at least one speed, by rising depths from 1")
             if not all(speed.bytes_per_second > 0 for speed in speeds):
                 raise ConfigError(name, speeds, "give speeds above 0")
+        if self.num_at_once is not None and self.num_at_once < 1:
+            raise ConfigError("num_at_once", self.num_at_once, "give at least 1, or None for all")
         for name in ("write_latency_seconds", "read_latency_seconds", "capacity_bytes"):
             _check_not_negative(name, getattr(self, name))
 
@@ -91,9 +93,10 @@ class Hardware:
         drive: shared by all ranks.
         cores: that all ranks have together; a part of one is possible.
         codecs: by kind and codec.
-        contention: how much training suffers from background work that takes cores from it, relative to the share that
-            is taken: 1 where it loses just that, 0 where it loses nothing, above 1 where its threads wait for the one
-            that was interrupted. The one figure that is fitted to runs of a machine.
+        contention: how much training loses beyond the cores that background work takes from it, relative to the share
+            of all cores that this work keeps busy: to memory and caches that are shared, to the interpreter's lock,
+            and where its threads wait for the one that was interrupted. 0: nothing. The one figure that is fitted to
+            runs of a machine (see `fit`).
         cpu_seconds_per_record: of the store's threads, for each record each way.
         cpu_seconds_per_byte: likewise for its bytes: checksum and system call.
     """
@@ -128,11 +131,12 @@ class Sharing:
         """See `Rates`."""
         num_writes, num_reads = counts.get(Activity.WRITE, 0), counts.get(Activity.READ, 0)
         depth = max(1, num_writes + num_reads)
-        wanted_cores = counts.get(Activity.COMPUTE, 0) * self._training_cores + counts.get(Activity.CPU, 0)
+        num_background = counts.get(Activity.CPU, 0)
+        wanted_cores = counts.get(Activity.COMPUTE, 0) * self._training_cores + num_background
         crowding = max(1.0, wanted_cores / self._hardware.cores)
-        suffering = self._hardware.contention if counts.get(Activity.CPU) else 1.0  # its own ranks are not background
+        background_share = num_background / crowding / self._hardware.cores
         return {
-            Activity.COMPUTE: 1 / (1 + suffering * (crowding - 1)),
+            Activity.COMPUTE: 1 / crowding / (1 + self._hardware.contention * background_share),
             Activity.CPU: 1 / crowding,
             Activity.WRITE: speed_at(self._hardware.drive.writes, depth) / depth,
             Activity.READ: speed_at(self._hardware.drive.reads, depth) / depth,

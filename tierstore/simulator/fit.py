@@ -1,0 +1,87 @@
+"""How much training suffers beside the store, which only real steps show: fitted to a few of them. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import log
+from typing import NamedTuple
+
+from ..errors import ConfigError
+from .hardware import Hardware
+from .simulate import Settings, simulate
+from .workload import Workload
+
+__all__ = ["Observation", "fit", "steady_seconds"]
+
+_TRIED = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+_NUM_REFINEMENTS = 5
+_NUM_STEPS = 4
+
+
+class Observation(NamedTuple):
+    """What a real step took.
+
+    Attributes:
+        workload: of the step, its compute as it is where nothing leaves memory.
+        settings: that it ran with.
+        step_seconds: once the order is known; of several steps the median.
+    """
+
+    workload: Workload
+    settings: Settings
+    step_seconds: float
+
+
+def steady_seconds(workload: Workload, hardware: Hardware, settings: Settings) -> float:
+    """What a simulated step takes once the order is known: the median of those after the first.
+
+    Raises:
+        ConfigError, StoreFullError: see `simulate`.
+    """
+    steps = simulate(workload, hardware, settings, num_steps=_NUM_STEPS)[0]
+    return statistics.median(step.seconds for step in steps[1:])
+
+
+def fit(hardware: Hardware, observed: Sequence[Observation]) -> Hardware:
+    """The same machine with the contention that brings simulated steps nearest to the observed ones.
+
+    Nearest: the mean of the errors, as logarithms of the ratio, so that one step that was disturbed counts no more
+    than its share. Steps in which nothing moves tell nothing. Simulates each of them some twenty times.
+
+    Args:
+        hardware: as it was measured; its contention is not looked at.
+        observed: at least one, of this machine.
+
+    Raises:
+        ConfigError: there is none, or one that took no time.
+        StoreFullError: the store of one would have been full.
+    """
+    if not observed or any(not each.step_seconds > 0 for each in observed):
+        raise ConfigError("observed", [each.step_seconds for each in observed], "give steps that took some time")
+
+    def error_of(contention: float) -> float:
+        machine = replace(hardware, contention=contention)
+        return statistics.fmean(
+            abs(log(steady_seconds(each.workload, machine, each.settings) / each.step_seconds)) for each in observed
+        )
+
+    return replace(hardware, contention=_least(error_of))
+
+
+def _least(error_of: Callable[[float], float]) -> float:
+    """The argument of the least error: the best of a few, then halfway to its neighbours, again and again."""
+    errors = {tried: error_of(tried) for tried in _TRIED}
+    for _ in range(_NUM_REFINEMENTS):
+        arguments, best = sorted(errors), _best(errors)
+        place = arguments.index(best)
+        for neighbour in arguments[max(0, place - 1) : place + 2]:
+            between = (neighbour + best) / 2
+            if between not in errors:
+                errors[between] = error_of(between)
+    return _best(errors)
+
+
+def _best(errors: dict[float, float]) -> float:
+    return min(errors, key=lambda argument: (errors[argument], argument))
