@@ -64,13 +64,11 @@ class Step:
     Attributes:
         seconds: that the step took.
         saved_bytes: handed to the store, of which nobody else kept the memory.
-        num_live: handles at the end of forward.
     """
 
-    def __init__(self, before: StoreStats, after: StoreStats, seconds: float, num_live: int) -> None:
+    def __init__(self, before: StoreStats, after: StoreStats, seconds: float) -> None:
         self._before, self._after = before, after
         self.seconds = seconds
-        self.num_live = num_live
 
     def __getattr__(self, total: str) -> Any:
         return getattr(self._after, total) - getattr(self._before, total)
@@ -109,13 +107,12 @@ def train(
         before, started = store.stats(), time.perf_counter()
         with tiered_offload(store, **options) if wrap is None else nullcontext():
             loss = model(batch)
-        num_live = store.stats().live_handles
         between()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         del loss
-        steps.append(Step(before, store.stats(), time.perf_counter() - started, num_live))
+        steps.append(Step(before, store.stats(), time.perf_counter() - started))
     return steps
 
 

@@ -2,7 +2,9 @@
 
 A benchmark is a module with a `BENCHMARK` and a function `measure(variant, scratch)` that returns its figures.
 The unit ends a figure's name. `python -m bench.NAME --variant V --scratch DIR` measures one
-variant once and prints its figures as JSON; everything else is built from such runs.
+variant once and prints its figures as JSON; everything else is built from such runs. Variants that have to be compared
+more closely than runs allow, one after the other, share a process: its name is the argument then, and the figures of
+each of them are returned, by variant.
 """
 
 from __future__ import annotations
@@ -22,7 +24,16 @@ from typing import Any, Literal
 from .goals import Goal
 from .machine import describe_machine, describe_versions
 
-__all__ = ["RESULTS", "Benchmark", "Record", "Results", "main_of_one_variant", "read_results", "run_benchmark"]
+__all__ = [
+    "RESULTS",
+    "Benchmark",
+    "Record",
+    "Results",
+    "main_of_one_variant",
+    "processes_of",
+    "read_results",
+    "run_benchmark",
+]
 
 RESULTS = Path(__file__).parent / "results"
 Figures = dict[str, float]
@@ -36,10 +47,11 @@ class Benchmark:
         name: of its file of results, and of its module in this package.
         question: in one line.
         variants: what is compared; the first is what the others are compared with.
+        processes: which variants take turns in one process, by its name; the others have one each, of their own name.
         rounds: how often each variant runs.
         compare: how a figure stands to the first variant's: as a ratio, as a difference, or not at all.
         settings: what was fixed, for the record.
-        environment: variables that a variant's process gets beside the usual ones.
+        environment: variables that a process gets beside the usual ones.
         goals: what is asked of the figures.
         plotted: the figures that the plot shows; None: the first four.
         timeout_seconds: a run that takes longer has failed.
@@ -49,6 +61,7 @@ class Benchmark:
     name: str
     question: str
     variants: Sequence[str]
+    processes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     rounds: int = 3
     compare: Literal["ratio", "difference", "none"] = "ratio"
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -64,7 +77,8 @@ class Record:
     """One run of one variant: its figures, or why there are none.
 
     Attributes:
-        seconds: from the start of its process to its end; None: not noted (results of earlier versions).
+        seconds: from the start of its process to its end, divided by the variants that shared it; None: not noted
+            (results of earlier versions).
     """
 
     variant: str
@@ -83,8 +97,8 @@ class Results:
     versions: Mapping[str, str]
 
 
-def main_of_one_variant(measure: Callable[[str, Path], Figures]) -> None:
-    """The fresh process: measure one variant, print its figures as the last line of standard output."""
+def main_of_one_variant(measure: Callable[[str, Path], Figures | dict[str, Figures]]) -> None:
+    """The fresh process: measure one variant, or those that share it; prints figures as the last line."""
     parser = argparse.ArgumentParser(description="Measure one variant once. `python -m bench` runs the comparison.")
     parser.add_argument("--variant", required=True)
     parser.add_argument("--scratch", type=Path, required=True)
@@ -115,12 +129,14 @@ def run_benchmark(
     }
     results.mkdir(exist_ok=True)
     with open(results / f"{benchmark.name}.jsonl", "w") as lines:
-        for number, variant in _interleaved(benchmark.variants, rounds or benchmark.rounds):
-            progress(f"{benchmark.name}, round {number}: {variant}")
+        for number, process in _interleaved(processes_of(benchmark), rounds or benchmark.rounds):
+            progress(f"{benchmark.name}, round {number}: {process}")
             started = time.monotonic()
-            record = _run_fresh(benchmark, variant, number, directory)
-            record = replace(record, seconds=round(time.monotonic() - started, 2))
-            print(json.dumps(vars(record) | about), file=lines, flush=True)
+            records = _run_fresh(benchmark, process, number, directory)
+            seconds = (time.monotonic() - started) / len(records)
+            for record in records:
+                record = replace(record, seconds=round(seconds, 2))
+                print(json.dumps(vars(record) | about), file=lines, flush=True)
 
 
 def read_results(name: str, directory: Path = RESULTS) -> Results | None:
@@ -134,6 +150,12 @@ def read_results(name: str, directory: Path = RESULTS) -> Results | None:
     return Results(records, lines[-1]["machine"], lines[-1]["versions"])
 
 
+def processes_of(benchmark: Benchmark) -> list[str]:
+    """The processes of a round: those that several variants share, then one for each of the others."""
+    sharing = {variant for variants in benchmark.processes.values() for variant in variants}
+    return [*benchmark.processes, *(variant for variant in benchmark.variants if variant not in sharing)]
+
+
 def _interleaved(variants: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
     """Each round starts with another variant, so that none always runs after the same neighbour."""
     for number in range(rounds):
@@ -142,11 +164,12 @@ def _interleaved(variants: Sequence[str], rounds: int) -> Iterator[tuple[int, st
             yield number + 1, variant
 
 
-def _run_fresh(benchmark: Benchmark, variant: str, number: int, directory: Path) -> Record:
+def _run_fresh(benchmark: Benchmark, process: str, number: int, directory: Path) -> list[Record]:
+    variants = benchmark.processes.get(process, (process,))
     with tempfile.TemporaryDirectory(prefix="tierstore-bench-", dir=directory) as scratch:
         module = benchmark.module or f"bench.{benchmark.name}"
-        command = [sys.executable, "-m", module, "--variant", variant, "--scratch", scratch]
-        environment = os.environ | benchmark.environment.get(variant, {})
+        command = [sys.executable, "-m", module, "--variant", process, "--scratch", scratch]
+        environment = os.environ | benchmark.environment.get(process, {})
         try:
             done = subprocess.run(
                 command,
@@ -157,8 +180,12 @@ def _run_fresh(benchmark: Benchmark, variant: str, number: int, directory: Path)
                 timeout=benchmark.timeout_seconds,
             )
         except subprocess.TimeoutExpired:
-            return Record(variant, number, None, f"not done within {benchmark.timeout_seconds:g} s")
+            failure = f"not done within {benchmark.timeout_seconds:g} s"
+            return [Record(variant, number, None, failure) for variant in variants]
     if done.returncode == 0:
-        return Record(variant, number, json.loads(done.stdout.splitlines()[-1]))
+        figures = json.loads(done.stdout.splitlines()[-1])
+        by_variant = figures if process in benchmark.processes else {process: figures}
+        return [Record(variant, number, by_variant[variant]) for variant in variants]
     last_words = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-    return Record(variant, number, None, f"exit code {done.returncode}: {last_words[0]}")
+    failure = f"exit code {done.returncode}: {last_words[0]}"
+    return [Record(variant, number, None, failure) for variant in variants]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import bench.__main__ as command
-from bench.harness import RESULTS, Record, Results, read_results, run_benchmark
+from bench.harness import RESULTS, Record, Results, processes_of, read_results, run_benchmark
 from bench.plots import draw, draw_panel, figures_to_plot
 from bench.report import goals_as_markdown, show, show_goals, time_taken, verdicts_of
 from tests.bench.toy import BENCHMARK as TOY
@@ -81,6 +81,26 @@ def test_time_taken_is_left_out_where_it_was_not_noted() -> None:
     assert time_taken({"old": old}) == ""
     slow = Results([Record("one", 1, {}, seconds=150.0)], {}, {})
     assert time_taken({"old": old, "new": new, "slow": slow}) == "The runs took 4.0 minutes: slow 150 s, new 90 s."
+
+
+def test_run_of_variants_that_share_a_process_has_a_record_of_each(tmp_path: Path) -> None:
+    shared = dataclasses.replace(TOY, processes={"both": ("one", "two")})
+    run_benchmark(shared, tmp_path, None, lambda text: None, tmp_path / "results")
+    records = read_results("toy", tmp_path / "results").records
+    order = [(record.round, record.variant) for record in records]
+    assert order == [(1, "one"), (1, "two"), (1, "broken"), (2, "broken"), (2, "one"), (2, "two")]
+    assert [record.figures and record.figures["size_bytes"] for record in records[:3]] == [2.0**20, 2.0**20, None]
+    assert "only_two" in records[1].figures
+    assert records[0].seconds == records[1].seconds, "they share what their process took"
+
+
+def test_run_of_variants_that_share_a_process_fails_for_each(tmp_path: Path) -> None:
+    broken = dataclasses.replace(TOY, variants=("one", "two"), processes={"broken": ("one", "two")})
+    run_benchmark(broken, tmp_path, 1, lambda text: None, tmp_path / "results")
+    records = read_results("toy", tmp_path / "results").records
+    assert [(record.variant, record.failure) for record in records] == [
+        (variant, "exit code 1: RuntimeError: it broke") for variant in ("one", "two")
+    ]
 
 
 def test_run_that_takes_too_long_has_failed(tmp_path: Path) -> None:
@@ -159,7 +179,8 @@ def test_every_benchmark_names_its_own_variants_and_figures(name: str) -> None:
     benchmark, results = module.BENCHMARK, read_results(name)
     assert benchmark.name == name
     assert callable(module.measure)
-    assert set(benchmark.environment) <= set(benchmark.variants)
+    assert set(benchmark.environment) <= set(processes_of(benchmark))
+    assert {variant for shared in benchmark.processes.values() for variant in shared} <= set(benchmark.variants)
     for goal in benchmark.goals:
         assert set(goal.variants) <= set(benchmark.variants), goal.what
     if results is not None and {record.variant for record in results.records} == set(benchmark.variants):
