@@ -27,7 +27,7 @@ _MIB = 2**20
 _MACHINE = Hardware(
     Drive([DepthSpeed(1, 2e9)], [DepthSpeed(1, 2e9)]), cores=2, cpu_seconds_per_record=1e-3, cpu_seconds_per_byte=1e-10
 )
-_BUDGETS = (0, 64 * _MIB, 160 * _MIB)
+_BUDGETS = (0, 64 * _MIB)
 
 
 def _chain(num: int, gap: float) -> Workload:
@@ -45,7 +45,7 @@ def _observed(contention: float, disturbed: float = 1.0) -> list[Observation]:
     machine = replace(_MACHINE, contention=contention)
     steps = [
         Observation(workload, settings, steady_seconds(workload, machine, settings))
-        for workload in (_chain(20, 0.02), _chain(30, 0.03))
+        for workload in (_chain(12, 0.02), _chain(16, 0.03))
         for settings in map(Settings, _BUDGETS)
     ]
     return [*steps[:-1], steps[-1]._replace(step_seconds=disturbed * steps[-1].step_seconds)]

@@ -220,6 +220,18 @@ def test_step_idle_cores_slow_training_by_the_contention_alone() -> None:
     assert suffering.seconds - workload.compute_seconds == pytest.approx(2.0 * background_seconds / 64, rel=0.1)
 
 
+def test_step_calls_that_queue_records_cost_their_time() -> None:
+    workload, how = _even(gap=0.1), Settings(64 * _MIB)
+    free, paid = (
+        _steps(workload, _machine(1e10, cores=64, contention=0.0, call_seconds_per_record=seconds), how)[-1]
+        for seconds in (0.0, 1e-3)
+    )
+    num_moved = len(free.transfers)
+    assert free.seconds == pytest.approx(workload.compute_seconds)
+    assert num_moved
+    assert paid.seconds - free.seconds == pytest.approx(num_moved * 1e-3)
+
+
 def test_drive_of_one_transfer_at_a_time_ends_the_first_first() -> None:
     """Both halves of the drive's time, or all of it for the first: the second ends at the same time."""
     shared = Drive([DepthSpeed(1, 1e8)], [DepthSpeed(1, 1e8)])

@@ -16,6 +16,7 @@ def hardware_of(
     *,
     contention: float = 1.0,
     cpu_seconds_per_record: float = 0.5e-3,
+    call_seconds_per_record: float = 0.3e-3,
     kinds: Mapping[str, str] | None = None,
 ) -> Hardware:
     """The machine of a description.
@@ -25,8 +26,9 @@ def hardware_of(
 
     Args:
         described: see `read_hardware`.
-        contention, cpu_seconds_per_record: as `Hardware`'s; not in the file, since training is what shows them. Half a
-            millisecond is what `ARCHITECTURE.md` has for a record each way.
+        contention, cpu_seconds_per_record, call_seconds_per_record: as `Hardware`'s; not in the file, since training is
+            what shows them. Half a millisecond is what `ARCHITECTURE.md` has for a record each way; 0.3 ms is what
+            traces of two models show of the calls, without waits, beyond those of a step in which nothing moves.
         kinds: of a workload's content, and the sample data that stands for each; None: the first data of each codec
             stands for every kind.
     """
@@ -44,6 +46,7 @@ def hardware_of(
         contention,
         cpu_seconds_per_record,
         1 / described.host.copy_bytes_per_second,
+        call_seconds_per_record,
     )
 
 

@@ -99,6 +99,8 @@ class Hardware:
             runs of a machine (see `fit`).
         cpu_seconds_per_record: of the store's threads, for each record each way.
         cpu_seconds_per_byte: likewise for its bytes: checksum and system call.
+        call_seconds_per_record: of the training thread, for each record that a call of it queues: books, and the
+            hand-over of the interpreter's lock. What calls cost that move nothing is part of the workload's compute.
     """
 
     drive: Drive
@@ -107,11 +109,12 @@ class Hardware:
     contention: float = 1.0
     cpu_seconds_per_record: float = 0.0
     cpu_seconds_per_byte: float = 0.0
+    call_seconds_per_record: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.cores > 0:
             raise ConfigError("cores", self.cores, "give more than 0")
-        for name in ("contention", "cpu_seconds_per_record", "cpu_seconds_per_byte"):
+        for name in ("contention", "cpu_seconds_per_record", "cpu_seconds_per_byte", "call_seconds_per_record"):
             _check_not_negative(name, getattr(self, name))
 
 

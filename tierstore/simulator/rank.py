@@ -37,13 +37,6 @@ class Rank:
 
     # --- the training thread ------------------------------------------------------------------------------------------
 
-    def step(self, log: GraphLog) -> Process:
-        """One step: every action of the workload, then the graph is gone."""
-        self.begin(log)
-        for action in self._workload.actions:
-            yield from self.act(log, action)
-        self.end(log)
-
     def begin(self, log: GraphLog) -> None:
         """A graph begins."""
         log.held.update(log.root_of(action.saved) for action in self._workload.actions if isinstance(action, LetGo))

@@ -18,12 +18,12 @@ from .clock import Clock, Process, Turns
 from .codecs import CodecOfRecords
 from .engine import SimulatedEngine
 from .flows import Flows
-from .hardware import Hardware, Sharing
+from .hardware import Activity, Hardware, Sharing
 from .moves import SimulatedMoves
 from .rank import Rank
 from .record import GraphLog
 from .timeline import JobsSeen, Transfer
-from .workload import Workload
+from .workload import Pack, Unpack, Workload
 
 __all__ = ["Settings", "SimulatedStep", "simulate"]
 
@@ -137,6 +137,7 @@ def simulate(
             clock,
             workload,
             settings,
+            hardware.call_seconds_per_record,
             _engine(clock, flows, device, workload, hardware, settings, disk_bytes),
             observer if number == 0 else None,
         )
@@ -183,12 +184,19 @@ class _Run:
     """The steps of one rank."""
 
     def __init__(
-        self, clock: Clock, workload: Workload, settings: Settings, engine: SimulatedEngine, observer: Observer | None
+        self,
+        clock: Clock,
+        workload: Workload,
+        settings: Settings,
+        call_seconds: float,
+        engine: SimulatedEngine,
+        observer: Observer | None,
     ) -> None:
         self.done: list[SimulatedStep] = []
         self._clock = clock
         self._workload = workload
         self._settings = settings
+        self._call_seconds = call_seconds
         self._jobs = JobsSeen(clock, observer)
         self._moves = SimulatedMoves(
             host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, observer=self._jobs
@@ -211,8 +219,19 @@ class _Run:
                 self._orders,
                 self._settings.host_bytes,
             )
-            yield from self._rank.step(log)
+            yield from self._step(log)
             self.done.append(self._step_since(began_seconds, before))
+
+    def _step(self, log: GraphLog) -> Process:
+        self._rank.begin(log)
+        for action in self._workload.actions:
+            num_before = self._jobs.num_queued
+            yield from self._rank.act(log, action)
+            if isinstance(action, Pack | Unpack):
+                call_seconds = self._call_seconds * (self._jobs.num_queued - num_before)
+                if call_seconds:
+                    yield self._clock.work(Activity.COMPUTE, call_seconds)
+        self._rank.end(log)
 
     def _begin_peaks(self) -> None:
         for window in (self._moves.books.host, self._moves.books.staging):

@@ -23,9 +23,13 @@ class JobsSeen(Observer):
     Args:
         clock: of the simulation.
         other: is told of everything too; None: nobody.
+
+    Attributes:
+        num_queued: writes and reads since the beginning, those that were cancelled included.
     """
 
     def __init__(self, clock: Clock, other: Observer | None) -> None:
+        self.num_queued = 0
         self._clock = clock
         self._other = other or Observer()
         self._open = OpenJobs()
@@ -38,6 +42,7 @@ class JobsSeen(Observer):
 
     def spill_queued(self, record: int, nbytes: int) -> None:
         """See `Observer`."""
+        self.num_queued += 1
         self._open.spills.queue(record, nbytes, self._now_ns())
         self._other.spill_queued(record, nbytes)
 
@@ -62,6 +67,7 @@ class JobsSeen(Observer):
 
     def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
         """See `Observer`."""
+        self.num_queued += 1
         self._open.restores.queue(record, nbytes, self._now_ns(), demanded=demanded)
         self._other.restore_queued(record, nbytes, demanded=demanded)
 
