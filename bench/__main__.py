@@ -25,6 +25,7 @@ NAMES = (
     "disk_layouts",
     "fragmentation",
     "prefetch",
+    "simulator_accuracy",
     "steady_state",
     "training_step",
     "memory_limit",

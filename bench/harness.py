@@ -4,7 +4,7 @@ A benchmark is a module with a `BENCHMARK` and a function `measure(variant, scra
 The unit ends a figure's name. `python -m bench.NAME --variant V --scratch DIR` measures one
 variant once and prints its figures as JSON; everything else is built from such runs. Variants that have to be compared
 more closely than runs allow, one after the other, share a process: its name is the argument then, and the figures of
-each of them are returned, by variant.
+each of them are returned, by variant. What only all runs together tell, `conclude` finds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,11 @@ class Benchmark:
         environment: variables that a process gets beside the usual ones.
         goals: what is asked of the figures.
         plotted: the figures that the plot shows; None: the first four.
+        scatter: two figures that the plot shows instead, one against the other, a dot for each variant that has both.
         timeout_seconds: a run that takes longer has failed.
+        conclude: told all runs, and the folder of `scratch`es, in which they may have left files; gives figures of
+            variants that no process measures (`concluded`), or more of the others.
+        concluded: those variants.
         module: where `measure` is; "": `bench.NAME`.
     """
 
@@ -68,13 +72,16 @@ class Benchmark:
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     goals: Sequence[Goal] = ()
     plotted: Sequence[str] | None = None
+    scatter: tuple[str, str] | None = None
     timeout_seconds: float = 300
+    conclude: Callable[[Sequence[Record], Path], Mapping[str, Figures]] | None = None
+    concluded: Sequence[str] = ()
     module: str = ""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One run of one variant: its figures, or why there are none.
+    """One run of one variant: its figures, or why there are none. What was concluded counts as a round after the last.
 
     Attributes:
         seconds: from the start of its process to its end, divided by the variants that shared it; None: not noted
@@ -128,15 +135,26 @@ def run_benchmark(
         "versions": describe_versions(),
     }
     results.mkdir(exist_ok=True)
-    with open(results / f"{benchmark.name}.jsonl", "w") as lines:
-        for number, process in _interleaved(processes_of(benchmark), rounds or benchmark.rounds):
-            progress(f"{benchmark.name}, round {number}: {process}")
-            started = time.monotonic()
-            records = _run_fresh(benchmark, process, number, directory)
-            seconds = (time.monotonic() - started) / len(records)
-            for record in records:
-                record = replace(record, seconds=round(seconds, 2))
-                print(json.dumps(vars(record) | about), file=lines, flush=True)
+    with (
+        open(results / f"{benchmark.name}.jsonl", "w") as lines,
+        tempfile.TemporaryDirectory(prefix="tierstore-bench-", dir=directory) as folder,
+    ):
+        for record in _runs(benchmark, rounds or benchmark.rounds, Path(folder), progress):
+            print(json.dumps(vars(record) | about), file=lines, flush=True)
+
+
+def _runs(benchmark: Benchmark, rounds: int, folder: Path, progress: Callable[[str], None]) -> Iterator[Record]:
+    records = []
+    for number, process in _interleaved(processes_of(benchmark), rounds):
+        progress(f"{benchmark.name}, round {number}: {process}")
+        started = time.monotonic()
+        found = _run_fresh(benchmark, process, number, folder)
+        seconds = (time.monotonic() - started) / len(found)
+        records += [replace(record, seconds=round(seconds, 2)) for record in found]
+        yield from records[-len(found) :]
+    if benchmark.conclude is not None:
+        for variant, figures in benchmark.conclude(records, folder).items():
+            yield Record(variant, rounds + 1, figures)
 
 
 def read_results(name: str, directory: Path = RESULTS) -> Results | None:
@@ -152,8 +170,8 @@ def read_results(name: str, directory: Path = RESULTS) -> Results | None:
 
 def processes_of(benchmark: Benchmark) -> list[str]:
     """The processes of a round: those that several variants share, then one for each of the others."""
-    sharing = {variant for variants in benchmark.processes.values() for variant in variants}
-    return [*benchmark.processes, *(variant for variant in benchmark.variants if variant not in sharing)]
+    others = {variant for variants in benchmark.processes.values() for variant in variants} | set(benchmark.concluded)
+    return [*benchmark.processes, *(variant for variant in benchmark.variants if variant not in others)]
 
 
 def _interleaved(variants: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
@@ -164,9 +182,9 @@ def _interleaved(variants: Sequence[str], rounds: int) -> Iterator[tuple[int, st
             yield number + 1, variant
 
 
-def _run_fresh(benchmark: Benchmark, process: str, number: int, directory: Path) -> list[Record]:
+def _run_fresh(benchmark: Benchmark, process: str, number: int, folder: Path) -> list[Record]:
     variants = benchmark.processes.get(process, (process,))
-    with tempfile.TemporaryDirectory(prefix="tierstore-bench-", dir=directory) as scratch:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         module = benchmark.module or f"bench.{benchmark.name}"
         command = [sys.executable, "-m", module, "--variant", process, "--scratch", scratch]
         environment = os.environ | benchmark.environment.get(process, {})

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import platform
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rich.console import Console
 
 import bench.__main__ as command
 from bench.harness import RESULTS, Record, Results, processes_of, read_results, run_benchmark
-from bench.plots import draw, draw_panel, figures_to_plot
+from bench.plots import draw, draw_panel, draw_scatter, figures_to_plot
 from bench.report import goals_as_markdown, show, show_goals, time_taken, verdicts_of
 from tests.bench.toy import BENCHMARK as TOY
 
@@ -103,6 +104,20 @@ def test_run_of_variants_that_share_a_process_fails_for_each(tmp_path: Path) -> 
     ]
 
 
+def test_run_ends_with_what_is_concluded_of_all_runs_and_what_they_left(tmp_path: Path) -> None:
+    def conclude(records: Sequence[Record], folder: Path) -> dict[str, dict[str, float]]:
+        files = sorted(file.name for file in folder.iterdir())
+        assert files == ["left.txt"], "scratch directories are gone, what lies beside them is not"
+        return {"both": {"width_seconds": sum(record.figures["width_seconds"] for record in records)}}
+
+    summed = dataclasses.replace(TOY, variants=("leaves", "two", "both"), concluded=("both",), conclude=conclude)
+    run_benchmark(summed, tmp_path, 1, lambda text: None, tmp_path / "results")
+    records = read_results("toy", tmp_path / "results").records
+    assert [(record.round, record.variant) for record in records] == [(1, "leaves"), (1, "two"), (2, "both")]
+    assert records[-1].figures == {"width_seconds": 3.0}
+    assert [file.name for file in tmp_path.iterdir()] == ["results"]
+
+
 def test_run_that_takes_too_long_has_failed(tmp_path: Path) -> None:
     slow = dataclasses.replace(TOY, variants=("slow",), timeout_seconds=0.2)
     run_benchmark(slow, tmp_path, 1, lambda text: None, tmp_path / "results")
@@ -171,6 +186,18 @@ def test_draw_bars_are_medians_and_dots_the_runs() -> None:
     assert (bar.get_width(), bar.get_y() + bar.get_height() / 2) == (2, TOY.variants.index("two"))
     assert list(panel.lines[0].get_xdata()) == [1, 9, 2]
     assert panel.get_xlabel() == "size (MiB)"
+
+
+def test_draw_scatter_a_dot_for_each_variant_with_both_figures() -> None:
+    runs = [Record("one", number, {"step_seconds": seconds}) for number, seconds in enumerate((1.0, 3.0, 2.0))]
+    runs += [Record("one", 4, {"said_seconds": 5.0}), Record("two", 1, {"step_seconds": 9.0})]
+    panel = Figure().subplots()
+    benchmark = dataclasses.replace(TOY, processes={"both": ("one", "two")})
+    draw_scatter(panel, benchmark, Results(runs, {}, {}), "step_seconds", "said_seconds")
+    dots, spread, *_ = panel.lines
+    assert (list(dots.get_xdata()), list(dots.get_ydata())) == ([2.0], [5.0])
+    assert (list(spread.get_xdata()), list(spread.get_ydata())) == ([1.0, 3.0], [5.0, 5.0])
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("step (s)", "said (s)")
 
 
 @pytest.mark.parametrize("name", command.NAMES)

@@ -1,0 +1,279 @@
+"""How near does the simulator come to real steps, and does it know which settings are better?
+
+Three models, by host budget, drive and prefetching. A simulated step gets what can be had without running it: the
+recorded plain step, what `tierstore doctor` measures of the machine, and one figure that is fitted, the contention. It
+is fitted to steps on the drive as it is, of two of the models; the third is held out of everything but the verdict.
+
+A drive of so many MB/s is the real one, paced: it serves one transfer after the other. A round is a fresh process for
+each model, in which all its settings take turns, a step each, with a store for each of them. A step is what all rounds'
+medians have as their median, and two settings whose rounds overlap count as a tie.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tierstore import TierStore, tiered_offload
+from tierstore.doctor.diagnosis import hardware_of as described
+from tierstore.doctor.examine import examine
+from tierstore.engine import NUM_SPILLS
+from tierstore.hardware import hardware_text, read_hardware
+from tierstore.simulator import (
+    Compute,
+    DepthSpeed,
+    Hardware,
+    Observation,
+    Settings,
+    Workload,
+    fit,
+    steady_seconds,
+)
+from tierstore.simulator.from_hardware import hardware_of
+from tierstore.simulator.from_trace import workload_of
+from tierstore.tracing.reader import read_trace
+from tierstore.tracing.steps import steps_of
+
+from .accuracy import Predicted, errors_percent, rank_correlation
+from .goals import Goal
+from .harness import Benchmark, Record, main_of_one_variant
+from .paced_drive import open_paced_store
+from .tuning_workloads import NUM_THREADS, SAVED_BYTES, WORKLOADS, make_workload
+
+MIB = 2**20
+HELD_OUT = "branching"
+WARM_UP_STEPS = 1
+TURNS = 2
+TRACED_STEPS = 3
+DOCTOR_SECONDS = 6.0
+
+
+class Setting(NamedTuple):
+    """Of a store and its scope.
+
+    Attributes:
+        host_share: of what a step saves, the host budget.
+        drive_bytes_per_second: None: as it is.
+        options: of `tiered_offload`.
+    """
+
+    host_share: float
+    drive_bytes_per_second: float | None = None
+    options: Mapping[str, Any] = {}
+
+
+_LOOKAHEAD = {"lookahead_bytes": 32 * MIB}
+GRID = {
+    "host 0": Setting(0),
+    "host 1/4": Setting(1 / 4),
+    "host 1/2": Setting(1 / 2),
+    "host 1/4, no prefetch": Setting(1 / 4, None, {"prefetch": "none"}),
+    "host 1/4, 300 MB/s": Setting(1 / 4, 300e6),
+    "host 1/4, 300 MB/s, no prefetch": Setting(1 / 4, 300e6, {"prefetch": "none"}),
+    "host 1/4, 300 MB/s, reverse": Setting(1 / 4, 300e6, {"prefetch": "reverse"}),
+    "host 1/4, 300 MB/s, 32 MiB ahead": Setting(1 / 4, 300e6, _LOOKAHEAD),
+    "host 0, 150 MB/s": Setting(0, 150e6),
+    "host 1/4, 150 MB/s": Setting(1 / 4, 150e6),
+    "host 1/4, 75 MB/s": Setting(1 / 4, 75e6),
+}
+PLAIN = "plain"
+MACHINE = "machine"
+PROCESSES = {name: [f"{name}: {setting}" for setting in (PLAIN, *GRID)] for name in WORKLOADS}
+SIMULATOR, MEAN = "simulator", "always the mean"
+CONCLUDED = [f"{who}, {what} models" for what in ("fitted", "held-out") for who in (SIMULATOR, MEAN)]
+
+BENCHMARK = Benchmark(
+    name="simulator_accuracy",
+    question="Simulated steps beside real ones",
+    variants=(*(variant for variants in PROCESSES.values() for variant in variants), MACHINE, *CONCLUDED),
+    processes=PROCESSES,
+    concluded=CONCLUDED,
+    compare="none",
+    settings={
+        "saved_bytes": SAVED_BYTES,
+        "held_out": HELD_OUT,
+        "num_threads": NUM_THREADS,
+        "turns": TURNS,
+        "doctor_seconds": DOCTOR_SECONDS,
+    },
+    goals=(
+        Goal("slowest step beside the fastest", "span", f"{SIMULATOR}, fitted models", at_least=2),
+        *(
+            goal
+            for what in ("fitted", "held-out")
+            for goal in (
+                Goal("median error, percent", "median_error_percent", f"{SIMULATOR}, {what} models", at_most=10),
+                Goal("rank correlation", "rank_correlation", f"{SIMULATOR}, {what} models", at_least=0.9),
+                Goal(
+                    "median error beside that of the mean",
+                    "median_error_percent",
+                    f"{SIMULATOR}, {what} models",
+                    at_most=1,
+                    of=(f"{MEAN}, {what} models",),
+                ),
+            )
+        ),
+    ),
+    scatter=("step_seconds", "simulated_seconds"),
+)
+
+Figures = dict[str, float]
+
+
+# --- real steps -------------------------------------------------------------------------------------------------------
+
+
+def measure(process: str, scratch: Path) -> dict[str, Figures] | Figures:
+    """The median step of each setting of a model, by variant; or what the machine can do.
+
+    Leaves the trace of plain steps, or the machine's description, in the folder of `scratch`.
+    """
+    if process == MACHINE:
+        return measure_machine(scratch)
+    torch.set_num_threads(NUM_THREADS)
+    workload = make_workload(process)
+    saved_bytes = workload.saved_bytes
+
+    def timed_step(store: TierStore, options: Mapping[str, Any]) -> float:
+        started = time.perf_counter()
+        workload.step(lambda: tiered_offload(store, **options))
+        seconds = time.perf_counter() - started
+        store.flush()
+        return seconds
+
+    with ExitStack() as stack:
+        settings = {PLAIN: Setting(4)} | GRID
+        stores = {name: stack.enter_context(open_store(scratch, saved_bytes, settings[name])) for name in settings}
+        for name, setting in settings.items():
+            for _ in range(WARM_UP_STEPS):
+                timed_step(stores[name], setting.options)
+        order = list(settings)
+        times: dict[str, list[float]] = {name: [] for name in order}
+        for _ in range(TURNS):
+            for name in order:
+                times[name].append(timed_step(stores[name], settings[name].options))
+            order.reverse()
+        for _ in range(TRACED_STEPS):
+            timed_step(stores[PLAIN], {"trace": scratch.parent / f"{process}.jsonl"})
+    return {f"{process}: {name}": {"step_seconds": statistics.median(steps)} for name, steps in times.items()}
+
+
+def open_store(scratch: Path, saved_bytes: int, setting: Setting) -> TierStore:
+    """A store as the setting says."""
+    options = {"host_bytes": int(setting.host_share * saved_bytes), "codec": "none"}
+    if setting.drive_bytes_per_second is None:
+        return TierStore(scratch, **options)
+    return open_paced_store(scratch, setting.drive_bytes_per_second, **options)
+
+
+def measure_machine(scratch: Path) -> Figures:
+    """What the doctor says of it."""
+    found = described(examine(scratch, str(scratch / "no daemon"), DOCTOR_SECONDS, lambda what: None))
+    if found is None:
+        raise RuntimeError("the doctor could not measure the drive")
+    (scratch.parent / f"{MACHINE}.toml").write_text(hardware_text(found))
+    return {
+        "write_gb_per_second": max(each.bytes_per_second for each in found.drive.writes) / 1e9,
+        "read_gb_per_second": max(each.bytes_per_second for each in found.drive.reads) / 1e9,
+        "copy_gb_per_second": found.host.copy_bytes_per_second / 1e9,
+    }
+
+
+# --- simulated steps, and the verdict ---------------------------------------------------------------------------------
+
+
+def conclude(records: Sequence[Record], folder: Path) -> dict[str, Figures]:
+    """The simulated step of each variant, and how near all of them come; nothing where a run has failed."""
+    times: dict[str, list[float]] = {}
+    for record in records:
+        if record.figures is None:
+            return {}
+        if record.variant != MACHINE:
+            times.setdefault(record.variant, []).append(record.figures["step_seconds"])
+    machine = hardware_of(read_hardware(folder / f"{MACHINE}.toml"))
+    workloads = {name: recorded(folder / f"{name}.jsonl", times[f"{name}: {PLAIN}"]) for name in WORKLOADS}
+    fitted = fit(machine, list(observations(workloads, times)))
+    pairs: dict[str, Predicted] = {}
+    for name, workload in workloads.items():
+        for what, setting in GRID.items():
+            simulated = steady_seconds(workload, on_drive(fitted, setting), settings_of(name, setting))
+            pairs[f"{name}: {what}"] = Predicted(simulated, times[f"{name}: {what}"])
+    simulated_steps = {variant: {"simulated_seconds": pair.predicted} for variant, pair in pairs.items()}
+    return simulated_steps | verdict(pairs, fitted.contention)
+
+
+def recorded(trace: Path, plain_seconds: Sequence[float]) -> Workload:
+    """The traced plain step that took the median time, at the pace of those without a trace."""
+    read = read_trace(trace)
+    steps = sorted(steps_of(read), key=lambda step: step.ended_ns - step.began_ns)
+    workload = workload_of(read, steps[len(steps) // 2], training_cores=NUM_THREADS)
+    pace = statistics.median(plain_seconds) / workload.compute_seconds
+    actions = [Compute(pace * each.seconds) if isinstance(each, Compute) else each for each in workload.actions]
+    return replace(workload, actions=actions)
+
+
+def observations(workloads: Mapping[str, Workload], times: Mapping[str, Sequence[float]]) -> list[Observation]:
+    """What is fitted to: the drive as it is, and no model that is held out."""
+    return [
+        Observation(workload, settings_of(name, setting), statistics.median(times[f"{name}: {what}"]))
+        for name, workload in workloads.items()
+        if name != HELD_OUT
+        for what, setting in GRID.items()
+        if setting.drive_bytes_per_second is None
+    ]
+
+
+def on_drive(machine: Hardware, setting: Setting) -> Hardware:
+    """The machine with the setting's drive."""
+    if setting.drive_bytes_per_second is None:
+        return machine
+    speed = [DepthSpeed(1, setting.drive_bytes_per_second)]
+    paced = replace(
+        machine.drive, writes=speed, reads=speed, write_latency_seconds=0, read_latency_seconds=0, num_at_once=1
+    )
+    return replace(machine, drive=paced)
+
+
+def settings_of(name: str, setting: Setting) -> Settings:
+    """The same for the simulator. The pace is kept around the whole disk tier: every lane may wait for it."""
+    settings = Settings(int(setting.host_share * SAVED_BYTES[name]), **setting.options)
+    return settings if setting.drive_bytes_per_second is None else replace(settings, num_turns=NUM_SPILLS)
+
+
+def verdict(pairs: Mapping[str, Predicted], contention: float) -> dict[str, Figures]:
+    """Of the simulator, and of who says the mean of the fitted models' steps each time."""
+    held_out = {variant: pair for variant, pair in pairs.items() if variant.startswith(f"{HELD_OUT}: ")}
+    fitted = {variant: pair for variant, pair in pairs.items() if variant not in held_out}
+    mean = statistics.fmean(pair.median for pair in fitted.values())
+    found = {}
+    for what, each in (("fitted", list(fitted.values())), ("held-out", list(held_out.values()))):
+        found[f"{SIMULATOR}, {what} models"] = accuracy_of(each) | {"contention": contention}
+        found[f"{MEAN}, {what} models"] = accuracy_of([pair._replace(predicted=mean) for pair in each])
+    return found
+
+
+def accuracy_of(pairs: Sequence[Predicted]) -> Figures:
+    """Of the errors, the median and what nine in ten are below; the rank correlation and how many couples it is of."""
+    errors = errors_percent(pairs)
+    correlation, num_couples = rank_correlation(pairs)
+    medians = [pair.median for pair in pairs]
+    return {
+        "median_error_percent": statistics.median(errors),
+        "nine_in_ten_errors_below_percent": statistics.quantiles(errors, n=10)[-1],
+        "rank_correlation": correlation,
+        "couples_told_apart": num_couples,
+        "span": max(medians) / min(medians),
+    }
+
+
+BENCHMARK = replace(BENCHMARK, conclude=conclude)
+
+if __name__ == "__main__":
+    main_of_one_variant(measure)
