@@ -95,6 +95,7 @@ def _steps(workload: Workload, hardware: Hardware, how: Settings, num_steps: int
     return list(simulate(workload, hardware, how, num_steps=num_steps)[0])
 
 
+@settings(deadline=None)
 @given(chains, budgets)
 def test_step_infinitely_fast_drive_is_the_compute_time(workload: Workload, how: Settings) -> None:
     for step in _steps(workload, _machine(inf, cores=64), how):
@@ -102,6 +103,7 @@ def test_step_infinitely_fast_drive_is_the_compute_time(workload: Workload, how:
         assert sum(step.stall_seconds.values()) == pytest.approx(0, abs=1e-12)
 
 
+@settings(deadline=None)
 @given(chains, budgets, speeds, speeds)
 def test_step_any_drive_is_compute_and_waits_and_no_faster_than_the_drive(
     workload: Workload, how: Settings, write: float, read: float
@@ -115,6 +117,7 @@ def test_step_any_drive_is_compute_and_waits_and_no_faster_than_the_drive(
     assert sum(step.seconds for step in steps) >= (moving + written) * (1 - 1e-6) - 1e-9
 
 
+@settings(deadline=None)
 @given(chains, budgets, speeds)
 def test_step_any_settings_stays_within_its_budgets(workload: Workload, how: Settings, speed: float) -> None:
     largest = max(saved.nbytes for saved in workload.saved)
@@ -123,6 +126,7 @@ def test_step_any_settings_stays_within_its_budgets(workload: Workload, how: Set
         assert step.staging_bytes_peak <= how.staging_bytes + 2 * largest  # see `tierstore/host.py`
 
 
+@settings(deadline=None)
 @given(chains, budgets, speeds)
 def test_restores_any_settings_come_before_what_left_memory_is_used(
     workload: Workload, how: Settings, speed: float
@@ -138,12 +142,13 @@ def test_restores_any_settings_come_before_what_left_memory_is_used(
     assert all(restore.queued_ns >= written_at[restore.record] for restore in restores)
 
 
+@settings(deadline=None)
 @given(chains, budgets, speeds)
 def test_simulate_again_is_the_same(workload: Workload, how: Settings, speed: float) -> None:
     assert _steps(workload, _drive_alone(speed), how) == _steps(workload, _drive_alone(speed), how)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(chains, budgets, speeds, st.floats(1.2, 4))
 def test_step_faster_drive_is_hardly_ever_slower(
     workload: Workload, how: Settings, speed: float, factor: float
