@@ -196,6 +196,7 @@ class Stepper:
     def __init__(self) -> None:
         self._news = threading.Event()
         self._resting = threading.Event()
+        self._num_discarded = 0
         self._gates: dict[Job, Any] = {}
 
     def take_over(self, store: TierStore, script: _Script, first_key: int) -> Decisions:
@@ -203,23 +204,20 @@ class Stepper:
         books = self._books = store.books
         self._script, self._first_key = script, first_key
         self.decisions = Decisions(first_key, self._news.set)
-        begin_spill, begin_restore, end_discard = books.begin_spill, books.begin_restore, books.end_discard
+        engine = books.moves.engine
+        deliver, self._end_discard = engine._deliver, books.end_discard
 
-        def rested(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            def call(record: Any) -> Any:
-                if not self._resting.wait(_WAIT_SECONDS):
-                    raise TimeoutError("training does not rest")
-                return begin(record)
+        def deliver_at_rest() -> None:
+            if not self._resting.wait(_WAIT_SECONDS):
+                raise TimeoutError("training does not rest")
+            deliver()
 
-            return call
-
-        def end_and_tell(num_records: int) -> None:
-            end_discard(num_records)
+        def put_off(num_records: int) -> None:
+            self._num_discarded += num_records
             self._news.set()
 
-        books.begin_spill = rested(begin_spill)  # type: ignore[method-assign]
-        books.begin_restore = rested(begin_restore)  # type: ignore[method-assign]
-        books.end_discard = end_and_tell  # type: ignore[method-assign]
+        engine._deliver = deliver_at_rest  # type: ignore[method-assign]
+        books.end_discard = put_off  # type: ignore[method-assign]
         books._progress = self  # type: ignore[assignment]
         with books.lock:
             books.observe(self.decisions)
@@ -232,17 +230,28 @@ class Stepper:
         self._news.set()
         await gate
 
-    def settle(self) -> None:
-        """Return when the engine has begun all that it can begin now."""
+    def settle(self) -> bool:
+        """Return when the engine has begun all that it can begin now, and said what is freed; whether that was any."""
         self._resting.set()
+        has_discarded = False
+        while True:
+            self._come_to_rest()
+            num_records, self._num_discarded = self._num_discarded, 0
+            if not num_records:
+                break
+            has_discarded = True
+            self._end_discard(num_records)
+        self._resting.clear()
+        return has_discarded
+
+    def _come_to_rest(self) -> None:
         while True:
             self._news.clear()
             with self._books.lock:
                 if self._is_quiet():
-                    break
+                    return
             if not self._news.wait(_WAIT_SECONDS):
                 raise TimeoutError("the engine does not come to rest")
-        self._resting.clear()
 
     def finish_one(self) -> None:
         """Have the next job of the script end, if there is any; then settle."""
@@ -257,10 +266,10 @@ class Stepper:
         """In place of the condition's: training waits, its lock held."""
         self._books._lock.release()
         try:
-            self.settle()
-            if not self._gates:
-                raise RuntimeError("training waits, and nothing moves")
-            self.finish_one()
+            if not self.settle():
+                if not self._gates:
+                    raise RuntimeError("training waits, and nothing moves")
+                self.finish_one()
         finally:
             self._books._lock.acquire()
 
@@ -272,7 +281,7 @@ class Stepper:
         return (
             decisions.running.keys() == self._gates.keys()
             and not decisions.has_idle_lane_and_work()
-            and not self._books.moves.num_discards
+            and self._books.moves.num_discards == self._num_discarded
         )
 
 
@@ -370,6 +379,7 @@ class _SteppedEngine:
         self._restores: list[tuple[int, int, SimulatedRecord]] = []
         self._numbers = count()
         self._records: dict[Job, SimulatedRecord] = {}
+        self._num_discards = 0
 
     def submit_spill(self, record: SimulatedRecord) -> None:
         heappush(self._spills, (1, next(self._numbers), record))
@@ -377,12 +387,25 @@ class _SteppedEngine:
     def submit_restore(self, record: SimulatedRecord, *, demanded: bool) -> None:
         heappush(self._restores, (0 if demanded else 1, next(self._numbers), record))
 
+    def submit_discard(self) -> None:
+        self._num_discards += 1
+
     @property
     def has_jobs(self) -> bool:
         return bool(self._records)
 
-    def settle(self) -> None:
-        """Begin all that can begin."""
+    def settle(self) -> bool:
+        """See `Stepper`."""
+        has_discarded = False
+        self._begin_all()
+        while self._num_discards:
+            num_records, self._num_discards = self._num_discards, 0
+            has_discarded = True
+            self.transfers.end_discard(num_records)
+            self._begin_all()
+        return has_discarded
+
+    def _begin_all(self) -> None:
         for what, queue, num_lanes in (
             ("spill", self._spills, NUM_SPILLS),
             ("restore", self._restores, NUM_RESTORES),
@@ -438,10 +461,10 @@ def _step(rank: Rank, clock: Clock, engine: _SteppedEngine, log: GraphLog, workl
         clock.begin(whole(action))
         clock.run()
         while len(done) < number:
-            engine.settle()
-            if not engine.has_jobs:
-                raise RuntimeError("training waits, and nothing moves")
-            engine.finish_one()
+            if not engine.settle():
+                if not engine.has_jobs:
+                    raise RuntimeError("training waits, and nothing moves")
+                engine.finish_one()
             clock.run()
         engine.settle()
         for _ in range(script.num_after_action()):

@@ -39,6 +39,9 @@ class Submissions(Protocol):
     def submit_restore(self, record: SimulatedRecord, *, demanded: bool) -> None:
         """Have the record read; again with `demanded` to let it overtake what nobody waits for."""
 
+    def submit_discard(self) -> None:
+        """Have the bytes on disk of one record freed."""
+
 
 class SimulatedMoves:
     """The records of one rank. Attributes as `Moves`'s.
@@ -61,6 +64,8 @@ class SimulatedMoves:
         self.blocked: deque[SimulatedRecord] = deque()
         self.num_spills = 0
         self.num_restores = 0
+        self.num_discards = 0
+        self.has_returned = False  # lent memory has come back
         self.disk_bytes = 0
         self.disk_bytes_peak = 0
         self.disk_is_full = False
@@ -252,6 +257,11 @@ class SimulatedMoves:
             self.disk_is_full = True
             self.full_error = outcome
 
+    @property
+    def num_jobs(self) -> int:
+        """See `Moves`."""
+        return self.num_spills + self.num_restores + self.num_discards
+
     def _stay(self, record: SimulatedRecord) -> None:
         record.move(State.HOST)
         if self.books.host.fits(record.nbytes):
@@ -354,10 +364,11 @@ class SimulatedMoves:
 
     def drain(self) -> bool:
         """See `Moves`."""
-        if not self.released:
+        if not (self.released or self.has_returned):
             return False
         while self.released:
             self._release(self.released.popleft())
+        self.has_returned = False
         return True
 
     def _release(self, record: SimulatedRecord) -> None:
@@ -384,8 +395,14 @@ class SimulatedMoves:
         if record.stored_bytes:
             self.disk_bytes -= record.stored_bytes
             record.stored_bytes = 0
-            self.disk_is_full = False
+            self.num_discards += 1
+            self.engine.submit_discard()
         record.move(State.FREED)
+
+    def discarded(self, num_records: int) -> None:
+        """See `Moves`."""
+        self.num_discards -= num_records
+        self.disk_is_full = False
 
     def _free_memory(self, record: SimulatedRecord) -> None:
         self._parked.pop(record.key, None)

@@ -17,6 +17,7 @@ __all__ = ["Rank"]
 _PACK_WAITS, _UNPACK_WAITS = STALL_CAUSES
 _NUM_EXAMINED_PER_PACK = 4
 _IN_MEMORY = frozenset({State.PENDING, State.HOST, State.WRITING, State.CLEAN})
+_ON_DISK_ALONE = frozenset({State.DISK, State.READING})
 
 
 class Rank:
@@ -88,12 +89,17 @@ class Rank:
 
     def _make_room(self) -> Process:
         moves = self._moves
+        collected = False
         while moves.blocked:
-            if not (moves.num_spills or moves.num_restores):
+            if moves.num_jobs:
+                self._num_packing += 1
+                yield from self._wait(_PACK_WAITS)
+                self._num_packing -= 1
+            elif not collected:
+                collected = True
+                moves.disk_is_full = False
+            else:
                 raise self._full_error()
-            self._num_packing += 1
-            yield from self._wait(_PACK_WAITS)
-            self._num_packing -= 1
             moves.admit_blocked(is_awaited=True)
 
     def _unpack(self, log: GraphLog, index: int) -> Process:
@@ -154,6 +160,8 @@ class Rank:
         record.demanded -= 1
         moves.used(record)
         self._advance()
+        if record.state in _ON_DISK_ALONE:
+            moves.has_returned = True  # lent: whoever was given it is about to let go
 
     def _await_bytes(self, record: SimulatedRecord) -> Process:
         moves = self._moves
@@ -223,6 +231,11 @@ class Rank:
     def end_restore(self, record: SimulatedRecord, outcome: Loaded) -> None:
         """See `Transfers`."""
         self._moves.restored(record, outcome)
+        self._advance()
+
+    def end_discard(self, num_records: int) -> None:
+        """See `Transfers`."""
+        self._moves.discarded(num_records)
         self._advance()
 
     # --- both ---------------------------------------------------------------------------------------------------------
