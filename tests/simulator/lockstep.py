@@ -253,6 +253,10 @@ class Stepper:
             if not self._news.wait(_WAIT_SECONDS):
                 raise TimeoutError("the engine does not come to rest")
 
+    def let_go(self) -> None:
+        """From now on the engine moves by itself, so that the store can be closed."""
+        self._resting.set()
+
     def finish_one(self) -> None:
         """Have the next job of the script end, if there is any; then settle."""
         self.settle()
@@ -350,18 +354,21 @@ def real_decisions(
         place, host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, codec="none"
     ) as store:
         decisions = store.stepper.take_over(store, followed, first_key=next(store.keys) + 1)
-        for _ in range(num_steps):
-            step = _RealStep(store, workload, settings)
-            for number, action in enumerate(workload.actions):
-                step.act(number, action)
-                store.stepper.settle()
-                for _ in range(followed.num_after_action()):
-                    store.stepper.finish_one()
-            del step
+        try:
+            for _ in range(num_steps):
+                step = _RealStep(store, workload, settings)
+                for number, action in enumerate(workload.actions):
+                    step.act(number, action)
+                    store.stepper.settle()
+                    for _ in range(followed.num_after_action()):
+                        store.stepper.finish_one()
+                del step
             store.books.tidy()
+            store.stepper.settle()
             while decisions.running or decisions.waiting:
                 store.stepper.finish_one()
-            store.stepper.settle()
+        finally:
+            store.stepper.let_go()
         return decisions.seen, store.books.moves.counters
 
 
@@ -443,9 +450,10 @@ def simulated_decisions(
     for number in range(num_steps):
         log = GraphLog(workload.saved, number * len(workload.saved), settings.reach_bytes, orders, settings.host_bytes)
         _step(rank, clock, engine, log, workload, followed)
-        while decisions.running or decisions.waiting:
-            engine.finish_one()
-        clock.run()
+    rank._drain()
+    engine.settle()
+    while decisions.running or decisions.waiting:
+        engine.finish_one()
     return decisions.seen, moves.counters
 
 
@@ -470,4 +478,4 @@ def _step(rank: Rank, clock: Clock, engine: _SteppedEngine, log: GraphLog, workl
         for _ in range(script.num_after_action()):
             engine.finish_one()
             clock.run()
-    rank.end(log)
+    rank.end()

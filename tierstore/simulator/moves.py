@@ -61,6 +61,7 @@ class SimulatedMoves:
         self.noted_bytes = 0
         self.ahead: Lookahead[SimulatedRecord] | None = None
         self.released: deque[SimulatedRecord] = deque()
+        self.ended: deque[GraphLog] = deque()
         self.blocked: deque[SimulatedRecord] = deque()
         self.num_spills = 0
         self.num_restores = 0
@@ -80,11 +81,16 @@ class SimulatedMoves:
         self.log = log
 
     def end_graph(self) -> None:
-        """All of it is gone: what was only noted is not counted any more."""
+        """All of it is gone. As in the store, that is noticed only when something is drained."""
         for index in range(len(self.log.records)):
             self.let_go(index)
-        self.drain()
-        self.noted_bytes -= sum(self.log.saved[index].nbytes for index in self.log.noted)
+
+    def drop_ended(self) -> None:
+        """See `NotedTensors`: what was only noted is not counted any more, and what was seen is learned."""
+        while self.ended:
+            log = self.ended.popleft()
+            self.noted_bytes -= sum(log.saved[index].nbytes for index in log.noted)
+            log.end()
 
     def uncharged_bytes(self) -> int:
         """See `Moves`."""
@@ -99,6 +105,8 @@ class SimulatedMoves:
     def note(self, index: int, *, is_short: bool) -> None:
         """See `NotedTensors.add`, and `Booking.join_if_booked`."""
         saved = self.log.saved[index]
+        if not self.log.noted:
+            self.drop_ended()
         self.log.note(index)
         self.noted_bytes += saved.nbytes
         self.counters.packed_tensors += 1
@@ -355,19 +363,25 @@ class SimulatedMoves:
 
     def let_go(self, index: int) -> None:
         """The graph lets go of a saved tensor: with the last one of a record, that is in the queue to be released."""
-        record = self.log.records[index]
-        self.log.let_go.add(index)
-        if record is not None and index in record.users:
+        log = self.log
+        if index in log.let_go:
+            return
+        log.let_go.add(index)
+        record = log.records[index]
+        if record is not None:
             record.users.remove(index)
             if not record.users:
                 self.released.append(record)
+        if len(log.let_go) == len(log.saved):
+            self.ended.append(log)
 
     def drain(self) -> bool:
         """See `Moves`."""
-        if not (self.released or self.has_returned):
+        if not (self.released or self.ended or self.has_returned):
             return False
         while self.released:
             self._release(self.released.popleft())
+        self.drop_ended()
         self.has_returned = False
         return True
 

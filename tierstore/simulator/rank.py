@@ -43,18 +43,16 @@ class Rank:
         self.begin(log)
         for action in self._workload.actions:
             yield from self.act(log, action)
-        self.end(log)
+        self.end()
 
     def begin(self, log: GraphLog) -> None:
         """A graph begins."""
         log.held.update(log.root_of(action.saved) for action in self._workload.actions if isinstance(action, LetGo))
         self._moves.begin_graph(log)
 
-    def end(self, log: GraphLog) -> None:
+    def end(self) -> None:
         """All of it is gone."""
         self._moves.end_graph()
-        log.end()
-        self._advance()
 
     def act(self, log: GraphLog, action: Action) -> Process:
         """Do what the workload says next; may wait."""
