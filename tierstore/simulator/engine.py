@@ -113,7 +113,7 @@ class SimulatedEngine:
         """See `Engine`."""
         self._restores.submit(record, _DEMAND if demanded else _PREFETCH)
 
-    def submit_discard(self) -> None:
+    def submit_discard(self, key: int) -> None:
         """See `Engine`. It takes no time, but what waits for it goes on only then."""
         self._num_discards += 1
         if self._num_discards == 1:

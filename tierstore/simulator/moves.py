@@ -39,8 +39,8 @@ class Submissions(Protocol):
     def submit_restore(self, record: SimulatedRecord, *, demanded: bool) -> None:
         """Have the record read; again with `demanded` to let it overtake what nobody waits for."""
 
-    def submit_discard(self) -> None:
-        """Have the bytes on disk of one record freed."""
+    def submit_discard(self, key: int) -> None:
+        """Have the record's bytes on disk freed."""
 
 
 class SimulatedMoves:
@@ -138,7 +138,7 @@ class SimulatedMoves:
         """See `Moves`: what others hold is booked, so that it is known to be."""
         log = self.log
         for index in log.settled():
-            if index not in log.let_go and log.is_held(index):
+            if index not in log.let_go and (log.is_held(index) or log.has_record_in_place(index)):
                 self.book(index)
         self.pending.survey()
 
@@ -283,7 +283,7 @@ class SimulatedMoves:
         self._eviction.remove(record)
         if self.ahead is not None:
             self.ahead.come_back_for(record)
-        record.fetched = record.wanted = False
+        record.fetched = record.wanted = record.is_in_place = False
         self._free_memory(record)
         record.move(State.DISK)
         self.observer.freed(record.key, record.nbytes)
@@ -410,7 +410,7 @@ class SimulatedMoves:
             self.disk_bytes -= record.stored_bytes
             record.stored_bytes = 0
             self.num_discards += 1
-            self.engine.submit_discard()
+            self.engine.submit_discard(record.key)
         record.move(State.FREED)
 
     def discarded(self, num_records: int) -> None:

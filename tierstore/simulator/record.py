@@ -22,6 +22,7 @@ class SimulatedRecord:
         users: the indices of those that the graph has not let go of.
         codec: what it is stored with.
         is_held: somebody else holds its storage, or may still write to it.
+        is_in_place: its bytes have not left the storage that autograd saved.
         is_read: its bytes have been read: no other saved tensor becomes a view of it.
         is_running: a job of the engine is about it.
     """
@@ -34,6 +35,7 @@ class SimulatedRecord:
         self.nbytes = nbytes
         self.kind = kind
         self.is_held = is_held
+        self.is_in_place = True
         self.users = {saved}
         self.state = State.PENDING
         self.window: Window | None = None
@@ -94,7 +96,7 @@ class GraphLog:
         self._orders = orders
         self._host_bytes = host_bytes
         self._signatures: list[int] = []
-        self._trace: tuple[list[int], list[int], list[int]] | None = None
+        self._trace: tuple[Sequence[int], Sequence[int], list[int]] | None = None
         self._asked_for: dict[int, None] = {}
         self._by_root: dict[int, SimulatedRecord] = {}
         self._taken: int | None = None
@@ -136,6 +138,11 @@ class GraphLog:
         """The record that tensor `index` is a view of, if there is one whose bytes have not been read."""
         record = self._by_root.get(self.root_of(index))
         return None if record is None or record.is_read else record
+
+    def has_record_in_place(self, index: int) -> bool:
+        """Whether the storage of tensor `index` is that of a record too."""
+        record = self._by_root.get(self.root_of(index))
+        return record is not None and record.is_in_place
 
     def make_record(self, index: int) -> SimulatedRecord:
         """Tensor `index` is booked, the first of its storage."""
@@ -195,14 +202,29 @@ class GraphLog:
         order = reverse_topological([saved.node for saved in self.saved]) if known is None else known.order
         self.lookahead.begin(self.records, order)
         self.has_trace = True
-        roots = [self.root_of(index) for index in range(len(self.saved))]
-        self._trace = self._signatures, roots, [self._bytes_ours(index) for index in range(len(self.saved))]
+        sizes = [self._bytes_ours(index) for index in range(len(self.saved))]
+        if known is not None:
+            self._trace = known.signatures, known.records, sizes
+        else:
+            first: dict[int, int] = {}
+            self._trace = self._signatures, [first.setdefault(number, index) for index, number in self._storages()], sizes
 
     def end(self) -> None:
         """The graph is gone: learn what was seen of it."""
         if self._orders is not None and self._trace is not None:
             signatures, roots, sizes = self._trace
             self._orders.learn(Trace(signatures, roots, sizes, bytes(len(roots)), self._asked_for))
+
+    def _storages(self) -> Iterator[tuple[int, int]]:
+        """Of each pack a number that it shares with other packs of the same storage. See `PackLog`."""
+        num_saved = len(self.saved)
+        for index, record in enumerate(self.records):
+            if record is not None:
+                yield index, record.saved
+            elif index in self.let_go:
+                yield index, num_saved + index
+            else:
+                yield index, -1 - self.root_of(index)
 
     def _bytes_ours(self, index: int) -> int:
         record = self.records[index]
