@@ -207,7 +207,11 @@ class GraphLog:
             self._trace = known.signatures, known.records, sizes
         else:
             first: dict[int, int] = {}
-            self._trace = self._signatures, [first.setdefault(number, index) for index, number in self._storages()], sizes
+            self._trace = (
+                self._signatures,
+                [first.setdefault(number, index) for index, number in self._storages()],
+                sizes,
+            )
 
     def end(self) -> None:
         """The graph is gone: learn what was seen of it."""
