@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -21,6 +21,9 @@ from tierstore.store import TierStore
 from tierstore.tracing.recorder import Recorder
 
 from .compiled import large_nodes, warn_if_region
+
+if TYPE_CHECKING:
+    from .owners import OwnerWatch
 
 __all__ = ["PackLog", "living_log", "open_log"]
 
@@ -37,6 +40,7 @@ class PackLog(NotedLog):
     Attributes:
         started: backward has asked for something.
         recorder: of the trace that its packs are in, if they are.
+        owners: who else holds them, for that trace.
         lookahead, reload_ahead: what backward will ask for next, from the disk and from host memory.
     """
 
@@ -47,6 +51,7 @@ class PackLog(NotedLog):
         self.reload_ahead = Lookahead[Record](RELOAD_BYTES if lookahead_bytes else 0)
         self.started = False
         self.recorder: Recorder | None = None
+        self.owners: OwnerWatch | None = None
         self._orders = orders
         self._budgets = store.host_bytes, device_bytes
         self._signature = 0  # of the packs so far, as long as there is a plan

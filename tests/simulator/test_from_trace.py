@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tierstore.simulator import (
     Drive,
     EndScope,
     Hardware,
+    LetGo,
     Pack,
     Release,
     Settings,
@@ -30,6 +32,7 @@ from tierstore.tracing.events import (
     Gone,
     Header,
     Machine,
+    Ours,
     Scope,
     ScopeEnd,
     Stall,
@@ -70,9 +73,9 @@ def _unpack(at: int, index: int, ended: int) -> UnpackEvent:
     return UnpackEvent(at * _SECOND, ended * _SECOND, _THREAD, 0, index)
 
 
-def _trace(*events: Event) -> RecordedTrace:
+def _trace(*events: Event, version: int = 1) -> RecordedTrace:
     settings = StoreSettings("/x", False, 0, 0, 0, "none", 0, True, 6, 6, "buffered")
-    header = Header("tierstore trace", 1, 0, 0.0, 1, settings, Machine("x", 12, 0, {}))
+    header = Header("tierstore trace", version, 0, 0.0, 1, settings, Machine("x", 12, 0, {}))
     scope = [
         Scope(0, _THREAD, "main", 0, 0, 0, "learned", 0, False),
         ScopeEnd(10 * _SECOND, _THREAD, 0, False),
@@ -80,9 +83,14 @@ def _trace(*events: Event) -> RecordedTrace:
     return RecordedTrace(header, [*scope, *events], is_complete=True)
 
 
-def _workload(*events: Event) -> Workload:
-    trace = _trace(*events)
+def _workload(*events: Event, version: int = 1) -> Workload:
+    trace = _trace(*events, version=version)
     return workload_of(trace, steps_of(trace)[0])
+
+
+def _typed(actions: Iterable[Action]) -> list[tuple[type[Action], Action]]:
+    """Actions of different kinds are equal, as tuples."""
+    return [(type(action), action) for action in actions]
 
 
 _FORWARD = (_pack(1, 0), _pack(3, 1, ended=6), _pack(8, 2, storage=1))
@@ -108,7 +116,7 @@ def test_workload_of_step_has_gaps_as_compute_and_no_waits() -> None:
         Compute(1),
     ]  # fmt: skip
     workload = _workload(*_FORWARD, *_BACKWARD, *stalls)
-    assert list(workload.actions) == expected
+    assert _typed(workload.actions) == _typed(expected)
     assert workload.training_cores == 12
 
 
@@ -119,6 +127,22 @@ def test_workload_of_step_has_views_as_one_record() -> None:
         (1001, None, "float32"),
         (1001, 1, "float32"),
     ]
+
+
+def test_workload_of_step_has_storage_let_go_of_when_it_is_seen_after_its_last_view() -> None:
+    seen = (Ours(4 * _SECOND, 0, 0), Ours(7 * _SECOND, 0, 1), Ours(9 * _SECOND, 0, 2), Ours(11 * _SECOND, 0, 1))
+    workload = _workload(*_FORWARD, *_BACKWARD, *seen, version=2)
+    assert [saved.is_shared for saved in workload.saved] == [False, False, False]
+    others = [(type(action), *action) for action in workload.actions if not isinstance(action, Compute | Unpack)]
+    assert others == [
+        (Pack, 0), (Pack, 1), (LetGo, 0), (Pack, 2), (EndScope,), (LetGo, 1), (Release, 1), (Release, 0), (Release, 2),
+    ]  # fmt: skip
+
+
+def test_workload_of_step_has_storage_shared_of_which_a_view_was_packed_after_it_was_ours() -> None:
+    seen = (Ours(4 * _SECOND, 0, 0), Ours(7 * _SECOND, 0, 1))
+    workload = _workload(*_FORWARD, *_BACKWARD, *seen, version=2)
+    assert [saved.is_shared for saved in workload.saved] == [False, True, True]
 
 
 @pytest.mark.parametrize(
