@@ -15,7 +15,7 @@ from tierstore.handle import Record, State
 from tierstore.layout import Layout
 from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
 from tierstore.noted import NotedLog
-from tierstore.plan import Trace
+from tierstore.plan import Trace, add_pack
 from tierstore.remains import Remains
 from tierstore.store import TierStore
 from tierstore.tracing.recorder import Recorder
@@ -64,7 +64,7 @@ class PackLog(NotedLog):
 
     def follow_plan(self, index: int) -> None:
         """Pack `index`, the first or the next after those that followed the plan, has come: does it go on as known?"""
-        self._signature = _add_pack(self._signature, self.nodes[index] - self.nodes[0], self.sizes[index])
+        self._signature = add_pack(self._signature, self.nodes[index] - self.nodes[0], self.sizes[index])
         plan, orders = self.plan, self._orders
         if plan is None or not plan.trace.continues(index + 1, self._signature):
             plan = None if orders is None else orders.predict(index + 1, self._signature, *self._budgets)
@@ -174,12 +174,8 @@ def _learn(orders: LearnedOrders, trace: _TraceOfPacks, asked_for: Iterable[int]
 def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
     signature = 0
     for node, nbytes in zip(nodes, sizes, strict=True):
-        signature = _add_pack(signature, node - nodes[0], nbytes)
+        signature = add_pack(signature, node - nodes[0], nbytes)
         yield signature
-
-
-def _add_pack(signature: int, node: int, nbytes: int) -> int:
-    return hash((signature, node, nbytes))
 
 
 def open_log(store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None) -> PackLog:

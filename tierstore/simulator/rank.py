@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..disk.tier import Loaded, Stored
 from ..errors import StoreFullError
-from ..handle import State
+from ..handle import IN_MEMORY, State
+from ..pending import NUM_EXAMINED_PER_PACK
 from ..stats import STALL_CAUSES
 from .clock import Clock, Process, Progress
 from .hardware import Activity
@@ -15,8 +16,6 @@ from .workload import Action, Compute, EndScope, LetGo, Pack, Release, Unpack, W
 __all__ = ["Rank"]
 
 _PACK_WAITS, _UNPACK_WAITS = STALL_CAUSES
-_NUM_EXAMINED_PER_PACK = 4
-_IN_MEMORY = frozenset({State.PENDING, State.HOST, State.WRITING, State.CLEAN})
 _ON_DISK_ALONE = frozenset({State.DISK, State.READING})
 
 
@@ -79,7 +78,7 @@ class Rank:
         is_short = is_planned or moves.is_short_of(saved.nbytes)
         if is_short:
             self._drain()
-            moves.relieve(_NUM_EXAMINED_PER_PACK, is_planned=is_planned)
+            moves.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
             yield from self._make_room()
         moves.note(index, is_short=is_short)
         if log.plan is not None or index == 0:
@@ -150,7 +149,7 @@ class Rank:
             moves.ahead = log.lookahead
             log.lookahead.asked_for(index)
             self._go_ahead()
-        if record.state in _IN_MEMORY:
+        if record.state in IN_MEMORY:
             moves.used(record)
             return
         record.demanded += 1
@@ -165,7 +164,7 @@ class Rank:
         moves = self._moves
         if record.state is State.QUEUED:
             moves.cancel_spill(record)
-        while record.state not in _IN_MEMORY:
+        while record.state not in IN_MEMORY:
             if record.state is State.DISK:
                 moves.start_restore(record, demanded=True)
             elif record.state is State.READING and not record.urgent:

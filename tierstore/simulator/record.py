@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ..handle import MOVES, State
 from ..host import Window
 from ..lookahead import LearnedOrders, Lookahead, reverse_topological
-from ..plan import Place, Plan, Trace
+from ..plan import Place, Plan, Trace, add_pack
 from .workload import Saved
 
 __all__ = ["GraphLog", "SimulatedRecord"]
@@ -115,7 +115,7 @@ class GraphLog:
         self.noted[index] = None
         self.records.append(None)
         before = self._signatures[-1] if self._signatures else 0
-        self._signatures.append(hash((before, saved.node - self.saved[0].node, saved.nbytes)))
+        self._signatures.append(add_pack(before, saved.node - self.saved[0].node, saved.nbytes))
 
     def follow_plan(self, index: int) -> None:
         """See `PackLog.follow_plan`."""
@@ -151,7 +151,8 @@ class GraphLog:
         is_held = self.is_held(index) or root == self._taken
         record = SimulatedRecord(self.first_key + index, index, saved.nbytes, saved.kind, is_held=is_held)
         self._by_root[root] = record
-        self._place(record, index)
+        if self.plan is not None:
+            self.plan.place(record, index, self.first_key)
         return record
 
     def forget(self, record: SimulatedRecord) -> None:
@@ -178,12 +179,6 @@ class GraphLog:
         record = self._by_root.get(self.root_of(index))
         if record is not None:
             record.is_held = self.is_held(index)
-
-    def _place(self, record: SimulatedRecord, index: int) -> None:
-        plan = self.plan
-        if plan is not None and index < len(plan.places) and plan.trace.records[index] == index:
-            record.worth = self.first_key + plan.worths[index]
-            record.place = plan.places[index]
 
     # --- backward -----------------------------------------------------------------------------------------------
 
