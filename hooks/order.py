@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -15,12 +15,15 @@ from tierstore.handle import Record, State
 from tierstore.layout import Layout
 from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
 from tierstore.noted import NotedLog
-from tierstore.plan import Trace
+from tierstore.plan import Trace, add_pack
 from tierstore.remains import Remains
 from tierstore.store import TierStore
 from tierstore.tracing.recorder import Recorder
 
 from .compiled import large_nodes, warn_if_region
+
+if TYPE_CHECKING:
+    from .owners import OwnerWatch
 
 __all__ = ["PackLog", "living_log", "open_log"]
 
@@ -37,6 +40,7 @@ class PackLog(NotedLog):
     Attributes:
         started: backward has asked for something.
         recorder: of the trace that its packs are in, if they are.
+        owners: who else holds them, for that trace.
         lookahead, reload_ahead: what backward will ask for next, from the disk and from host memory.
     """
 
@@ -47,6 +51,7 @@ class PackLog(NotedLog):
         self.reload_ahead = Lookahead[Record](RELOAD_BYTES if lookahead_bytes else 0)
         self.started = False
         self.recorder: Recorder | None = None
+        self.owners: OwnerWatch | None = None
         self._orders = orders
         self._budgets = store.host_bytes, device_bytes
         self._signature = 0  # of the packs so far, as long as there is a plan
@@ -59,7 +64,7 @@ class PackLog(NotedLog):
 
     def follow_plan(self, index: int) -> None:
         """Pack `index`, the first or the next after those that followed the plan, has come: does it go on as known?"""
-        self._signature = _add_pack(self._signature, self.nodes[index] - self.nodes[0], self.sizes[index])
+        self._signature = add_pack(self._signature, self.nodes[index] - self.nodes[0], self.sizes[index])
         plan, orders = self.plan, self._orders
         if plan is None or not plan.trace.continues(index + 1, self._signature):
             plan = None if orders is None else orders.predict(index + 1, self._signature, *self._budgets)
@@ -169,12 +174,8 @@ def _learn(orders: LearnedOrders, trace: _TraceOfPacks, asked_for: Iterable[int]
 def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
     signature = 0
     for node, nbytes in zip(nodes, sizes, strict=True):
-        signature = _add_pack(signature, node - nodes[0], nbytes)
+        signature = add_pack(signature, node - nodes[0], nbytes)
         yield signature
-
-
-def _add_pack(signature: int, node: int, nbytes: int) -> int:
-    return hash((signature, node, nbytes))
 
 
 def open_log(store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None) -> PackLog:

@@ -17,6 +17,7 @@ from tierstore.tracing.recorder import Recorder
 from tierstore.tracing.recordings import Recordings
 from tierstore.uncompiled import uncompiled
 
+from .owners import OwnerWatch
 from .saved import SavedTensor
 from .select import Kept
 
@@ -60,21 +61,27 @@ class RecordedScope:
         self._recorder = recorder
         self._thread = threading.get_ident()
         self._number = next(_numbers)
+        self._owners: OwnerWatch | None = None  # of what was packed last
         traces.enter(recorder)
         recorder.append((Scope, _now(), self._thread, threading.current_thread().name, self._number, *options))
 
     @uncompiled
     def pack(self, tensor: torch.Tensor) -> RecordedTensor | Kept:
         """As the scope's."""
+        if self._owners is not None:
+            self._owners.look()
         began = _now()
         saved = self._pack(tensor)
         if isinstance(saved, Kept):
             return saved
         ended = _now()
         log, index, recorder = saved.log, saved.index, self._recorder
-        if log.recorder is not recorder:
+        if log.recorder is not recorder or log.owners is None:
             log.recorder = recorder
+            log.owners = OwnerWatch(log.books, recorder, log.number)
             recorder.begin_graph(log.number, log)
+        self._owners = owners = log.owners
+        owners.add(saved)
         handle = saved.handle
         recorder.append(
             (
@@ -85,12 +92,14 @@ class RecordedScope:
             )
         )  # fmt: skip
         recorder.changed()
-        return RecordedTensor(saved, recorder, log.number, index)
+        return RecordedTensor(saved, recorder, owners, log.number, index)
 
     def settle(self, *, failed: bool) -> None:
         """As the scope's."""
         try:
             self.scope.settle(failed=failed)
+            if self._owners is not None:
+                self._owners.look_at_all()
         finally:
             self._recorder.append((ScopeEnd, _now(), self._thread, self._number, failed))
             self._traces.leave(self._recorder)
@@ -99,10 +108,11 @@ class RecordedScope:
 class RecordedTensor:
     """A saved tensor in the graph, and a trace of when it is asked for and let go of."""
 
-    __slots__ = ("_append", "_graph", "_index", "_saved", "release")
+    __slots__ = ("_append", "_graph", "_index", "_owners", "_saved", "release")
 
-    def __init__(self, saved: SavedTensor, recorder: Recorder, graph: int, index: int) -> None:
+    def __init__(self, saved: SavedTensor, recorder: Recorder, owners: OwnerWatch, graph: int, index: int) -> None:
         self._saved = saved
+        self._owners = owners
         self._append: Callable[[tuple[object, ...]], None] = recorder.append
         self._graph = graph
         self._index = index
@@ -114,6 +124,7 @@ class RecordedTensor:
     @uncompiled
     def unpack(self) -> torch.Tensor:
         """As `SavedTensor.unpack`."""
+        self._owners.look_before_unpack()
         began = _now()
         try:
             return self._saved.unpack()

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .residency import Residency
     from .slab import Slot
 
-__all__ = ["MOVES", "Handle", "Record", "State"]
+__all__ = ["IN_MEMORY", "MOVES", "Handle", "Record", "State"]
 
 
 class State(enum.Enum):
@@ -85,6 +85,9 @@ MOVES: Mapping[State, frozenset[State]] = {
     State.CLOSED: frozenset({State.FREED}),
 }
 """Every legal move. `Record.move` refuses all others."""
+
+IN_MEMORY = frozenset({State.PENDING, State.DEVICE, State.OFFLOADING, State.HOST, State.WRITING, State.CLEAN})
+"""Where the bytes can be handed over at once. Of QUEUED too, but then they must not be written any more."""
 
 
 _NO_VIEWS: Mapping[Layout, torch.Tensor] = MappingProxyType({})

@@ -154,10 +154,8 @@ class NotedLog:
 
     def place(self, record: Record, index: int) -> None:
         """Tell a record where it belongs."""
-        plan = self.plan
-        if plan is not None and index < len(plan.places) and plan.trace.records[index] == index:
-            record.worth = self.first_key + plan.worths[index]
-            record.place = plan.places[index]
+        if self.plan is not None:
+            self.plan.place(record, index, self.first_key)
 
     def forget(self, index: int) -> int:
         """Tensor `index` is not just noted any more; returns its bytes."""

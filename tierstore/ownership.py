@@ -25,6 +25,7 @@ __all__ = [
     "is_foreign",
     "is_sole_owner",
     "mark_as_ours",
+    "num_owners",
     "records_over",
     "storage_address",
     "unclaim",
@@ -96,6 +97,12 @@ def records_over(storage: torch.UntypedStorage, version: int, books: object) -> 
             handle = record()
             if handle is not None:
                 yield record, handle
+
+
+def num_owners(storage_id: int) -> int:
+    """Of a living storage, whose Python object was asked for: how many there are, that object not counted."""
+    num: int = _use_count(storage_id)
+    return num - 1
 
 
 def _num_aliases(ref: weakref.ref[Record], claims: Claims) -> int:

@@ -15,7 +15,11 @@ from typing import Generic, Protocol, TypeVar
 from .handle import State
 from .plan import Place
 
-__all__ = ["Pending", "Settled"]
+__all__ = ["NUM_EXAMINED_PER_PACK", "Pending", "Settled"]
+
+NUM_EXAMINED_PER_PACK = 4
+"""Of the records whose storage somebody else still holds, so many are looked at again at each pack: more than one, so
+that the list cannot grow, few, so that a pack stays cheap."""
 
 
 class Settled(Protocol):

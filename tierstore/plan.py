@@ -15,8 +15,9 @@ import enum
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-__all__ = ["Place", "Plan", "Trace", "make_plan"]
+__all__ = ["Place", "Placed", "Plan", "Trace", "add_pack", "make_plan"]
 
 
 class Place(enum.Enum):
@@ -25,6 +26,18 @@ class Place(enum.Enum):
     DEVICE = "device"
     HOST = "host"
     DISK = "disk"
+
+
+class Placed(Protocol):
+    """What has a place: a `Record`, or a simulated one. Attributes as `Record`'s."""
+
+    worth: int
+    place: Place | None
+
+
+def add_pack(signature: int, node: int, nbytes: int) -> int:
+    """The signature of some packs (0: of none) and one more: by which node, counted from the first, of what size."""
+    return hash((signature, node, nbytes))
 
 
 class Trace:
@@ -93,6 +106,15 @@ class Plan:
         self.worths = worths
         self.places = places
         self.is_needed = is_needed
+
+    def place(self, record: Placed, index: int, first_key: int) -> None:
+        """Tell a record where it belongs that was packed as number `index`; a view of an earlier one belongs there.
+
+        Worths count from `first_key`, the key of the graph's first record.
+        """
+        if index < len(self.places) and self.trace.records[index] == index:
+            record.worth = first_key + self.worths[index]
+            record.place = self.places[index]
 
 
 def make_plan(trace: Trace, others: Iterable[Trace], host_bytes: int, device_bytes: int) -> Plan:

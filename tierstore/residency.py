@@ -28,11 +28,12 @@ import torch
 from .disk.tier import Loaded, Stored
 from .engine import Spill
 from .errors import ModifiedInPlaceError, StoreBusyError, StoreClosedError, StoreFullError, TierStoreError
-from .handle import Record, State
+from .handle import IN_MEMORY, Record, State
 from .interrupts import is_interrupt
 from .layout import Layout, layout_of, memory_at, rebuild
 from .moves import Moves
 from .ownership import claims_of
+from .pending import NUM_EXAMINED_PER_PACK
 from .stats import STALL_CAUSES
 from .tracing.observer import Observer
 
@@ -47,10 +48,6 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _PACK_WAITS, _UNPACK_WAITS = STALL_CAUSES
-_NUM_EXAMINED_PER_PACK = 4
-"""Of the records whose storage somebody else still holds, so many are looked at again at each pack: more than one, so
-that the list cannot grow, few, so that a pack stays cheap."""
-_IN_MEMORY = frozenset({State.PENDING, State.DEVICE, State.OFFLOADING, State.HOST, State.WRITING, State.CLEAN})
 
 
 def _whole(
@@ -271,7 +268,7 @@ class Residency:
                 moves.ahead = ahead
                 ahead.asked_for(index)
                 self._go_ahead()
-            if record.state in _IN_MEMORY:
+            if record.state in IN_MEMORY:
                 return self._hand_over(record, layout, reload_ahead, index)
             record.demanded += 1  # it may not leave memory again before it is handed over
             self._num_getting += 1
@@ -535,7 +532,7 @@ class Residency:
     def _relieve(self, *, is_planned: bool = False) -> None:
         """Book what may have to leave, and find room; may wait."""
         self._drain()
-        self.moves.relieve(_NUM_EXAMINED_PER_PACK, is_planned=is_planned)
+        self.moves.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
         if self.moves.blocked or self.moves.spill_error is not None:
             self._make_room()
 
@@ -596,7 +593,7 @@ class Residency:
     def _await_bytes(self, record: Record) -> None:
         if record.state is State.QUEUED:
             self.moves.cancel_spill(record)
-        while record.state not in _IN_MEMORY:
+        while record.state not in IN_MEMORY:
             self._raise_cause(record)
             if record.state is State.DISK:
                 self.moves.start_restore(record, demanded=True)

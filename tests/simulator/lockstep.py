@@ -13,8 +13,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 
@@ -22,6 +24,8 @@ from tierstore import TierStore, tiered_offload
 from tierstore.device import Copies
 from tierstore.disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
 from tierstore.engine import NUM_RESTORES, NUM_SPILLS, OpenDisk
+from tierstore.errors import StoreFullError
+from tierstore.hooks import offload
 from tierstore.lookahead import LearnedOrders
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Settings, Unpack, Workload
 from tierstore.simulator.clock import Clock
@@ -40,6 +44,10 @@ class Decision(NamedTuple):
 
     what: str
     record: int
+
+
+_FULL = Decision("StoreFullError", -1)
+"""The last one: training is told."""
 
 
 class Job(NamedTuple):
@@ -138,6 +146,24 @@ class _Script:
         return sorted(in_turn)[self._choices[number % len(self._choices)] % len(in_turn)]
 
 
+class _Drive:
+    """Takes so much and no more, of both alike."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._limit_bytes = inf if settings.disk_bytes is None else settings.disk_bytes
+        self._held: dict[int, int] = {}  # bytes, by key
+
+    def takes(self, key: int, nbytes: int) -> bool:
+        is_taken = sum(self._held.values()) + nbytes <= self._limit_bytes
+        if is_taken:
+            self._held[key] = nbytes
+        return is_taken
+
+    def free(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            del self._held[key]
+
+
 # --- the real one -----------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +176,9 @@ class _SteppedDisk:
         self.scratch_bytes = disk.scratch_bytes
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        if not self._stepper.drive.takes(key, len(source)):
+            await self._stepper.pass_gate("spill", key)
+            raise StoreFullError(len(source), 0, 0)
         stored = await self._disk.write(key, source, kind)
         await self._stepper.pass_gate("spill", key)
         return stored
@@ -164,6 +193,7 @@ class _SteppedDisk:
 
     async def discard(self, keys: Sequence[int]) -> None:
         await self._disk.discard(keys)
+        self._stepper.discarded += keys
 
     def usage(self) -> DiskUsage:
         return self._disk.usage()
@@ -191,35 +221,40 @@ class _SteppedStore(TierStore):
 
 
 class Stepper:
-    """Lets the training thread and the engine's move by turns. In place of the condition that training waits on."""
+    """Lets the training thread and the engine's move by turns. In place of the condition that training waits on.
+
+    Attributes:
+        drive: what it takes.
+        discarded: keys of which the engine will be told that they are.
+    """
+
+    drive: _Drive
 
     def __init__(self) -> None:
         self._news = threading.Event()
         self._resting = threading.Event()
+        self.discarded: list[int] = []
         self._gates: dict[Job, Any] = {}
 
-    def take_over(self, store: TierStore, script: _Script, first_key: int) -> Decisions:
+    def take_over(self, store: TierStore, script: _Script, first_key: int, drive: _Drive) -> Decisions:
         """From now on nothing moves unless it is told to."""
+        self.drive = drive
         books = self._books = store.books
         self._script, self._first_key = script, first_key
         self.decisions = Decisions(first_key, self._news.set)
-        begin_spill, begin_restore, end_discard = books.begin_spill, books.begin_restore, books.end_discard
+        engine = books.moves.engine
+        deliver, self._end_discard = engine._deliver, books.end_discard
 
-        def rested(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            def call(record: Any) -> Any:
-                if not self._resting.wait(_WAIT_SECONDS):
-                    raise TimeoutError("training does not rest")
-                return begin(record)
+        def deliver_at_rest() -> None:
+            if not self._resting.wait(_WAIT_SECONDS):
+                raise TimeoutError("training does not rest")
+            deliver()
 
-            return call
+        def put_off(num_records: int) -> None:
+            self._news.set()  # `settle` tells
 
-        def end_and_tell(num_records: int) -> None:
-            end_discard(num_records)
-            self._news.set()
-
-        books.begin_spill = rested(begin_spill)  # type: ignore[method-assign]
-        books.begin_restore = rested(begin_restore)  # type: ignore[method-assign]
-        books.end_discard = end_and_tell  # type: ignore[method-assign]
+        engine._deliver = deliver_at_rest  # type: ignore[method-assign]
+        books.end_discard = put_off  # type: ignore[method-assign]
         books._progress = self  # type: ignore[assignment]
         with books.lock:
             books.observe(self.decisions)
@@ -232,17 +267,33 @@ class Stepper:
         self._news.set()
         await gate
 
-    def settle(self) -> None:
-        """Return when the engine has begun all that it can begin now."""
+    def settle(self) -> bool:
+        """Return when the engine has begun all that it can begin now, and said what is freed; whether that was any."""
         self._resting.set()
+        has_discarded = False
+        while True:
+            self._come_to_rest()
+            keys, self.discarded = self.discarded, []
+            if not keys:
+                break
+            has_discarded = True
+            self.drive.free(keys)
+            self._end_discard(len(keys))
+        self._resting.clear()
+        return has_discarded
+
+    def _come_to_rest(self) -> None:
         while True:
             self._news.clear()
             with self._books.lock:
                 if self._is_quiet():
-                    break
+                    return
             if not self._news.wait(_WAIT_SECONDS):
                 raise TimeoutError("the engine does not come to rest")
-        self._resting.clear()
+
+    def let_go(self) -> None:
+        """From now on the engine moves by itself, so that the store can be closed."""
+        self._resting.set()
 
     def finish_one(self) -> None:
         """Have the next job of the script end, if there is any; then settle."""
@@ -257,10 +308,10 @@ class Stepper:
         """In place of the condition's: training waits, its lock held."""
         self._books._lock.release()
         try:
-            self.settle()
-            if not self._gates:
-                raise RuntimeError("training waits, and nothing moves")
-            self.finish_one()
+            if not self.settle():
+                if not self._gates:
+                    raise RuntimeError("training waits, and nothing moves")
+                self.finish_one()
         finally:
             self._books._lock.acquire()
 
@@ -272,7 +323,7 @@ class Stepper:
         return (
             decisions.running.keys() == self._gates.keys()
             and not decisions.has_idle_lane_and_work()
-            and not self._books.moves.num_discards
+            and self._books.moves.num_discards == len(self.discarded)
         )
 
 
@@ -323,7 +374,8 @@ class _RealStep:
         saved, shared = self._workload.saved[index], self._workload.saved[root].is_shared
         if index == root:
             self._storages[root] = torch.full((saved.nbytes,), root % 251, dtype=torch.uint8)
-        self._graph[index] = _Save.apply(self._leaf, self._storages[root])
+        with patch.object(offload, "_sequence_nr", lambda: saved.node):
+            self._graph[index] = _Save.apply(self._leaf, self._storages[root])
         if self._last_use[root] == number and not shared:
             del self._storages[root]
 
@@ -340,19 +392,24 @@ def real_decisions(
     with _SteppedStore(
         place, host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, codec="none"
     ) as store:
-        decisions = store.stepper.take_over(store, followed, first_key=next(store.keys) + 1)
-        for _ in range(num_steps):
-            step = _RealStep(store, workload, settings)
-            for number, action in enumerate(workload.actions):
-                step.act(number, action)
-                store.stepper.settle()
-                for _ in range(followed.num_after_action()):
-                    store.stepper.finish_one()
-            del step
+        decisions = store.stepper.take_over(store, followed, next(store.keys) + 1, _Drive(settings))
+        try:
+            for _ in range(num_steps):
+                step = _RealStep(store, workload, settings)
+                for number, action in enumerate(workload.actions):
+                    step.act(number, action)
+                    store.stepper.settle()
+                    for _ in range(followed.num_after_action()):
+                        store.stepper.finish_one()
+                del step
             store.books.tidy()
+            store.stepper.settle()
             while decisions.running or decisions.waiting:
                 store.stepper.finish_one()
-            store.stepper.settle()
+        except StoreFullError:
+            decisions.seen.append(_FULL)
+        finally:
+            store.stepper.let_go()
         return decisions.seen, store.books.moves.counters
 
 
@@ -362,14 +419,17 @@ def real_decisions(
 class _SteppedEngine:
     """The lanes of the simulated engine, which end a job when they are told to."""
 
-    def __init__(self, decisions: Decisions, script: _Script) -> None:
+    def __init__(self, decisions: Decisions, script: _Script, drive: _Drive) -> None:
         self.transfers: Rank
+        self._drive = drive
+        self._refused: set[SimulatedRecord] = set()
         self._decisions = decisions
         self._script = script
         self._spills: list[tuple[int, int, SimulatedRecord]] = []
         self._restores: list[tuple[int, int, SimulatedRecord]] = []
         self._numbers = count()
         self._records: dict[Job, SimulatedRecord] = {}
+        self._discards: list[int] = []
 
     def submit_spill(self, record: SimulatedRecord) -> None:
         heappush(self._spills, (1, next(self._numbers), record))
@@ -377,12 +437,26 @@ class _SteppedEngine:
     def submit_restore(self, record: SimulatedRecord, *, demanded: bool) -> None:
         heappush(self._restores, (0 if demanded else 1, next(self._numbers), record))
 
+    def submit_discard(self, key: int) -> None:
+        self._discards.append(key)
+
     @property
     def has_jobs(self) -> bool:
         return bool(self._records)
 
-    def settle(self) -> None:
-        """Begin all that can begin."""
+    def settle(self) -> bool:
+        """See `Stepper`."""
+        has_discarded = False
+        self._begin_all()
+        while self._discards:
+            keys, self._discards = self._discards, []
+            has_discarded = True
+            self._drive.free(keys)
+            self.transfers.end_discard(len(keys))
+            self._begin_all()
+        return has_discarded
+
+    def _begin_all(self) -> None:
         for what, queue, num_lanes in (
             ("spill", self._spills, NUM_SPILLS),
             ("restore", self._restores, NUM_RESTORES),
@@ -392,6 +466,8 @@ class _SteppedEngine:
                 record = heappop(queue)[2]
                 if begin(record):
                     self._records[Job(what, record.key)] = record
+                    if what == "spill" and not self._drive.takes(record.key, record.nbytes):
+                        self._refused.add(record)
 
     def finish_one(self) -> None:
         """See `Stepper`."""
@@ -399,7 +475,10 @@ class _SteppedEngine:
         if self._records:
             job = self._script.choose(self._decisions.running)
             record = self._records.pop(job)
-            if job.what == "spill":
+            if record in self._refused:
+                self._refused.remove(record)
+                self.transfers.end_spill(record, StoreFullError(record.nbytes, 0, 0))
+            elif job.what == "spill":
                 self.transfers.end_spill(record, Stored(record.nbytes, "none"))
             else:
                 self.transfers.end_restore(record, Loaded(record.stored_bytes))
@@ -412,17 +491,22 @@ def simulated_decisions(
     """What the simulated one decides."""
     followed, decisions = _Script(script), Decisions()
     clock = Clock(Flows(lambda counts: {}))
-    engine = _SteppedEngine(decisions, followed)
+    engine = _SteppedEngine(decisions, followed, _Drive(settings))
     moves = SimulatedMoves(host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, observer=decisions)
     moves.engine = engine
     rank = engine.transfers = Rank(clock, moves, workload)
     orders = LearnedOrders() if settings.prefetch == "learned" else None
-    for number in range(num_steps):
-        log = GraphLog(workload.saved, number * len(workload.saved), settings.reach_bytes, orders, settings.host_bytes)
-        _step(rank, clock, engine, log, workload, followed)
+    try:
+        for number in range(num_steps):
+            first_key = number * len(workload.saved)
+            log = GraphLog(workload.saved, first_key, settings.reach_bytes, orders, settings.host_bytes)
+            _step(rank, clock, engine, log, workload, followed)
+        rank._drain()
+        engine.settle()
         while decisions.running or decisions.waiting:
             engine.finish_one()
-        clock.run()
+    except StoreFullError:
+        decisions.seen.append(_FULL)
     return decisions.seen, moves.counters
 
 
@@ -438,13 +522,13 @@ def _step(rank: Rank, clock: Clock, engine: _SteppedEngine, log: GraphLog, workl
         clock.begin(whole(action))
         clock.run()
         while len(done) < number:
-            engine.settle()
-            if not engine.has_jobs:
-                raise RuntimeError("training waits, and nothing moves")
-            engine.finish_one()
+            if not engine.settle():
+                if not engine.has_jobs:
+                    raise RuntimeError("training waits, and nothing moves")
+                engine.finish_one()
             clock.run()
         engine.settle()
         for _ in range(script.num_after_action()):
             engine.finish_one()
             clock.run()
-    rank.end(log)
+    rank.end()

@@ -28,11 +28,13 @@ def workloads(draw: st.DrawFn) -> Workload:
     saved: list[Saved] = []
     forward: list[Action] = []
     held: list[int] = []
+    node = 0
     for index in range(num):
         record = draw(st.sampled_from([None, None, *held]))  # a view needs its base
         nbytes = saved[record].nbytes if record is not None else _UNIT * draw(st.integers(1, 3))
         is_shared = record is None and draw(st.integers(0, 5)) == 0
-        saved.append(Saved(nbytes, index, record, is_shared=is_shared))
+        node += draw(st.sampled_from([0, 1, 1, 1]))
+        saved.append(Saved(nbytes, node, record, is_shared=is_shared))
         forward.append(Pack(index))
         if record is None and not is_shared and draw(st.booleans()):
             held.append(index)
@@ -51,7 +53,9 @@ options = st.builds(
     Settings,
     host_bytes=st.integers(0, 10).map(lambda units: units * _UNIT),
     staging_bytes=st.integers(1, 12).map(lambda units: units * _UNIT),
+    disk_bytes=st.none() | st.integers(0, 40).map(lambda units: units * _UNIT),
     prefetch=st.sampled_from(["learned", "learned", "reverse", "none"]),
+    lookahead_bytes=st.none() | st.integers(0, 10).map(lambda units: units * _UNIT),
 )
 scripts = st.builds(
     Script,

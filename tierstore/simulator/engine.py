@@ -41,6 +41,9 @@ class Transfers(Protocol):
     def end_restore(self, record: SimulatedRecord, outcome: Loaded) -> None:
         """The read has ended."""
 
+    def end_discard(self, num_records: int) -> None:
+        """The bytes on disk of so many records have been freed."""
+
 
 class _Lanes:
     """So many jobs at once; the most urgent that waits comes next."""
@@ -103,6 +106,7 @@ class SimulatedEngine:
         self._writes, self._reads = Turns(num_turns), Turns(num_turns)
         self._spills = _Lanes(clock, num_spill_lanes, self._spill)
         self._restores = _Lanes(clock, num_restore_lanes, self._restore)
+        self._num_discards = 0
 
     def submit_spill(self, record: SimulatedRecord) -> None:
         """See `Engine`."""
@@ -111,6 +115,16 @@ class SimulatedEngine:
     def submit_restore(self, record: SimulatedRecord, *, demanded: bool) -> None:
         """See `Engine`."""
         self._restores.submit(record, _DEMAND if demanded else _PREFETCH)
+
+    def submit_discard(self, key: int) -> None:
+        """See `Engine`. It takes no time, but what waits for it goes on only then."""
+        self._num_discards += 1
+        if self._num_discards == 1:
+            self._clock.call_soon(self._discard)
+
+    def _discard(self) -> None:
+        num_records, self._num_discards = self._num_discards, 0
+        self.transfers.end_discard(num_records)
 
     def _spill(self, record: SimulatedRecord) -> Process:
         if not self.transfers.begin_spill(record):

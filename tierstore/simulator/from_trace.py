@@ -6,11 +6,12 @@ calls are not. What the calls themselves cost while nobody waited stays with com
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from ..errors import ConfigError
-from ..tracing.events import Booked, Pack, Release, Spill, Unpack
+from ..tracing.events import OWNERS_SINCE_VERSION, Ours, Pack, Release, Spill, Unpack
 from ..tracing.reader import RecordedTrace
 from ..tracing.steps import Step, records_of
 from . import workload
@@ -22,10 +23,8 @@ __all__ = ["workload_of"]
 def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | None = None) -> Workload:
     """The workload of a step of a trace.
 
-    Best is a step whose store had room for everything: its compute is training's alone, and what others hold
-    throughout (the input batch) can be told. Otherwise that is spilled here, and never there. A storage that is saved
-    several times is held by others until the last time; one that is saved once is taken to be the store's own as soon
-    as a later node saves something, which is too soon where a variable keeps it for longer.
+    A storage is the store's own from when the trace tells so, and never if it does not (the input batch). A trace of
+    version 1 does not tell: then everything is the store's own as soon as a later node saves something.
 
     Args:
         trace: whole.
@@ -44,41 +43,32 @@ def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | Non
     if [pack.index for pack in packs] != list(range(len(packs))):
         raise ConfigError("step", step.number, "events are missing; the trace lost them")
     cores = trace.header.machine.num_cores if training_cores is None else training_cores
-    saved = _saved(trace, step, packs)
-    return Workload(saved, _actions(step, saved), cores)
-
-
-def _saved(trace: RecordedTrace, step: Step, packs: Sequence[Pack]) -> list[Saved]:
     records = records_of(trace.events)
-    shared = _shared(trace, step)
-    kinds = {spill.record: spill.kind for spill in trace.events if isinstance(spill, Spill)}
     first: dict[int, int] = {}
-    saved = []
-    for pack in packs:
-        record = records[step.graph, pack.index]
-        root = first.setdefault(record, pack.index)
-        kind = kinds.get(record, pack.dtype)
-        saved.append(Saved(pack.storage_bytes, pack.node, None if root == pack.index else root, kind, record in shared))
-    return saved
+    roots = [first.setdefault(records[step.graph, pack.index], pack.index) for pack in packs]
+    let_go = _let_go(step, packs, roots) if trace.header.version >= OWNERS_SINCE_VERSION else None
+    kinds = {spill.record: spill.kind for spill in trace.events if isinstance(spill, Spill)}
+    saved = [
+        Saved(
+            pack.storage_bytes,
+            pack.node,
+            None if root == pack.index else root,
+            kinds.get(records[step.graph, pack.index], pack.dtype),
+            is_shared=let_go is not None and root not in let_go,
+        )
+        for pack, root in zip(packs, roots, strict=True)
+    ]
+    return Workload(saved, _actions(step, (let_go or {}).values()), cores)
 
 
-def _shared(trace: RecordedTrace, step: Step) -> set[int]:
-    """The records that others hold when forward ends: where all had room, its end books them alone. Else not told."""
-    if sum(pack.storage_bytes for pack in step.packs) > trace.header.store.host_bytes:
-        return set()
-    last_packed_ns = max(pack.end_ns for pack in step.packs)
-    return {
-        event.record
-        for event in trace.events
-        if isinstance(event, Booked) and event.graph == step.graph
-        if last_packed_ns <= event.at_ns <= step.forward_ended_ns
-    }
+def _let_go(step: Step, packs: Sequence[Pack], roots: Sequence[int]) -> Mapping[int, Ours]:
+    """When others were seen to have let go of each storage, by its first pack; of what they held throughout, nothing.
 
-
-def _last_packs(saved: Sequence[Saved]) -> set[int]:
-    """The last saved tensor of each storage that is saved several times: somebody held that until then."""
-    last = {tensor.record: index for index, tensor in enumerate(saved) if tensor.record is not None}
-    return set(last.values())
+    What was seen before another view was packed says nothing: that was somebody's until then.
+    """
+    last_pack_ns = {root: pack.end_ns for pack, root in zip(packs, roots, strict=True)}
+    seen = sorted(step.ours, key=lambda ours: ours.at_ns)
+    return {roots[ours.index]: ours for ours in seen if ours.at_ns >= last_pack_ns[roots[ours.index]]}
 
 
 @dataclass(frozen=True)
@@ -91,29 +81,33 @@ class _Moment:
     action: Action
 
 
-def _actions(step: Step, saved: Sequence[Saved]) -> list[Action]:
+def _actions(step: Step, let_go: Iterable[Ours]) -> list[Action]:
     actions: list[Action] = []
-    last_packs = _last_packs(saved)
     reached_ns = step.began_ns
-    for moment in _moments(step):
+    for moment in _moments(step, let_go):
         compute_ns = max(0, moment.ended_ns - max(moment.began_ns, reached_ns) - moment.waited_ns)
         compute_ns += max(0, moment.began_ns - reached_ns)
         if compute_ns:
             actions.append(workload.Compute(compute_ns / 1e9))
         actions.append(moment.action)
-        if isinstance(moment.action, workload.Pack) and moment.action.saved in last_packs:
-            actions.append(workload.LetGo(moment.action.saved))
         reached_ns = max(reached_ns, moment.ended_ns)
     if step.ended_ns > reached_ns:
         actions.append(workload.Compute((step.ended_ns - reached_ns) / 1e9))
     return actions
 
 
-def _moments(step: Step) -> list[_Moment]:
+def _moments(step: Step, let_go: Iterable[Ours]) -> list[_Moment]:
     waits = _waits_of_threads(step)
     moments = [_moment(pack, workload.Pack(pack.index), waits) for pack in step.packs]
     moments += [_moment(unpack, workload.Unpack(unpack.index), waits) for unpack in step.unpacks]
-    moments += [_at(release.at_ns, workload.Release(release.index)) for release in _last_releases(step.releases)]
+    releases = _last_releases(step.releases)
+    moments += [_at(release.at_ns, workload.Release(release.index)) for release in releases]
+    released_ns = {release.index: release.at_ns for release in releases}
+    moments += [
+        _at(ours.at_ns, workload.LetGo(ours.index))
+        for ours in let_go
+        if ours.at_ns < released_ns.get(ours.index, inf)  # else it died while it was looked at
+    ]
     moments.append(_at(step.forward_ended_ns, workload.EndScope()))
     return sorted(moments, key=lambda moment: (moment.began_ns, moment.ended_ns))
 

@@ -39,6 +39,9 @@ class Submissions(Protocol):
     def submit_restore(self, record: SimulatedRecord, *, demanded: bool) -> None:
         """Have the record read; again with `demanded` to let it overtake what nobody waits for."""
 
+    def submit_discard(self, key: int) -> None:
+        """Have the record's bytes on disk freed."""
+
 
 class SimulatedMoves:
     """The records of one rank. Attributes as `Moves`'s.
@@ -58,9 +61,12 @@ class SimulatedMoves:
         self.noted_bytes = 0
         self.ahead: Lookahead[SimulatedRecord] | None = None
         self.released: deque[SimulatedRecord] = deque()
+        self.ended: deque[GraphLog] = deque()
         self.blocked: deque[SimulatedRecord] = deque()
         self.num_spills = 0
         self.num_restores = 0
+        self.num_discards = 0
+        self.has_returned = False  # lent memory has come back
         self.disk_bytes = 0
         self.disk_bytes_peak = 0
         self.disk_is_full = False
@@ -75,11 +81,16 @@ class SimulatedMoves:
         self.log = log
 
     def end_graph(self) -> None:
-        """All of it is gone: what was only noted is not counted any more."""
+        """All of it is gone. As in the store, that is noticed only when something is drained."""
         for index in range(len(self.log.records)):
             self.let_go(index)
-        self.drain()
-        self.noted_bytes -= sum(self.log.saved[index].nbytes for index in self.log.noted)
+
+    def drop_ended(self) -> None:
+        """See `NotedTensors`: what was only noted is not counted any more, and what was seen is learned."""
+        while self.ended:
+            log = self.ended.popleft()
+            self.noted_bytes -= sum(log.saved[index].nbytes for index in log.noted)
+            log.end()
 
     def uncharged_bytes(self) -> int:
         """See `Moves`."""
@@ -94,6 +105,8 @@ class SimulatedMoves:
     def note(self, index: int, *, is_short: bool) -> None:
         """See `NotedTensors.add`, and `Booking.join_if_booked`."""
         saved = self.log.saved[index]
+        if not self.log.noted:
+            self.drop_ended()
         self.log.note(index)
         self.noted_bytes += saved.nbytes
         self.counters.packed_tensors += 1
@@ -125,7 +138,7 @@ class SimulatedMoves:
         """See `Moves`: what others hold is booked, so that it is known to be."""
         log = self.log
         for index in log.settled():
-            if index not in log.let_go and log.is_held(index):
+            if index not in log.let_go and (log.is_held(index) or log.has_record_in_place(index)):
                 self.book(index)
         self.pending.survey()
 
@@ -252,6 +265,11 @@ class SimulatedMoves:
             self.disk_is_full = True
             self.full_error = outcome
 
+    @property
+    def num_jobs(self) -> int:
+        """See `Moves`."""
+        return self.num_spills + self.num_restores + self.num_discards
+
     def _stay(self, record: SimulatedRecord) -> None:
         record.move(State.HOST)
         if self.books.host.fits(record.nbytes):
@@ -265,7 +283,7 @@ class SimulatedMoves:
         self._eviction.remove(record)
         if self.ahead is not None:
             self.ahead.come_back_for(record)
-        record.fetched = record.wanted = False
+        record.fetched = record.wanted = record.is_in_place = False
         self._free_memory(record)
         record.move(State.DISK)
         self.observer.freed(record.key, record.nbytes)
@@ -345,19 +363,26 @@ class SimulatedMoves:
 
     def let_go(self, index: int) -> None:
         """The graph lets go of a saved tensor: with the last one of a record, that is in the queue to be released."""
-        record = self.log.records[index]
-        self.log.let_go.add(index)
-        if record is not None and index in record.users:
+        log = self.log
+        if index in log.let_go:
+            return
+        log.let_go.add(index)
+        record = log.records[index]
+        if record is not None:
             record.users.remove(index)
             if not record.users:
                 self.released.append(record)
+        if len(log.let_go) == len(log.saved):
+            self.ended.append(log)
 
     def drain(self) -> bool:
         """See `Moves`."""
-        if not self.released:
+        if not (self.released or self.ended or self.has_returned):
             return False
         while self.released:
             self._release(self.released.popleft())
+        self.drop_ended()
+        self.has_returned = False
         return True
 
     def _release(self, record: SimulatedRecord) -> None:
@@ -384,8 +409,14 @@ class SimulatedMoves:
         if record.stored_bytes:
             self.disk_bytes -= record.stored_bytes
             record.stored_bytes = 0
-            self.disk_is_full = False
+            self.num_discards += 1
+            self.engine.submit_discard(record.key)
         record.move(State.FREED)
+
+    def discarded(self, num_records: int) -> None:
+        """See `Moves`."""
+        self.num_discards -= num_records
+        self.disk_is_full = False
 
     def _free_memory(self, record: SimulatedRecord) -> None:
         self._parked.pop(record.key, None)

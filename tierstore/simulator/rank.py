@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..disk.tier import Loaded, Stored
 from ..errors import StoreFullError
-from ..handle import State
+from ..handle import IN_MEMORY, State
+from ..pending import NUM_EXAMINED_PER_PACK
 from ..stats import STALL_CAUSES
 from .clock import Clock, Process, Progress
 from .hardware import Activity
@@ -15,8 +16,7 @@ from .workload import Action, Compute, EndScope, LetGo, Pack, Release, Unpack, W
 __all__ = ["Rank"]
 
 _PACK_WAITS, _UNPACK_WAITS = STALL_CAUSES
-_NUM_EXAMINED_PER_PACK = 4
-_IN_MEMORY = frozenset({State.PENDING, State.HOST, State.WRITING, State.CLEAN})
+_ON_DISK_ALONE = frozenset({State.DISK, State.READING})
 
 
 class Rank:
@@ -42,11 +42,9 @@ class Rank:
         log.held.update(log.root_of(action.saved) for action in self._workload.actions if isinstance(action, LetGo))
         self._moves.begin_graph(log)
 
-    def end(self, log: GraphLog) -> None:
+    def end(self) -> None:
         """All of it is gone."""
         self._moves.end_graph()
-        log.end()
-        self._advance()
 
     def act(self, log: GraphLog, action: Action) -> Process:
         """Do what the workload says next; may wait."""
@@ -73,7 +71,7 @@ class Rank:
         is_short = is_planned or moves.is_short_of(saved.nbytes)
         if is_short:
             self._drain()
-            moves.relieve(_NUM_EXAMINED_PER_PACK, is_planned=is_planned)
+            moves.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
             yield from self._make_room()
         moves.note(index, is_short=is_short)
         if log.plan is not None or index == 0:
@@ -81,12 +79,17 @@ class Rank:
 
     def _make_room(self) -> Process:
         moves = self._moves
+        collected = False
         while moves.blocked:
-            if not (moves.num_spills or moves.num_restores):
+            if moves.num_jobs:
+                self._num_packing += 1
+                yield from self._wait(_PACK_WAITS)
+                self._num_packing -= 1
+            elif not collected:
+                collected = True
+                moves.disk_is_full = False
+            else:
                 raise self._full_error()
-            self._num_packing += 1
-            yield from self._wait(_PACK_WAITS)
-            self._num_packing -= 1
             moves.admit_blocked(is_awaited=True)
 
     def _unpack(self, log: GraphLog, index: int) -> Process:
@@ -139,7 +142,7 @@ class Rank:
             moves.ahead = log.lookahead
             log.lookahead.asked_for(index)
             self._go_ahead()
-        if record.state in _IN_MEMORY:
+        if record.state in IN_MEMORY:
             moves.used(record)
             return
         record.demanded += 1
@@ -147,12 +150,14 @@ class Rank:
         record.demanded -= 1
         moves.used(record)
         self._advance()
+        if record.state in _ON_DISK_ALONE:
+            moves.has_returned = True  # lent: whoever was given it is about to let go
 
     def _await_bytes(self, record: SimulatedRecord) -> Process:
         moves = self._moves
         if record.state is State.QUEUED:
             moves.cancel_spill(record)
-        while record.state not in _IN_MEMORY:
+        while record.state not in IN_MEMORY:
             if record.state is State.DISK:
                 moves.start_restore(record, demanded=True)
             elif record.state is State.READING and not record.urgent:
@@ -216,6 +221,11 @@ class Rank:
     def end_restore(self, record: SimulatedRecord, outcome: Loaded) -> None:
         """See `Transfers`."""
         self._moves.restored(record, outcome)
+        self._advance()
+
+    def end_discard(self, num_records: int) -> None:
+        """See `Transfers`."""
+        self._moves.discarded(num_records)
         self._advance()
 
     # --- both ---------------------------------------------------------------------------------------------------------

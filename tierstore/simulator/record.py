@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ..handle import MOVES, State
 from ..host import Window
 from ..lookahead import LearnedOrders, Lookahead, reverse_topological
-from ..plan import Place, Plan, Trace
+from ..plan import Place, Plan, Trace, add_pack
 from .workload import Saved
 
 __all__ = ["GraphLog", "SimulatedRecord"]
@@ -22,6 +22,7 @@ class SimulatedRecord:
         users: the indices of those that the graph has not let go of.
         codec: what it is stored with.
         is_held: somebody else holds its storage, or may still write to it.
+        is_in_place: its bytes have not left the storage that autograd saved.
         is_read: its bytes have been read: no other saved tensor becomes a view of it.
         is_running: a job of the engine is about it.
     """
@@ -34,6 +35,7 @@ class SimulatedRecord:
         self.nbytes = nbytes
         self.kind = kind
         self.is_held = is_held
+        self.is_in_place = True
         self.users = {saved}
         self.state = State.PENDING
         self.window: Window | None = None
@@ -94,7 +96,7 @@ class GraphLog:
         self._orders = orders
         self._host_bytes = host_bytes
         self._signatures: list[int] = []
-        self._trace: tuple[list[int], list[int], list[int]] | None = None
+        self._trace: tuple[Sequence[int], Sequence[int], list[int]] | None = None
         self._asked_for: dict[int, None] = {}
         self._by_root: dict[int, SimulatedRecord] = {}
         self._taken: int | None = None
@@ -113,7 +115,7 @@ class GraphLog:
         self.noted[index] = None
         self.records.append(None)
         before = self._signatures[-1] if self._signatures else 0
-        self._signatures.append(hash((before, saved.node - self.saved[0].node, saved.nbytes)))
+        self._signatures.append(add_pack(before, saved.node - self.saved[0].node, saved.nbytes))
 
     def follow_plan(self, index: int) -> None:
         """See `PackLog.follow_plan`."""
@@ -137,6 +139,11 @@ class GraphLog:
         record = self._by_root.get(self.root_of(index))
         return None if record is None or record.is_read else record
 
+    def has_record_in_place(self, index: int) -> bool:
+        """Whether the storage of tensor `index` is that of a record too."""
+        record = self._by_root.get(self.root_of(index))
+        return record is not None and record.is_in_place
+
     def make_record(self, index: int) -> SimulatedRecord:
         """Tensor `index` is booked, the first of its storage."""
         saved = self.saved[index]
@@ -144,7 +151,8 @@ class GraphLog:
         is_held = self.is_held(index) or root == self._taken
         record = SimulatedRecord(self.first_key + index, index, saved.nbytes, saved.kind, is_held=is_held)
         self._by_root[root] = record
-        self._place(record, index)
+        if self.plan is not None:
+            self.plan.place(record, index, self.first_key)
         return record
 
     def forget(self, record: SimulatedRecord) -> None:
@@ -172,12 +180,6 @@ class GraphLog:
         if record is not None:
             record.is_held = self.is_held(index)
 
-    def _place(self, record: SimulatedRecord, index: int) -> None:
-        plan = self.plan
-        if plan is not None and index < len(plan.places) and plan.trace.records[index] == index:
-            record.worth = self.first_key + plan.worths[index]
-            record.place = plan.places[index]
-
     # --- backward -----------------------------------------------------------------------------------------------
 
     def come_in(self, index: int, record: SimulatedRecord) -> None:
@@ -195,14 +197,33 @@ class GraphLog:
         order = reverse_topological([saved.node for saved in self.saved]) if known is None else known.order
         self.lookahead.begin(self.records, order)
         self.has_trace = True
-        roots = [self.root_of(index) for index in range(len(self.saved))]
-        self._trace = self._signatures, roots, [self._bytes_ours(index) for index in range(len(self.saved))]
+        sizes = [self._bytes_ours(index) for index in range(len(self.saved))]
+        if known is not None:
+            self._trace = known.signatures, known.records, sizes
+        else:
+            first: dict[int, int] = {}
+            self._trace = (
+                self._signatures,
+                [first.setdefault(number, index) for index, number in self._storages()],
+                sizes,
+            )
 
     def end(self) -> None:
         """The graph is gone: learn what was seen of it."""
         if self._orders is not None and self._trace is not None:
             signatures, roots, sizes = self._trace
             self._orders.learn(Trace(signatures, roots, sizes, bytes(len(roots)), self._asked_for))
+
+    def _storages(self) -> Iterator[tuple[int, int]]:
+        """Of each pack a number that it shares with other packs of the same storage. See `PackLog`."""
+        num_saved = len(self.saved)
+        for index, record in enumerate(self.records):
+            if record is not None:
+                yield index, record.saved
+            elif index in self.let_go:
+                yield index, num_saved + index
+            else:
+                yield index, -1 - self.root_of(index)
 
     def _bytes_ours(self, index: int) -> int:
         record = self.records[index]

@@ -231,7 +231,7 @@ class _Run:
                 call_seconds = self._call_seconds * (self._jobs.num_queued - num_before)
                 if call_seconds:
                     yield self._clock.work(Activity.COMPUTE, call_seconds)
-        self._rank.end(log)
+        self._rank.end()
 
     def _begin_peaks(self) -> None:
         for window in (self._moves.books.host, self._moves.books.staging):

@@ -18,6 +18,7 @@ import msgspec
 
 __all__ = [
     "FORMAT",
+    "OWNERS_SINCE_VERSION",
     "VERSION",
     "Booked",
     "Cancelled",
@@ -30,6 +31,7 @@ __all__ = [
     "Lost",
     "Machine",
     "Offload",
+    "Ours",
     "Pack",
     "Release",
     "Reload",
@@ -43,7 +45,9 @@ __all__ = [
 ]
 
 FORMAT = "tierstore trace"
-VERSION = 1
+VERSION = 2
+OWNERS_SINCE_VERSION = 2
+"""Traces of version 1 have no `Ours`."""
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -168,6 +172,17 @@ class Booked(_Event, frozen=True):
     graph: int
     index: int
     record: int
+
+
+class Ours(_Event, frozen=True):
+    """Nobody but the store holds the storage of a saved tensor any more; only now may its bytes be taken away.
+
+    Told once, when it is seen: before a pack or an unpack, or when a scope ends. Never for what others hold throughout.
+    """
+
+    at_ns: int
+    graph: int
+    index: int
 
 
 class Unpack(_Event, frozen=True):
@@ -325,6 +340,6 @@ class End(_Event, frozen=True):
 
 
 Event = (
-    Header | Scope | ScopeEnd | Pack | Booked | Unpack | Release | Gone | Stall | Spill | Cancelled | Freed | Restore
-    | Offload | Reload | Levels | Lost | End
+    Header | Scope | ScopeEnd | Pack | Booked | Ours | Unpack | Release | Gone | Stall | Spill | Cancelled | Freed
+    | Restore | Offload | Reload | Levels | Lost | End
 )  # fmt: skip

@@ -13,6 +13,8 @@ from .events import FORMAT, VERSION, End, Event, Header
 
 __all__ = ["RecordedTrace", "read_trace"]
 
+_OLDEST_VERSION = 1
+
 
 @dataclass(frozen=True)
 class RecordedTrace:
@@ -69,5 +71,6 @@ def _check_version(path: Path, lines: Sequence[bytes]) -> None:
         raise ConfigError("trace", str(path), f"line 1 is not the header of a trace: {error}") from error
     if header.format != FORMAT:
         raise ConfigError("trace", str(path), f"line 1 is the header of something else: {header.format!r}")
-    if header.version != VERSION:
-        raise ConfigError("trace", str(path), f"it is of version {header.version}; this program reads {VERSION}")
+    if not _OLDEST_VERSION <= header.version <= VERSION:
+        known = f"{_OLDEST_VERSION} to {VERSION}"
+        raise ConfigError("trace", str(path), f"it is of version {header.version}; this program reads {known}")

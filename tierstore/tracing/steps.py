@@ -13,6 +13,7 @@ from .events import (
     Gone,
     Levels,
     Offload,
+    Ours,
     Pack,
     Release,
     Reload,
@@ -56,7 +57,7 @@ class Step:
         ended_ns: it was gone, or where the trace ends.
         is_whole: it was seen to be gone.
         scope: the options of its first scope.
-        packs, unpacks, releases: of the graph.
+        packs, unpacks, releases, ours: of the graph.
         waits: of all threads.
         spills, restores, offloads, reloads, levels: of the store, as far as they were not over before.
         codecs: what each record is encoded with, as far as the trace has seen it written.
@@ -74,6 +75,7 @@ class Step:
     packs: Sequence[Pack]
     unpacks: Sequence[Unpack]
     releases: Sequence[Release]
+    ours: Sequence[Ours]
     waits: Sequence[Wait]
     spills: Sequence[Spill]
     restores: Sequence[Restore]
@@ -175,6 +177,7 @@ def _step(number: int, first: Pack, events: _Events) -> Step:
         packs=packs,
         unpacks=unpacks,
         releases=events.of_graph(Release, graph),
+        ours=events.of_graph(Ours, graph),
         waits=_waits(events.lasting(Stall, began_ns, ended_ns)),
         spills=events.lasting(Spill, began_ns, ended_ns),
         restores=events.lasting(Restore, began_ns, ended_ns),
