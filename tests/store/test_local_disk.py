@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import mmap
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,7 +34,8 @@ from tests.store.disk_conformance import (
 from tierstore.disk import records as records_module
 from tierstore.disk import scratch as scratch_module
 from tierstore.disk.home import NamedHome
-from tierstore.disk.local import LocalDisk
+from tierstore.disk.linux import address_of
+from tierstore.disk.local import NUM_AT_ONCE, LocalDisk
 from tierstore.disk.raw_records import lay_out, split_at
 from tierstore.disk.scratch import SCRATCH_BYTES, Scratch
 from tierstore.disk.tier import Kind
@@ -585,7 +587,8 @@ _VICTIM = """
 import asyncio, os, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tierstore.disk.local import LocalDisk
+from tierstore.disk.linux import address_of
+from tierstore.disk.local import NUM_AT_ONCE, LocalDisk
 from tierstore.disk.tier import Kind
 
 async def main():
@@ -689,6 +692,37 @@ def test_turn_at_the_device_ends_before_the_checksum(open_disk: OpenDisk, monkey
             assert turns_taken == [0, 0]
 
     on_loop(test)
+
+
+def test_memory_to_read_into_has_its_pages_before_the_turn(open_disk: OpenDisk) -> None:
+    """Whoever clears pages at the device has it wait."""
+
+    async def test() -> None:
+        async with open_disk() as disk:
+            content = random_bytes(4 * 2**20)
+            await disk.write(1, memoryview(content), PLAIN)
+            destination = memoryview(mmap.mmap(-1, len(content), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+            with ExitStack() as turns:
+                for _ in range(NUM_AT_ONCE):
+                    turns.enter_context(disk._shelf._turns.reads.lend())
+                reading = asyncio.ensure_future(disk.read(1, destination))
+                async with asyncio.timeout(20):
+                    while resident_bytes(destination) < len(content):
+                        await asyncio.sleep(0.001)
+                assert not reading.done()
+            await reading
+            assert destination == content
+
+    on_loop(test)
+
+
+def resident_bytes(memory: memoryview) -> int:
+    """How many of its bytes have pages (/proc/self/pagemap, bit 63: proc_pid_pagemap(5))."""
+    pages, first = len(memory) // mmap.PAGESIZE, address_of(memory) // mmap.PAGESIZE
+    with open("/proc/self/pagemap", "rb") as pagemap:
+        pagemap.seek(8 * first)
+        entries = memoryview(pagemap.read(8 * pages)).cast("Q")
+    return mmap.PAGESIZE * sum(entry >> 63 for entry in entries)
 
 
 def test_loop_goes_on_while_a_long_job_runs(open_disk: OpenDisk) -> None:

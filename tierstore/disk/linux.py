@@ -18,6 +18,7 @@ __all__ = [
     "mapping_around",
     "move_pages",
     "open_unnamed",
+    "populate",
     "reserve",
 ]
 
@@ -25,6 +26,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MADV_DONTFORK = 10  # asm-generic/mman-common.h
+_MADV_POPULATE_WRITE = 23
 _libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 _libc.mremap.restype = ctypes.c_void_p
 _MREMAP_MAYMOVE_FIXED_DONTUNMAP = 1 | 2 | 4  # linux/mman.h
@@ -157,6 +159,17 @@ def dont_fork(start: int, num_bytes: int) -> None:
     if _libc.madvise(start, num_bytes, _MADV_DONTFORK) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def populate(memory: memoryview) -> None:
+    """Give memory that is about to be filled its pages now, instead of at the first access to each.
+
+    A hint: kernels before 5.14 do not know it (madvise(2), MADV_POPULATE_WRITE), and whoever fills the memory then
+    waits for the pages, or is told why there are none. Releases the interpreter's lock.
+    """
+    address = address_of(memory)
+    first = address - address % mmap.PAGESIZE
+    _libc.madvise(first, address + len(memory) - first, _MADV_POPULATE_WRITE)
 
 
 def move_pages(source: int, destination: int, num_bytes: int) -> None:

@@ -9,7 +9,7 @@ from ..codec import NO_CODEC, BlockDecoder, Codec, DamagedBytesError
 from ..codec_choice import Sample
 from .allocator import round_up
 from .encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
-from .linux import copy_memory
+from .linux import copy_memory, populate
 from .location import Location, encoded_seed, record_hasher
 from .probing import probe
 from .raw_records import read_raw, write_raw
@@ -27,6 +27,9 @@ __all__ = [
     "read_record",
     "write_record",
 ]
+
+_POPULATED_BYTES = 2**20
+"""Of shorter records the pages are as soon there as the kernel has been asked for them."""
 
 
 class DoesNotFitError(Exception):
@@ -188,6 +191,8 @@ def read_record(
         with pool.lend() as scratch:
             read_seconds = _read_encoded(place, location, seed, destination, scratch)
     else:
+        if len(destination) >= _POPULATED_BYTES:
+            populate(destination)  # before the turn: the device is for those who have their pages
         with pool.lend() as scratch, pool.timed(len(destination)):
             started = time.perf_counter()
             read_raw(place.descriptor, place.offset, destination, location.head_bytes, place.alignment_bytes, scratch)
