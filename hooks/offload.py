@@ -13,10 +13,13 @@ other owners, once a node with a higher number saves something, or the scope end
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
+from itertools import repeat, starmap
 from types import TracebackType
 from typing import Any, Never, ParamSpec, Self, TypeVar
 
@@ -45,6 +48,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Select = Callable[[torch.Tensor], bool]
+_Removed = list[tuple[Any, Any]]
+"""Hooks that were taken off a thread, the innermost first."""
 PREFETCH_ORDERS = ("learned", "reverse", "none")
 
 _REFUSAL = "don't yet support saved tensor hooks"  # of torch.func, by torch._functorch.vmap
@@ -61,6 +66,8 @@ _sequence_nr = torch._C._autograd._get_sequence_nr
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+# Here and in `_put_back`, hooks move between thread and list in one call of C: an interrupt comes before or after.
+_TAKE_TOP_HOOKS: tuple[Any, ...] = functools.partial(_top_hooks, False), _pop_hooks
 
 
 class tiered_offload:  # noqa: N801 - a context manager, named like those of torch
@@ -336,31 +343,51 @@ class keep_resident:  # noqa: N801 - a context manager, named like those of torc
 
     @uncompiled_itself
     def __enter__(self) -> None:
-        if is_compiled_call():
-            warn_of_compiled_caller("keep_resident")
-        self._enter()
+        entered: list[_Removed] = self._entered.__dict__.setdefault("removed", [])
+        num_entered, pack = len(entered), self._new_pack()
+        try:
+            if is_compiled_call():
+                warn_of_compiled_caller("keep_resident")
+            self._enter(entered, pack)
+        except BaseException:  # an interrupt too, after which nobody would leave
+            if len(entered) > num_entered:
+                _put_back(entered.pop())
+            if _top_hooks(False) == (pack, _unpack):
+                _pop_hooks()
+            raise
 
     @uncompiled
-    def _enter(self) -> None:
-        removed: list[tuple[Any, Any]] = []
+    def _new_pack(self) -> Callable[[torch.Tensor], Kept]:
+        """The hook for one entry, and no other's."""
+        scope = _enclosing_scope()
+        return functools.partial(Kept) if scope is None else functools.partial(scope.keep, reason="selected out")
+
+    @uncompiled
+    def _enter(self, entered: list[_Removed], pack: Callable[[torch.Tensor], Kept]) -> None:
+        removed: _Removed = []
+        entered.append(removed)
         if self._hooks:
-            scope = _enclosing_scope()
-            _push_hooks(Kept if scope is None else functools.partial(scope.keep, reason="selected out"), _unpack)
-        else:
-            while (hooks := _top_hooks(False)) is not None:
-                _pop_hooks()
-                removed.append(hooks)
-        self._entered.__dict__.setdefault("removed", []).append(removed)
+            _push_hooks(pack, _unpack)
+            return
+        while _top_hooks(False) is not None:
+            removed.extend(filter(None, map(operator.call, _TAKE_TOP_HOOKS)))
 
     @uncompiled
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        removed = self._entered.removed.pop()
-        if self._hooks:
-            _pop_hooks()
-        while removed:
-            _push_hooks(*removed.pop())
+        try:
+            if self._hooks:
+                _pop_hooks()
+            else:
+                _put_back(self._entered.removed[-1])
+        finally:  # where an interrupt comes in between, too
+            _put_back(self._entered.removed.pop())
+
+
+def _put_back(removed: _Removed) -> None:
+    """Push what `removed` has left, and empty it."""
+    deque(starmap(_push_hooks, map(list.pop, repeat(removed, len(removed)))), maxlen=0)
 
 
 def _advise(error: BaseException, advice: str = _ADVICE) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from tests.moments import MOST_MOMENTS, Moment
-from tierstore import StoreClosedError, TierStore, tiered_offload
+from tierstore import StoreClosedError, TierStore, keep_resident, tiered_offload
 
 
 def interrupt() -> None:
@@ -62,3 +63,35 @@ def test_interrupt_that_closes_the_store_says_so(make_store: Any) -> None:
             return
         store.flush()
     raise AssertionError("no moment closes the store")
+
+
+def hooks_of_thread() -> list[Any]:
+    """The innermost first."""
+    found = []
+    while (hooks := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        found.append(hooks)
+    for hooks in reversed(found):
+        torch._C._autograd._push_saved_tensors_default_hooks(*hooks)
+    return found
+
+
+@pytest.mark.parametrize("has_hooks", [True, False])
+@pytest.mark.parametrize(("name", "first"), [("__enter__", 1), ("__exit__", 2)], ids=["entered", "left"])
+def test_keep_resident_interrupted_at_any_moment_leaves_the_hooks_around_it(
+    make_store: Any, name: str, first: int, has_hooks: bool
+) -> None:
+    with tiered_offload(make_store()), saved_tensors_hooks(abs, abs), saved_tensors_hooks(abs, abs):
+        around = hooks_of_thread()
+        for number in range(first, MOST_MOMENTS):
+            with Moment(getattr(keep_resident, name), number, interrupt) as moment:
+                try:
+                    with keep_resident(hooks=has_hooks):
+                        pass
+                except KeyboardInterrupt:
+                    pass
+            assert hooks_of_thread() == around, f"moment {number}"
+            if not moment.has_come:
+                break
+    assert hooks_of_thread() == []
+    assert first + 3 < number < MOST_MOMENTS - 1
