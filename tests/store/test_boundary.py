@@ -17,8 +17,21 @@ def _os_error(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
+def _error_of_lmdb(number: int) -> lmdb.Error:
+    error = lmdb.Error(os.strerror(number))
+    error.code = number
+    return error
+
+
 @pytest.mark.parametrize(
-    "error", [_os_error(errno.ENOSPC), _os_error(errno.EDQUOT), lmdb.MapFullError("full"), lmdb.DiskError("ENOSPC")]
+    "error",
+    [
+        _os_error(errno.ENOSPC),
+        _os_error(errno.EDQUOT),
+        lmdb.MapFullError("full"),
+        lmdb.DiskError("ENOSPC"),
+        _error_of_lmdb(errno.EDQUOT),
+    ],
 )
 def test_full_device_quota_or_map_is_store_full_with_figures(error: Exception) -> None:
     usage = (10, 11)

@@ -169,7 +169,7 @@ def files_no_longer_than(num_bytes: int) -> Iterator[None]:
 @pytest.mark.parametrize("is_room_made", [True, False])
 def test_short_write_is_tried_once_more(index: Index, monkeypatch: pytest.MonkeyPatch, is_room_made: bool) -> None:
     """Other stores use the same drive: there may be room the next moment, and then nothing says that it was full."""
-    value, told = os.urandom(100_000), index_module._may_be_short_write
+    value, told = os.urandom(100_000), index_module.may_be_short_write
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     num_told = 0
 
@@ -180,7 +180,7 @@ def test_short_write_is_tried_once_more(index: Index, monkeypatch: pytest.Monkey
             resource.setrlimit(resource.RLIMIT_FSIZE, usual)
         return told(error)
 
-    monkeypatch.setattr(index_module, "_may_be_short_write", make_room)
+    monkeypatch.setattr(index_module, "may_be_short_write", make_room)
     with files_no_longer_than(os.fstat(index.file.fileno()).st_size + 3 * 4096):
         (outcome,) = index.apply([Put(1, location(len(value)), value)])
     assert num_told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import random
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
@@ -20,7 +22,7 @@ import pytest
 
 from tests.store.disk_conformance import PLAIN, DiskConformance, OpenTier, gather, on_loop, random_bytes, read_back
 from tests.store.named_home_process import DISK_BYTES, Report, content_of, open_named, read
-from tests.store.test_index import location
+from tests.store.test_index import files_no_longer_than, location
 from tierstore.disk import extents as extents_module
 from tierstore.disk import home as home_module
 from tierstore.disk.folder import LockedFolder
@@ -29,10 +31,11 @@ from tierstore.disk.index import Index
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.location import record_hasher, record_seed
 from tierstore.disk.operations import Put
-from tierstore.errors import ConfigError, StoreFullError
+from tierstore.errors import ConfigError, StorageIOError, StoreFullError
 
 ROOT = Path(__file__).parents[2]
 KEYS = range(1, 25)
+PAGE_BYTES = 4096
 
 
 @pytest.fixture
@@ -346,6 +349,26 @@ def test_receipt_names_kind_and_checksum(directory: Path) -> None:
             assert (await disk.write(1, memoryview(b"x"), PLAIN)).checksum is None
 
     on_loop(test)
+
+
+def test_index_that_the_drive_refuses_to_change_is_not_cleared(directory: Path, folder: Path) -> None:
+    """Wherever the pages lie that a start tries to write; such a limit refuses one of them, or cuts it short."""
+
+    async def start() -> str:
+        async with open_named(directory) as (found, _):
+            return found
+
+    fill(directory)
+    starts = Counter[str]()
+    for page in range(2, (folder / "index").stat().st_size // PAGE_BYTES):
+        with files_no_longer_than(page * PAGE_BYTES + PAGE_BYTES // 2):
+            try:
+                starts[on_loop(start)] += 1
+            except StorageIOError as error:
+                assert os.strerror(errno.EFBIG) in str(error)  # noqa: PT017 - a start that goes well is right too
+                starts["refused"] += 1
+    assert set(starts) == {f"taken up: {len(KEYS)} records", "refused"}
+    assert open_and_look(directory) == (f"taken up: {len(KEYS)} records", len(KEYS))
 
 
 # --- never read -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,8 @@ Usage = tuple[int, int]
 
 def means_full(error: Exception) -> bool:
     """Whether the file system, the user's quota on it, or LMDB's map is full."""
+    if isinstance(error, lmdb.Error) and getattr(error, "code", None) == errno.EDQUOT:
+        return True
     return is_out_of_space(error) or isinstance(error, (lmdb.MapFullError, lmdb.DiskError))
 
 

@@ -35,7 +35,7 @@ from .allocator import ALIGNMENT_BYTES
 from .boundary import means_full
 from .folder import LockedFolder
 from .forking import Inode
-from .index import Index, map_bytes_for
+from .index import Index, map_bytes_for, may_be_short_write
 from .io_mode import IoMode
 from .linux import open_unnamed
 from .location import Location
@@ -53,7 +53,9 @@ _MOST_FORMAT_BYTES = 4096
 _MOST_DEATHS = 2  # one may have been a kill at a bad moment; two in a row are the index's doing
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # What says nothing about the index, but about this process or the drive.
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_PASSING = (
+    errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +280,7 @@ class NamedHome:
         try:
             index.try_to_write()
         except (lmdb.Error, OSError) as error:
-            if not means_full(error):
+            if not means_full(error) and not may_be_short_write(error):  # what is there can be read all the same
                 raise
         for outcome in index.apply([Delete(key) for key in keys]):
             if outcome.error is not None:

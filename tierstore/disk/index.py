@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     _Transaction = lmdb.Transaction[Any]
 
-__all__ = ["Index", "map_bytes_for", "value_charge_bytes"]
+__all__ = ["Index", "map_bytes_for", "may_be_short_write", "value_charge_bytes"]
 
 _FORMAT = b"tierstore 1"
 _ENTRY_BYTES = 256  # two tables' keys and nodes, a location of at most 90 bytes, pages half full
@@ -251,14 +251,14 @@ class Index:
                 self.damage = error
             if len(changes) > 1:
                 return [outcome for change in changes for outcome in self._change([change])]
-            if _may_be_short_write(error) and not is_again:  # if others have made room meanwhile, it is none any more
+            if may_be_short_write(error) and not is_again:  # if others have made room meanwhile, it is none any more
                 return self._change(changes, is_again=True)
             return [(changes[0][0], self._reason_of(error, changes[0][1]))]
         return [(place, None) for place, _ in changes]
 
     def _reason_of(self, error: Exception, operation: Operation) -> Exception:
         """LMDB says EIO for a short write, which is how a file system that fills up shows itself first."""
-        if not _may_be_short_write(error):
+        if not may_be_short_write(error):
             return error
         value = operation.value if isinstance(operation, Put) else None
         status = os.fstatvfs(self.file.fileno())
@@ -296,7 +296,11 @@ class Index:
                 outcomes[place] = Outcome(value_offset=address - self._map_start)
 
 
-def _may_be_short_write(error: Exception) -> bool:
+def may_be_short_write(error: Exception) -> bool:
+    """Whether the drive refused, by what LMDB says, in part or as a whole. The index is as before: this is no damage.
+
+    (Where not even LMDB's last page could be written, it says so of every later change, and that is.)
+    """
     return getattr(error, "code", None) == errno.EIO
 
 
