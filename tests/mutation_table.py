@@ -1316,8 +1316,8 @@ MUTATIONS = [
         "R12",
         "the last reference ends the store",
         "tierstore/store.py",
-        "        self._finalizer = weakref.finalize(self, self._core.request_stop)",
-        "        self._finalizer = weakref.finalize(self, bool)",
+        "        self._core.engine.stop_with(self, self.traces.request_stop)\n",
+        "",
         ("store/test_store.py::test_store_unreferenced_without_close_ends_by_itself",),
     ),
     Mutation(

@@ -13,11 +13,13 @@ import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import uvloop
 
 from .errors import StorageIOError
+from .remains import Remains
 from .threads import IoThreads, start_thread
 
 if TYPE_CHECKING:
@@ -108,6 +110,8 @@ class Engine:
         self._restores: _Queue = asyncio.PriorityQueue()
         self._discard_wanted = asyncio.Event()
         self._stop_wanted = asyncio.Event()
+        self._user: Remains[object] | None = None
+        self._has_ended = False
         self._loop: asyncio.AbstractEventLoop
         self._thread = start_thread(lambda: self._run(open_disk, owner), f"{name}-loop")
         self.disk = self._opening.result()
@@ -126,6 +130,21 @@ class Engine:
         """Have the record's bytes on disk freed."""
         self._discards.append(key)
         self._wake()
+
+    def stop_with(self, user: object, then: Callable[[], None]) -> None:
+        """Ask the engine to end when `user` dies; `then` is called too, on the loop. See NOTE [No finalizers].
+
+        Once; `user` must not be kept alive by the engine.
+        """
+
+        def stop(_: Remains[object]) -> None:
+            self._stop_wanted.set()
+            then()
+
+        schedule: Callable[..., object] = self._loop.call_soon_threadsafe
+        self._user = Remains(user, partial(schedule, stop))
+        if self._has_ended:  # its loop takes no calls any more
+            self._user = None
 
     def request_stop(self) -> None:
         """Ask the engine to end: what runs is finished, what is queued is abandoned. Returns at once."""
@@ -205,6 +224,7 @@ class Engine:
                 await self._stop_wanted.wait()
                 self._end_lanes()
         finally:
+            self._has_ended, self._user = True, None
             await disk.close()
 
     def _end_lanes(self) -> None:

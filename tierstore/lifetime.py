@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import weakref
+from collections import deque
 from contextlib import ExitStack
 from typing import Protocol
+
+from .remains import Remains
 
 __all__ = ["Mortal", "watch_over"]
 
@@ -26,23 +28,33 @@ class Mortal(Protocol):
         """In a forked child: close the child's copies of descriptors, refuse all use. The parent's are untouched."""
 
 
-_open: weakref.WeakSet[Mortal] = weakref.WeakSet()
+_open: set[Remains[Mortal]] = set()
+_dead: deque[Remains[Mortal]] = deque()
 
 
 def watch_over(mortal: Mortal) -> None:
     """Have it ended with the process, and made inert in forked children, for as long as it lives."""
-    _open.add(mortal)
+    _open.add(Remains(mortal, _dead.append))
+    try:
+        while True:
+            _open.discard(_dead.popleft())
+    except IndexError:
+        pass  # no more
+
+
+def _living() -> list[Mortal]:
+    return [mortal for remains in list(_open) if (mortal := remains()) is not None]
 
 
 def _at_exit() -> None:
     # Threads of ours that still run torch operations while the interpreter finalizes abort the process.
-    for mortal in list(_open):
+    for mortal in _living():
         mortal.end_at_exit(_EXIT_DEADLINE_SECONDS)
 
 
 def _in_child() -> None:
     with ExitStack() as every_one:  # whatever one of them raises
-        for mortal in list(_open):
+        for mortal in _living():
             every_one.callback(mortal.end_in_child)
 
 

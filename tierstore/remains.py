@@ -1,14 +1,15 @@
 """What is left of an object when it is gone, and how its store learns of that.
 
 NOTE [No finalizers]
-A handle, or a log of saved tensors, may die on any thread, in the midst of anything: in a garbage collection inside one
-of our critical sections, or at interpreter exit. So nothing may take a lock then, or wait. Nor may a line of Python
-run: Ctrl-C that came during a long call of C++ (backward) is handled at the next one, and what its handler raises in a
-finalizer is swallowed, with the rest of the finalizer.
+A handle, a log of saved tensors, or a store may die on any thread, in the midst of anything: in a garbage collection
+inside one of our critical sections, or at interpreter exit. So nothing may take a lock then, or wait. Nor may a line of
+Python run: Ctrl-C that came during a long call of C++ (backward) is handled at the next one, and what its handler
+raises in a finalizer is swallowed, with the rest of the finalizer.
 
 Hence none of them has a finalizer. What is still to be done when an object has died is known to another one, which
 outlives it, its `Remains`. That is itself a weak reference to the object, and its callback is the `append` of a queue:
-all that happens at a death are calls of C, and whoever calls the store next does the rest.
+all that happens at a death are calls of C, and whoever calls the store next does the rest. When it is the store that
+has died, nobody will: then the queue is that of the engine's loop, which is woken (`Engine.stop_with`).
 
 CPython does not call a weak reference that is part of the same garbage as what it refers to. So the store holds on to
 the remains of all that it has to account for, until it has done so.
@@ -32,7 +33,7 @@ class Remains(weakref.ref[T]):
 
     Args:
         living: what it refers to.
-        note_death: called with the remains, see NOTE [No finalizers]: the `append` of a deque.
+        note_death: called with the remains, see NOTE [No finalizers]: of C alone, as the `append` of a deque is.
         arguments: of the subclass's constructor.
     """
 

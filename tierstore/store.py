@@ -12,7 +12,6 @@ import os
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -243,8 +242,7 @@ class TierStore:
         self.learned_orders = LearnedOrders()
         self.keys = itertools.count(1)
         self.of_thread = threading.local()  # the hooks' own
-        self._finalizer = weakref.finalize(self, self._core.request_stop)
-        self._finalizer.atexit = False  # `lifetime` does it, and joins
+        self._core.engine.stop_with(self, self.traces.request_stop)
 
     # --- by hand ----------------------------------------------------------------------------------------------
 
@@ -368,7 +366,6 @@ class TierStore:
         Raises:
             StorageIOError: I/O did not end within a minute, or a trace could not be written to its end.
         """
-        self._finalizer.detach()
         self._core.close(_CLOSE_DEADLINE_SECONDS)
 
     def __enter__(self) -> Self:
@@ -495,11 +492,6 @@ class _Core:
             self.engine.stop(deadline_seconds)
         finally:
             self.traces.end(deadline_seconds, "the store was closed")
-
-    def request_stop(self) -> None:
-        """Nobody refers to the store any more. Fit for a finalizer."""
-        self.engine.request_stop()
-        self.traces.request_stop()
 
     def end_at_exit(self, deadline_seconds: float) -> None:
         """See `Mortal`."""

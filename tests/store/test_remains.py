@@ -9,6 +9,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +104,19 @@ def test_interrupt_where_handles_die_loses_no_release(make_store: MakeStore, int
     assert (stats.live_handles, stats.host_bytes) == (0, 0)
     store.flush()
     assert store.stats().disk_bytes == 0
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["open", "closed"])
+def test_interrupt_where_a_store_dies_is_not_lost_nor_is_its_end(
+    store_directory: Path, interrupted: Interrupted, is_closed: bool
+) -> None:
+    stores = [TierStore(store_directory)]
+    engine = stores[0]._core.engine
+    if is_closed:
+        stores[0].close()
+    interrupted(stores.clear)
+    engine._thread.join(60)
+    assert not engine.is_running
 
 
 def _losses(store: TierStore, weights: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -80,7 +80,7 @@ class Recorder(Observer):
         self._is_over = False
         self._reason = "nobody refers to the store any more"
         self._error: Exception | None = None
-        self._orders: SimpleQueue[threading.Event | None] = SimpleQueue()  # None: end; finalizers may put
+        self._orders: SimpleQueue[threading.Event | None] = SimpleQueue()  # None: end
         self._thread = start_thread(self._run, "tierstore-trace")
 
     # --- any thread ------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Recorder(Observer):
         self._orders.put(threading.Event())
 
     def request_stop(self) -> None:
-        """Have it end, and write what waits. Fit for a finalizer."""
+        """Have it end, and write what waits; does not wait for that."""
         self._orders.put(None)
 
     def close(self, deadline_seconds: float, reason: str = "ended") -> None:

@@ -107,7 +107,7 @@ class Recordings:
             recorder.close(deadline_seconds, reason)
 
     def request_stop(self) -> None:
-        """Have it end. Fit for a finalizer."""
+        """Have it end. Waits for nothing."""
         recorder = self._current
         if recorder is not None:
             recorder.request_stop()
