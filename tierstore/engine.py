@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import uvloop
 
@@ -141,7 +141,7 @@ class Engine:
             self._stop_wanted.set()
             then()
 
-        schedule: Callable[..., object] = self._loop.call_soon_threadsafe
+        schedule: Any = self._loop.call_soon_threadsafe
         self._user = Remains(user, partial(schedule, stop))
         if self._has_ended:  # its loop takes no calls any more
             self._user = None
