@@ -84,7 +84,7 @@ def _on_device(store: TierStore) -> Iterator[Held]:
         loss = torch.nn.Parameter(content()).exp().sum()
     store.stats()
     (record,) = [each for each in store.books.moves._records.values() if each.state is State.DEVICE]
-    yield Held(record, record.handle(), threading.Event())
+    yield Held(record, record(), threading.Event())
     del loss
 
 

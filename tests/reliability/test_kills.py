@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tests.census import Census
+from tests.conftest import MakeStore
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
 from tests.daemon.test_security import RawClient
 from tests.daemon.test_survival import gradients, make_model, nothing
@@ -80,6 +81,17 @@ def trainers(kind: str, address: Path) -> Iterator[Trainers]:
             assert process.wait(WAIT_SECONDS) == 0
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_can_be_brought_about(make_store: MakeStore, state: str) -> None:
+    """The kills at all of them are run when asked for only."""
+    copies = copies_for(state)
+    with make_store(host_bytes=host_bytes_for(state), copies=copies) as store, held_at(store, state) as held:
+        held.go_on.set()
+        held.handle = None
+    if copies is not None:
+        copies.end()
 
 
 # --- the trainer, with a store of its own -----------------------------------------------------------------------------
