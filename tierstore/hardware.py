@@ -1,7 +1,8 @@
 """What a machine can do, as a file: TOML that `tierstore doctor --hardware` writes and a simulation reads.
 
 Figures only, no judgement. `docs/doctor.md` describes every key. A file of another version, with a key that is unknown
-or missing, or with a figure that no machine has, is refused.
+or missing, or with a figure that no machine has, is refused. What the doctor cannot measure (endurance, a second drive, a
+price) is left out by it, and written into the file by whoever knows it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import Meta, Struct, to_builtins
+from msgspec import Meta, Struct, structs, to_builtins
 
 from .errors import ConfigError
 from .toml_file import read_toml, toml_text, typed
@@ -52,15 +53,17 @@ class Transfer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     measured_bytes: Bytes
 
 
-class DriveHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The disk tier.
+class DriveHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The disk tier: one drive, or several of the same kind with their blocks in turns (RAID 0).
 
     Attributes:
         io_mode: "O_DIRECT", or "buffered" and why.
-        capacity_bytes: what may be stored.
+        capacity_bytes: what may be stored, on one of the drives.
         write_latency_seconds: of 4 KiB, one at a time, the median; likewise `read_latency_seconds`.
-        writes: by block size and depth, over space that was written before.
+        writes: by block size and depth, over space that was written before; of one of the drives.
         reads: likewise.
+        num_drives: of that kind. What was measured on drives that work as one is a single drive here.
+        rated_written_bytes: what one of them may have written to it in its life, by its data sheet; None: not known.
     """
 
     io_mode: str
@@ -69,9 +72,33 @@ class DriveHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     read_latency_seconds: Seconds
     writes: Annotated[tuple[Transfer, ...], Meta(min_length=1)]
     reads: Annotated[tuple[Transfer, ...], Meta(min_length=1)]
+    num_drives: Annotated[int, Meta(ge=1, le=1024)] = 1
+    rated_written_bytes: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+
+    def as_one(self) -> DriveHardware:
+        """All the drives as a single one.
+
+        A transfer is taken to be longer than the pieces in which blocks go to the drives in turns, so that all of them
+        share in it: `num_drives` times as fast at any depth, with the latency of one.
+        """
+        if self.num_drives == 1:
+            return self
+        rated_bytes = self.rated_written_bytes
+        return structs.replace(
+            self,
+            num_drives=1,
+            capacity_bytes=self.capacity_bytes * self.num_drives,
+            writes=_times(self.writes, self.num_drives),
+            reads=_times(self.reads, self.num_drives),
+            rated_written_bytes=None if rated_bytes is None else rated_bytes * self.num_drives,
+        )
 
 
-class HostHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+def _times(transfers: tuple[Transfer, ...], factor: int) -> tuple[Transfer, ...]:
+    return tuple(structs.replace(each, bytes_per_second=each.bytes_per_second * factor) for each in transfers)
+
+
+class HostHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Host memory and cores.
 
     Attributes:
@@ -79,12 +106,14 @@ class HostHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         capacity_bytes: of memory that a process could still take.
         copy_bytes_per_second: of one thread that copies between buffers it has used before.
         fresh_bytes_per_second: of one thread that writes to memory it has not used before.
+        price_per_hour: of the whole machine, in whatever currency; None: not known.
     """
 
     cores: Annotated[float, Meta(gt=0, le=1e6)]
     capacity_bytes: Bytes
     copy_bytes_per_second: Rate
     fresh_bytes_per_second: Rate
+    price_per_hour: Annotated[float, Meta(ge=0, le=1e9)] | None = None
 
 
 class CodecSpeed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

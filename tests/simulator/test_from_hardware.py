@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from tierstore.hardware import CodecSpeed as DescribedCodec
 from tierstore.hardware import DriveHardware, HostHardware, Transfer
 from tierstore.hardware import Hardware as DescribedHardware
@@ -41,6 +43,12 @@ def test_hardware_of_description_has_its_figures() -> None:
     assert hardware.drive.reads == [DepthSpeed(1, 5e8)]
     assert (hardware.drive.write_latency_seconds, hardware.drive.read_latency_seconds) == (1e-4, 2e-4)
     assert hardware.drive.capacity_bytes == 123
+
+
+def test_hardware_of_description_with_two_drives_is_twice_as_fast() -> None:
+    both = hardware_of(structs.replace(_DESCRIBED, drive=structs.replace(_DESCRIBED.drive, num_drives=2))).drive
+    assert (both.writes, both.reads) == ([DepthSpeed(1, 2e9), DepthSpeed(4, 6e9)], [DepthSpeed(1, 1e9)])
+    assert both.capacity_bytes == 246
 
 
 def test_hardware_of_description_has_codecs_of_the_kinds_that_are_named() -> None:

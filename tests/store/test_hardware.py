@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tierstore.errors import ConfigError
 from tierstore.hardware import (
@@ -22,7 +23,13 @@ from tierstore.hardware import (
 
 HARDWARE = Hardware(
     version=1,
-    host=HostHardware(cores=3.5, capacity_bytes=2**34, copy_bytes_per_second=1.2e10, fresh_bytes_per_second=2e9),
+    host=HostHardware(
+        cores=3.5,
+        capacity_bytes=2**34,
+        copy_bytes_per_second=1.2e10,
+        fresh_bytes_per_second=2e9,
+        price_per_hour=1.25,
+    ),
     drive=DriveHardware(
         io_mode='buffered ("odd" file system)',
         capacity_bytes=2**40,
@@ -33,6 +40,8 @@ HARDWARE = Hardware(
             Transfer(block_bytes=2**24, depth=4, bytes_per_second=2e9, measured_bytes=2**31),
         ),
         reads=(Transfer(block_bytes=2**20, depth=1, bytes_per_second=1e9, measured_bytes=2**30),),
+        num_drives=2,
+        rated_written_bytes=12 * 10**14,
     ),
     codecs=(
         CodecSpeed(data="masks", codec="bits", ratio=0.125, encode_bytes_per_second=2e10, decode_bytes_per_second=1e10),
@@ -57,11 +66,27 @@ def test_description_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert read_hardware(str(file)) == HARDWARE
 
 
-def test_description_without_codecs_and_accelerators_is_whole(tmp_path: Path) -> None:
+def test_description_of_what_a_doctor_measures_is_whole(tmp_path: Path) -> None:
     file = tmp_path / "hw.toml"
-    bare = Hardware(version=1, host=HARDWARE.host, drive=HARDWARE.drive)
+    host = structs.replace(HARDWARE.host, price_per_hour=None)
+    drive = structs.replace(HARDWARE.drive, num_drives=1, rated_written_bytes=None)
+    bare = Hardware(version=1, host=host, drive=drive)
     file.write_text(hardware_text(bare))
     assert read_hardware(file) == bare
+    assert not {"num_drives", "rated_written_bytes", "price_per_hour"} & set(file.read_text().split())
+
+
+def test_drives_as_one_are_so_many_times_as_fast_large_and_durable() -> None:
+    drive = HARDWARE.drive
+    together = drive.as_one()
+    assert together.num_drives == 1
+    assert together.capacity_bytes == 2 * drive.capacity_bytes
+    assert together.rated_written_bytes == 24 * 10**14
+    assert [each.bytes_per_second for each in together.writes] == [2e9, 4e9]
+    assert [each.depth for each in together.writes] == [each.depth for each in drive.writes]
+    assert [each.bytes_per_second for each in together.reads] == [2e9]
+    assert together.write_latency_seconds == drive.write_latency_seconds
+    assert together.as_one() == together
 
 
 Change = Callable[[str], str]
@@ -91,6 +116,11 @@ def replaced(old: str, new: str) -> Change:
         (replaced("depth = 4", "depth = 4\nqueue = 1"), "drive.writes[1].queue", "block_bytes, depth"),
         (replaced("depth = 4", "depth = -1"), "drive.writes[1].depth", ">= 1"),
         (replaced("depth = 4", f"depth = {10**30}"), "drive.writes[1].depth", "4096"),
+        (replaced("num_drives = 2", "num_drives = 0"), "drive.num_drives", ">= 1"),
+        (replaced("num_drives = 2", "num_drives = 2000"), "drive.num_drives", "<= 1024"),
+        (replaced("rated_written_bytes = 12", "rated_written_bytes = -12"), "drive.rated_written_bytes", ">= 1"),
+        (replaced("price_per_hour = 1.25", "price_per_hour = -1.0"), "host.price_per_hour", ">= 0"),
+        (replaced("price_per_hour = 1.25", "price_per_hour = inf"), "host.price_per_hour", "<= 1"),
         (replaced("ratio = 0.125", "ratio = 8.0"), "codecs[0].ratio", "<= 2"),
         (replaced("[drive]\n", "[drives]\n"), None, ""),
         (replaced("[host]", "[[host]]"), "host", "got `array`"),

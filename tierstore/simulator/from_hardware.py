@@ -32,7 +32,7 @@ def hardware_of(
         kinds: of a workload's content, and the sample data that stands for each; None: the first data of each codec
             stands for every kind.
     """
-    drive = described.drive
+    drive = described.drive.as_one()
     return Hardware(
         Drive(
             _largest_blocks(drive.writes),
