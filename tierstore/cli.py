@@ -15,6 +15,7 @@ import typer
 from .commands.demo import demo
 from .commands.doctor import doctor
 from .commands.output import OutputError, checked_output
+from .commands.plan import plan
 from .commands.serve import serve
 from .commands.stat import stat
 from .commands.top import top
@@ -67,7 +68,7 @@ def _options(
     pass
 
 
-for command in (serve, stat, top, doctor, demo):
+for command in (serve, stat, top, doctor, plan, demo):
     app.command()(command)
 app.add_typer(trace_commands)
 

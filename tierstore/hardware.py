@@ -1,8 +1,8 @@
 """What a machine can do, as a file: TOML that `tierstore doctor --hardware` writes and a simulation reads.
 
 Figures only, no judgement. `docs/doctor.md` describes every key. A file of another version, with a key that is unknown
-or missing, or with a figure that no machine has, is refused. What the doctor cannot measure (endurance, a second drive, a
-price) is left out by it, and written into the file by whoever knows it.
+or missing, or with a figure that no machine has, is refused. What the doctor cannot measure (endurance, a second drive,
+a price) it leaves out; whoever knows it writes it into the file.
 """
 
 from __future__ import annotations

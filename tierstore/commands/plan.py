@@ -1,0 +1,155 @@
+"""`tierstore plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..planning import Answer, Machine, Use
+    from ..simulator import Settings
+
+__all__ = ["plan"]
+
+Text = str | None
+
+
+def plan(
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What `tiered_offload(store, trace=FILE)` recorded; its last whole step."),
+    ] = None,
+    hardware: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="A machine of --list-hardware, or a file of `tierstore doctor --hardware`. May be given several "
+            "times. Default: every machine that comes with tierstore.",
+        ),
+    ] = None,
+    list_hardware: Annotated[
+        bool, typer.Option("--list-hardware", help="Print the machines that come with tierstore, and leave.")
+    ] = False,
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", min=1, max=1024, help="Of each host, sharing its drive. May be given several times."),
+    ] = None,
+    hosts: Annotated[int, typer.Option(metavar="N", min=1, help="Equal hosts, each with those ranks.")] = 1,
+    config: Annotated[
+        Text,
+        typer.Option(metavar="FILE", help="Settings as TierStore.from_config() reads them, in place of the trace's."),
+    ] = None,
+    host_bytes: Annotated[Text, typer.Option(metavar="SIZE", help="Of each rank. Default: the trace's.")] = None,
+    staging_bytes: Annotated[Text, typer.Option(metavar="SIZE", help="Of each rank. Default: the trace's.")] = None,
+    disk_bytes: Annotated[
+        Text, typer.Option(metavar="SIZE", help="Of each rank. Default: an equal part of the drive.")
+    ] = None,
+    codec: Annotated[
+        Text,
+        typer.Option(
+            metavar="CODEC", help='"auto", "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". Default: the trace\'s.'
+        ),
+    ] = None,
+    prefetch: Annotated[
+        Text, typer.Option(metavar="ORDER", help='"learned", "reverse" or "none". Default: the trace\'s.')
+    ] = None,
+    lookahead_bytes: Annotated[
+        Text, typer.Option(metavar="SIZE", help="How far ahead of backward is fetched. Default: the trace's.")
+    ] = None,
+    training_cores: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N", help="That the training of a rank keeps busy. Default: all of where it was recorded."
+        ),
+    ] = None,
+    hours_per_day: Annotated[
+        float, typer.Option(metavar="HOURS", help="In which there is training.", show_default=True)
+    ] = 24.0,
+    steps_per_day: Annotated[
+        float | None, typer.Option(metavar="N", help="Default: as many as those hours have room for.")
+    ] = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option(metavar="PRICE", help="Of a host, in any currency. Default: the hardware file's.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON, nothing else.")] = False,
+) -> None:
+    """Tell what a recorded step would take on hardware that one does not have: time, memory, wear of drives, price.
+
+    A simulation in virtual time: nothing is measured, and nothing is written. Computing is taken to last as long as
+    where the trace was recorded. Steps recorded on an accelerator are refused.
+    """
+    from ..planning import Use, answer, find_machine, last_whole_step, planned_settings, shipped_machines
+    from ..simulator.from_trace import workload_of
+    from ..tracing.reader import read_trace
+    from .plan_views import asked
+
+    if list_hardware:
+        _print_machines(shipped_machines())
+        return
+    if trace is None:
+        raise ConfigError("--trace", None, "give the file that tiered_offload(store, trace=FILE) has written")
+    if training_cores is not None and not 0 < training_cores < inf:
+        raise ConfigError("--training-cores", training_cores, "give more than 0")
+    use = Use(hosts, hours_per_day, steps_per_day, price_per_hour)
+    machines = [find_machine(each) for each in hardware] if hardware else shipped_machines()
+    recorded = read_trace(trace)
+    step = last_whole_step(recorded, str(trace))
+    store = {"host_bytes": host_bytes, "staging_bytes": staging_bytes, "disk_bytes": disk_bytes, "codec": codec}
+    offload = {"prefetch": prefetch, "lookahead_bytes": lookahead_bytes}
+    settings = planned_settings(recorded, step, config, _said(store), _said(offload))
+    workload = workload_of(recorded, step, training_cores=training_cores)
+    answers = [
+        answer(workload, machine, settings, num_ranks=num_ranks, use=use)
+        for machine in machines
+        for num_ranks in ranks or [1]
+    ]
+    if as_json:
+        _print_json(str(trace), step.number, settings, answers)
+    else:
+        _print_tables(asked(str(trace), step, settings), answers, use)
+
+
+def _said(options: dict[str, Text]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _print_machines(machines: Sequence[Machine]) -> None:
+    from rich.console import Console
+
+    from .plan_views import machines_table
+
+    Console(highlight=False).print(machines_table(machines))
+
+
+def _print_json(trace: str, number: int, settings: Settings, answers: Sequence[Answer]) -> None:
+    import msgspec
+
+    whole = {
+        "trace": trace,
+        "step": number,
+        "settings": asdict(settings),
+        "answers": [each.as_dict() for each in answers],
+    }
+    print(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())
+
+
+def _print_tables(question: str, answers: Sequence[Answer], use: Use) -> None:
+    from rich.console import Console
+
+    from .plan_views import costs_table, remarks, steps_table
+
+    console = Console(highlight=False)
+    console.print(question, markup=False)
+    for part in (steps_table(answers), costs_table(answers)):
+        console.print()
+        console.print(part)
+    console.print()
+    for line in remarks(answers, use):
+        console.print(line, markup=False)

@@ -1,0 +1,39 @@
+"""What would a recorded step cost on hardware that one does not have? Answers from the simulator.
+
+::
+
+    from tierstore.planning import Use, answer, find_machine, last_whole_step, planned_settings
+    from tierstore.simulator.from_trace import workload_of
+
+    trace = read_trace(Path("step.jsonl"))
+    step = last_whole_step(trace, "step.jsonl")
+    settings = planned_settings(trace, step)
+    found = answer(workload_of(trace, step), find_machine("sata"), settings, num_ranks=4, use=Use(num_hosts=8))
+
+Neither torch nor the command line is known here; only files of hardware and settings are read.
+"""
+
+from __future__ import annotations
+
+from .answers import Answer, answer
+from .costs import Costs, Use, costs_of
+from .machines import Machine, find_machine, shipped_machines
+from .prediction import Limit, Misfit, Prediction, predict
+from .settings import last_whole_step, planned_settings
+
+__all__ = [
+    "Answer",
+    "Costs",
+    "Limit",
+    "Machine",
+    "Misfit",
+    "Prediction",
+    "Use",
+    "answer",
+    "costs_of",
+    "find_machine",
+    "last_whole_step",
+    "planned_settings",
+    "predict",
+    "shipped_machines",
+]

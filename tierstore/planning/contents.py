@@ -1,0 +1,35 @@
+"""Which sample data of a hardware file stands for what a trace's tensors contain."""
+
+from __future__ import annotations
+
+from ..simulator import Workload
+
+__all__ = ["sample_data_of", "sample_data_of_kind"]
+
+_MASKS, _ZEROS, _MANY_ZEROS, _NOISE = "masks", "zeros", "relu outputs", "noise"
+_ACTIVATIONS = {
+    "float16": "activations, bfloat16",
+    "bfloat16": "activations, bfloat16",
+    "float32": "activations, float32",
+    "float64": "activations, float32",
+    "bool": _MASKS,
+    "uint8": _MASKS,
+}
+
+
+def sample_data_of(workload: Workload) -> dict[str, str]:
+    """For each kind of content that the workload saves."""
+    return {saved.kind: sample_data_of_kind(saved.kind) for saved in workload.saved}
+
+
+def sample_data_of_kind(kind: str) -> str:
+    """Of a kind as traces name it, such as "float32, many zeros", the data as `tierstore doctor` names it.
+
+    What is not known is taken to be noise, which no codec shrinks.
+    """
+    dtype, _, content = kind.partition(", ")
+    if content == "all zeros":
+        return _ZEROS
+    if content == "many zeros" and dtype.split()[0] != "bool":
+        return _MANY_ZEROS
+    return _ACTIVATIONS.get(dtype.partition(" ")[0], _NOISE)

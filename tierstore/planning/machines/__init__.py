@@ -1,0 +1,62 @@
+"""Machines to plan for: files of hardware, and those that come with the package, which are called by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from ...errors import ConfigError
+from ...hardware import Hardware, read_hardware
+
+__all__ = ["Machine", "find_machine", "shipped_machines"]
+
+_SUFFIX = ".toml"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine to plan for.
+
+    Attributes:
+        name: of the file, without its suffix.
+        title: its first comment; "" where it has none.
+        hardware: what it can do.
+    """
+
+    name: str
+    title: str
+    hardware: Hardware
+
+
+def shipped_machines() -> list[Machine]:
+    """All that come with the package, by name. Blocks for the files."""
+    folder = files(__package__)
+    names = sorted(each.name.removesuffix(_SUFFIX) for each in folder.iterdir() if each.name.endswith(_SUFFIX))
+    machines = []
+    for name in names:
+        with as_file(folder / f"{name}{_SUFFIX}") as file:
+            machines.append(_read(file))
+    return machines
+
+
+def find_machine(name_or_path: str) -> Machine:
+    """The machine that comes with the package under that name, or else the one that a file describes. Blocks.
+
+    Raises:
+        ConfigError: there is neither; or what `read_hardware` says of the file.
+    """
+    shipped = {machine.name: machine for machine in shipped_machines()}
+    if name_or_path in shipped:
+        return shipped[name_or_path]
+    file = Path(name_or_path)
+    if file.suffix != _SUFFIX and len(file.parts) == 1 and not file.exists():
+        names = ", ".join(shipped)
+        raise ConfigError("hardware", name_or_path, f"no such file, and no such machine; there are {names}")
+    return _read(file)
+
+
+def _read(file: Path) -> Machine:
+    hardware = read_hardware(file)
+    first = file.read_text(encoding="utf-8").partition("\n")[0]
+    return Machine(file.stem, first.removeprefix("#").strip() if first.startswith("#") else "", hardware)

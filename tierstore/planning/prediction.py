@@ -1,0 +1,162 @@
+"""What a step takes on a machine, by the simulator; or that it does not fit there. Pure.
+
+What bounds a step is found by trying: it is simulated again with writes, reads or the store's CPU work that take next
+to no time, each alone. What helps most is the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..codec import parse_codec
+from ..errors import ConfigError, StoreFullError
+from ..simulator import DepthSpeed, Hardware, Settings, SimulatedStep, Workload, simulate
+from ..simulator.from_hardware import hardware_of
+from .contents import sample_data_of
+from .machines import Machine
+
+__all__ = ["Limit", "Misfit", "Prediction", "predict"]
+
+Limit = Literal["nothing", "drive writes", "drive reads", "CPU", "several"]
+"""What bounds a step; "several": none of them does alone."""
+
+_AT_ONCE = 1e15  # bytes per second
+_UNLIMITED_BYTES = 2**62
+_WORTH_A_WORD = 1.02
+"""Times compute alone: what is not slower than that is bound by nothing."""
+_LEAST_GAIN = 0.1  # of the time that is lost: a cause that explains less is none
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step of a host, once the graph is known. Ranks begin together and do the same.
+
+    Attributes:
+        seconds: of the slowest rank.
+        compute_seconds: of a step that moves nothing, with all ranks on these cores.
+        stall_seconds: for how long the slowest rank's threads waited, by cause, as `StoreStats` has them.
+        written_bytes, read_bytes: of all ranks.
+        host_bytes_peak, staging_bytes_peak, disk_bytes_peak: the most at once, of all ranks, added up.
+        limit: what bounds the step.
+        seconds_without: what it would take if this alone took no time; empty where nothing bounds it.
+    """
+
+    seconds: float
+    compute_seconds: float
+    stall_seconds: Mapping[str, float]
+    written_bytes: int
+    read_bytes: int
+    host_bytes_peak: int
+    staging_bytes_peak: int
+    disk_bytes_peak: int
+    limit: Limit
+    seconds_without: Mapping[Limit, float]
+
+    @property
+    def slowdown(self) -> float:
+        """Times compute alone."""
+        return self.seconds / self.compute_seconds if self.compute_seconds else 1.0
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A tier is too small.
+
+    Attributes:
+        tier: which.
+        needed_bytes: of all ranks of a host, uncompressed where a codec might help.
+        available_bytes: that there are.
+    """
+
+    tier: Literal["host memory", "disk"]
+    needed_bytes: int
+    available_bytes: int
+
+
+def predict(workload: Workload, machine: Machine, settings: Settings, *, num_ranks: int = 1) -> Prediction | Misfit:
+    """What a step takes. Neither blocks nor touches a file; takes some milliseconds for each saved tensor and rank.
+
+    Args:
+        workload: of each rank.
+        machine: that they share.
+        settings: of each rank; their `disk_bytes` are cut to an equal part of the drive.
+        num_ranks: how many there are.
+
+    Raises:
+        ConfigError: a number is below 1, or the machine's file has no figures of the codec.
+    """
+    _check_codec(machine, settings.codec)
+    hardware = hardware_of(machine.hardware, kinds=sample_data_of(workload))
+    share_bytes = hardware.drive.capacity_bytes // max(1, num_ranks)
+    disk_bytes = share_bytes if settings.disk_bytes is None else min(settings.disk_bytes, share_bytes)
+    settings = replace(settings, disk_bytes=disk_bytes)
+    try:
+        steps = _last_steps(workload, hardware, settings, num_ranks)
+    except StoreFullError:
+        unlimited = _last_steps(workload, hardware, replace(settings, disk_bytes=_UNLIMITED_BYTES), num_ranks)
+        return Misfit("disk", sum(step.disk_bytes_peak for step in unlimited), disk_bytes * num_ranks)
+    needed_bytes = sum(step.host_bytes_peak + step.staging_bytes_peak for step in steps)
+    if needed_bytes > machine.hardware.host.capacity_bytes:
+        return Misfit("host memory", needed_bytes, machine.hardware.host.capacity_bytes)
+    slowest = max(steps, key=lambda step: step.seconds)
+    compute_seconds = _compute_seconds(workload, hardware, settings, num_ranks)
+    seconds_without: dict[Limit, float] = {}
+    if slowest.seconds > _WORTH_A_WORD * compute_seconds:
+        for limit, better in _without(hardware).items():
+            seconds_without[limit] = max(s.seconds for s in _last_steps(workload, better, settings, num_ranks))
+    return Prediction(
+        seconds=slowest.seconds,
+        compute_seconds=compute_seconds,
+        stall_seconds=slowest.stall_seconds,
+        written_bytes=sum(step.counters.written_bytes for step in steps),
+        read_bytes=sum(step.counters.read_bytes for step in steps),
+        host_bytes_peak=sum(step.host_bytes_peak for step in steps),
+        staging_bytes_peak=sum(step.staging_bytes_peak for step in steps),
+        disk_bytes_peak=sum(step.disk_bytes_peak for step in steps),
+        limit=_limit(slowest.seconds, compute_seconds, seconds_without),
+        seconds_without=seconds_without,
+    )
+
+
+def _check_codec(machine: Machine, name: str) -> None:
+    codec = parse_codec(name)
+    if codec is None or name == "none":
+        return
+    known = sorted({speed.codec for speed in machine.hardware.codecs})
+    if str(codec) not in known:
+        figures = f"it has figures of {', '.join(known)}" if known else "it has figures of no codec"
+        raise ConfigError("codec", name, f'hardware "{machine.name}" says nothing of it: {figures}')
+
+
+def _last_steps(workload: Workload, hardware: Hardware, settings: Settings, num_ranks: int) -> Sequence[SimulatedStep]:
+    """The last step of each rank, which is the one that goes on and on."""
+    return [steps[-1] for steps in simulate(workload, hardware, settings, num_ranks=num_ranks)]
+
+
+def _compute_seconds(workload: Workload, hardware: Hardware, settings: Settings, num_ranks: int) -> float:
+    """Of a step whose budget holds everything: ranks that are too many for the cores are slow without any store."""
+    roomy = replace(settings, host_bytes=_UNLIMITED_BYTES)
+    return max(steps[-1].seconds for steps in simulate(workload, hardware, roomy, num_steps=1, num_ranks=num_ranks))
+
+
+def _without(hardware: Hardware) -> dict[Limit, Hardware]:
+    """The machine, better in one way each."""
+    drive, at_once = hardware.drive, [DepthSpeed(1, _AT_ONCE)]
+    codecs = [
+        replace(speed, encode_bytes_per_second=_AT_ONCE, decode_bytes_per_second=_AT_ONCE) for speed in hardware.codecs
+    ]
+    return {
+        "drive writes": replace(hardware, drive=replace(drive, writes=at_once, write_latency_seconds=0.0)),
+        "drive reads": replace(hardware, drive=replace(drive, reads=at_once, read_latency_seconds=0.0)),
+        "CPU": replace(hardware, codecs=codecs, cpu_seconds_per_record=0.0, cpu_seconds_per_byte=0.0),
+    }
+
+
+def _limit(seconds: float, compute_seconds: float, seconds_without: Mapping[Limit, float]) -> Limit:
+    if not seconds_without:
+        return "nothing"
+    best = min(seconds_without, key=seconds_without.__getitem__)
+    lost_seconds = seconds - compute_seconds
+    return best if seconds - seconds_without[best] > _LEAST_GAIN * lost_seconds else "several"

@@ -1,0 +1,97 @@
+"""With which settings to plan: those that the trace was recorded with, unless a file or the caller says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..codec import parse_codec
+from ..config import SizeLike, parse_size
+from ..config_file import ConfigSource, FileOptions, offload_options, store_options
+from ..errors import ConfigError
+from ..simulator import Settings
+from ..tracing.events import Scope, StoreSettings
+from ..tracing.reader import RecordedTrace
+from ..tracing.steps import Step, steps_of
+
+__all__ = ["last_whole_step", "planned_settings"]
+
+_CODEC_OF_A_DAEMON = "auto"  # its default; a trace of a client does not tell
+
+
+def last_whole_step(trace: RecordedTrace, source: str) -> Step:
+    """The last step that was recorded from its forward to its end. `source`: the trace's file, for the message.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    whole = [step for step in steps_of(trace) if step.is_whole and step.backward_began_ns is not None]
+    if not whole:
+        raise ConfigError(
+            "trace", source, "it has no step that was recorded from its forward to the end of its backward"
+        )
+    return whole[-1]
+
+
+def planned_settings(
+    trace: RecordedTrace,
+    step: Step,
+    config: ConfigSource | None = None,
+    store: Mapping[str, Any] | None = None,
+    offload: Mapping[str, Any] | None = None,
+) -> Settings:
+    """The settings of each rank. `store` and `offload` come before `config`, that before the trace. Blocks for a file.
+
+    What cannot be planned (`min_bytes`, `device_bytes`, `inline_bytes`, ...) is passed over. `disk_bytes` is not taken
+    from the trace, where it followed from what was free on another drive: if nobody says it, ranks share the drive.
+
+    Args:
+        trace, step: what was recorded.
+        config: as `TierStore.from_config` takes it.
+        store: arguments as `TierStore`'s: host_bytes, disk_bytes, staging_bytes, codec.
+        offload: arguments as `tiered_offload`'s: prefetch, lookahead_bytes.
+
+    Raises:
+        ConfigError: the file cannot be used, or a value; names its place.
+    """
+    if config is None:
+        in_store, in_offload = _said(store), _said(offload)
+    else:
+        in_store, in_offload = store_options(config, store or {}), offload_options(config, offload or {})
+    recorded, scope = trace.header.store, step.scope
+    with in_store.naming_their_place():
+        values = in_store.values
+        host_bytes = _size(values, "host_bytes")
+        staging_bytes = _size(values, "staging_bytes")
+        disk_bytes = _size(values, "disk_bytes")
+        codec = values.get("codec", recorded.codec or _CODEC_OF_A_DAEMON)
+        parse_codec(codec)
+    with in_offload.naming_their_place():
+        values = in_offload.values
+        return Settings(
+            host_bytes=recorded.host_bytes if host_bytes is None else host_bytes,
+            staging_bytes=recorded.staging_bytes if staging_bytes is None else staging_bytes,
+            disk_bytes=disk_bytes,
+            codec=codec,
+            prefetch=values.get("prefetch", scope.prefetch if scope is not None else "learned"),
+            lookahead_bytes=_size(values, "lookahead_bytes", _recorded_lookahead(scope, recorded)),
+            num_spill_lanes=recorded.num_spill_lanes,
+            num_restore_lanes=recorded.num_restore_lanes,
+        )
+
+
+def _said(values: Mapping[str, Any] | None) -> FileOptions:
+    return FileOptions({}, "", "", values or {})
+
+
+def _size(values: Mapping[str, Any], name: str, otherwise: int | None = None) -> int | None:
+    given: SizeLike | None = values.get(name)
+    return otherwise if given is None else parse_size(given, name)
+
+
+def _recorded_lookahead(scope: Scope | None, recorded: StoreSettings) -> int | None:
+    """None, which is automatic, where it was as far as that reaches: it follows the budgets then."""
+    if scope is None or scope.prefetch == "none":
+        return None
+    is_automatic = scope.lookahead_bytes == recorded.host_bytes + recorded.staging_bytes
+    return None if is_automatic else scope.lookahead_bytes
