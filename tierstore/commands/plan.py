@@ -39,7 +39,7 @@ def plan(
     ] = False,
     ranks: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", min=1, max=1024, help="Of each host, sharing its drive. May be given several times."),
+        typer.Option(metavar="N", min=1, max=128, help="Of each host, sharing its drive. May be given several times."),
     ] = None,
     hosts: Annotated[int, typer.Option(metavar="N", min=1, help="Equal hosts, each with those ranks.")] = 1,
     config: Annotated[

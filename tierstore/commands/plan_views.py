@@ -64,7 +64,7 @@ def costs_table(answers: Sequence[Answer]) -> Table:
 def remarks(answers: Sequence[Answer], use: Use) -> Iterator[str]:
     """What the tables have no room for: what they are about, what bounds each step, and what does not fit."""
     yield (
-        f"Written, read, memory and disk: of all ranks of a host, in a step. A year: what is written to a host's drives, "
+        "Written, read, memory and disk: of all ranks of a host, in a step. A year: what is written to its drives, "
         f"{use.hours_per_day:g} hours a day. Worn: drives in a year, of {_count(use.num_hosts, 'host')}. "
         "Price: of a step, likewise."
     )

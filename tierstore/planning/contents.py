@@ -7,7 +7,7 @@ from ..simulator import Workload
 __all__ = ["sample_data_of", "sample_data_of_kind"]
 
 _MASKS, _ZEROS, _MANY_ZEROS, _NOISE = "masks", "zeros", "relu outputs", "noise"
-_ACTIVATIONS = {
+_DATA_OF_DTYPES = {
     "float16": "activations, bfloat16",
     "bfloat16": "activations, bfloat16",
     "float32": "activations, float32",
@@ -27,9 +27,9 @@ def sample_data_of_kind(kind: str) -> str:
 
     What is not known is taken to be noise, which no codec shrinks.
     """
-    dtype, _, content = kind.partition(", ")
+    name, _, content = kind.partition(", ")
+    dtype = name.partition(" ")[0]
+    data = _DATA_OF_DTYPES.get(dtype, _NOISE)
     if content == "all zeros":
         return _ZEROS
-    if content == "many zeros" and dtype.split()[0] != "bool":
-        return _MANY_ZEROS
-    return _ACTIVATIONS.get(dtype.partition(" ")[0], _NOISE)
+    return _MANY_ZEROS if content == "many zeros" and data != _MASKS else data

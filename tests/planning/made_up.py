@@ -1,0 +1,54 @@
+"""Made-up steps and machines."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from tierstore.hardware import CodecSpeed, DriveHardware, Hardware, HostHardware, Transfer
+from tierstore.planning import Machine
+from tierstore.simulator import Action, Compute, EndScope, Pack, Release, Saved, Unpack, Workload
+
+__all__ = ["GB", "MIB", "chain", "machine"]
+
+MIB, GB = 2**20, 10**9
+
+
+def chain(num: int = 40, gap_seconds: float = 0.01, cores: float = 1.0, kind: str = "float32") -> Workload:
+    """Layers of 16 MiB: forward computes and saves, backward asks in reverse and computes for as long."""
+    saved = [Saved(16 * MIB, node, kind=kind) for node in range(num)]
+    actions: list[Action] = []
+    for index in range(num):
+        actions += [Compute(gap_seconds), Pack(index)]
+    actions += [Compute(gap_seconds), EndScope()]
+    for index in reversed(range(num)):
+        actions += [Unpack(index), Compute(gap_seconds), Release(index)]
+    return Workload(saved, actions, cores)
+
+
+def machine(
+    write: float = 20 * GB,
+    read: float = 20 * GB,
+    *,
+    capacity_bytes: int = 1000 * GB,
+    memory_bytes: int = 64 * GB,
+    cores: float = 16.0,
+    codecs: tuple[CodecSpeed, ...] = (),
+    **drive: int,
+) -> Machine:
+    """A machine with a drive of that many bytes per second."""
+    speeds = [
+        Transfer(block_bytes=16 * MIB, depth=1, bytes_per_second=each, measured_bytes=0) for each in (write, read)
+    ]
+    described = DriveHardware(
+        io_mode="O_DIRECT",
+        capacity_bytes=capacity_bytes,
+        write_latency_seconds=1e-5,
+        read_latency_seconds=1e-5,
+        writes=(speeds[0],),
+        reads=(speeds[1],),
+    )
+    host = HostHardware(
+        cores=cores, capacity_bytes=memory_bytes, copy_bytes_per_second=1e10, fresh_bytes_per_second=3e9
+    )
+    hardware = Hardware(version=1, host=host, drive=structs.replace(described, **drive), codecs=codecs)
+    return Machine("made-up", "", hardware)
