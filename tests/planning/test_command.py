@@ -1,0 +1,258 @@
+"""`tierstore plan` on a trace of a real run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from tests.daemon.conftest import END_SECONDS, environment_of_tests, tierstore
+from tests.doctor.machines import machine as measured_machine
+from tierstore import TierStore, cli, tiered_offload
+from tierstore.doctor.diagnosis import hardware_of
+from tierstore.hardware import hardware_text
+from tierstore.planning import shipped_machines
+
+_SIDE, _LENGTH = 128, 4
+_TENSOR_BYTES = _SIDE * _SIDE * 4
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of two steps whose tensors go to disk."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "drive").mkdir()
+    with TierStore(folder / "drive", host_bytes=0, disk_bytes="1GiB", codec="none") as store:
+        for _ in range(2):
+            with tiered_offload(store, min_bytes=0, trace=folder / "step.jsonl"):
+                link = torch.randn(_SIDE, _SIDE, requires_grad=True)
+                for _ in range(_LENGTH):
+                    link = torch.exp(-link)
+                loss = link.sum()
+            del link
+            store.flush()  # time enough to write in a plan too
+            loss.backward()
+    return folder / "step.jsonl"
+
+
+class Done(NamedTuple):
+    returncode: object
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs `tierstore plan ...` in this process: a fresh one takes a second."""
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setenv("COLUMNS", "150")
+        monkeypatch.setattr(sys, "argv", ["tierstore", "plan", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Done(ended.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def planned(command: Command, recorded: Path) -> Callable[..., dict[str, Any]]:
+    """What it says as JSON."""
+
+    def run(*arguments: object) -> dict[str, Any]:
+        done = command("--trace", recorded, "--json", *arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+    return run
+
+
+@pytest.fixture
+def refused(command: Command) -> Callable[..., str]:
+    """Exit code 2, nothing on standard output, and one line that says what is wrong, which is returned."""
+
+    def run(*arguments: object) -> str:
+        done = command(*arguments)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        (complaint,) = done.stderr.strip().splitlines()
+        assert complaint.startswith("tierstore: ")
+        return complaint
+
+    return run
+
+
+def test_plan_has_a_row_for_each_machine_and_number_of_ranks(command: Command, recorded: Path) -> None:
+    done = command("--trace", recorded, "--hardware=sata", "--hardware=cloud-l32s-v3", "--ranks=1", "--ranks=3")
+    assert (done.returncode, done.stderr) == (0, "")
+    for machine in ("sata", "cloud-l32s-v3"):
+        rows = re.findall(rf"^{machine} +(\d+) ", done.stdout, re.MULTILINE)
+        assert rows == ["1", "3"] * 2, "in each of two tables"
+    assert any("Step 2 of" in line for line in done.stdout.splitlines())
+
+
+def test_plan_without_hardware_is_for_all_that_are_shipped(planned: Callable[..., dict[str, Any]]) -> None:
+    answers = planned()["answers"]
+    assert [each["machine"] for each in answers] == [each.name for each in shipped_machines()]
+    assert all(each["prediction"] and each["costs"] and each["misfit"] is None for each in answers)
+
+
+def test_plan_as_json_has_the_settings_of_the_trace_and_the_bytes_of_its_step(
+    planned: Callable[..., dict[str, Any]], recorded: Path
+) -> None:
+    result = planned("--hardware=sata", "--ranks=2", "--hosts=3", "--price-per-hour=2", "--steps-per-day=10")
+    assert (result["trace"], result["step"]) == (str(recorded), 2)
+    assert (result["settings"]["host_bytes"], result["settings"]["codec"]) == (0, "none")
+    (answer,) = result["answers"]
+    assert (answer["num_ranks"], answer["num_hosts"]) == (2, 3)
+    moved = answer["prediction"]
+    assert 0 < moved["read_bytes"] <= moved["written_bytes"] <= 2 * _LENGTH * _TENSOR_BYTES
+    costs = answer["costs"]
+    assert costs["written_bytes_per_year"] == 3650 * moved["written_bytes"]
+    assert costs["price_per_step"] == pytest.approx(2 * 3 * moved["seconds"] / 3600)
+
+
+def test_plan_with_other_settings_follows_them(planned: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    file = tmp_path / "tierstore.toml"
+    file.write_text('[store]\npath = "/nowhere"\nhost_bytes = "1GiB"\n')
+    roomy = planned("--hardware=sata", "--config", file)["answers"][0]["prediction"]
+    assert (roomy["written_bytes"], roomy["limit"]) == (0, "nothing")
+    tight = planned("--hardware=sata", "--config", file, "--host-bytes=64KiB")["answers"][0]["prediction"]
+    assert 0 < tight["written_bytes"] <= _LENGTH * _TENSOR_BYTES
+    assert tight["host_bytes_peak"] <= 64 * 2**10
+
+
+def test_plan_takes_the_file_that_a_doctor_writes(planned: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    described, file = hardware_of(measured_machine()), tmp_path / "hw.toml"
+    assert described is not None
+    file.write_text(hardware_text(described))
+    (answer,) = planned("--hardware", file)["answers"]
+    assert answer["machine"] == "hw"
+    assert 0 < answer["prediction"]["written_bytes"] <= _LENGTH * _TENSOR_BYTES
+    assert answer["costs"]["years_to_rating"] is None
+
+
+def test_tier_that_is_too_small_is_an_answer(
+    command: Command, planned: Callable[..., dict[str, Any]], recorded: Path
+) -> None:
+    options = ("--hardware=sata", "--disk-bytes=64KiB")
+    done = command("--trace", recorded, *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"does not fit: needs \d+ KiB on disk, has 64 KiB", done.stdout)
+    (answer,) = planned(*options)["answers"]
+    assert (answer["prediction"], answer["costs"]) == (None, None)
+    misfit = answer["misfit"]
+    assert (misfit["tier"], misfit["available_bytes"]) == ("disk", _TENSOR_BYTES)
+    assert _TENSOR_BYTES < misfit["needed_bytes"] <= _LENGTH * _TENSOR_BYTES
+
+
+def test_list_names_every_machine_and_needs_no_trace(command: Command) -> None:
+    done = command("--list-hardware")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [each.name for each in shipped_machines()]
+
+
+def test_trace_that_cannot_be_planned_is_one_line_and_exit_code_2(
+    refused: Callable[..., str], recorded: Path, tmp_path: Path
+) -> None:
+    lines = recorded.read_bytes().splitlines(keepends=True)
+    file = tmp_path / "trace.jsonl"
+    assert "--trace" in refused()
+    assert "cannot be read" in refused("--trace", file)
+    assert "cannot be read" in refused("--trace", tmp_path)
+    for content, words in (
+        (b"".join([*lines[:5], b"{}\n", *lines[5:]]), "line 6 "),
+        (b"", "line 1 "),
+        (lines[0], "no step"),
+        (b"".join(line for line in lines if b'"gone"' not in line), "no step"),
+        (b"".join(lines).replace(b'"device":"cpu"', b'"device":"cuda:0"'), "only host memory is simulated"),
+    ):
+        file.write_bytes(content)
+        assert words in refused("--trace", file)
+
+
+def test_hardware_or_settings_that_cannot_be_read_are_one_line_and_exit_code_2(
+    refused: Callable[..., str], recorded: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "file.toml"
+    file.write_text("[drive")
+    asked = ("--trace", recorded)
+    assert "it is no TOML" in refused(*asked, "--hardware", file)
+    assert "it is no TOML" in refused(*asked, "--config", file)
+    assert "there are cloud-l32s-v3" in refused(*asked, "--hardware", "unheard-of")
+    assert "No such file" in refused(*asked, "--hardware", tmp_path / "missing.toml")
+    assert "host_bytes='much'" in refused(*asked, "--host-bytes", "much")
+    assert "it has figures of bits" in refused(*asked, "--codec", "zstd:9")
+    for option in ("--training-cores", "--hours-per-day", "--steps-per-day", "--price-per-hour"):
+        for value in ("nan", "-1"):
+            complaint = refused(*asked, option, value)
+            assert option.removeprefix("--").replace("-", "_") in complaint.replace("-", "_")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--ranks=0"], ["--ranks=x"], ["--hosts=0"], ["--unknown"], ["--hours-per-day=x"]]
+)
+def test_option_that_is_wrong_is_exit_code_2(command: Command, recorded: Path, arguments: list[str]) -> None:
+    done = command("--trace", recorded, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_help_names_the_options(command: Command) -> None:
+    done = command("--help")
+    assert done.returncode == 0
+    assert all(f"--{name}" in done.stdout for name in ("trace", "hardware", "ranks", "hosts", "config", "json"))
+
+
+def test_plan_that_cannot_be_written_is_one_line_and_code_1(recorded: Path) -> None:
+    line = [sys.executable, "-m", "tierstore.cli", "plan", f"--trace={recorded}", "--hardware=sata"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            line, stdout=full, stderr=subprocess.PIPE, text=True, env=environment_of_tests(), timeout=END_SECONDS
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "standard output cannot be written" in done.stderr
+
+
+def test_plan_into_a_closed_pipe_says_nothing(recorded: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    line = [sys.executable, "-m", "tierstore.cli", "plan", f"--trace={recorded}", "--hardware=sata", "--json"]
+    try:
+        done = subprocess.run(
+            line, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment_of_tests(), timeout=END_SECONDS
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_plan_imports_no_torch_and_leaves_no_file(recorded: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; from tierstore import cli\n"
+        f"sys.argv = ['tierstore', 'plan', '--trace', {str(recorded)!r}]\n"
+        "try: cli.main()\n"
+        "finally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment_of_tests(), cwd=tmp_path,
+        timeout=END_SECONDS,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "False\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_of_the_installed_command_runs(recorded: Path) -> None:
+    done = tierstore("plan", "--trace", str(recorded), "--hardware", "datacentre-pcie4")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "datacentre-pcie4" in done.stdout
