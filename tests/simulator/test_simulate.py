@@ -298,7 +298,11 @@ def test_disk_too_small_for_the_step_is_full_as_the_store_would_be() -> None:
         lambda: Workload([Saved(1, 0)], []),
         lambda: Workload([Saved(1, 0)], [Unpack(0), Pack(0)]),
         lambda: Workload([Saved(1, 0)], [Pack(0), Release(0), Unpack(0)]),
+        lambda: Workload([Saved(1, 0)], [Pack(0), Unpack(-(2**40))]),
+        lambda: Workload([Saved(1, 0)], [Pack(0), Release(-1)]),
         lambda: Workload([Saved(1, 0, record=0)], [Pack(0)]),
+        lambda: Workload([Saved(-1, 0)], [Pack(0)]),
+        lambda: Workload([Saved(2**62, 0)], [Pack(0)]),
         lambda: simulate(_even(1), _machine(1e9), Settings(0), num_ranks=0),
     ],
 )

@@ -10,6 +10,9 @@ from ..errors import ConfigError
 
 __all__ = ["Action", "Compute", "EndScope", "LetGo", "Pack", "Release", "Saved", "Unpack", "Workload"]
 
+_MOST_BYTES = 2**50
+"""Of one storage: what a damaged trace has beyond that would overflow any budget."""
+
 
 class Saved(NamedTuple):
     """A tensor that forward saves.
@@ -77,7 +80,7 @@ class Workload:
 
     Raises:
         ConfigError: the actions are not those of a step: each tensor packed once, in the order of the indices, and
-            asked for and let go of only after that.
+            asked for and let go of only after that. Or no storage has so many bytes.
     """
 
     saved: Sequence[Saved]
@@ -93,13 +96,15 @@ class Workload:
                     raise ConfigError("actions", action, f"action {number} should pack number {num_packed}")
                 num_packed += 1
             elif isinstance(action, LetGo | Unpack | Release):
-                if action.saved >= num_packed or action.saved in released:
+                if not 0 <= action.saved < num_packed or action.saved in released:
                     raise ConfigError("actions", action, f"action {number} is about what is not saved then")
                 if isinstance(action, Release):
                     released.add(action.saved)
         if num_packed != len(self.saved):
             raise ConfigError("actions", num_packed, f"pack all {len(self.saved)} that are saved")
         for index, saved in enumerate(self.saved):
+            if not 0 <= saved.nbytes <= _MOST_BYTES:
+                raise ConfigError("saved", saved, f"number {index} has 0 to {_MOST_BYTES} bytes")
             if saved.record is not None and not 0 <= saved.record < index:
                 raise ConfigError("saved", saved, f"the record of number {index} is an earlier one")
 
