@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tierstore.errors import ConfigError
 from tierstore.planning import last_whole_step, planned_settings
@@ -126,6 +128,14 @@ def test_settings_of_a_file_that_are_wrong_are_refused_by_file_and_key(
     with pytest.raises(ConfigError) as caught:
         _settings(_trace(), config=file)
     assert caught.value.option == f"{file}: {place}"
+
+
+def test_settings_of_a_damaged_trace_are_refused_by_name() -> None:
+    trace = _trace()
+    store = structs.replace(trace.header.store, host_bytes=-1)
+    with pytest.raises(ConfigError) as caught:
+        _settings(replace(trace, header=structs.replace(trace.header, store=store)))
+    assert caught.value.option == "host_bytes"
 
 
 def test_settings_of_the_caller_that_are_wrong_are_refused_by_name() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
 
 from ..codec import parse_codec
@@ -56,8 +57,8 @@ class Prediction:
 
     @property
     def slowdown(self) -> float:
-        """Times compute alone."""
-        return self.seconds / self.compute_seconds if self.compute_seconds else 1.0
+        """Times compute alone; infinite where nothing is computed."""
+        return self.seconds / self.compute_seconds if self.compute_seconds else inf
 
 
 @dataclass(frozen=True)

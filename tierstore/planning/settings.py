@@ -61,20 +61,20 @@ def planned_settings(
     recorded, scope = trace.header.store, step.scope
     with in_store.naming_their_place():
         values = in_store.values
-        host_bytes = _size(values, "host_bytes")
-        staging_bytes = _size(values, "staging_bytes")
-        disk_bytes = _size(values, "disk_bytes")
+        host_bytes = _size(values, "host_bytes", recorded.host_bytes)
+        staging_bytes = _size(values, "staging_bytes", recorded.staging_bytes)
+        disk_bytes = _size_or_none(values, "disk_bytes", None)
         codec = values.get("codec", recorded.codec or _CODEC_OF_A_DAEMON)
         parse_codec(codec)
     with in_offload.naming_their_place():
         values = in_offload.values
         return Settings(
-            host_bytes=recorded.host_bytes if host_bytes is None else host_bytes,
-            staging_bytes=recorded.staging_bytes if staging_bytes is None else staging_bytes,
+            host_bytes=host_bytes,
+            staging_bytes=staging_bytes,
             disk_bytes=disk_bytes,
             codec=codec,
             prefetch=values.get("prefetch", scope.prefetch if scope is not None else "learned"),
-            lookahead_bytes=_size(values, "lookahead_bytes", _recorded_lookahead(scope, recorded)),
+            lookahead_bytes=_size_or_none(values, "lookahead_bytes", _recorded_lookahead(scope, recorded)),
             num_spill_lanes=recorded.num_spill_lanes,
             num_restore_lanes=recorded.num_restore_lanes,
         )
@@ -84,9 +84,13 @@ def _said(values: Mapping[str, Any] | None) -> FileOptions:
     return FileOptions({}, "", "", values or {})
 
 
-def _size(values: Mapping[str, Any], name: str, otherwise: int | None = None) -> int | None:
+def _size(values: Mapping[str, Any], name: str, recorded: int) -> int:
     given: SizeLike | None = values.get(name)
-    return otherwise if given is None else parse_size(given, name)
+    return parse_size(recorded if given is None else given, name)
+
+
+def _size_or_none(values: Mapping[str, Any], name: str, recorded: int | None) -> int | None:
+    return None if recorded is None and values.get(name) is None else _size(values, name, recorded or 0)
 
 
 def _recorded_lookahead(scope: Scope | None, recorded: StoreSettings) -> int | None:
