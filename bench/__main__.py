@@ -26,6 +26,7 @@ NAMES = (
     "fragmentation",
     "prefetch",
     "simulator_accuracy",
+    "prefetch_tuning",
     "steady_state",
     "training_step",
     "memory_limit",
