@@ -53,7 +53,7 @@ class PackLog(NotedLog):
         self.recorder: Recorder | None = None
         self.owners: OwnerWatch | None = None
         self._orders = orders
-        self._budgets = store.host_bytes, device_bytes
+        self._budgets = store.host_bytes, device_bytes, store.staging_bytes
         self._signature = 0  # of the packs so far, as long as there is a plan
         self._asked_for: dict[int, None] = {}
         self._trace: _TraceOfPacks | None = None

@@ -765,6 +765,17 @@ MUTATIONS = [
     ),
     Mutation(
         "R6",
+        "what staging holds until backward begins does not go early",
+        "tierstore/plan.py",
+        "            places[record] = Place.STAGING",
+        "            places[record] = Place.DISK",
+        (
+            "hooks/test_order.py::test_known_graph_what_staging_holds_until_backward_does_not_go_early",
+            "store/test_plan.py",
+        ),
+    ),
+    Mutation(
+        "R6",
         "what the device may not keep leaves it at once, where the graph is known",
         "tierstore/device.py",
         "        if record.place in (Place.HOST, Place.DISK):\n            self._leaving",

@@ -48,7 +48,7 @@ class LearnedOrders:
 
     def __init__(self) -> None:
         self._traces: OrderedDict[Signature, Trace] = OrderedDict()
-        self._plans: dict[tuple[Signature, int, int], Plan] = {}
+        self._plans: dict[tuple[Signature, int, int, int], Plan] = {}
 
     def learn(self, trace: Trace) -> None:
         """Remember a trace. One that ends in the midst of what is known of the same packs adds nothing."""
@@ -72,16 +72,18 @@ class LearnedOrders:
         self._touch(signature)
         return self._traces.get(signature)
 
-    def predict(self, num_packs: int, signature: Signature, host_bytes: int, device_bytes: int) -> Plan | None:
+    def predict(
+        self, num_packs: int, signature: Signature, host_bytes: int, device_bytes: int, staging_bytes: int = 0
+    ) -> Plan | None:
         """What to expect after so many packs: the plan of the trace seen last that begins with them; None: nothing."""
         traces = list(self._traces.items())
         for whole, trace in reversed(traces):
             if trace.continues(num_packs, signature):
-                key = whole, host_bytes, device_bytes
+                key = whole, host_bytes, device_bytes, staging_bytes
                 plan = self._plans.get(key)
                 if plan is None:
                     others = [other for other_whole, other in traces if other_whole != whole]
-                    plan = self._plans[key] = make_plan(trace, others, host_bytes, device_bytes)
+                    plan = self._plans[key] = make_plan(trace, others, *key[1:])
                 return plan
         return None
 

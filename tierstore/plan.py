@@ -3,6 +3,10 @@
 What backward asks for first stays: as much of it as the budgets hold. The rest goes to disk as soon as it is ours,
 instead of when the budget is full: the drive then has all of forward to write it in, and backward to read it.
 
+What lies between leaves too, but only when it must: as much of what is needed next as the staging window holds. It is
+still on its way then when backward begins, and is handed over from memory. Sent early, it had just reached the disk,
+and was read back at once, behind the last writes.
+
 NOTE [Before the graph is known]
 The plan is followed while forward is still under way, and more than one known graph may begin with what has been packed
 so far. Then only what all of them send away goes early: nothing is written that did not have to be if it is another one
@@ -25,6 +29,7 @@ class Place(enum.Enum):
 
     DEVICE = "device"
     HOST = "host"
+    STAGING = "staging"
     DISK = "disk"
 
 
@@ -117,14 +122,17 @@ class Plan:
             record.place = self.places[index]
 
 
-def make_plan(trace: Trace, others: Iterable[Trace], host_bytes: int, device_bytes: int) -> Plan:
+def make_plan(
+    trace: Trace, others: Iterable[Trace], host_bytes: int, device_bytes: int, staging_bytes: int = 0
+) -> Plan:
     """Place the records of `trace`, unless one of `others`, which may turn out to be the one that comes, objects."""
-    places = _places(trace, host_bytes, device_bytes)
-    is_needed = Place.DISK in places or (Place.HOST in places and any(trace.on_device))
+    places = _places(trace, host_bytes, device_bytes, staging_bytes)
+    leaves_memory = Place.STAGING in places or Place.DISK in places
+    is_needed = leaves_memory or (Place.HOST in places and any(trace.on_device))
     for other in others:
         num_packs = trace.length_in_common(other)
         if num_packs:
-            theirs = _places(other, host_bytes, device_bytes)
+            theirs = _places(other, host_bytes, device_bytes, staging_bytes)
             for index in range(num_packs):
                 if theirs[index] is not places[index]:
                     places[index] = None
@@ -140,10 +148,13 @@ def _worths(trace: Trace) -> list[int]:
     return worths
 
 
-def _places(trace: Trace, host_bytes: int, device_bytes: int) -> list[Place | None]:
-    """In the order of need, as much as the device may keep, then as the host may; None: it is never asked for."""
+def _places(trace: Trace, host_bytes: int, device_bytes: int, staging_bytes: int) -> list[Place | None]:
+    """In the order of need, as much as the device, the host and staging hold; None: it is never asked for.
+
+    What is on an accelerator has to be copied out early, so none of it waits in staging.
+    """
     places: list[Place | None] = [None] * len(trace)
-    used_device_bytes = used_host_bytes = 0
+    used_device_bytes = used_host_bytes = used_staging_bytes = 0
     for index in trace.order:
         record = trace.records[index]
         size = trace.sizes[record]
@@ -155,6 +166,9 @@ def _places(trace: Trace, host_bytes: int, device_bytes: int) -> list[Place | No
         elif used_host_bytes + size <= host_bytes:
             used_host_bytes += size
             places[record] = Place.HOST
+        elif not trace.on_device[record] and used_staging_bytes + size <= staging_bytes:
+            used_staging_bytes += size
+            places[record] = Place.STAGING
         else:
             places[record] = Place.DISK
     return places

@@ -208,7 +208,7 @@ def _spilled(store: TierStore, before: StoreStats) -> int:
 
 
 def test_known_graph_what_has_to_go_goes_while_there_is_room_and_no_more_than_that(make_store: MakeStore) -> None:
-    store = make_store(host_bytes=4 * MATRIX_BYTES)
+    store = make_store(host_bytes=4 * MATRIX_BYTES, staging_bytes=MATRIX_BYTES)
     loss_of = _chain(10)
     spilled = []
     for _ in range(3):
@@ -225,8 +225,24 @@ def test_known_graph_what_has_to_go_goes_while_there_is_room_and_no_more_than_th
     assert later == [(2 * MATRIX_BYTES, 6 * MATRIX_BYTES)] * 2, "the newest one may not be read yet"
 
 
+def test_known_graph_what_staging_holds_until_backward_does_not_go_early(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=4 * MATRIX_BYTES, staging_bytes=2 * MATRIX_BYTES)
+    loss_of = _chain(10)
+    spilled = []
+    for _ in range(3):
+        before = store.stats()
+        with tiered_offload(store, min_bytes=0):
+            loss = loss_of(7)
+            early = _spilled(store, before)
+            loss = loss + loss_of(3)
+        spilled.append((early, _spilled(store, before)))
+        loss.backward()
+        del loss
+    assert spilled[1:] == [(4 * MATRIX_BYTES, 6 * MATRIX_BYTES)] * 2, "two are needed soon after backward begins"
+
+
 def test_known_graph_goes_on_otherwise_nothing_more_goes_early(make_store: MakeStore) -> None:
-    store = make_store(host_bytes=4 * MATRIX_BYTES)
+    store = make_store(host_bytes=4 * MATRIX_BYTES, staging_bytes=MATRIX_BYTES)
     loss_of, other_loss_of = _chain(10), _chain(4, 128)
     spilled = []
     for step in range(4):
@@ -307,8 +323,8 @@ def _stalled(store: TierStore) -> Iterator[Callable[[], None]]:
 
 
 def test_when_backward_begins_nothing_has_to_go_early_any_more(make_store: MakeStore) -> None:
-    store = make_store(host_bytes=2 * MATRIX_BYTES)
-    weights = [torch.randn(256, 256, requires_grad=True) for _ in range(4)]
+    store = make_store(host_bytes=2 * MATRIX_BYTES, staging_bytes=MATRIX_BYTES)
+    weights = [torch.randn(256, 256, requires_grad=True) for _ in range(5)]
     num_to_go: list[int] = []
 
     def note(_: object = None) -> None:
@@ -319,7 +335,7 @@ def test_when_backward_begins_nothing_has_to_go_early_any_more(make_store: MakeS
         with tiered_offload(store, min_bytes=0):
             losses = [(weight * 2).exp().sum() for weight in weights]
         note()
-        hook = weights[3].register_hook(note)
+        hook = weights[4].register_hook(note)
         sum(losses).backward()  # type: ignore[union-attr]
         hook.remove()
         del losses
@@ -329,7 +345,7 @@ def test_when_backward_begins_nothing_has_to_go_early_any_more(make_store: MakeS
 def test_what_is_to_go_goes_in_the_order_of_saving(make_store: MakeStore) -> None:
     """Staging has room for the third, but not for the second, which is needed later: the third waits behind it."""
     store = make_store(host_bytes=3 * MATRIX_BYTES, staging_bytes=2 * MATRIX_BYTES)
-    sides = (256, 360, 256, 256, 256, 256)
+    sides = (256, 360, 256, 256, 256, 256, 256, 256)
     weights = [torch.randn(side, side, requires_grad=True) for side in sides]
     states = []
     for step in range(3):

@@ -498,8 +498,8 @@ def simulated_decisions(
     orders = LearnedOrders() if settings.prefetch == "learned" else None
     try:
         for number in range(num_steps):
-            first_key = number * len(workload.saved)
-            log = GraphLog(workload.saved, first_key, settings.reach_bytes, orders, settings.host_bytes)
+            first_key, budgets = number * len(workload.saved), (settings.host_bytes, settings.staging_bytes)
+            log = GraphLog(workload.saved, first_key, settings.reach_bytes, orders, *budgets)
             _step(rank, clock, engine, log, workload, followed)
         rank._drain()
         engine.settle()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tierstore.plan import Place, Trace, make_plan
 
-DEVICE, HOST, DISK = Place.DEVICE, Place.HOST, Place.DISK
+DEVICE, HOST, STAGING, DISK = Place
 
 
 def _trace(
@@ -33,6 +33,15 @@ def test_what_backward_needs_first_stays_as_far_as_the_budget_reaches() -> None:
 
 def test_what_fits_into_what_is_left_of_the_budget_stays() -> None:
     assert make_plan(_trace([5, 10, 10, 10]), [], 25, 0).places == [HOST, DISK, HOST, HOST]
+
+
+def test_what_is_needed_next_waits_in_staging_and_counts_as_leaving() -> None:
+    assert make_plan(_trace([10, 10, 10, 10]), [], 10, 0, 25).places == [DISK, STAGING, STAGING, HOST]
+    assert make_plan(_trace([10, 10]), [], 10, 0, 25).is_needed, "it is not the budget's"
+
+
+def test_what_is_on_a_device_does_not_wait_in_staging() -> None:
+    assert make_plan(_trace([10, 10, 10], on_device=True), [], 10, 10, 25).places == [DISK, HOST, DEVICE]
 
 
 def test_order_of_backward_decides_not_that_of_forward() -> None:

@@ -62,7 +62,7 @@ class GraphLog:
         first_key: of the first tensor's record.
         lookahead_bytes: how far ahead of backward to fetch.
         orders: where orders are learned and recalled; None: the reverse-topological order is followed.
-        host_bytes: for the plan.
+        host_bytes, staging_bytes: for the plan.
 
     Attributes:
         records: of each tensor that was packed; None while it is only noted.
@@ -80,6 +80,7 @@ class GraphLog:
         lookahead_bytes: int,
         orders: LearnedOrders | None,
         host_bytes: int,
+        staging_bytes: int,
     ) -> None:
         self.saved = saved
         self.first_key = first_key
@@ -94,7 +95,7 @@ class GraphLog:
         self.is_started = False
         self.has_trace = False
         self._orders = orders
-        self._host_bytes = host_bytes
+        self._budgets = host_bytes, 0, staging_bytes
         self._signatures: list[int] = []
         self._trace: tuple[Sequence[int], Sequence[int], list[int]] | None = None
         self._asked_for: dict[int, None] = {}
@@ -121,7 +122,7 @@ class GraphLog:
         """See `PackLog.follow_plan`."""
         plan, orders, signature = self.plan, self._orders, self._signatures[index]
         if plan is None or not plan.trace.continues(index + 1, signature):
-            plan = None if orders is None else orders.predict(index + 1, signature, self._host_bytes, 0)
+            plan = None if orders is None else orders.predict(index + 1, signature, *self._budgets)
             self.plan = plan if plan is not None and plan.is_needed else None
 
     def settled(self) -> Iterator[int]:

@@ -218,6 +218,7 @@ class _Run:
                 self._settings.reach_bytes,
                 self._orders,
                 self._settings.host_bytes,
+                self._settings.staging_bytes,
             )
             yield from self._step(log)
             self.done.append(self._step_since(began_seconds, before))
