@@ -33,6 +33,7 @@ from tierstore.layout import is_storable, layout_of
 from tierstore.lookahead import LearnedOrders
 from tierstore.ownership import is_foreign, storage_address
 from tierstore.store import TierStore, refuse_unknown
+from tierstore.trial import trial_of_process
 from tierstore.uncompiled import is_compiled_call, traceable, uncompiled, uncompiled_itself
 
 from .aliases import join_record
@@ -120,6 +121,11 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         refuse_unknown(unknown, "min_bytes, device_bytes, select, prefetch, lookahead_bytes, trace")
         if not isinstance(store, TierStore):
             raise ConfigError("store", store, "give an open TierStore")
+        self._trial = trial_of_process()
+        if self._trial is not None:
+            prefetch = self._trial.offload.get("prefetch", prefetch)
+            lookahead_bytes = self._trial.offload.get("lookahead_bytes", lookahead_bytes)
+            trace = self._trial.trace_of(store, torch.get_num_threads())
         if select is not None and not callable(select):
             raise ConfigError("select", select, "give a callable(tensor) -> bool, or None")
         if prefetch not in PREFETCH_ORDERS:
@@ -184,6 +190,8 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         scope = _Scope(self._store, self._min_bytes, self._select, self._lookahead_bytes, self._orders)
         traces = self._store.traces
         recorder = traces.recorder if self._trace is None else traces.begin(self._trace)
+        if self._trial is not None and recorder is not None:
+            self._trial.enter(recorder)
         return scope if recorder is None else RecordedScope(scope, traces, recorder, self._options)
 
     @uncompiled

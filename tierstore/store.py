@@ -50,6 +50,7 @@ from .stats import StoreStats
 from .tracing.events import StoreSettings
 from .tracing.machine import header_of
 from .tracing.recordings import Recordings
+from .trial import trial_of_process
 from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
@@ -116,6 +117,10 @@ class TierStore:
             "host_bytes, disk_bytes, codec, staging_bytes, inline_bytes, checksum, max_write_bytes_per_day, copies"
         )
         refuse_unknown(unknown, options)
+        if (trial := trial_of_process()) is not None:
+            host_bytes = trial.store.get("host_bytes", host_bytes)
+            staging_bytes = trial.store.get("staging_bytes", staging_bytes)
+            codec = trial.store.get("codec", codec)
         directory = check_directory(path)
         parse_codec(codec)
         if disk_bytes is None:

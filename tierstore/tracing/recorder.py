@@ -55,6 +55,7 @@ class Recorder(Observer):
     Attributes:
         waiting: events that are not written yet; also appended to where something dies.
         num_inside: scopes that are being recorded now, and one for `TierStore.trace`; changed under the store's lock.
+        num_graphs: that have begun. Of threads that begin one at the same moment, one may count for all.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Recorder(Observer):
         self.place = place
         self.waiting: deque[RecordedEvent] = deque()
         self.num_inside = 0
+        self.num_graphs = 0
         self._file = file
         self._header = header
         self._levels = levels
@@ -95,6 +97,7 @@ class Recorder(Observer):
 
     def begin_graph(self, number: int, graph: object) -> None:
         """From now on the trace goes on at least until this graph is gone."""
+        self.num_graphs += 1
         self._graphs[number] = _GraphRemains(graph, self.waiting.extend, number)
 
     def booked(self, graph: int, index: int, record: int) -> None:
