@@ -20,6 +20,7 @@ from .commands.serve import serve
 from .commands.stat import stat
 from .commands.top import top
 from .commands.trace import trace_commands
+from .commands.tune import tune
 from .errors import ConfigError, TierStoreError
 
 __all__ = ["main"]
@@ -70,6 +71,7 @@ def _options(
 
 for command in (serve, stat, top, doctor, plan, demo):
     app.command()(command)
+app.command(context_settings={"allow_interspersed_args": False})(tune)  # options behind COMMAND are its own
 app.add_typer(trace_commands)
 
 

@@ -1,0 +1,95 @@
+"""Trials of a training loop in this process, for programs that know their own step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import torch
+
+from ..config import SizeLike, check_directory, parse_size
+from ..errors import ConfigError
+from ..hardware import Hardware, read_hardware
+from ..hooks import tiered_offload
+from ..store import TierStore
+from ..trial import announce_trace
+from .machine import measure_machine
+from .recording import NUM_WARMUPS
+from .settings import TrialSettings, default_settings
+from .tune import Plan, tune
+from .tuned import LEAST_ROUNDS, Tuned
+
+__all__ = ["tune_loop"]
+
+
+def tune_loop(
+    step: Callable[[tiered_offload], object],
+    path: str | PathLike[str],
+    *,
+    host_bytes: SizeLike | None = None,
+    min_bytes: SizeLike = "1MiB",
+    steps: int = 5,
+    rounds: int = 5,
+    hardware: str | PathLike[str] | None = None,
+) -> Tuned:
+    """Find settings for a step of one's own. Blocks for minutes, while it runs the step some hundred times.
+
+    ::
+
+        def step(scope):
+            with scope:
+                loss = model(batch).loss
+            loss.backward()
+
+        tuned = tune_loop(step, "/nvme", host_bytes="8GiB")
+        Path("tierstore.toml").write_text(tuned.toml)
+        store = TierStore.from_config(tuned.config)
+
+    Args:
+        step: called on this thread with the scope for its forward; backward included. It should do the same each time.
+        path: as `TierStore`'s.
+        host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: what the defaults are.
+        min_bytes: as `tiered_offload`'s; not searched.
+        steps: measured in each trial, after two that are not.
+        rounds: how often each candidate is measured.
+        hardware: file of `tierstore doctor --hardware`; None: the machine is measured, in some ten seconds.
+
+    Raises:
+        ConfigError: an argument cannot be used, or what the step saves cannot be simulated: it is on an accelerator.
+        TrialFailedError: the step packs nothing, or keeps the graphs of all steps.
+
+    What the step or the store raises under the settings that are recorded first goes through; the store is closed then.
+    """
+    for name, number, least in (("steps", steps, 1), ("rounds", rounds, LEAST_ROUNDS)):
+        if number < least:
+            raise ConfigError(name, number, f"give {least} or more")
+    limit_bytes = None if host_bytes is None else parse_size(host_bytes, "host_bytes")
+    start = None if limit_bytes is None else default_settings(limit_bytes)
+    described = None if hardware is None else read_hardware(hardware)
+    loop = _Loop(step, check_directory(path), start, parse_size(min_bytes, "min_bytes"), steps + NUM_WARMUPS)
+
+    def measure(directory: Path) -> Hardware:
+        return measure_machine(directory) if described is None else described
+
+    return tune(loop.run, measure, Plan(limit_bytes, rounds), lambda what, done, total=None: None)
+
+
+@dataclass(frozen=True)
+class _Loop:
+    step: Callable[[tiered_offload], object]
+    directory: Path
+    start: TrialSettings | None
+    min_bytes: int
+    num_graphs: int
+
+    def run(self, settings: TrialSettings | None, folder: Path) -> None:
+        """See `Run`."""
+        settings = self.start if settings is None else settings
+        trace = announce_trace(folder, 1, torch.get_num_threads())
+        with TierStore(self.directory, **({} if settings is None else settings.store)) as store:
+            options = {} if settings is None else settings.offload
+            scope = tiered_offload(store, min_bytes=self.min_bytes, trace=trace, **options)
+            for _ in range(self.num_graphs):
+                self.step(scope)

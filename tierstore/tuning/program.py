@@ -1,0 +1,122 @@
+"""Trials of a program: started afresh for each, with `TIERSTORE_TUNE` in its environment, and ended in bounded time."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ..errors import ConfigError, TierStoreError
+from ..trial import VARIABLE, TrialPlan
+from .settings import TrialSettings
+
+__all__ = ["Program", "TrialFailedError"]
+
+_END_SECONDS = 10.0
+_MOST_LAST_WORDS = 2000
+
+
+@dataclass(eq=False)
+class TrialFailedError(TierStoreError):
+    """A trial did not come to its end, or recorded no steps. Whatever it had started has ended.
+
+    Attributes:
+        what: in words.
+        last_words: the end of what the program wrote; "": nothing.
+    """
+
+    what: str
+    last_words: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}; it wrote:\n{self.last_words}" if self.last_words else self.what
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that can be tried.
+
+    Attributes:
+        command: its arguments, the first of which is found as a shell does.
+        num_graphs: to record in each trial.
+        trial_seconds: after so many it is ended; what it has recorded by then counts.
+    """
+
+    command: Sequence[str]
+    num_graphs: int
+    trial_seconds: float
+
+    def run(self, settings: TrialSettings | None, folder: Path) -> None:
+        """Run it once, with these settings or its own, and have it traced to `folder`. Blocks; an interrupt ends it.
+
+        Raises:
+            ConfigError: there is no such program.
+            TrialFailedError: it failed. What it recorded until then is in `folder`.
+        """
+        plan = TrialPlan(
+            folder=str(folder),
+            num_graphs=self.num_graphs,
+            store={} if settings is None else dict(settings.store),
+            offload={} if settings is None else dict(settings.offload),
+        )
+        place = folder / "plan"
+        place.write_bytes(msgspec.json.encode(plan))
+        said = folder / "said"
+        exit_code = self._run(os.environ | {VARIABLE: str(place)}, said)
+        if exit_code:
+            how = f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with {exit_code}"
+            if exit_code == -signal.SIGKILL:
+                how += " (out of memory?)"
+            raise TrialFailedError(f"{self.command[0]} {how}", _last_words(said))
+
+    def _run(self, environment: dict[str, str], said: Path) -> int | None:
+        """The exit code; None: it was ended because its time was up."""
+        with said.open("wb") as output:
+            try:
+                process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ConfigError("COMMAND", self.command[0], f"it cannot be run: {error.strerror}") from error
+        ended = os.pidfd_open(process.pid)
+        try:
+            is_over = _has_ended(ended, self.trial_seconds)
+        finally:
+            try:
+                _end_group(process, ended)
+            finally:
+                os.close(ended)
+        return process.returncode if is_over else None
+
+
+def _has_ended(ended: int, seconds: float) -> bool:
+    """Wait for a process that is not reaped yet, by its descriptor."""
+    return bool(select.select([ended], [], [], seconds)[0])
+
+
+def _end_group(process: subprocess.Popen[bytes], ended: int) -> None:
+    """End it and whatever it has started. Until it is reaped, its number cannot be another group's."""
+    try:
+        if not _has_ended(ended, 0):
+            os.killpg(process.pid, signal.SIGTERM)
+            _has_ended(ended, _END_SECONDS)
+    finally:  # where a second Ctrl-C comes meanwhile, too
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _last_words(said: Path) -> str:
+    with said.open("rb") as words:
+        words.seek(max(0, said.stat().st_size - _MOST_LAST_WORDS))
+        return words.read().decode(errors="replace").strip()

@@ -1,0 +1,154 @@
+"""What a trial's traces say: how long its steps took, and what the simulator needs to run one again."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from ..errors import ConfigError
+from ..simulator import Compute, Workload
+from ..simulator.from_trace import workload_of
+from ..tracing.events import Gone, Pack, Scope
+from ..tracing.reader import RecordedTrace, read_trace
+from ..tracing.steps import Step, steps_of
+from ..trial import TracedStore
+from .settings import TrialSettings
+
+__all__ = ["NUM_WARMUPS", "Recording", "read_recording", "step_seconds_of"]
+
+NUM_WARMUPS = 2
+"""Graphs that are not counted: the first teaches the order, the second finds what the first has left behind."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One trial.
+
+    Attributes:
+        trace: of the store that did most.
+        num_threads: that torch computed with.
+        num_ranks: processes that trained beside each other.
+        step_seconds: see `step_seconds_of`; None: too few steps were recorded.
+    """
+
+    trace: RecordedTrace
+    num_threads: int
+    num_ranks: int
+    step_seconds: float | None
+
+    @property
+    def settings(self) -> TrialSettings:
+        """Those that the program ran with.
+
+        Raises:
+            ConfigError: nothing was packed, or the store is a daemon's.
+        """
+        store = self.trace.header.store
+        if store.codec is None:
+            raise ConfigError("COMMAND", store.place, "its store is a daemon's; only embedded stores are tuned")
+        scope = self.scope
+        # A trace has the distance that the default comes to, and 0 where nothing is fetched ahead.
+        is_default = scope.lookahead_bytes == store.host_bytes + store.staging_bytes or scope.prefetch == "none"
+        return TrialSettings(
+            store.host_bytes,
+            store.staging_bytes,
+            store.codec,
+            scope.prefetch,
+            None if is_default else scope.lookahead_bytes,
+        )
+
+    @property
+    def scope(self) -> Scope:
+        """The first one in which something was packed. Raises ConfigError: there is none."""
+        packing = {event.scope for event in self.trace.events if isinstance(event, Pack)}
+        scopes = (event for event in self.trace.events if isinstance(event, Scope) and event.scope in packing)
+        if (scope := next(scopes, None)) is None:
+            raise ConfigError("COMMAND", self.trace.header.store.place, "nothing that it saved went to its store")
+        return scope
+
+    def workload(self) -> Workload:
+        """A typical step of the largest graph, and the time between two steps.
+
+        Raises:
+            ConfigError: no step was recorded whole, or it cannot be simulated: it has tensors on an accelerator.
+        """
+        steps = steps_of(self.trace)
+        whole = [step for step in steps[NUM_WARMUPS:] if step.is_whole and step.backward_began_ns is not None]
+        if not whole:
+            raise ConfigError("COMMAND", self.trace.header.store.place, "none of its steps was recorded whole")
+        most_bytes = max(map(_saved_bytes, whole))
+        alike = sorted((step for step in whole if _saved_bytes(step) == most_bytes), key=_lasted_ns)
+        step = alike[len(alike) // 2]
+        workload = workload_of(self.trace, step, training_cores=self.num_threads)
+        return replace(workload, actions=[*workload.actions, Compute(_between_seconds(steps))])
+
+
+def read_recording(folder: Path) -> Recording | None:
+    """What a trial has left in its folder; None: it has traced nothing. Blocks.
+
+    Raises:
+        ConfigError: a file is damaged.
+    """
+    found = [msgspec.json.decode(file.read_bytes(), type=TracedStore) for file in sorted(folder.glob("*-*.json"))]
+    traces = [(each, read_trace(folder / each.trace)) for each in found if _has_line(folder / each.trace)]
+    if not traces:
+        return None
+    by_process: defaultdict[int, list[RecordedTrace]] = defaultdict(list)
+    for each, trace in traces:
+        by_process[each.pid].append(trace)
+    # Ranks do the same; a process may open a store for each step.
+    pid = max(by_process, key=lambda pid: sum(len(trace.events) for trace in by_process[pid]))
+    most = max(by_process[pid], key=lambda trace: len(trace.events))
+    num_threads = next(each.num_threads for each, _ in traces if each.pid == pid)
+    return Recording(most, num_threads, len(by_process), step_seconds_of(by_process[pid]))
+
+
+def step_seconds_of(traces: Sequence[RecordedTrace]) -> float | None:
+    """How long a step takes, from the end of one graph to the end of the next. None: too few were recorded.
+
+    Graphs of several sizes (two models in turn) are not mixed: the median of each size counts by how often it comes.
+
+    Args:
+        traces: of one process.
+    """
+    sizes: Counter[tuple[int, int]] = Counter()
+    ends: list[tuple[int, tuple[int, int]]] = []
+    for number, trace in enumerate(traces):
+        for event in trace.events:
+            if isinstance(event, Pack):
+                sizes[number, event.graph] += event.storage_bytes
+            elif isinstance(event, Gone):
+                ends.append((event.at_ns, (number, event.graph)))
+    ends = sorted(end for end in ends if end[1] in sizes)[NUM_WARMUPS - 1 :]
+    lasted: defaultdict[int, list[float]] = defaultdict(list)
+    for (before_ns, _), (at_ns, graph) in pairwise(ends):
+        lasted[sizes[graph]].append((at_ns - before_ns) / 1e9)
+    num_steps = sum(map(len, lasted.values()))
+    if not num_steps:
+        return None
+    return sum(statistics.median(each) * len(each) for each in lasted.values()) / num_steps
+
+
+def _has_line(trace: Path) -> bool:
+    """A program that was killed early may have written none."""
+    return trace.exists() and b"\n" in trace.read_bytes()
+
+
+def _saved_bytes(step: Step) -> int:
+    return sum(pack.storage_bytes for pack in step.packs)
+
+
+def _lasted_ns(step: Step) -> int:
+    return step.ended_ns - step.began_ns
+
+
+def _between_seconds(steps: Sequence[Step]) -> float:
+    """From the end of a step to the next scope: the optimizer, data."""
+    gaps = [max(0, after.began_ns - before.ended_ns) / 1e9 for before, after in pairwise(steps)]
+    return statistics.median(gaps) if gaps else 0.0

@@ -1,0 +1,159 @@
+"""Searches settings by their predicted step time. Pure: who predicts is a function.
+
+The space is small and smooth enough that no optimizer is needed: the two sizes are tried on a grid, which is also the
+heat map, and then each other setting in turn from the best point, as long as that gains something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .settings import LEAST_STAGING_BYTES, USUAL_STAGING_BYTES, TrialSettings
+
+__all__ = ["Found", "Space", "search"]
+
+CODECS = ("auto", "none")
+PREFETCHES = ("learned", "reverse")
+_SHARES = (1.0, 0.75, 0.5, 0.25, 0.125, 0.0)
+_TIE = 1.005
+"""Predictions this close are the same: then less memory, and what is nearer to where the search began, is better."""
+_MOST_PASSES = 4
+
+Predict = Callable[[TrialSettings], float | None]
+"""Seconds of a step; None: the step would fail."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What may be tried.
+
+    Attributes:
+        memory_bytes: the most that `host_bytes` and `staging_bytes` may be together.
+        saved_bytes: of one step: a larger lookahead, or host budget, does nothing more.
+    """
+
+    memory_bytes: int
+    saved_bytes: int
+
+    def hosts(self, staging_bytes: int) -> Sequence[int]:
+        """Host budgets to try beside this window, rising."""
+        most = self.memory_bytes - staging_bytes
+        useful = min(most, self.saved_bytes)
+        return sorted({int(useful * share) for share in _SHARES} | {most})
+
+    @property
+    def lookaheads(self) -> Sequence[int | None]:
+        """Distances to try; the last is "as far as there is room"."""
+        return (*sorted({int(self.saved_bytes * share) for share in _SHARES if share}), None)
+
+    def windows(self) -> Sequence[int]:
+        """Staging windows to try, rising."""
+        sizes = (USUAL_STAGING_BYTES // 4, USUAL_STAGING_BYTES // 2, USUAL_STAGING_BYTES, 2 * USUAL_STAGING_BYTES)
+        return [size for size in sizes if LEAST_STAGING_BYTES <= size <= self.memory_bytes]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has seen.
+
+    Attributes:
+        predicted: step seconds of everything that was tried; None: it would fail.
+        hosts, lookaheads: of the heat map; its other settings are those of `start`.
+        start: where the search began.
+        is_whole: it was not cut short.
+    """
+
+    predicted: Mapping[TrialSettings, float | None]
+    hosts: Sequence[int]
+    lookaheads: Sequence[int | None]
+    start: TrialSettings
+    is_whole: bool
+
+    def at(self, host_bytes: int, lookahead_bytes: int | None) -> float | None:
+        """The heat map there, in seconds; None: not known."""
+        return self.predicted.get(replace(self.start, host_bytes=host_bytes, lookahead_bytes=lookahead_bytes))
+
+    def best(self, number: int) -> list[TrialSettings]:
+        """So many that are worth measuring, the best first.
+
+        Behind the best one comes the same with another codec, since what a codec makes of a program's tensors is what a
+        prediction knows least of; then those that are predicted to differ.
+        """
+        chosen: list[TrialSettings] = []
+        seen: set[str] = set()
+        for settings in _ranked(self.predicted, self.start):
+            name = f"{self.predicted[settings]:.3g}"
+            if name not in seen:
+                seen.add(name)
+                chosen.append(settings)
+            if len(chosen) == 1:
+                chosen += [replace(settings, codec=codec) for codec in CODECS if codec != settings.codec]
+        return chosen[:number]
+
+
+def search(space: Space, known: Sequence[TrialSettings], predict: Predict, goes_on: Callable[[], bool]) -> Found:
+    """Try what may be tried.
+
+    Args:
+        space: what may be tried.
+        known: settings within the space, predicted in any case; the search begins at the first.
+        predict: see `Predict`.
+        goes_on: asked before each other prediction; False: what was found by then is it.
+    """
+    start = known[0]
+    predicted = {settings: predict(settings) for settings in known}
+    hosts, lookaheads = space.hosts(start.staging_bytes), space.lookaheads
+    grid = [
+        replace(start, host_bytes=host, lookahead_bytes=lookahead) for lookahead in lookaheads[::-1] for host in hosts
+    ]
+    is_whole = _try(grid, predicted, predict, goes_on)
+    for _ in range(_MOST_PASSES):
+        best = _ranked(predicted, start)[:1]
+        if not is_whole or not best or not (nearby := _untried(space, best[0], predicted)):
+            break
+        is_whole = _try(nearby, predicted, predict, goes_on)
+    return Found(predicted, hosts, lookaheads, start, is_whole)
+
+
+def _try(
+    candidates: Iterable[TrialSettings],
+    predicted: dict[TrialSettings, float | None],
+    predict: Predict,
+    goes_on: Callable[[], bool],
+) -> bool:
+    """Predict all that are not known. False: it was told to stop."""
+    for candidate in candidates:
+        if candidate not in predicted:
+            if not goes_on():
+                return False
+            predicted[candidate] = predict(candidate)
+    return True
+
+
+def _untried(space: Space, best: TrialSettings, known: Mapping[TrialSettings, float | None]) -> list[TrialSettings]:
+    """One setting changed; another window takes from the host budget what it needs."""
+    nearby = [replace(best, codec=codec) for codec in CODECS]
+    nearby += [replace(best, prefetch=prefetch) for prefetch in PREFETCHES]
+    nearby += [replace(best, lookahead_bytes=lookahead) for lookahead in space.lookaheads]
+    nearby += [
+        replace(best, staging_bytes=window, host_bytes=min(best.host_bytes, space.memory_bytes - window))
+        for window in space.windows()
+    ]
+    nearby += [replace(best, host_bytes=host) for host in space.hosts(best.staging_bytes)]
+    return [each for each in nearby if each not in known]
+
+
+def _ranked(predicted: Mapping[TrialSettings, float | None], start: TrialSettings) -> list[TrialSettings]:
+    """The best first; among those that tie with the best, the one with the least memory, then the nearest."""
+    sound = {settings: seconds for settings, seconds in predicted.items() if seconds is not None}
+    if not sound:
+        return []
+    tied_seconds = _TIE * min(sound.values())
+
+    def rank(settings: TrialSettings) -> tuple[float, int, int]:
+        seconds = sound[settings]
+        num_changes = sum(vars(settings)[name] != value for name, value in vars(start).items())
+        return (0.0 if seconds <= tied_seconds else seconds, settings.memory_bytes, num_changes)
+
+    return sorted(sound, key=rank)

@@ -1,0 +1,81 @@
+"""The settings that are searched, and the limits that they keep to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..config import format_bytes
+from ..errors import ConfigError
+from ..simulator import Settings
+
+__all__ = ["LEAST_STAGING_BYTES", "USUAL_STAGING_BYTES", "TrialSettings", "default_settings"]
+
+USUAL_STAGING_BYTES = 112 * 2**20
+LEAST_STAGING_BYTES = 16 * 2**20
+_STAGING_SHARE = 4  # of a memory limit that leaves no room for the usual window
+
+
+@dataclass(frozen=True)
+class TrialSettings:
+    """Arguments of `TierStore`, and behind them of `tiered_offload`.
+
+    Attributes:
+        lookahead_bytes: None: as far as there is room.
+    """
+
+    host_bytes: int
+    staging_bytes: int = USUAL_STAGING_BYTES
+    codec: str = "auto"
+    prefetch: str = "learned"
+    lookahead_bytes: int | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of host memory, what both windows may hold."""
+        return self.host_bytes + self.staging_bytes
+
+    @property
+    def store(self) -> Mapping[str, Any]:
+        """Arguments of `TierStore`."""
+        return {name: value for name, value in asdict(self).items() if name not in self.offload}
+
+    @property
+    def offload(self) -> Mapping[str, Any]:
+        """Arguments of `tiered_offload`."""
+        return {"prefetch": self.prefetch, "lookahead_bytes": self.lookahead_bytes}
+
+    @property
+    def simulated(self) -> Settings:
+        """The same for the simulator."""
+        return Settings(
+            host_bytes=self.host_bytes,
+            staging_bytes=self.staging_bytes,
+            codec=self.codec,
+            prefetch=self.prefetch,
+            lookahead_bytes=self.lookahead_bytes,
+        )
+
+    def __str__(self) -> str:
+        """In one line, for people."""
+        lookahead = "" if self.lookahead_bytes is None else f" {format_bytes(self.lookahead_bytes)} ahead"
+        return (
+            f"{format_bytes(self.host_bytes)} + {format_bytes(self.staging_bytes)}, "
+            f"codec {self.codec}, prefetch {self.prefetch}{lookahead}"
+        )
+
+
+def default_settings(memory_bytes: int) -> TrialSettings:
+    """All defaults, with as much of `host_bytes` as a limit on both windows leaves.
+
+    Raises:
+        ConfigError: it leaves no room for what is on its way.
+    """
+    if memory_bytes < LEAST_STAGING_BYTES:
+        raise ConfigError(
+            "host_bytes", memory_bytes, f"give {format_bytes(LEAST_STAGING_BYTES)} or more; staging is part of it"
+        )
+    share_bytes = max(LEAST_STAGING_BYTES, memory_bytes // _STAGING_SHARE)
+    staging_bytes = USUAL_STAGING_BYTES if memory_bytes >= 2 * USUAL_STAGING_BYTES else share_bytes
+    return TrialSettings(memory_bytes - staging_bytes, staging_bytes)

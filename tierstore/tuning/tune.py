@@ -1,0 +1,208 @@
+"""How settings are found: one trial is recorded, many are simulated, and a few are measured by turns.
+
+Start here. A *trial* is a run of some steps with given settings, of a program (`program.py`) or of a loop (`loop.py`);
+it leaves traces, and everything about it is read from them (`recording.py`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import ConfigError, StoreFullError
+from ..hardware import Hardware
+from ..simulator import Hardware as SimulatedHardware
+from ..simulator import Workload, simulate
+from ..simulator.from_hardware import hardware_of
+from .program import TrialFailedError
+from .recording import Recording, read_recording
+from .search import Found, Space, search
+from .settings import TrialSettings, default_settings
+from .tuned import Candidate, Tuned, choose
+
+__all__ = ["Plan", "Progress", "Run", "tune"]
+
+_NUM_SIMULATED_STEPS = 3
+
+Run = Callable[[TrialSettings | None, Path], None]
+"""Runs a trial with these settings, or those that it has of itself, traced to the folder. Blocks.
+
+Raises TrialFailedError, and ConfigError where no trial can be run at all."""
+
+Measure = Callable[[Path], Hardware]
+"""Describes the machine of a store's directory. Blocks."""
+
+
+class Progress(Protocol):
+    """Told how it goes on."""
+
+    def __call__(self, what: str, done: int, total: int | None = None) -> None:
+        """`what` has come to `done` of `total`; None: nobody knows of how many."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is tried.
+
+    Attributes:
+        host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: what they are.
+        rounds: how often each candidate is measured.
+        num_found: so many candidates from the simulator.
+        search_seconds: for all simulations.
+    """
+
+    host_bytes: int | None = None
+    rounds: int = 5
+    num_found: int = 3
+    search_seconds: float = 60.0
+
+
+def tune(run: Run, measure: Measure, plan: Plan, progress: Progress) -> Tuned:
+    """Find settings. Blocks for minutes; an interrupt ends the trial that runs, and leaves nothing behind.
+
+    Args:
+        run: see `Run`.
+        measure: see `Measure`; called once.
+        plan: how much is tried.
+        progress: called on this thread.
+
+    Raises:
+        ConfigError: the limit cannot be kept, or what was recorded is nothing that can be tuned.
+        TrialFailedError: the trial that is recorded failed, or the reference did.
+    """
+    progress("recording", 0, 1)
+    recording = _try(run, None)
+    settings = recording.settings
+    progress("recording", 1, 1)
+    memory_bytes = settings.memory_bytes if plan.host_bytes is None else plan.host_bytes
+    defaults = default_settings(memory_bytes)
+    workload = recording.workload()
+    is_allowed = settings.memory_bytes <= memory_bytes
+    start = settings if is_allowed else defaults
+    place = recording.trace.header.store.place
+    hardware = measure(Path(place))
+    simulated = _Simulated(workload, hardware_of(hardware, kinds=_kinds(workload)), recording.num_ranks, progress)
+    ends_at = time.monotonic() + plan.search_seconds
+    space = Space(memory_bytes, _saved_bytes(workload))
+    found = search(space, [start, defaults], simulated.predict, lambda: time.monotonic() < ends_at)
+    named = {settings: "defaults" if settings == defaults else "as it is"}
+    named.setdefault(defaults, "defaults")
+    for number, each in enumerate(found.best(plan.num_found), 1):
+        named.setdefault(each, f"found {number}")
+    candidates = _measure_by_turns(run, named, found, settings if not is_allowed else None, plan.rounds, progress)
+    chosen, reason = choose(candidates)
+    return Tuned(
+        place=place,
+        min_bytes=recording.scope.min_bytes,
+        inline_bytes=recording.trace.header.store.inline_bytes,
+        candidates=candidates,
+        chosen=chosen,
+        found=found,
+        reason=reason,
+    )
+
+
+def _try(run: Run, settings: TrialSettings | None) -> Recording:
+    """One trial, and what it has left. Raises TrialFailedError, ConfigError."""
+    with tempfile.TemporaryDirectory(prefix="tierstore-tune-") as name:
+        folder = Path(name)
+        run(settings, folder)
+        recording = read_recording(folder)
+    if recording is None:
+        raise TrialFailedError("the program entered no scope of tiered_offload, or not in its time")
+    if recording.step_seconds is None:
+        raise TrialFailedError("the program did too few steps: there was nothing to measure, or its time was up")
+    return recording
+
+
+def _saved_bytes(workload: Workload) -> int:
+    """Of one step, views once."""
+    return sum(saved.nbytes for saved in workload.saved if saved.record is None)
+
+
+class _Simulated:
+    """Predicts the steps of a workload on a machine, as the last of several."""
+
+    def __init__(self, workload: Workload, hardware: SimulatedHardware, num_ranks: int, progress: Progress) -> None:
+        self._workload = workload
+        self._hardware = hardware
+        self._num_ranks = num_ranks
+        self._progress = progress
+        self._num_done = 0
+
+    def predict(self, settings: TrialSettings) -> float | None:
+        """See `search.Predict`."""
+        self._num_done += 1
+        self._progress("simulating", self._num_done)
+        try:
+            ranks = simulate(
+                self._workload,
+                self._hardware,
+                settings.simulated,
+                num_steps=_NUM_SIMULATED_STEPS,
+                num_ranks=self._num_ranks,
+            )
+        except StoreFullError:
+            return None
+        return ranks[0][-1].seconds
+
+
+def _kinds(workload: Workload) -> Mapping[str, str]:
+    """The sample data whose codec speeds stand for each kind of content; of others nothing is known."""
+    samples = {
+        "bfloat16": "activations, bfloat16",
+        "float16": "activations, bfloat16",
+        "float32": "activations, float32",
+        "bool": "masks",
+    }
+    contents = {"many zeros": "relu outputs", "all zeros": "zeros"}
+    found = {}
+    for kind in {saved.kind for saved in workload.saved}:
+        dtype, _, content = kind.partition(", ")
+        if (data := contents.get(content, samples.get(dtype))) is not None:
+            found[kind] = data
+    return found
+
+
+def _measure_by_turns(
+    run: Run,
+    named: Mapping[TrialSettings, str],
+    found: Found,
+    forbidden: TrialSettings | None,
+    rounds: int,
+    progress: Progress,
+) -> list[Candidate]:
+    """Every candidate once in each round; each round begins with another, so that none is always behind the same."""
+    candidates = {
+        settings: Candidate(name, settings, found.predicted.get(settings), (), is_allowed=settings != forbidden)
+        for settings, name in named.items()
+    }
+    order, total, done = list(named), rounds * len(named), 0
+    for number in range(rounds):
+        first = number % len(order)
+        for settings in (*order[first:], *order[:first]):
+            progress(f"measuring {candidates[settings].name}", done, total)
+            candidates[settings] = _measured_once(run, candidates[settings])
+            done += 1
+    progress("measuring", total, total)
+    reference = next(each for each in candidates.values() if each.is_allowed)
+    if reference.failure is not None:
+        raise TrialFailedError(f"the settings to compare with failed: {reference.failure}")
+    return list(candidates.values())
+
+
+def _measured_once(run: Run, candidate: Candidate) -> Candidate:
+    """With one round more. What fails once is not tried again."""
+    if candidate.failure is not None:
+        return candidate
+    try:
+        seconds = _try(run, candidate.settings).step_seconds
+    except TrialFailedError as error:
+        return replace(candidate, failure=str(error))
+    if seconds is None:
+        raise ConfigError("COMMAND", candidate.name, "it was measured without a step")
+    return replace(candidate, step_seconds=(*candidate.step_seconds, seconds))

@@ -1,0 +1,169 @@
+"""What came of tuning, and the file that says it. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..toml_file import toml_text
+from .search import Found
+from .settings import TrialSettings
+
+__all__ = ["LEAST_ROUNDS", "Candidate", "Tuned", "choose"]
+
+LEAST_ROUNDS = 3
+"""In fewer, being faster every time says nothing."""
+_LEAST_GAIN = 0.02
+"""What is less than this faster is not worth other settings than the ones that are known to work."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that were measured.
+
+    Attributes:
+        name: "as it is", "defaults", "found 1", ...
+        settings: them.
+        predicted_seconds: of a step; None: the simulator could not say, or was not asked.
+        step_seconds: by round; one that failed has no more.
+        is_allowed: it keeps to the limit.
+        failure: why it failed, or None.
+    """
+
+    name: str
+    settings: TrialSettings
+    predicted_seconds: float | None
+    step_seconds: Sequence[float]
+    is_allowed: bool = True
+    failure: str | None = None
+
+    @property
+    def median_seconds(self) -> float | None:
+        """Of the rounds; None: it failed."""
+        return statistics.median(self.step_seconds) if self.step_seconds and self.failure is None else None
+
+    def ratios_to(self, other: Candidate) -> list[float]:
+        """Of its step to the other's, by round."""
+        return [mine / its for mine, its in zip(self.step_seconds, other.step_seconds, strict=False)]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The outcome.
+
+    Attributes:
+        place: the store's directory, as it goes into the file.
+        min_bytes, inline_bytes: as the program has them: they were not searched.
+        candidates: what was measured, the reference first.
+        chosen: of them.
+        found: what the simulator said.
+        reason: why this one, in a sentence.
+    """
+
+    place: str
+    min_bytes: int
+    inline_bytes: int | None
+    candidates: Sequence[Candidate]
+    chosen: Candidate
+    found: Found
+    reason: str
+
+    @property
+    def config(self) -> Mapping[str, Mapping[str, Any]]:
+        """For `TierStore.from_config` and `tiered_offload.from_config`."""
+        store = {"path": self.place, **self.chosen.settings.store, "inline_bytes": self.inline_bytes}
+        return {"store": store, "offload": {"min_bytes": self.min_bytes, **self.chosen.settings.offload}}
+
+    @property
+    def toml(self) -> str:
+        """The same as a file, which begins with how it was found. What is None there is left out: it is a default."""
+        title = ["Found by tierstore tune for the program and the machine that it was run on.", self.reason]
+        title += [
+            f"{each.name}: {_seconds(each.median_seconds)} a step ({_seconds(each.predicted_seconds)} predicted) "
+            f"with {each.settings}"
+            for each in self.candidates
+        ]
+        # TOML has no None. Of inline_bytes it is no default, so it cannot be left out.
+        tables = {
+            name: {key: value for key, value in table.items() if value is not None}
+            for name, table in self.config.items()
+        }
+        if self.inline_bytes is None:
+            title.append("The program has inline_bytes=None, which TOML cannot say: give it beside this file.")
+        return "".join(f"# {_one_line(line)}\n" for line in title) + toml_text(tables)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs: figures by name."""
+        return {
+            "chosen": self.chosen.name,
+            "reason": self.reason,
+            "config": self.config,
+            "candidates": [_as_dict(each) for each in self.candidates],
+            "heat_map": {
+                "host_bytes": list(self.found.hosts),
+                "lookahead_bytes": list(self.found.lookaheads),
+                "predicted_seconds": [
+                    [self.found.at(host, lookahead) for host in self.found.hosts] for lookahead in self.found.lookaheads
+                ],
+            },
+            "num_simulated": len(self.found.predicted),
+        }
+
+
+def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
+    """The best that was measured, and why.
+
+    The first candidate that keeps to the limit is the reference. Another takes its place only if it was faster in every
+    round, and by more than the reference differs from itself.
+    """
+    allowed = [each for each in candidates if each.is_allowed]
+    reference, *others = allowed
+    noise = max(_LEAST_GAIN, _spread(reference) / 2)
+    better = [(statistics.median(ratios), each) for each in others if (ratios := _steady_ratios(each, reference))]
+    if better:
+        gained, best = min(better, key=lambda pair: pair[0])
+        if gained < 1 - noise:
+            return (
+                best,
+                f"{best.name!r} takes {gained:.2f} of the time of {reference.name!r}, and was faster every time.",
+            )
+    named = f"{reference.name!r} stays"
+    if not others:
+        return reference, f"{named}: there was nothing else to measure."
+    return reference, f"{named}: nothing was faster every time, and by more than {noise:.0%}, which may be chance."
+
+
+def _steady_ratios(candidate: Candidate, reference: Candidate) -> list[float]:
+    """By round, where it never failed and was always faster; else nothing."""
+    ratios = candidate.ratios_to(reference)
+    return ratios if candidate.failure is None and len(ratios) >= LEAST_ROUNDS and max(ratios) < 1 else []
+
+
+def _spread(candidate: Candidate) -> float:
+    """From its fastest to its slowest round, relative to the median."""
+    middle = candidate.median_seconds
+    return 0.0 if not middle else (max(candidate.step_seconds) - min(candidate.step_seconds)) / middle
+
+
+def _as_dict(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "name": candidate.name,
+        **candidate.settings.store,
+        **candidate.settings.offload,
+        "predicted_seconds": candidate.predicted_seconds,
+        "median_seconds": candidate.median_seconds,
+        "step_seconds": list(candidate.step_seconds),
+        "is_allowed": candidate.is_allowed,
+        "failure": candidate.failure,
+    }
+
+
+def _seconds(seconds: float | None) -> str:
+    return "no figure" if seconds is None else f"{seconds:.4g} s"
+
+
+def _one_line(text: str) -> str:
+    """A comment ends with its line, and has no control characters."""
+    return "".join(each if each.isprintable() else "?" for each in text)
