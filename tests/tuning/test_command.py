@@ -1,0 +1,197 @@
+"""`tierstore tune -- COMMAND`, with real programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.daemon.conftest import environment_of_tests
+from tierstore import TierStore, cli, tiered_offload
+
+MIB = 2**20
+TRAINING = """
+import sys, torch
+from tierstore import TierStore, tiered_offload
+torch.set_num_threads(1)
+with TierStore(sys.argv[1], host_bytes="4MiB", staging_bytes="16MiB", disk_bytes="1GiB") as store:
+    for _ in range(1000):
+        with tiered_offload(store, min_bytes="64KiB"):
+            tensor = torch.randn(256, 256, requires_grad=True)
+            for _ in range(12):
+                tensor = torch.exp(-tensor)
+            loss = tensor.sum()
+        del tensor
+        loss.backward()
+print("came to the end")
+"""
+
+
+class Done(NamedTuple):
+    returncode: object
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command is run, and where its temporary files are."""
+    directory = tmp_path / "here"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    (directory / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory / "temporary"))
+    return directory
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Runs `tierstore tune ...` in this process."""
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["tierstore", "tune", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Done(ended.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def training(tmp_path: Path, store_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[str]:
+    """The command of a program that trains for longer than a trial."""
+    for name, value in environment_of_tests().items():
+        monkeypatch.setenv(name, value)
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    return sys.executable, str(script), str(store_directory)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # seven processes import torch
+def test_tune_program_ends_with_a_file_a_table_and_a_heat_map(
+    command: Callable[..., Done],
+    training: Sequence[str],
+    hardware_file: Path,
+    store_directory: Path,
+    working_directory: Path,
+) -> None:
+    options = ("--steps=2", "--rounds=3", "--candidates=1", "--heat-map=map.html", "--json", "--hardware")
+    done = command(*options, hardware_file, "--", *training)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert [each["name"] for each in said["candidates"]] == ["defaults", "found 1"]
+    assert all(len(each["step_seconds"]) == 3 for each in said["candidates"])
+    reference = said["candidates"][0]
+    assert (reference["host_bytes"], reference["staging_bytes"]) == (4 * MIB, 16 * MIB)
+    assert said["num_simulated"] > 20
+    file = working_directory / "tierstore.toml"
+    assert tomllib.loads(file.read_text())["store"]["path"] == str(store_directory)
+    assert tomllib.loads(file.read_text())["offload"]["min_bytes"] == 64 * 1024
+    with TierStore.from_config(file) as store:
+        assert tiered_offload.from_config(store, file)
+        assert store.host_bytes + store.staging_bytes <= 20 * MIB
+    assert "all room" in (working_directory / "map.html").read_text()
+    assert list((working_directory / "temporary").iterdir()) == []
+
+
+def test_tune_interrupted_ends_the_program_and_leaves_nothing(
+    hardware_file: Path, working_directory: Path, tmp_path: Path
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    script = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(1000)"
+    program = [sys.executable, "-S", "-c", script, str(fifo)]
+    environment = environment_of_tests(TMPDIR=str(working_directory / "temporary"))
+    arguments = [sys.executable, "-m", "tierstore.cli", "tune", f"--hardware={hardware_file}", "--", *program]
+    process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pid = int(fifo.read_text())
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode not in (0, None)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert list(working_directory.glob("*")) == [working_directory / "temporary"]
+    assert list((working_directory / "temporary").iterdir()) == []
+
+
+# --- what cannot be tuned -----------------------------------------------------------------------------------------
+
+
+def _complaint(done: Done, code: int) -> str:
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    (complaint,) = [line for line in done.stderr.splitlines() if line.startswith("tierstore: ")]
+    assert "Traceback" not in done.stderr
+    return complaint
+
+
+def test_tune_program_without_a_scope_fails(command: Callable[..., Done], working_directory: Path) -> None:
+    assert "entered no scope" in _complaint(command("--", "true"), 1)
+    assert list(working_directory.glob("*.toml")) == []
+
+
+def test_tune_program_that_crashes_fails_with_its_last_words(command: Callable[..., Done]) -> None:
+    done = command("--", "sh", "-c", "echo alas; exit 3")
+    assert "sh ended with 3" in _complaint(done, 1)
+    assert "alas" in done.stderr
+
+
+def test_tune_program_that_hangs_fails_in_bounded_time(command: Callable[..., Done]) -> None:
+    assert "not in its time" in _complaint(command("--trial-seconds=1", "--", "sleep", "1000"), 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--", "/no/such/program"), "COMMAND"),
+        (("--host-bytes", "12 parsecs", "--", "true"), "--host-bytes"),
+        (("--hardware", "nothing.toml", "--", "true"), "hardware"),
+        (("--config", "no/such/folder.toml", "--", "true"), "--config"),
+        (("--heat-map", "map.doc", "--", "true"), "--heat-map"),
+    ],
+)
+def test_tune_with_an_argument_that_cannot_be_used_is_refused(
+    arguments: tuple[str, ...], word: str, command: Callable[..., Done]
+) -> None:
+    assert word in _complaint(command(*arguments), 2)
+
+
+def test_tune_does_not_write_over_a_file(command: Callable[..., Done], working_directory: Path) -> None:
+    (working_directory / "tierstore.toml").write_text("mine")
+    assert "already" in _complaint(command("--", "true"), 2)
+    assert (working_directory / "tierstore.toml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--rounds=2", "--", "true"), ("--steps=0", "--", "true"), ("--faster",)])
+def test_tune_used_wrongly_exit_code_2(arguments: tuple[str, ...], command: Callable[..., Done]) -> None:
+    assert command(*arguments).returncode == 2
+
+
+def test_tune_help_names_every_option(command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    done = command("--help")
+    assert done.returncode == 0
+    for option in ("--config", "--host-bytes", "--steps", "--rounds", "--candidates", "--trial-seconds", "--heat-map"):
+        assert option in done.stdout
+    assert "tierstore tune -- python train.py" in done.stdout
+
+
+def test_options_behind_the_command_are_its_own(command: Callable[..., Done]) -> None:
+    assert "entered no scope" in _complaint(command("sh", "-c", "exit 0", "--help"), 1)
+
+
+def test_tune_needs_no_torch_itself() -> None:
+    program = (
+        "import sys, tierstore.tuning.present, tierstore.doctor.examine, tierstore.commands.tune\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment_of_tests())

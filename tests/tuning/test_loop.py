@@ -1,0 +1,79 @@
+"""`tune_loop` on a small step, for real: every trial opens a store and trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tierstore import TierStore, tiered_offload
+from tierstore.errors import ConfigError
+from tierstore.tuning import Tuned, tune_loop
+from tierstore.tuning.program import TrialFailedError
+
+MIB = 2**20
+
+
+def _step(scope: tiered_offload) -> None:
+    with scope:
+        tensor = torch.randn(128, 128, requires_grad=True)
+        for _ in range(4):
+            tensor = torch.exp(-tensor)
+        loss = tensor.sum()
+    del tensor
+    loss.backward()
+
+
+@pytest.fixture
+def tune_step(store_directory: Path, hardware_file: Path) -> Callable[..., Tuned]:
+    def tune(step: Callable[[tiered_offload], object] = _step, **options: object) -> Tuned:
+        settings: dict[str, object] = {"host_bytes": "17MiB", "min_bytes": 0, "steps": 1, "rounds": 3}
+        return tune_loop(step, store_directory, hardware=hardware_file, **(settings | options))  # type: ignore[arg-type]
+
+    return tune
+
+
+def test_loop_is_tuned_within_its_limit_and_the_outcome_opens_a_store(
+    tune_step: Callable[..., Tuned], tmp_path: Path
+) -> None:
+    tuned = tune_step()
+    assert tuned.candidates[0].name == "defaults"
+    assert len(tuned.candidates) >= 2
+    for candidate in tuned.candidates:
+        assert len(candidate.step_seconds) == 3
+        assert candidate.settings.memory_bytes <= 17 * MIB
+        assert candidate.predicted_seconds is not None
+    assert tuned.chosen in tuned.candidates
+    file = tmp_path / "tierstore.toml"
+    file.write_text(tuned.toml)
+    with TierStore.from_config(file) as store:
+        _step(tiered_offload.from_config(store, file))
+        assert store.host_bytes == tuned.chosen.settings.host_bytes
+
+
+def test_loop_that_saves_nothing_is_refused(tune_step: Callable[..., Tuned]) -> None:
+    def step(scope: tiered_offload) -> None:
+        with scope:
+            torch.randn(8)
+
+    with pytest.raises(TrialFailedError, match="too few steps"):
+        tune_step(step)
+
+
+def test_loop_that_raises_says_so_itself_and_leaves_no_store(tune_step: Callable[..., Tuned]) -> None:
+    def step(scope: tiered_offload) -> None:
+        _step(scope)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        tune_step(step)
+
+
+@pytest.mark.parametrize("option", [{"steps": 0}, {"rounds": 2}, {"host_bytes": "1MiB"}, {"min_bytes": "much"}])
+def test_loop_with_an_argument_that_cannot_be_used_is_refused(
+    option: dict[str, object], tune_step: Callable[..., Tuned]
+) -> None:
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        tune_step(**option)

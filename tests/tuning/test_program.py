@@ -1,0 +1,114 @@
+"""Programs as trials: real processes, which end in bounded time with all that they started."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tierstore.errors import ConfigError
+from tierstore.trial import VARIABLE
+from tierstore.tuning.program import Program, TrialFailedError
+
+_NEVER = 1000.0
+
+
+def _shell(script: str, seconds: float = 60.0) -> Program:
+    return Program(("sh", "-c", script), num_graphs=3, trial_seconds=seconds)
+
+
+def test_program_gets_the_plan_in_its_environment(tmp_path: Path) -> None:
+    _shell(f'cat "${VARIABLE}"').run(None, tmp_path)
+    assert (tmp_path / "said").read_text() == (tmp_path / "plan").read_text()
+    assert '"num_graphs":3' in (tmp_path / "plan").read_text()
+
+
+def test_program_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(TrialFailedError, match=r"ended with 3; it wrote:\nalas"):
+        _shell("echo alas >&2; exit 3").run(None, tmp_path)
+
+
+def test_program_that_is_killed_is_told_by_its_signal(tmp_path: Path) -> None:
+    with pytest.raises(TrialFailedError, match=r"SIGKILL \(out of memory"):
+        _shell("kill -9 $$").run(None, tmp_path)
+
+
+def test_program_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="COMMAND"):
+        Program(("/no/such/program",), 3, 1.0).run(None, tmp_path)
+
+
+def _pids(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().split()]
+
+
+def _ends(pid: int) -> bool:
+    """Whether it has ended, or does so soon: of those that are not our children, nobody tells us."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], 10)[0])
+    finally:
+        os.close(descriptor)
+
+
+_WITH_CHILD = "trap '' TERM; sleep {seconds} & echo $$ $! > {file}; wait; sleep {seconds}"
+"""Ignores SIGTERM, as its child does."""
+
+
+def test_program_that_hangs_is_ended_with_its_children_and_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tierstore.tuning.program._END_SECONDS", 0.2)
+    file = tmp_path / "pids"
+    program = _shell(_WITH_CHILD.format(seconds=_NEVER, file=file), seconds=1.0)
+    program.run(None, tmp_path)
+    assert len(_pids(file)) == 2
+    assert all(map(_ends, _pids(file)))
+
+
+def test_program_that_leaves_a_child_behind_is_ended_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+    _shell(f"sleep {_NEVER} & echo $! > {file}").run(None, tmp_path)
+    assert all(map(_ends, _pids(file)))
+
+
+@pytest.fixture
+def interrupt_when_there() -> Callable[[Path], threading.Thread]:
+    """Sends this process SIGINT as soon as somebody has opened and closed a fifo for writing."""
+
+    def start(fifo: Path) -> threading.Thread:
+        def wait() -> None:
+            fifo.read_text()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        return thread
+
+    return start
+
+
+def test_interrupt_ends_the_program(
+    tmp_path: Path,
+    interrupt_when_there: Callable[[Path], threading.Thread],
+) -> None:
+    fifo, file = tmp_path / "fifo", tmp_path / "pids"
+    os.mkfifo(fifo)
+    thread = interrupt_when_there(fifo)
+    with pytest.raises(KeyboardInterrupt):
+        _shell(f"sleep {_NEVER} & echo $$ $! > {file}; echo > {fifo}; wait").run(None, tmp_path)
+    thread.join(10)
+    assert all(map(_ends, _pids(file)))
+
+
+def test_program_runs_without_input(tmp_path: Path) -> None:
+    Program((sys.executable, "-S", "-c", "import sys; assert not sys.stdin.read()"), 1, 60.0).run(None, tmp_path)

@@ -1,0 +1,95 @@
+"""How long steps took, from the events of a trace."""
+
+from __future__ import annotations
+
+import pytest
+
+from tierstore.errors import ConfigError
+from tierstore.simulator import Compute, Workload
+from tierstore.tracing.events import Event, Gone, Header, Machine, Pack, Release, Scope, ScopeEnd, StoreSettings, Unpack
+from tierstore.tracing.reader import RecordedTrace
+from tierstore.tuning.recording import Recording, step_seconds_of
+
+_SECOND = 1_000_000_000
+
+
+def _graph(number: int, began: float, ended: float, nbytes: int = 1000) -> list[Event]:
+    """A graph of one saved tensor; forward takes a tenth of a second."""
+    at, end = round(began * _SECOND), round(ended * _SECOND)
+    pack = Pack(at + 1, at + 2, 7, number, number, 0, number, number, 0, 0, 0, nbytes, 1, "float32", "cpu", (1,))
+    return [
+        Scope(at, 7, "main", number, 0, 0, "learned", 99, False),
+        pack,
+        ScopeEnd(at + _SECOND // 10, 7, number, False),
+        Unpack(end - 3, end - 2, 7, number, 0),
+        Release(end - 1, number, 0),
+        Gone(end, number),
+    ]
+
+
+def _trace(*graphs: list[Event], codec: str | None = "none") -> RecordedTrace:
+    settings = StoreSettings("/x", False, 60, 39, 0, codec, 0, True, 6, 6, "buffered")
+    header = Header("tierstore trace", 1, 0, 0.0, 1, settings, Machine("x", 12, 0, {}))
+    return RecordedTrace(header, [event for graph in graphs for event in graph], is_complete=True)
+
+
+def test_step_seconds_are_from_end_to_end_without_the_first_two() -> None:
+    ends = [5.0, 9.0, 10.0, 11.0, 13.0]  # the first two steps take 5 and 4
+    graphs = [_graph(number, end - 0.5, end) for number, end in enumerate(ends)]
+    assert step_seconds_of([_trace(*graphs)]) == pytest.approx(1.0)
+
+
+def test_step_seconds_of_two_models_in_turn_count_both() -> None:
+    ends, at = [], 0.0
+    for number in range(10):
+        at += 3.0 if number % 2 else 1.0
+        ends.append(at)
+    graphs = [_graph(number, end - 0.5, end, nbytes=1000 + number % 2) for number, end in enumerate(ends)]
+    assert step_seconds_of([_trace(*graphs)]) == pytest.approx(2.0)
+
+
+def test_step_seconds_of_a_store_for_each_step_are_the_process_s() -> None:
+    traces = [_trace(_graph(0, end - 0.5, end)) for end in (1.0, 2.0, 4.0, 6.0)]
+    assert step_seconds_of(traces) == pytest.approx(2.0)
+
+
+def test_step_seconds_of_two_steps_are_none() -> None:
+    assert step_seconds_of([_trace(_graph(0, 0, 1), _graph(1, 1, 2))]) is None
+    assert step_seconds_of([_trace()]) is None
+
+
+def _workload(*graphs: list[Event]) -> Workload:
+    return Recording(_trace(*graphs), 3, 1, None).workload()
+
+
+def test_workload_is_a_typical_step_of_the_largest_graph_and_what_is_between_steps() -> None:
+    graphs = [_graph(number, number * 4.0, number * 4.0 + lasts) for number, lasts in enumerate((3, 3, 1, 2, 3))]
+    small = _graph(9, 20.0, 20.5, nbytes=10)
+    workload = _workload(*graphs, small)
+    assert workload.training_cores == 3
+    assert workload.saved[0].nbytes == 1000
+    last = workload.actions[-1]
+    assert isinstance(last, Compute)
+    assert last.seconds == pytest.approx(1.0)
+    assert workload.compute_seconds == pytest.approx(2.0 + 1.0, abs=0.01)
+
+
+def test_workload_without_a_whole_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match="recorded whole"):
+        _workload(_graph(0, 0, 1), _graph(1, 1, 2))
+
+
+def test_settings_are_those_of_the_trace_and_the_distance_of_the_default_is_none() -> None:
+    settings = Recording(_trace(_graph(0, 0, 1)), 1, 1, None).settings
+    assert (settings.host_bytes, settings.staging_bytes, settings.codec) == (60, 39, "none")
+    assert settings.lookahead_bytes is None
+
+
+def test_settings_of_a_daemon_s_store_are_refused() -> None:
+    with pytest.raises(ConfigError, match="daemon"):
+        _ = Recording(_trace(_graph(0, 0, 1), codec=None), 1, 1, None).settings
+
+
+def test_settings_of_a_trace_without_packs_are_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing"):
+        _ = Recording(_trace(_graph(0, 0, 1)[:1]), 1, 1, None).settings

@@ -1,0 +1,96 @@
+"""The search: what it tries, what it finds, and when it stops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from tierstore.errors import ConfigError
+from tierstore.tuning.search import CODECS, PREFETCHES, Space, search
+from tierstore.tuning.settings import LEAST_STAGING_BYTES, TrialSettings, default_settings
+
+MIB = 2**20
+SPACE = Space(memory_bytes=512 * MIB, saved_bytes=300 * MIB)
+START = default_settings(SPACE.memory_bytes)
+
+
+def _always() -> bool:
+    return True
+
+
+def _seconds(settings: TrialSettings) -> float:
+    """Less with memory up to what is saved, with 150 MiB ahead, with a quarter of the window and without a codec."""
+    ahead = 300 * MIB if settings.lookahead_bytes is None else settings.lookahead_bytes
+    host = min(settings.host_bytes, 300 * MIB)
+    return (
+        10.0
+        - host / (100 * MIB)
+        + abs(ahead - 150 * MIB) / (100 * MIB)
+        + settings.staging_bytes / (112 * MIB)
+        + (settings.codec != "none")
+        + (settings.prefetch != "learned")
+    )
+
+
+def test_search_finds_what_all_combinations_hold() -> None:
+    found = search(SPACE, [START], _seconds, _always)
+    every = [
+        TrialSettings(host, window, codec, prefetch, ahead)
+        for window in SPACE.windows()
+        for host, ahead, codec, prefetch in product(SPACE.hosts(window), SPACE.lookaheads, CODECS, PREFETCHES)
+    ]
+    assert _seconds(found.best(1)[0]) == pytest.approx(min(map(_seconds, every)))
+    assert len(found.predicted) < len(every) / 3
+    assert found.is_whole
+
+
+def test_search_keeps_to_the_limit() -> None:
+    found = search(SPACE, [START], lambda settings: 1 / (1 + settings.memory_bytes), _always)
+    assert max(settings.memory_bytes for settings in found.predicted) == SPACE.memory_bytes
+    assert all(settings.host_bytes >= 0 for settings in found.predicted)
+
+
+def test_search_where_time_ties_prefers_less_memory() -> None:
+    found = search(SPACE, [START], lambda settings: 1.0 if settings.host_bytes >= 150 * MIB else 2.0, _always)
+    best = found.best(1)[0]
+    assert best.host_bytes == 150 * MIB
+    assert best.staging_bytes == min(SPACE.windows())
+
+
+def test_search_where_nothing_matters_leaves_the_rest_alone() -> None:
+    best = search(SPACE, [START], lambda settings: 1.0, _always).best(1)[0]
+    assert best == replace(START, host_bytes=0, staging_bytes=min(SPACE.windows()))
+
+
+def test_search_told_to_stop_has_what_it_must_and_says_so() -> None:
+    other = replace(START, codec="zstd:1")
+    found = search(SPACE, [START, other], _seconds, lambda: False)
+    assert set(found.predicted) == {START, other}
+    assert not found.is_whole
+
+
+def test_search_passes_over_settings_that_would_fail() -> None:
+    found = search(SPACE, [START], lambda settings: None if settings.host_bytes > 10 else _seconds(settings), _always)
+    assert found.best(1)[0].host_bytes == 0
+    assert found.at(300 * MIB, None) is None
+    assert search(SPACE, [START], lambda settings: None, _always).best(3) == []
+
+
+def test_best_has_the_other_codec_and_then_what_is_predicted_otherwise() -> None:
+    first, second, third = search(SPACE, [START], _seconds, _always).best(3)
+    assert second == replace(first, codec="auto")
+    assert _seconds(third) > _seconds(first)
+
+
+@pytest.mark.parametrize("memory_bytes", [LEAST_STAGING_BYTES, 20 * MIB, 112 * MIB, 223 * MIB, 224 * MIB, 2**40])
+def test_default_settings_of_any_limit_keep_to_it(memory_bytes: int) -> None:
+    settings = default_settings(memory_bytes)
+    assert settings.memory_bytes == memory_bytes
+    assert settings.staging_bytes >= LEAST_STAGING_BYTES
+
+
+def test_default_settings_of_too_little_memory_are_refused() -> None:
+    with pytest.raises(ConfigError, match="host_bytes"):
+        default_settings(LEAST_STAGING_BYTES - 1)

@@ -1,0 +1,82 @@
+"""Which candidate is chosen, and the file that says it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tierstore import TierStore, tiered_offload
+from tierstore.tuning.search import Found
+from tierstore.tuning.settings import TrialSettings
+from tierstore.tuning.tuned import Candidate, Tuned, choose
+
+MIB = 2**20
+SETTINGS = TrialSettings(8 * MIB, 16 * MIB, "zstd:1", "reverse", 4 * MIB)
+
+
+def _candidate(name: str, *seconds: float, is_allowed: bool = True, failure: str | None = None) -> Candidate:
+    return Candidate(name, SETTINGS, 1.0, seconds, is_allowed, failure)
+
+
+REFERENCE = _candidate("as it is", 1.0, 1.01, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([_candidate("faster", 0.9, 0.9, 0.9)], "faster"),
+        ([_candidate("fast", 0.9, 0.9, 0.9), _candidate("fastest", 0.8, 0.8, 0.8)], "fastest"),
+        ([_candidate("once slower", 0.5, 0.5, 1.0)], "as it is"),
+        ([_candidate("hardly faster", 0.985, 0.995, 0.985)], "as it is"),
+        ([_candidate("failed", 0.5, 0.5, failure="crashed")], "as it is"),
+        ([_candidate("two rounds", 0.5, 0.5)], "as it is"),
+        ([_candidate("too large", 0.5, 0.5, 0.5, is_allowed=False)], "as it is"),
+        ([], "as it is"),
+    ],
+)
+def test_choice_is_the_reference_unless_another_is_faster_every_time(others: list[Candidate], expected: str) -> None:
+    chosen, reason = choose([REFERENCE, *others])
+    assert chosen.name == expected
+    assert repr(expected) in reason
+
+
+def test_choice_beside_a_reference_that_wavers_needs_a_larger_gain() -> None:
+    wavering = _candidate("as it is", 1.0, 1.4, 1.0)
+    assert choose([wavering, _candidate("found", 0.9, 1.2, 0.9)])[0] is wavering
+
+
+def test_choice_where_the_program_is_above_the_limit_is_by_the_defaults() -> None:
+    above = _candidate("as it is", 0.5, 0.5, 0.5, is_allowed=False)
+    assert choose([above, REFERENCE, _candidate("found", 0.9, 0.9, 0.9)])[0].name == "found"
+    assert choose([above, REFERENCE, _candidate("found", 1.1, 1.1, 1.1)])[0] is REFERENCE
+
+
+def _tuned(place: str, settings: TrialSettings) -> Tuned:
+    chosen = Candidate("found\n1", settings, None, (0.5, 0.6), failure=None)
+    found = Found({settings: 1.0}, [8 * MIB], [None], settings, is_whole=True)
+    return Tuned(place, MIB, 2**17, [REFERENCE, chosen], chosen, found, "it is\nfaster")
+
+
+@pytest.mark.parametrize("lookahead_bytes", [None, 4 * MIB])
+def test_file_of_outcome_opens_a_store_and_a_scope_as_measured(
+    lookahead_bytes: int | None, store_directory: Path, tmp_path: Path
+) -> None:
+    tuned = _tuned(str(store_directory), replace(SETTINGS, lookahead_bytes=lookahead_bytes))
+    file = tmp_path / "tierstore.toml"
+    file.write_text(tuned.toml)
+    for config in (file, tuned.config):
+        with TierStore.from_config(config) as store:
+            scope = tiered_offload.from_config(store, config)
+            assert (store.host_bytes, store.staging_bytes) == (8 * MIB, 16 * MIB)
+            assert scope._options.prefetch == "reverse"
+            assert scope._options.lookahead_bytes == (lookahead_bytes or 24 * MIB)
+
+
+def test_file_of_outcome_says_how_it_was_found() -> None:
+    lines = _tuned("/nvme", SETTINGS).toml.splitlines()
+    comments = [line for line in lines if line.startswith("#")]
+    assert "# it is?faster" in comments
+    assert any("as it is: 1 s a step (1 s predicted)" in line for line in comments)
+    assert any("found?1: 0.55 s a step (no figure predicted)" in line for line in comments)
