@@ -6,9 +6,11 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -20,6 +22,7 @@ __all__ = ["Program", "TrialFailedError"]
 
 _END_SECONDS = 10.0
 _MOST_LAST_WORDS = 2000
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(eq=False)
@@ -54,6 +57,7 @@ class Program:
 
     def run(self, settings: TrialSettings | None, folder: Path) -> None:
         """Run it once, with these settings or its own, and have it traced to `folder`. Blocks; an interrupt ends it.
+        Main thread only.
 
         Raises:
             ConfigError: there is no such program.
@@ -77,27 +81,50 @@ class Program:
 
     def _run(self, environment: dict[str, str], said: Path) -> int | None:
         """The exit code; None: it was ended because its time was up."""
-        with said.open("wb") as output:
+        with said.open("wb") as output, _interrupts_held_back() as let_through:
+            process = self._start(environment, output)
+            ended = os.pidfd_open(process.pid)
             try:
-                process = subprocess.Popen(
-                    self.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise ConfigError("COMMAND", self.command[0], f"it cannot be run: {error.strerror}") from error
-        ended = os.pidfd_open(process.pid)
-        try:
-            is_over = _has_ended(ended, self.trial_seconds)
-        finally:
-            try:
-                _end_group(process, ended)
+                let_through()
+                is_over = _has_ended(ended, self.trial_seconds)
             finally:
-                os.close(ended)
+                try:
+                    _end_group(process, ended)
+                finally:
+                    os.close(ended)
         return process.returncode if is_over else None
+
+    def _start(self, environment: dict[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError("COMMAND", self.command[0], f"it cannot be run: {error.strerror}") from error
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[Callable[[], None]]:
+    """Ctrl-C and SIGTERM wait until what this gives is called, or for the end: a process that has just been started is
+    nobody's until it has a name."""
+    came: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _INTERRUPTS}
+
+    def let_through() -> None:
+        while handlers:
+            signal.signal(*handlers.popitem())
+        while came:
+            signal.raise_signal(came.pop())
+
+    try:
+        yield let_through
+    finally:
+        let_through()
 
 
 def _has_ended(ended: int, seconds: float) -> bool:

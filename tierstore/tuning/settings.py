@@ -14,7 +14,7 @@ __all__ = ["LEAST_STAGING_BYTES", "USUAL_STAGING_BYTES", "TrialSettings", "defau
 
 USUAL_STAGING_BYTES = 112 * 2**20
 LEAST_STAGING_BYTES = 16 * 2**20
-_STAGING_SHARE = 4  # of a memory limit that leaves no room for the usual window
+_MOST_STAGING_SHARE = 0.75  # where little memory is allowed, what moves needs it more than what stays
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,5 @@ def default_settings(memory_bytes: int) -> TrialSettings:
         raise ConfigError(
             "host_bytes", memory_bytes, f"give {format_bytes(LEAST_STAGING_BYTES)} or more; staging is part of it"
         )
-    share_bytes = max(LEAST_STAGING_BYTES, memory_bytes // _STAGING_SHARE)
-    staging_bytes = USUAL_STAGING_BYTES if memory_bytes >= 2 * USUAL_STAGING_BYTES else share_bytes
+    staging_bytes = min(USUAL_STAGING_BYTES, max(LEAST_STAGING_BYTES, int(memory_bytes * _MOST_STAGING_SHARE)))
     return TrialSettings(memory_bytes - staging_bytes, staging_bytes)
