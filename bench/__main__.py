@@ -35,6 +35,7 @@ NAMES = (
     "sidecar_throughput",
     "sidecar_training",
     "trace_cost",
+    "tuned_settings",
 )
 
 
