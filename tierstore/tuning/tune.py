@@ -17,6 +17,7 @@ from ..errors import ConfigError, StoreFullError
 from ..hardware import Hardware
 from ..simulator import Hardware as SimulatedHardware
 from ..simulator import Workload, simulate
+from ..simulator.fit import Observation, fit, steady_seconds
 from ..simulator.from_hardware import hardware_of
 from .program import TrialFailedError
 from .recording import Recording, read_recording
@@ -27,6 +28,7 @@ from .tuned import Candidate, Tuned, choose
 __all__ = ["Plan", "Progress", "Run", "tune"]
 
 _NUM_SIMULATED_STEPS = 3
+_NUM_SIMULATED_FOR_FIT = 20
 
 Run = Callable[[TrialSettings | None, Path], None]
 """Runs a trial with these settings, or those that it has of itself, traced to the folder. Blocks.
@@ -85,7 +87,9 @@ def tune(run: Run, measure: Measure, plan: Plan, progress: Progress) -> Tuned:
     start = settings if is_allowed else defaults
     place = recording.trace.header.store.place
     hardware = measure(Path(place))
-    simulated = _Simulated(workload, hardware_of(hardware, kinds=_kinds(workload)), recording.num_ranks, progress)
+    progress("simulating", 0)
+    machine = _fitted(hardware_of(hardware, kinds=_kinds(workload)), workload, recording, plan.search_seconds)
+    simulated = _Simulated(workload, machine, recording.num_ranks, progress)
     ends_at = time.monotonic() + plan.search_seconds
     space = Space(memory_bytes, _saved_bytes(workload))
     found = search(space, [start, defaults], simulated.predict, lambda: time.monotonic() < ends_at)
@@ -122,6 +126,25 @@ def _try(run: Run, settings: TrialSettings | None) -> Recording:
 def _saved_bytes(workload: Workload) -> int:
     """Of one step, views once."""
     return sum(saved.nbytes for saved in workload.saved if saved.record is None)
+
+
+def _fitted(hardware: SimulatedHardware, workload: Workload, recording: Recording, seconds: float) -> SimulatedHardware:
+    """The machine as the recorded steps show it, if that is found in half of the time.
+
+    What training lost to the store in those steps is part of their compute already, so that little contention is found;
+    it is what lets the predictions begin at what was measured.
+    """
+    settings, step_seconds = recording.settings.simulated, recording.step_seconds
+    if recording.num_ranks > 1 or step_seconds is None:  # ranks that hold each other up are not what is fitted
+        return hardware
+    began_at = time.monotonic()
+    try:
+        steady_seconds(workload, hardware, settings)
+        if (time.monotonic() - began_at) * _NUM_SIMULATED_FOR_FIT > seconds / 2:
+            return hardware
+        return fit(hardware, [Observation(workload, settings, step_seconds)])
+    except StoreFullError:  # on the machine that was described, which may not be this one
+        return hardware
 
 
 class _Simulated:
