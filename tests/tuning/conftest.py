@@ -19,10 +19,10 @@ HARDWARE = Hardware(
     drive=DriveHardware(
         io_mode="O_DIRECT",
         capacity_bytes=2**34,
-        write_latency_seconds=1e-4,
-        read_latency_seconds=1e-4,
-        writes=(Transfer(block_bytes=2**20, depth=4, bytes_per_second=1e9, measured_bytes=2**30),),
-        reads=(Transfer(block_bytes=2**20, depth=4, bytes_per_second=1e9, measured_bytes=2**30),),
+        write_latency_seconds=1e-5,
+        read_latency_seconds=1e-5,
+        writes=(Transfer(block_bytes=2**20, depth=4, bytes_per_second=2e10, measured_bytes=2**30),),
+        reads=(Transfer(block_bytes=2**20, depth=4, bytes_per_second=2e10, measured_bytes=2**30),),
     ),
     codecs=(
         CodecSpeed(

@@ -104,9 +104,10 @@ def test_interrupt_ends_the_program(
     fifo, file = tmp_path / "fifo", tmp_path / "pids"
     os.mkfifo(fifo)
     thread = interrupt_when_there(fifo)
-    with pytest.raises(KeyboardInterrupt):
-        _shell(f"sleep {_NEVER} & echo $$ $! > {file}; echo > {fifo}; wait").run(None, tmp_path)
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        _shell(f"sleep {_NEVER} & echo $$ $! > {file}; echo > {fifo}; wait", _NEVER).run(None, tmp_path)
     thread.join(10)
+    assert interrupted.value.__context__ is None, "it came only when the test's time was up"
     assert all(map(_ends, _pids(file)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tierstore.errors import ConfigError
@@ -41,10 +42,10 @@ def test_step_seconds_are_from_end_to_end_without_the_first_two() -> None:
 
 def test_step_seconds_of_two_models_in_turn_count_both() -> None:
     ends, at = [], 0.0
-    for number in range(10):
-        at += 3.0 if number % 2 else 1.0
+    for number in range(11):
+        at += 1.0 if number % 3 else 4.0
         ends.append(at)
-    graphs = [_graph(number, end - 0.5, end, nbytes=1000 + number % 2) for number, end in enumerate(ends)]
+    graphs = [_graph(number, end - 0.5, end, nbytes=1000 if number % 3 else 2000) for number, end in enumerate(ends)]
     assert step_seconds_of([_trace(*graphs)]) == pytest.approx(2.0)
 
 
@@ -64,8 +65,8 @@ def _workload(*graphs: list[Event]) -> Workload:
 
 def test_workload_is_a_typical_step_of_the_largest_graph_and_what_is_between_steps() -> None:
     graphs = [_graph(number, number * 4.0, number * 4.0 + lasts) for number, lasts in enumerate((3, 3, 1, 2, 3))]
-    small = _graph(9, 20.0, 20.5, nbytes=10)
-    workload = _workload(*graphs, small)
+    small = [_graph(number, number * 4.0, number * 4.0 + 3, nbytes=10) for number in (5, 6, 7)]
+    workload = _workload(*graphs, *small)
     assert workload.training_cores == 3
     assert workload.saved[0].nbytes == 1000
     last = workload.actions[-1]
@@ -83,6 +84,13 @@ def test_settings_are_those_of_the_trace_and_the_distance_of_the_default_is_none
     settings = Recording(_trace(_graph(0, 0, 1)), 1, 1, None).settings
     assert (settings.host_bytes, settings.staging_bytes, settings.codec) == (60, 39, "none")
     assert settings.lookahead_bytes is None
+
+
+def test_settings_of_a_scope_that_reads_nothing_ahead_have_the_default_distance() -> None:
+    scope, *rest = _graph(0, 0, 1)
+    scope = msgspec.structs.replace(scope, prefetch="none", lookahead_bytes=0)
+    settings = Recording(_trace([scope, *rest]), 1, 1, None).settings
+    assert (settings.prefetch, settings.lookahead_bytes) == ("none", None)
 
 
 def test_settings_of_a_daemon_s_store_are_refused() -> None:

@@ -108,6 +108,16 @@ def test_trial_of_program_with_a_store_for_each_step_ends(begin_trial: BeginTria
     assert len(list(folder.glob("*.jsonl"))) == 4
 
 
+def test_trial_traces_two_stores_that_are_open_at_once_to_two_files(
+    begin_trial: BeginTrial, make_store: MakeStore
+) -> None:
+    folder = begin_trial(num_graphs=9)
+    for store in [make_store(), make_store()]:
+        _step(store)
+        _step(store)
+    assert len(list(folder.glob("*.jsonl"))) == 2
+
+
 @pytest.mark.parametrize("content", [None, b"{", b'{"folder": "/x", "num_graphs": 1, "sore": {}}'])
 def test_trial_of_a_plan_that_is_none_is_refused(
     content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_directory: Path

@@ -30,7 +30,7 @@ REFERENCE = _candidate("as it is", 1.0, 1.01, 0.99)
         ([_candidate("fast", 0.9, 0.9, 0.9), _candidate("fastest", 0.8, 0.8, 0.8)], "fastest"),
         ([_candidate("once slower", 0.5, 0.5, 1.0)], "as it is"),
         ([_candidate("hardly faster", 0.985, 0.995, 0.985)], "as it is"),
-        ([_candidate("failed", 0.5, 0.5, failure="crashed")], "as it is"),
+        ([_candidate("failed in the fourth", 0.5, 0.5, 0.5, failure="crashed")], "as it is"),
         ([_candidate("two rounds", 0.5, 0.5)], "as it is"),
         ([_candidate("too large", 0.5, 0.5, 0.5, is_allowed=False)], "as it is"),
         ([], "as it is"),

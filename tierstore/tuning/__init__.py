@@ -6,22 +6,20 @@ differ only in how a trial runs (`loop.py`, `program.py`).
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .loop import tune_loop
+    from .settings import TrialSettings
     from .tuned import Tuned
 
-__all__ = ["Tuned", "tune_loop"]
+__all__ = ["TrialSettings", "Tuned", "tune_loop"]
+
+_HOMES = {"TrialSettings": ".settings", "Tuned": ".tuned", "tune_loop": ".loop"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "tune_loop":
-        from .loop import tune_loop
-
-        return tune_loop
-    if name == "Tuned":
-        from .tuned import Tuned
-
-        return Tuned
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)

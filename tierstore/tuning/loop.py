@@ -29,6 +29,7 @@ def tune_loop(
     path: str | PathLike[str],
     *,
     host_bytes: SizeLike | None = None,
+    start: TrialSettings | None = None,
     min_bytes: SizeLike = "1MiB",
     steps: int = 5,
     rounds: int = 5,
@@ -50,7 +51,8 @@ def tune_loop(
     Args:
         step: called on this thread with the scope for its forward; backward included. It should do the same each time.
         path: as `TierStore`'s.
-        host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: what the defaults are.
+        host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: what `start` has.
+        start: the settings that it has now, which others must beat; None: the defaults.
         min_bytes: as `tiered_offload`'s; not searched.
         steps: measured in each trial, after two that are not.
         rounds: how often each candidate is measured.
@@ -66,7 +68,8 @@ def tune_loop(
         if number < least:
             raise ConfigError(name, number, f"give {least} or more")
     limit_bytes = None if host_bytes is None else parse_size(host_bytes, "host_bytes")
-    start = None if limit_bytes is None else default_settings(limit_bytes)
+    if start is None and limit_bytes is not None:
+        start = default_settings(limit_bytes)
     described = None if hardware is None else read_hardware(hardware)
     loop = _Loop(step, check_directory(path), start, parse_size(min_bytes, "min_bytes"), steps + NUM_WARMUPS)
 

@@ -17,7 +17,7 @@ CODECS = ("auto", "none")
 PREFETCHES = ("learned", "reverse")
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.125, 0.0)
 _TIE = 1.005
-"""Predictions this close are the same: then less memory, and what is nearer to where the search began, is better."""
+"""Predictions this close are the same: then less memory is better."""
 _MOST_PASSES = 4
 
 Predict = Callable[[TrialSettings], float | None]
@@ -82,7 +82,7 @@ class Found:
         """
         chosen: list[TrialSettings] = []
         seen: set[str] = set()
-        for settings in _ranked(self.predicted, self.start):
+        for settings in _ranked(self.predicted):
             name = f"{self.predicted[settings]:.3g}"
             if name not in seen:
                 seen.add(name)
@@ -109,7 +109,7 @@ def search(space: Space, known: Sequence[TrialSettings], predict: Predict, goes_
     ]
     is_whole = _try(grid, predicted, predict, goes_on)
     for _ in range(_MOST_PASSES):
-        best = _ranked(predicted, start)[:1]
+        best = _ranked(predicted)[:1]
         if not is_whole or not best or not (nearby := _untried(space, best[0], predicted)):
             break
         is_whole = _try(nearby, predicted, predict, goes_on)
@@ -144,16 +144,11 @@ def _untried(space: Space, best: TrialSettings, known: Mapping[TrialSettings, fl
     return [each for each in nearby if each not in known]
 
 
-def _ranked(predicted: Mapping[TrialSettings, float | None], start: TrialSettings) -> list[TrialSettings]:
-    """The best first; among those that tie with the best, the one with the least memory, then the nearest."""
+def _ranked(predicted: Mapping[TrialSettings, float | None]) -> list[TrialSettings]:
+    """The best first; among those that tie with the best, the one with the least memory, then what was tried first."""
     sound = {settings: seconds for settings, seconds in predicted.items() if seconds is not None}
-    if not sound:
-        return []
-    tied_seconds = _TIE * min(sound.values())
-
-    def rank(settings: TrialSettings) -> tuple[float, int, int]:
-        seconds = sound[settings]
-        num_changes = sum(vars(settings)[name] != value for name, value in vars(start).items())
-        return (0.0 if seconds <= tied_seconds else seconds, settings.memory_bytes, num_changes)
-
-    return sorted(sound, key=rank)
+    tied_seconds = _TIE * min(sound.values(), default=0.0)
+    return sorted(
+        sound,
+        key=lambda settings: (0.0 if sound[settings] <= tied_seconds else sound[settings], settings.memory_bytes),
+    )

@@ -1,0 +1,127 @@
+"""The whole of tuning, with trials that write the traces of what they pretend to be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.tuning.conftest import HARDWARE
+from tests.tuning.traces import graph_of_steps
+from tierstore.errors import ConfigError
+from tierstore.tuning.program import TrialFailedError
+from tierstore.tuning.settings import TrialSettings, default_settings
+from tierstore.tuning.tune import Plan, tune
+from tierstore.tuning.tuned import Tuned
+
+MIB = 2**20
+OWN = TrialSettings(8 * MIB, 32 * MIB)
+StepSeconds = Callable[[TrialSettings], float]
+
+
+class Pretended:
+    """A program whose steps take what a function of the settings says.
+
+    Attributes:
+        ran: the settings of each trial.
+        pids: so many processes trace.
+    """
+
+    def __init__(self, step_seconds: StepSeconds, own: TrialSettings = OWN) -> None:
+        self.ran: list[TrialSettings] = []
+        self.pids = [os.getpid()]
+        self._step_seconds = step_seconds
+        self._own = own
+
+    def run(self, settings: TrialSettings | None, folder: Path) -> None:
+        used = self._own if settings is None else settings
+        self.ran.append(used)
+        for pid in self.pids:
+            graph_of_steps(folder, pid, used, self._step_seconds(used))
+
+
+@pytest.fixture
+def tune_it(tmp_path: Path) -> Callable[..., Tuned]:
+    def run(program: Pretended, host_bytes: int | None = None) -> Tuned:
+        plan = Plan(host_bytes, rounds=3, num_found=2)
+        return tune(program.run, lambda directory: HARDWARE, plan, lambda what, done, total=None: None)
+
+    return run
+
+
+def test_program_whose_settings_are_best_keeps_them(tune_it: Callable[..., Tuned]) -> None:
+    tuned = tune_it(Pretended(lambda settings: 1.0 if settings == OWN else 2.0))
+    assert tuned.chosen.settings == OWN
+    assert tuned.candidates[0] is tuned.chosen
+
+
+def test_program_whose_settings_are_worst_gets_what_was_measured_best(tune_it: Callable[..., Tuned]) -> None:
+    tuned = tune_it(Pretended(lambda settings: 2.0 if settings == OWN else 1.0 + settings.host_bytes / 2**40))
+    best = min(tuned.candidates, key=lambda each: each.median_seconds or 0.0)
+    assert tuned.chosen is best
+    assert best.settings != OWN
+
+
+def test_candidates_take_turns_and_each_round_begins_with_another(tune_it: Callable[..., Tuned]) -> None:
+    program = Pretended(lambda settings: 1.0)
+    tuned = tune_it(program)
+    num = len(tuned.candidates)
+    rounds = [program.ran[1 + number * num : 1 + (number + 1) * num] for number in range(3)]
+    assert all(set(each) == {candidate.settings for candidate in tuned.candidates} for each in rounds)
+    assert len({each[0] for each in rounds}) == 3
+
+
+def test_program_above_the_limit_is_measured_and_never_chosen(tune_it: Callable[..., Tuned]) -> None:
+    tuned = tune_it(Pretended(lambda settings: 1.0 if settings == OWN else 2.0), host_bytes=24 * MIB)
+    own, defaults = tuned.candidates[:2]
+    assert (own.settings, own.is_allowed) == (OWN, False)
+    assert defaults.settings == default_settings(24 * MIB)
+    assert tuned.chosen is defaults
+    assert all(settings.memory_bytes <= 24 * MIB for settings in tuned.found.predicted)
+
+
+def test_predictions_begin_at_what_was_recorded(tune_it: Callable[..., Tuned]) -> None:
+    tuned = tune_it(Pretended(lambda settings: 0.2))
+    # All cores compute. What the store takes of them is in what was recorded, and counted twice it comes to 0.213.
+    assert tuned.candidates[0].predicted_seconds == pytest.approx(0.2, rel=0.055)
+
+
+def test_candidate_that_fails_is_told_and_not_tried_again(tune_it: Callable[..., Tuned]) -> None:
+    def seconds(settings: TrialSettings) -> float:
+        if settings != OWN:
+            raise TrialFailedError("out of memory")
+        return 1.0
+
+    program = Pretended(seconds)
+    tuned = tune_it(program)
+    assert tuned.chosen.settings == OWN
+    assert len(tuned.candidates) > 1
+    assert {each.failure for each in tuned.candidates[1:]} == {"out of memory"}
+    assert len(program.ran) == 1 + 3 + len(tuned.candidates) - 1
+
+
+def test_reference_that_fails_ends_it(tune_it: Callable[..., Tuned]) -> None:
+    program = Pretended(lambda settings: 1.0)
+
+    def seconds(settings: TrialSettings) -> float:
+        if len(program.ran) > 1:
+            raise TrialFailedError("out of memory")
+        return 1.0
+
+    program._step_seconds = seconds
+    with pytest.raises(TrialFailedError, match="to compare with failed: out of memory"):
+        tune_it(program)
+
+
+def test_ranks_are_simulated_beside_each_other(tune_it: Callable[..., Tuned]) -> None:
+    alone, both = Pretended(lambda settings: 1.0), Pretended(lambda settings: 1.0)
+    both.pids.append(1)
+    seconds = [tune_it(program).candidates[0].predicted_seconds or 0.0 for program in (alone, both)]
+    assert seconds[1] > seconds[0]
+
+
+def test_limit_below_any_window_is_refused(tune_it: Callable[..., Tuned]) -> None:
+    with pytest.raises(ConfigError, match="host_bytes"):
+        tune_it(Pretended(lambda settings: 1.0), host_bytes=MIB)
