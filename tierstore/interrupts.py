@@ -6,11 +6,14 @@ books too (signal, "Execution of Python signal handlers"). What it raises goes t
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from .errors import StoreBusyError, TierStoreError
 
-__all__ = ["is_interrupt"]
+__all__ = ["ended_by_sigterm", "is_interrupt"]
 
 _NO_HANDLERS = sys.stdlib_module_names | {"numpy", "tierstore", "torch"}
 """Packages whose functions run inside of ours because we call them."""
@@ -35,3 +38,13 @@ def is_interrupt(error: BaseException) -> bool:
             return True
         traceback = traceback.tb_next
     return False
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM does what Ctrl-C does, so that what a command has begun is put away. Main thread only."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -12,6 +12,7 @@ NOTE [End of a trial]
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Mapping
 from functools import cache
@@ -87,21 +88,24 @@ class Trial:
         self._traces: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._recordings: list[Recording] = []
         self._numbers = count(1)
+        self._lock = threading.Lock()
 
     def trace_of(self, store: object, num_threads: int) -> str:
         """The file to which this store is traced; tells of it, when it is first asked for. Raises OSError."""
-        trace = self._traces.get(store)
-        if trace is None:
-            number = next(self._numbers)
-            trace = self._traces[store] = announce_trace(Path(self._plan.folder), number, num_threads)
-        return trace
+        with self._lock:
+            trace = self._traces.get(store)
+            if trace is None:
+                number = next(self._numbers)
+                trace = self._traces[store] = announce_trace(Path(self._plan.folder), number, num_threads)
+            return trace
 
     def enter(self, recording: Recording) -> None:
         """A scope is about to be entered. Raises TrialEndedError when enough is recorded."""
-        if not any(recording is known for known in self._recordings):
-            self._recordings.append(recording)
-        # The last that has begun may not be over; the scopes of one forward may be many.
-        if sum(known.num_graphs for known in self._recordings) > self._plan.num_graphs:
+        with self._lock:
+            if not any(recording is known for known in self._recordings):
+                self._recordings.append(recording)
+            num_graphs = sum(known.num_graphs for known in self._recordings)
+        if num_graphs > self._plan.num_graphs:  # the last may not be over: the scopes of one forward may be many
             raise TrialEndedError(0)
 
 

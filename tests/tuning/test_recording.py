@@ -60,7 +60,7 @@ def test_step_seconds_of_two_steps_are_none() -> None:
 
 
 def _workload(*graphs: list[Event]) -> Workload:
-    return Recording(_trace(*graphs), 3, 1, None).workload()
+    return Recording(_trace(*graphs), 3, 1, 1.0).workload()
 
 
 def test_workload_is_a_typical_step_of_the_largest_graph_and_what_is_between_steps() -> None:
@@ -81,7 +81,7 @@ def test_workload_without_a_whole_step_is_refused() -> None:
 
 
 def test_settings_are_those_of_the_trace_and_the_distance_of_the_default_is_none() -> None:
-    settings = Recording(_trace(_graph(0, 0, 1)), 1, 1, None).settings
+    settings = Recording(_trace(_graph(0, 0, 1)), 1, 1, 1.0).settings
     assert (settings.host_bytes, settings.staging_bytes, settings.codec) == (60, 39, "none")
     assert settings.lookahead_bytes is None
 
@@ -89,15 +89,15 @@ def test_settings_are_those_of_the_trace_and_the_distance_of_the_default_is_none
 def test_settings_of_a_scope_that_reads_nothing_ahead_have_the_default_distance() -> None:
     scope, *rest = _graph(0, 0, 1)
     scope = msgspec.structs.replace(scope, prefetch="none", lookahead_bytes=0)
-    settings = Recording(_trace([scope, *rest]), 1, 1, None).settings
+    settings = Recording(_trace([scope, *rest]), 1, 1, 1.0).settings
     assert (settings.prefetch, settings.lookahead_bytes) == ("none", None)
 
 
 def test_settings_of_a_daemon_s_store_are_refused() -> None:
     with pytest.raises(ConfigError, match="daemon"):
-        _ = Recording(_trace(_graph(0, 0, 1), codec=None), 1, 1, None).settings
+        _ = Recording(_trace(_graph(0, 0, 1), codec=None), 1, 1, 1.0).settings
 
 
 def test_settings_of_a_trace_without_packs_are_refused() -> None:
     with pytest.raises(ConfigError, match="nothing"):
-        _ = Recording(_trace(_graph(0, 0, 1)[:1]), 1, 1, None).settings
+        _ = Recording(_trace(_graph(0, 0, 1)[:1]), 1, 1, 1.0).settings

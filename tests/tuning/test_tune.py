@@ -46,7 +46,7 @@ class Pretended:
 def tune_it(tmp_path: Path) -> Callable[..., Tuned]:
     def run(program: Pretended, host_bytes: int | None = None) -> Tuned:
         plan = Plan(host_bytes, rounds=3, num_found=2)
-        return tune(program.run, lambda directory: HARDWARE, plan, lambda what, done, total=None: None)
+        return tune(program.run, lambda directory: HARDWARE, plan, lambda stage, done, total=None, what="": None)
 
     return run
 

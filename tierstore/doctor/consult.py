@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -16,6 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ..config import check_directory
 from ..errors import ConfigError
 from ..hardware import hardware_text
+from ..interrupts import ended_by_sigterm
+from ..new_file import check_new_file, make_file
 from .diagnosis import Report, config_text, hardware_of, report_of
 from .examine import NUM_EXAMINED, examine
 from .views import report_view
@@ -43,21 +42,21 @@ def consult(path: str, socket: str, seconds: float, *, as_json: bool, config: st
     directory = _absolute(check_directory(path))
     for option, file in (("--config", config), ("--hardware", hardware)):
         if file is not None:
-            _check_new(option, Path(file))
+            check_new_file(option, Path(file))
     messages = Console(stderr=True, highlight=False)
-    with _ended_by_sigterm(), _progress(messages) as progress:
+    with ended_by_sigterm(), _progress(messages) as progress:
         task = progress.add_task("", total=NUM_EXAMINED)
         machine = examine(directory, socket, seconds, lambda what: progress.update(task, advance=1, description=what))
     report = report_of(machine)
     _print(report, as_json)
     if config is not None:
-        _make("--config", Path(config), config_text(report.settings))
+        make_file("--config", Path(config), config_text(report.settings))
     if hardware is not None:
         described = hardware_of(machine)
         if described is None:
             messages.print("The drive could not be measured: there is no description of this machine.")
         else:
-            _make("--hardware", Path(hardware), hardware_text(described))
+            make_file("--hardware", Path(hardware), hardware_text(described))
     return report.is_usable
 
 
@@ -77,34 +76,7 @@ def _print(report: Report, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _check_new(option: str, file: Path) -> None:
-    """A file of somebody's is not overwritten; that it cannot be made should not come out after the measurements."""
-    if file.exists():
-        raise ConfigError(option, str(file), "there is such a file already; name another, or remove it")
-    try:
-        check_directory(file.parent)
-    except ConfigError as error:
-        raise ConfigError(option, str(file), f"the file cannot be made: {error.allowed}") from None
-
-
-def _make(option: str, file: Path, text: str) -> None:
-    try:
-        with file.open("x", encoding="utf-8") as made:
-            made.write(text)
-    except OSError as error:
-        raise ConfigError(option, str(file), f"the file could not be made: {error.strerror}") from error
-
-
 def _progress(console: Console) -> Progress:
     """A bar on a terminal; nothing at all elsewhere."""
     columns = (BarColumn(bar_width=30), TextColumn("{task.description}"), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

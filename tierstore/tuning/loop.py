@@ -76,7 +76,7 @@ def tune_loop(
     def measure(directory: Path) -> Hardware:
         return measure_machine(directory) if described is None else described
 
-    return tune(loop.run, measure, Plan(limit_bytes, rounds), lambda what, done, total=None: None)
+    return tune(loop.run, measure, Plan(limit_bytes, rounds), lambda stage, done, total=None, what="": None)
 
 
 @dataclass(frozen=True)

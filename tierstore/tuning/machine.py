@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ..config import DEFAULT_ADDRESS
+from ..config import DEFAULT_ADDRESS, check_directory
 from ..doctor.diagnosis import hardware_of
 from ..doctor.examine import NUM_EXAMINED, examine
 from ..hardware import Hardware
@@ -21,8 +21,10 @@ def measure_machine(directory: Path, progress: Callable[[int, int], None] = lamb
     """Measure it. Blocks for some ten seconds. `progress`: it has come so far, of so many.
 
     Raises:
+        ConfigError: there is no such directory (any more).
         TrialFailedError: the drive could not be measured.
     """
+    check_directory(directory)
     done = 0
 
     def examined(what: str) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -13,9 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from ..config import check_directory
-from ..errors import ConfigError
 from ..hardware import Hardware, read_hardware
+from ..interrupts import ended_by_sigterm
+from ..new_file import check_new_file, make_file
 from .heat_map import check_heat_map, write_heat_map
 from .machine import measure_machine
 from .program import Program
@@ -50,18 +47,18 @@ def present(program: Program, plan: Plan, wanted: Wanted) -> None:
 
     Main thread only: SIGTERM ends it as Ctrl-C does, which ends the trial.
     """
-    _check_new(wanted.config)
+    check_new_file("--config", wanted.config)
     if wanted.heat_map is not None:
         check_heat_map(wanted.heat_map)
     described = None if wanted.hardware is None else read_hardware(wanted.hardware)
     messages = Console(stderr=True, highlight=False)
-    with _ended_by_sigterm(), _bars(messages) as bars:
+    with ended_by_sigterm(), _bars(messages) as bars:
         told = _Told(bars)
 
         def measure(directory: Path) -> Hardware:
             if described is not None:
                 return described
-            return measure_machine(directory, lambda done, total: told("measuring the machine", done, total))
+            return measure_machine(directory, lambda done, total: told("looking at the machine", done, total))
 
         tuned = tune(program.run, measure, plan, told)
     if wanted.as_json:
@@ -69,54 +66,33 @@ def present(program: Program, plan: Plan, wanted: Wanted) -> None:
     else:
         Console(highlight=False).print(tuned_view(tuned))
     sys.stdout.flush()
-    _make(wanted.config, tuned.toml)
+    make_file("--config", wanted.config, tuned.toml)
     if wanted.heat_map is not None:
         write_heat_map(tuned.found, wanted.heat_map)
     messages.print(f"wrote {wanted.config}", markup=False)
 
 
 class _Told:
-    """A bar for each stage; what is done is shown as soon as it is known of how many."""
+    """A bar for each stage."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
         self._tasks: dict[str, TaskID] = {}
 
-    def __call__(self, what: str, done: int, total: int | None = None) -> None:
-        stage = what.split()[0] if what.startswith("measuring ") and "machine" not in what else what
+    def __call__(self, stage: str, done: int, total: int | None = None, what: str = "") -> None:
         if stage not in self._tasks:
-            self._tasks[stage] = self._bars.add_task(what, total=total)
-        self._bars.update(self._tasks[stage], description=what, completed=done, total=total)
+            self._tasks[stage] = self._bars.add_task(stage, what=what)
+        self._bars.update(self._tasks[stage], completed=done, total=total, what=what)
 
 
 def _bars(console: Console) -> Bars:
     """On a terminal; nothing at all elsewhere."""
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
-    return Bars(*columns, console=console, disable=not console.is_terminal)
-
-
-def _check_new(file: Path) -> None:
-    """A file of somebody's is not overwritten; that it cannot be made should not come out after minutes."""
-    if file.exists():
-        raise ConfigError("--config", str(file), "there is such a file already; name another, or remove it")
-    try:
-        check_directory(file.parent)
-    except ConfigError as error:
-        raise ConfigError("--config", str(file), f"the file cannot be made: {error.allowed}") from None
-
-
-def _make(file: Path, text: str) -> None:
-    try:
-        with file.open("x", encoding="utf-8") as made:
-            made.write(text)
-    except OSError as error:
-        raise ConfigError("--config", str(file), f"the file could not be made: {error.strerror}") from error
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    return Bars(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[what]}"),
+        console=console,
+        disable=not console.is_terminal,
+    )

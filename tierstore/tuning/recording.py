@@ -18,6 +18,7 @@ from ..tracing.events import Gone, Pack, Scope
 from ..tracing.reader import RecordedTrace, read_trace
 from ..tracing.steps import Step, steps_of
 from ..trial import TracedStore
+from .program import TrialFailedError
 from .settings import TrialSettings
 
 __all__ = ["NUM_WARMUPS", "Recording", "read_recording", "step_seconds_of"]
@@ -34,13 +35,13 @@ class Recording:
         trace: of the store that did most.
         num_threads: that torch computed with.
         num_ranks: processes that trained beside each other.
-        step_seconds: see `step_seconds_of`; None: too few steps were recorded.
+        step_seconds: see `step_seconds_of`.
     """
 
     trace: RecordedTrace
     num_threads: int
     num_ranks: int
-    step_seconds: float | None
+    step_seconds: float
 
     @property
     def settings(self) -> TrialSettings:
@@ -89,16 +90,17 @@ class Recording:
         return replace(workload, actions=[*workload.actions, Compute(_between_seconds(steps))])
 
 
-def read_recording(folder: Path) -> Recording | None:
-    """What a trial has left in its folder; None: it has traced nothing. Blocks.
+def read_recording(folder: Path) -> Recording:
+    """What a trial has left in its folder. Blocks.
 
     Raises:
+        TrialFailedError: it has traced nothing, or too few steps.
         ConfigError: a file is damaged.
     """
     found = [msgspec.json.decode(file.read_bytes(), type=TracedStore) for file in sorted(folder.glob("*-*.json"))]
     traces = [(each, read_trace(folder / each.trace)) for each in found if _has_line(folder / each.trace)]
     if not traces:
-        return None
+        raise TrialFailedError("the program entered no scope of tiered_offload, or not in its time")
     by_process: defaultdict[int, list[RecordedTrace]] = defaultdict(list)
     for each, trace in traces:
         by_process[each.pid].append(trace)
@@ -106,7 +108,10 @@ def read_recording(folder: Path) -> Recording | None:
     pid = max(by_process, key=lambda pid: sum(len(trace.events) for trace in by_process[pid]))
     most = max(by_process[pid], key=lambda trace: len(trace.events))
     num_threads = next(each.num_threads for each, _ in traces if each.pid == pid)
-    return Recording(most, num_threads, len(by_process), step_seconds_of(by_process[pid]))
+    step_seconds = step_seconds_of(by_process[pid])
+    if step_seconds is None:
+        raise TrialFailedError("the program did too few steps: there was nothing to measure, or its time was up")
+    return Recording(most, num_threads, len(by_process), step_seconds)
 
 
 def step_seconds_of(traces: Sequence[RecordedTrace]) -> float | None:

@@ -6,14 +6,15 @@ it leaves traces, and everything about it is read from them (`recording.py`).
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ..errors import ConfigError, StoreFullError
+from ..errors import StoreFullError
 from ..hardware import Hardware
 from ..simulator import Hardware as SimulatedHardware
 from ..simulator import Workload, simulate
@@ -42,8 +43,8 @@ Measure = Callable[[Path], Hardware]
 class Progress(Protocol):
     """Told how it goes on."""
 
-    def __call__(self, what: str, done: int, total: int | None = None) -> None:
-        """`what` has come to `done` of `total`; None: nobody knows of how many."""
+    def __call__(self, stage: str, done: int, total: int | None = None, what: str = "") -> None:
+        """The stage has come to `done` of `total`; None: nobody knows of how many. `what`: is at hand."""
 
 
 @dataclass(frozen=True)
@@ -78,26 +79,18 @@ def tune(run: Run, measure: Measure, plan: Plan, progress: Progress) -> Tuned:
     """
     progress("recording", 0, 1)
     recording = _try(run, None)
-    settings = recording.settings
     progress("recording", 1, 1)
+    settings, place = recording.settings, os.path.abspath(recording.trace.header.store.place)
     memory_bytes = settings.memory_bytes if plan.host_bytes is None else plan.host_bytes
     defaults = default_settings(memory_bytes)
+    known = [settings, defaults] if settings.memory_bytes <= memory_bytes else [defaults]
     workload = recording.workload()
-    is_allowed = settings.memory_bytes <= memory_bytes
-    start = settings if is_allowed else defaults
-    place = recording.trace.header.store.place
-    hardware = measure(Path(place))
-    progress("simulating", 0)
-    machine = _fitted(hardware_of(hardware, kinds=_kinds(workload)), workload, recording, plan.search_seconds)
-    simulated = _Simulated(workload, machine, recording.num_ranks, progress)
-    ends_at = time.monotonic() + plan.search_seconds
-    space = Space(memory_bytes, _saved_bytes(workload))
-    found = search(space, [start, defaults], simulated.predict, lambda: time.monotonic() < ends_at)
+    found = _search(workload, measure(Path(place)), recording, known, memory_bytes, plan.search_seconds, progress)
     named = {settings: "defaults" if settings == defaults else "as it is"}
     named.setdefault(defaults, "defaults")
     for number, each in enumerate(found.best(plan.num_found), 1):
         named.setdefault(each, f"found {number}")
-    candidates = _measure_by_turns(run, named, found, settings if not is_allowed else None, plan.rounds, progress)
+    candidates = _measure_by_turns(run, _candidates(named, found, memory_bytes), plan.rounds, progress)
     chosen, reason = choose(candidates)
     return Tuned(
         place=place,
@@ -118,8 +111,6 @@ def _try(run: Run, settings: TrialSettings | None) -> Recording:
         recording = read_recording(folder)
     if recording is None:
         raise TrialFailedError("the program entered no scope of tiered_offload, or not in its time")
-    if recording.step_seconds is None:
-        raise TrialFailedError("the program did too few steps: there was nothing to measure, or its time was up")
     return recording
 
 
@@ -134,17 +125,35 @@ def _fitted(hardware: SimulatedHardware, workload: Workload, recording: Recordin
     What training lost to the store in those steps is part of their compute already, so that little contention is found;
     it is what lets the predictions begin at what was measured.
     """
-    settings, step_seconds = recording.settings.simulated, recording.step_seconds
-    if recording.num_ranks > 1 or step_seconds is None:  # ranks that hold each other up are not what is fitted
+    if recording.num_ranks > 1:  # ranks that hold each other up are not what is fitted
         return hardware
-    began_at = time.monotonic()
+    settings, began_at = recording.settings.simulated, time.monotonic()
     try:
         steady_seconds(workload, hardware, settings)
         if (time.monotonic() - began_at) * _NUM_SIMULATED_FOR_FIT > seconds / 2:
             return hardware
-        return fit(hardware, [Observation(workload, settings, step_seconds)])
+        return fit(hardware, [Observation(workload, settings, recording.step_seconds)])
     except StoreFullError:  # on the machine that was described, which may not be this one
         return hardware
+
+
+def _search(
+    workload: Workload,
+    described: Hardware,
+    recording: Recording,
+    known: Sequence[TrialSettings],
+    memory_bytes: int,
+    seconds: float,
+    progress: Progress,
+) -> Found:
+    """What the simulator finds, from the first of what is known."""
+    progress("simulating", 0)
+    machine = _fitted(hardware_of(described, kinds=_kinds(workload)), workload, recording, seconds)
+    simulated = _Simulated(workload, machine, recording.num_ranks, progress)
+    ends_at = time.monotonic() + seconds
+    return search(
+        Space(memory_bytes, _saved_bytes(workload)), known, simulated.predict, lambda: time.monotonic() < ends_at
+    )
 
 
 class _Simulated:
@@ -191,31 +200,27 @@ def _kinds(workload: Workload) -> Mapping[str, str]:
     return found
 
 
-def _measure_by_turns(
-    run: Run,
-    named: Mapping[TrialSettings, str],
-    found: Found,
-    forbidden: TrialSettings | None,
-    rounds: int,
-    progress: Progress,
-) -> list[Candidate]:
-    """Every candidate once in each round; each round begins with another, so that none is always behind the same."""
-    candidates = {
-        settings: Candidate(name, settings, found.predicted.get(settings), (), is_allowed=settings != forbidden)
+def _candidates(named: Mapping[TrialSettings, str], found: Found, memory_bytes: int) -> list[Candidate]:
+    """Not measured yet."""
+    return [
+        Candidate(name, settings, found.predicted.get(settings), (), settings.memory_bytes <= memory_bytes)
         for settings, name in named.items()
-    }
-    order, total, done = list(named), rounds * len(named), 0
+    ]
+
+
+def _measure_by_turns(run: Run, candidates: list[Candidate], rounds: int, progress: Progress) -> list[Candidate]:
+    """Every candidate once in each round; each round begins with another, so that none is always behind the same."""
+    places, total = range(len(candidates)), rounds * len(candidates)
     for number in range(rounds):
-        first = number % len(order)
-        for settings in (*order[first:], *order[:first]):
-            progress(f"measuring {candidates[settings].name}", done, total)
-            candidates[settings] = _measured_once(run, candidates[settings])
-            done += 1
+        first = number % len(candidates)
+        for done, place in enumerate((*places[first:], *places[:first]), number * len(candidates)):
+            progress("measuring", done, total, candidates[place].name)
+            candidates[place] = _measured_once(run, candidates[place])
     progress("measuring", total, total)
-    reference = next(each for each in candidates.values() if each.is_allowed)
+    reference = next(each for each in candidates if each.is_allowed)
     if reference.failure is not None:
         raise TrialFailedError(f"the settings to compare with failed: {reference.failure}")
-    return list(candidates.values())
+    return candidates
 
 
 def _measured_once(run: Run, candidate: Candidate) -> Candidate:
@@ -223,9 +228,7 @@ def _measured_once(run: Run, candidate: Candidate) -> Candidate:
     if candidate.failure is not None:
         return candidate
     try:
-        seconds = _try(run, candidate.settings).step_seconds
+        recording = _try(run, candidate.settings)
     except TrialFailedError as error:
         return replace(candidate, failure=str(error))
-    if seconds is None:
-        raise ConfigError("COMMAND", candidate.name, "it was measured without a step")
-    return replace(candidate, step_seconds=(*candidate.step_seconds, seconds))
+    return replace(candidate, step_seconds=(*candidate.step_seconds, recording.step_seconds))
