@@ -146,7 +146,7 @@ def test_plan_takes_the_file_that_a_doctor_writes(planned: Callable[..., dict[st
 def test_tier_that_is_too_small_is_an_answer(
     command: Command, planned: Callable[..., dict[str, Any]], recorded: Path
 ) -> None:
-    options = ("--hardware=sata", "--disk-bytes=64KiB")
+    options = ("--hardware=sata", "--disk-bytes=64KiB", "--staging-bytes=64KiB")
     done = command("--trace", recorded, *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"does not fit: needs \d+ KiB on disk, has 64 KiB", done.stdout)

@@ -95,13 +95,13 @@ def test_prediction_of_more_ranks_than_cores_is_compared_with_compute_on_those_c
     assert found.limit == "nothing"
 
 
-def test_drive_too_small_needs_just_what_fits() -> None:
+def test_drive_too_small_needs_what_fits_and_half_of_it_is_refused() -> None:
     small = machine(capacity_bytes=100 * MIB)
     misfit = _refused(chain(), small, num_ranks=2)
     assert (misfit.tier, misfit.available_bytes) == ("disk", 100 * MIB)
     assert misfit.needed_bytes > 100 * MIB
     _predict(chain(), machine(capacity_bytes=misfit.needed_bytes), num_ranks=2)
-    _refused(chain(), machine(capacity_bytes=misfit.needed_bytes * 9 // 10), num_ranks=2)
+    _refused(chain(), machine(capacity_bytes=misfit.needed_bytes // 2), num_ranks=2)
 
 
 def test_disk_budget_beyond_the_drive_is_cut_to_it() -> None:

@@ -353,7 +353,14 @@ class _RealStep:
         for number, action in enumerate(workload.actions):
             if isinstance(action, Pack | LetGo):
                 self._last_use[self._root_of(action.saved)] = number
+        self._is_in_forward = True
         self._scope.__enter__()
+
+    def end_forward(self) -> None:
+        """Leave the scope, where a drive that is full has not let the step come to that."""
+        if self._is_in_forward:
+            self._is_in_forward = False
+            self._scope.__exit__(None, None, None)
 
     def act(self, number: int, action: Action) -> None:
         match action:
@@ -362,7 +369,7 @@ class _RealStep:
             case LetGo(index):
                 del self._storages[self._root_of(index)]
             case EndScope():
-                self._scope.__exit__(None, None, None)
+                self.end_forward()
             case Unpack(index):
                 (saved,) = self._graph[index].grad_fn.saved_tensors  # type: ignore[union-attr]
                 assert bool((saved == self._root_of(index) % 251).all())
@@ -396,11 +403,10 @@ def real_decisions(
         try:
             for _ in range(num_steps):
                 step = _RealStep(store, workload, settings)
-                for number, action in enumerate(workload.actions):
-                    step.act(number, action)
-                    store.stepper.settle()
-                    for _ in range(followed.num_after_action()):
-                        store.stepper.finish_one()
+                try:
+                    _take(step, workload, store.stepper, followed)
+                finally:
+                    step.end_forward()
                 del step
             store.books.tidy()
             store.stepper.settle()
@@ -411,6 +417,14 @@ def real_decisions(
         finally:
             store.stepper.let_go()
         return decisions.seen, store.books.moves.counters
+
+
+def _take(step: _RealStep, workload: Workload, stepper: Stepper, followed: _Script) -> None:
+    for number, action in enumerate(workload.actions):
+        step.act(number, action)
+        stepper.settle()
+        for _ in range(followed.num_after_action()):
+            stepper.finish_one()
 
 
 # --- the simulated one ------------------------------------------------------------------------------------------------
