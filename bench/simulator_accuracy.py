@@ -5,8 +5,8 @@ recorded plain step, what `tierstore doctor` measures of the machine, and one fi
 is fitted to steps on the drive as it is, of two of the models; the third is held out of everything but the verdict.
 
 A drive of so many MB/s is the real one, paced: it serves one transfer after the other. A round is a fresh process for
-each model, in which all its settings take turns, a step each, with a store for each of them. A step is what all rounds'
-medians have as their median, and two settings whose rounds overlap count as a tie.
+each model, in which all its settings take turns, a step each, with a store for each of them. Of each setting the median
+over the rounds counts, and two settings whose rounds overlap are a tie.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ BENCHMARK = Benchmark(
     question="Simulated steps beside real ones",
     variants=(*(variant for variants in PROCESSES.values() for variant in variants), MACHINE, *CONCLUDED),
     processes=PROCESSES,
+    conclude=lambda records, folder: conclude(records, folder),
     concluded=CONCLUDED,
     compare="none",
     settings={
@@ -272,8 +273,6 @@ def accuracy_of(pairs: Sequence[Predicted]) -> Figures:
         "span": max(medians) / min(medians),
     }
 
-
-BENCHMARK = replace(BENCHMARK, conclude=conclude)
 
 if __name__ == "__main__":
     main_of_one_variant(measure)

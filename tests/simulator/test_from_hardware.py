@@ -39,6 +39,7 @@ _DESCRIBED = DescribedHardware(
 def test_hardware_of_description_has_its_figures() -> None:
     hardware = hardware_of(_DESCRIBED, contention=2.0)
     assert (hardware.cores, hardware.contention, hardware.cpu_seconds_per_byte) == (3.5, 2.0, 1 / 4e9)
+    assert hardware_of(_DESCRIBED, call_seconds_per_record=0.125).call_seconds_per_record == 0.125
     assert hardware.drive.writes == [DepthSpeed(1, 1e9), DepthSpeed(4, 3e9)]
     assert hardware.drive.reads == [DepthSpeed(1, 5e8)]
     assert (hardware.drive.write_latency_seconds, hardware.drive.read_latency_seconds) == (1e-4, 2e-4)
