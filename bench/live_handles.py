@@ -33,7 +33,7 @@ BENCHMARK = Benchmark(
     name="live_handles",
     question="Put and release of one handle while so many are alive (beside a thousand)",
     variants=tuple(NUM_LIVE),
-    rounds=2,
+    rounds=1,  # each figure is a median of rounds within a process; how processes differ is not shown
     settings={"rounds": ROUNDS, "per_round": PER_ROUND},
     goals=tuple(
         Goal(
