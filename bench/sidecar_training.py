@@ -41,7 +41,7 @@ NUM_SAVED = 256
 SAVED_BYTES = 2**20
 LOOPS = 20000
 WARM_UP_STEPS = 2
-TURNS = 4
+TURNS = 3
 
 BENCHMARK = Benchmark(
     name="sidecar_training",
