@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -104,14 +105,12 @@ def draw_all(
     benchmarks: Sequence[Benchmark], results: dict[str, Results | None], console: Console, directory: Path
 ) -> None:
     """A plot of each, where matplotlib is installed."""
-    try:
-        from .plots import draw
-    except ImportError:
+    if find_spec("matplotlib") is None:
         console.print("no plots: matplotlib is not installed (it is in the extra 'dev')")
         return
     for benchmark in benchmarks:
         if (found := results[benchmark.name]) is not None:
-            draw(benchmark, found, directory)
+            import_module(benchmark.plot).draw(benchmark, found, directory)
 
 
 if __name__ == "__main__":

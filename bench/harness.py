@@ -60,6 +60,7 @@ class Benchmark:
             variants that no process measures (`concluded`), or more of the others.
         concluded: those variants.
         module: where `measure` is; "": `bench.NAME`.
+        plot: the module whose `draw` makes the plot.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Benchmark:
     conclude: Callable[[Sequence[Record], Path], Mapping[str, Figures]] | None = None
     concluded: Sequence[str] = ()
     module: str = ""
+    plot: str = "bench.plots"
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ BENCHMARK = Benchmark(
     processes=PROCESSES,
     rounds=1,  # each figure is of several turns
     compare="none",
+    plot="bench.tuning_plot",
     settings={
         "saved_bytes": SAVED_BYTES,
         "host_share": HOST_SHARE,
