@@ -143,6 +143,17 @@ def test_plan_takes_the_file_that_a_doctor_writes(planned: Callable[..., dict[st
     assert answer["costs"]["years_to_rating"] is None
 
 
+def test_machine_of_a_file_with_brackets_in_its_name_is_shown_as_it_is(
+    command: Command, recorded: Path, tmp_path: Path
+) -> None:
+    described, file = hardware_of(measured_machine()), tmp_path / "[bold]mine.toml"
+    assert described is not None
+    file.write_text(hardware_text(described))
+    done = command("--trace", recorded, "--hardware", file)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("[bold]mine ") >= 2
+
+
 def test_tier_that_is_too_small_is_an_answer(
     command: Command, planned: Callable[..., dict[str, Any]], recorded: Path
 ) -> None:
@@ -150,6 +161,7 @@ def test_tier_that_is_too_small_is_an_answer(
     done = command("--trace", recorded, *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"does not fit: needs \d+ KiB on disk, has 64 KiB", done.stdout)
+    assert "worn out in" not in done.stdout, "a table without a row"
     (answer,) = planned(*options)["answers"]
     assert (answer["prediction"], answer["costs"]) == (None, None)
     misfit = answer["misfit"]
@@ -190,7 +202,7 @@ def test_hardware_or_settings_that_cannot_be_read_are_one_line_and_exit_code_2(
     asked = ("--trace", recorded)
     assert "it is no TOML" in refused(*asked, "--hardware", file)
     assert "it is no TOML" in refused(*asked, "--config", file)
-    assert "there are cloud-l32s-v3" in refused(*asked, "--hardware", "unheard-of")
+    assert "it is none of cloud-l32s-v3" in refused(*asked, "--hardware", "unheard-of")
     assert "No such file" in refused(*asked, "--hardware", tmp_path / "missing.toml")
     assert "host_bytes='much'" in refused(*asked, "--host-bytes", "much")
     assert "it has figures of bits" in refused(*asked, "--codec", "zstd:9")

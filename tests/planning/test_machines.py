@@ -54,14 +54,15 @@ def test_machine_of_a_file_has_its_name_its_title_and_its_figures(tmp_path: Path
     assert find_machine(str(file)).title == ""
 
 
-def test_machine_of_no_such_name_is_refused_with_those_that_there_are() -> None:
+@pytest.mark.parametrize("name", ["sato", "sata" * 100])
+def test_machine_of_no_such_name_is_refused_with_those_that_there_are(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        find_machine("sato")
-    assert caught.value.given == "sato"
+        find_machine(name)
+    assert caught.value.given == name
     assert all(name in caught.value.allowed for name in _SHIPPED)
 
 
-@pytest.mark.parametrize("place", ["missing.toml", "nowhere/missing", ""])
+@pytest.mark.parametrize("place", ["missing.toml", "nowhere/missing", "", "\0", "a" * 300])
 def test_machine_of_a_file_that_cannot_be_read_is_refused(place: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         find_machine(str(tmp_path / place))

@@ -147,9 +147,10 @@ def _print_tables(question: str, answers: Sequence[Answer], use: Use) -> None:
 
     console = Console(highlight=False)
     console.print(question, markup=False)
-    for part in (steps_table(answers), costs_table(answers)):
-        console.print()
-        console.print(part)
+    for table in (steps_table(answers), costs_table(answers)):
+        if table.row_count:
+            console.print()
+            console.print(table)
     console.print()
     for line in remarks(answers, use):
         console.print(line, markup=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from ..config import format_bytes
@@ -48,16 +49,19 @@ def steps_table(answers: Sequence[Answer]) -> Table:
     table = _table("hardware", "ranks", "step", "compute", "slower", "waits")
     table.add_column("bound by")
     for each in answers:
-        table.add_row(each.machine, str(each.num_ranks), *_times(each.outcome))
+        table.add_row(escape(each.machine), str(each.num_ranks), *_times(each.outcome))
     return table
 
 
 def costs_table(answers: Sequence[Answer]) -> Table:
     """What moves, what the tiers of a host hold at most, and what it costs: a row for each answer that fits."""
-    table = _table("hardware", "ranks", "written", "read", "memory", "disk", "a year", "worn out in", "worn", "price")
+    has_price = any(each.costs is not None and each.costs.price_per_step is not None for each in answers)
+    names = ["ranks", "written", "read", "memory", "disk", "a year", "worn out in", "worn"]
+    table = _table("hardware", *names, *(["price"] if has_price else []))
     for each in answers:
         if isinstance(each.outcome, Prediction) and each.costs is not None:
-            table.add_row(each.machine, str(each.num_ranks), *_moved(each.outcome), *_spent(each.costs))
+            price = [_figure(each.costs.price_per_step)] if has_price else []
+            table.add_row(escape(each.machine), str(each.num_ranks), *_moved(each.outcome), *_spent(each.costs), *price)
     return table
 
 
@@ -65,8 +69,8 @@ def remarks(answers: Sequence[Answer], use: Use) -> Iterator[str]:
     """What the tables have no room for: what they are about, what bounds each step, and what does not fit."""
     yield (
         "Written, read, memory and disk: of all ranks of a host, in a step. A year: what is written to its drives, "
-        f"{use.hours_per_day:g} hours a day. Worn: drives in a year, of {_count(use.num_hosts, 'host')}. "
-        "Price: of a step, likewise."
+        f"{use.hours_per_day:g} hours a day. Worn: drives in a year, of {_count(use.num_hosts, 'host')}; "
+        "price: of a step, likewise."
     )
     for each in answers:
         if isinstance(each.outcome, Misfit):
@@ -104,7 +108,7 @@ def _moved(prediction: Prediction) -> list[str]:
 
 def _spent(costs: Costs) -> list[str]:
     year = f"{costs.written_bytes_per_year / 1e12:,.0f} TB"
-    return [year, _lifetime(costs.years_to_rating), _figure(costs.worn_drives_per_year), _figure(costs.price_per_step)]
+    return [year, _lifetime(costs.years_to_rating), _figure(costs.worn_drives_per_year)]
 
 
 def _figure(value: float | None) -> str:

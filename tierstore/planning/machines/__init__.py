@@ -50,10 +50,13 @@ def find_machine(name_or_path: str) -> Machine:
     if name_or_path in shipped:
         return shipped[name_or_path]
     file = Path(name_or_path)
-    if file.suffix != _SUFFIX and len(file.parts) == 1 and not file.exists():
-        names = ", ".join(shipped)
-        raise ConfigError("hardware", name_or_path, f"no such file, and no such machine; there are {names}")
-    return _read(file)
+    try:
+        return _read(file)
+    except ConfigError as error:
+        if len(file.parts) != 1 or file.suffix == _SUFFIX or not isinstance(error.__cause__, OSError):
+            raise
+        allowed = f"it is none of {', '.join(shipped)}, and no file: {error.__cause__.strerror}"
+        raise ConfigError("hardware", name_or_path, allowed) from error.__cause__
 
 
 def _read(file: Path) -> Machine:
