@@ -12,8 +12,9 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import uvloop
@@ -88,6 +89,9 @@ class Engine:
     The constructor returns when the disk tier is open, or raises what opening it raised. `submit_*` and
     `request_stop` never block and may be called from any thread; `stop` blocks. The thread keeps `owner` alive until
     it has ended.
+
+    When `user` dies the engine is asked to end, and `on_death` is called on the loop: see NOTE [No finalizers] in
+    `remains.py`. That holds from before the thread is started, so an interrupt of the constructor leaves none behind.
     """
 
     def __init__(
@@ -97,6 +101,8 @@ class Engine:
         name: str,
         *,
         owner: object = None,
+        user: object = None,
+        on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
         self._transfers = transfers
@@ -105,16 +111,28 @@ class Engine:
         self._numbers = itertools.count()
         self._awake = False
         self._error: BaseException | None = None
-        self._opening: Future[DiskTier] = Future()
+        self._opening: SimpleQueue[DiskTier | BaseException] = SimpleQueue()
+        self._is_open = False
         self._spills: _Queue = asyncio.PriorityQueue()
         self._restores: _Queue = asyncio.PriorityQueue()
         self._discard_wanted = asyncio.Event()
         self._stop_wanted = asyncio.Event()
-        self._user: Remains[object] | None = None
-        self._has_ended = False
-        self._loop: asyncio.AbstractEventLoop
+        self._on_death = on_death
+        self._loop = uvloop.new_event_loop()
+        self._user = None if user is None else self._remains_of(user)
         self._thread = start_thread(lambda: self._run(open_disk, owner), f"{name}-loop")
-        self.disk = self._opening.result()
+        self.disk = self._wait_until_open()
+
+    def _wait_until_open(self) -> DiskTier:
+        # By one call of C: interrupted in the midst of a lock in Python, it could leave that locked for the engine.
+        try:
+            opened = self._opening.get()
+            if isinstance(opened, BaseException):
+                raise opened
+        except BaseException:  # an interrupt too, whose traceback may keep the user alive for long
+            self.request_stop()
+            raise
+        return opened
 
     # --- any thread -------------------------------------------------------------------------------------------
 
@@ -130,21 +148,6 @@ class Engine:
         """Have the record's bytes on disk freed."""
         self._discards.append(key)
         self._wake()
-
-    def stop_with(self, user: object, then: Callable[[], None]) -> None:
-        """Ask the engine to end when `user` dies; `then` is called too, on the loop. See NOTE [No finalizers].
-
-        Once; `user` must not be kept alive by the engine.
-        """
-
-        def stop(_: Remains[object]) -> None:
-            self._stop_wanted.set()
-            then()
-
-        schedule: Any = self._loop.call_soon_threadsafe
-        self._user = Remains(user, partial(schedule, stop))
-        if self._has_ended:  # its loop takes no calls any more
-            self._user = None
 
     def request_stop(self) -> None:
         """Ask the engine to end: what runs is finished, what is queued is abandoned. Returns at once."""
@@ -178,6 +181,10 @@ class Engine:
         """Whether the thread is alive."""
         return self._thread.is_alive()
 
+    def _remains_of(self, user: object) -> Remains[object]:
+        schedule: Any = self._loop.call_soon_threadsafe
+        return Remains(user, partial(schedule, self._user_died))
+
     def _submit(self, queue: _Queue, record: Record, urgency: int) -> None:
         self._inbox.append((queue, (urgency, next(self._numbers), record)))
         self._wake()
@@ -197,23 +204,26 @@ class Engine:
         error: BaseException | None = None
         self._io_threads = IoThreads(_NUM_THREADS, f"{self._name}-io")
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(self._main(open_disk))
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                try:
+                    runner.run(self._main(open_disk))
+                finally:
+                    self._user = None  # the loop takes no more calls
         except BaseException as failure:  # noqa: BLE001 - delivered: to the constructor, or to every thread that waits
             error = failure
         finally:
             self._io_threads.shutdown()
             self._error = error
-            if self._opening.done():
+            if self._is_open:
                 self._transfers.engine_ended(error)
             elif error is not None:
-                self._opening.set_exception(error)
+                self._opening.put(error)
             del owner
 
     async def _main(self, open_disk: OpenDisk) -> None:
-        self._loop = asyncio.get_running_loop()
         disk = await open_disk(self._io_threads)
-        self._opening.set_result(disk)
+        self._is_open = True
+        self._opening.put(disk)
         try:
             async with asyncio.TaskGroup() as lanes:
                 for _ in range(NUM_SPILLS):
@@ -224,8 +234,11 @@ class Engine:
                 await self._stop_wanted.wait()
                 self._end_lanes()
         finally:
-            self._has_ended, self._user = True, None
             await disk.close()
+
+    def _user_died(self, _: Remains[object]) -> None:
+        self._stop_wanted.set()
+        self._on_death()
 
     def _end_lanes(self) -> None:
         for queue, num_lanes in ((self._spills, NUM_SPILLS), (self._restores, NUM_RESTORES)):

@@ -9,7 +9,7 @@ raises in a finalizer is swallowed, with the rest of the finalizer.
 Hence none of them has a finalizer. What is still to be done when an object has died is known to another one, which
 outlives it, its `Remains`. That is itself a weak reference to the object, and its callback is the `append` of a queue:
 all that happens at a death are calls of C, and whoever calls the store next does the rest. When it is the store that
-has died, nobody will: then the queue is that of the engine's loop, which is woken (`Engine.stop_with`).
+has died, nobody will: then the queue is that of the engine's loop, which is woken (`Engine`).
 
 CPython does not call a weak reference that is part of the same garbage as what it refers to. So the store holds on to
 the remains of all that it has to account for, until it has done so.

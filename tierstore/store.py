@@ -233,6 +233,7 @@ class TierStore:
     def _begin(self, name: str, open_disk: OpenDisk, copies: Copies | None) -> None:
         """Open it. `tierstore.testing.FaultyStore` puts its wrappers around both here."""
         self._core = _Core(
+            self,
             name=name,
             host_bytes=self.host_bytes,
             staging_bytes=self.staging_bytes,
@@ -247,7 +248,6 @@ class TierStore:
         self.learned_orders = LearnedOrders()
         self.keys = itertools.count(1)
         self.of_thread = threading.local()  # the hooks' own
-        self._core.engine.stop_with(self, self.traces.request_stop)
 
     # --- by hand ----------------------------------------------------------------------------------------------
 
@@ -447,8 +447,9 @@ class _Core:
 
     def __init__(
         self,
-        name: str,
+        store: TierStore,
         *,
+        name: str,
         host_bytes: int,
         staging_bytes: int,
         open_disk: OpenDisk,
@@ -460,7 +461,7 @@ class _Core:
         self._closed_at: float | None = None
         self.books = Residency(name, host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
         try:
-            self.engine = Engine(open_disk, self.books, "tierstore", owner=self)
+            self.engine = Engine(open_disk, self.books, "tierstore", owner=self, user=store, on_death=self._store_died)
         except OSError as error:
             raise StorageIOError("open", name, str(error), "nothing was stored") from error
         self.books.moves.engine = self.engine
@@ -497,6 +498,12 @@ class _Core:
             self.engine.stop(deadline_seconds)
         finally:
             self.traces.end(deadline_seconds, "the store was closed")
+
+    def _store_died(self) -> None:
+        """Nobody refers to it any more. It may not even have come to be: an interrupt."""
+        traces: Recordings | None = getattr(self, "traces", None)
+        if traces is not None:
+            traces.request_stop()
 
     def end_at_exit(self, deadline_seconds: float) -> None:
         """See `Mortal`."""

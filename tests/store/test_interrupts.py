@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,13 @@ import torch
 
 from tests.moments import MOST_MOMENTS, Moment
 from tierstore import StoreBusyError, StoreClosedError, TierStore
+from tierstore.engine import Engine
+from tierstore.lifetime import watch_over
+from tierstore.tracing.recordings import Recordings
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def out_of_time() -> None:
@@ -76,3 +85,28 @@ def test_handler_that_calls_the_store_that_it_interrupts_is_refused(make_store: 
         assert torch.equal(store.get(handle), torch.full((1000,), 2.0))
     assert len(refused) > 5
     assert 20 < number < MOST_MOMENTS - 1
+
+
+@pytest.mark.parametrize(
+    ("function", "first"),
+    [(Engine._wait_until_open, 2), (Recordings.__init__, 1), (watch_over, 1)],
+    ids=["waiting", "later", "at the end"],
+)
+def test_store_interrupted_while_it_is_opened_ends(store_directory: Path, function: Any, first: int) -> None:
+    """Its engine runs by then, and nobody has the store: what it holds would be held as long as the process."""
+    for number in range(first, MOST_MOMENTS):
+        interrupts: list[KeyboardInterrupt] = []
+        with Moment(function, number, interrupt) as moment:
+            try:
+                TierStore(store_directory).close()
+            except KeyboardInterrupt as error:
+                interrupts.append(error)
+        if function is not Engine._wait_until_open:  # there an interactive interpreter may keep the traceback
+            interrupts.clear()
+        for thread in threading.enumerate():
+            if thread.name.startswith("tierstore"):
+                thread.join(10)
+                assert not thread.is_alive(), f"moment {number}: {thread.name} still runs"
+        if not moment.has_come:
+            break
+    assert first < number < MOST_MOMENTS - 1
