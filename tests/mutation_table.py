@@ -1779,10 +1779,12 @@ MUTATIONS = [
     ),
     Mutation(
         "N1",
-        "out of order: likewise",
-        _RESIDENCY,
-        "        while record.state not in _IN_MEMORY:",
-        "        if record.state not in _IN_MEMORY:",
+        "out of order: each completion is of its own record",
+        "tierstore/engine.py",
+        "                outcome: Loaded | Exception = await disk.read(record.key, destination)\n",
+        "                self._read = record\n"
+        "                outcome: Loaded | Exception = await disk.read(record.key, destination)\n"
+        "                record = self._read\n",
         (
             "testing/test_fault_matrix.py::test_fault_in_a_step_right_bits_or_the_promised_error[restore-read-late-every]",
         ),
@@ -1997,9 +1999,9 @@ MUTATIONS = [
     Mutation(
         "N3",
         "nor does a daemon's",
-        "tierstore/disk/home.py",
-        '                reason = f"the index is damaged ({error})"\n',
-        "                raise\n",
+        "tierstore/disk/records.py",
+        "    if seed is not None and found != location.checksum:",
+        "    if False:",
         ("reliability/test_damage.py::test_index_flipped_under_a_daemon_gives_no_wrong_value",),
     ),
     Mutation(
