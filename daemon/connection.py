@@ -277,8 +277,7 @@ class Connection:
             record = session.records.get(message.key)  # rule 5 of wire.py: it may be sent twice
             if record is None:
                 record = await self._store(session, message, memory)
-            stored = record.stored
-            self.answer(wire.Stored(message.request, stored.stored_bytes, stored.codec, stored.kind, stored.checksum))
+            self.answer(wire.Stored(message.request, record.stored_bytes, record.codec, record.kind, record.checksum))
         except StoreFullError as error:
             session.totals["full"] += 1
             is_quota = isinstance(error, QuotaExceededError)
@@ -302,7 +301,8 @@ class Connection:
             taken_bytes = stored.stored_bytes
         finally:
             session.settle(num_bytes, taken_bytes)
-        record = session.records[message.key] = Record(num_bytes, stored)
+        record = Record(num_bytes, stored.stored_bytes, stored.codec, stored.kind, stored.checksum)
+        session.records[message.key] = record
         session.totals["spilled_bytes"] += num_bytes
         session.totals["written_bytes"] += taken_bytes
         return record

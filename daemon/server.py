@@ -34,7 +34,6 @@ from tierstore.disk.boundary import translated
 from tierstore.disk.home import NamedHome
 from tierstore.disk.local import NUM_AT_ONCE, LocalDisk
 from tierstore.disk.location import Location
-from tierstore.disk.tier import Stored
 from tierstore.errors import StorageIOError, StoreFullError
 from tierstore.threads import IoThreads
 
@@ -317,7 +316,7 @@ class Daemon:
         for first in range(0, len(keys), _DISCARD_AT_ONCE):
             some = [key for key in dict.fromkeys(keys[first : first + _DISCARD_AT_ONCE]) if key in session.records]
             for key in some:
-                session.disk_bytes -= session.records.pop(key).stored.stored_bytes
+                session.disk_bytes -= session.records.pop(key).stored_bytes
             await self.disk.discard([session.disk_key(key) for key in some])
             session.totals["discarded_records"] += len(some)
 
@@ -400,9 +399,8 @@ def _opened_at(path: Path) -> Iterator[None]:
 
 
 def _record_at(location: Location) -> Record:
-    is_plain = location.codec == NO_CODEC.family
-    stored = Stored(location.taken_bytes, location.codec, "", location.checksum if is_plain else None)
-    return Record(location.logical_bytes, stored)
+    checksum = location.checksum if location.codec == NO_CODEC.family else None
+    return Record(location.logical_bytes, location.taken_bytes, location.codec, "", checksum)
 
 
 def _version() -> str:

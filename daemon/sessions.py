@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from tierstore.disk.tier import Stored
 from tierstore.errors import QuotaExceededError
 
 from .write_queue import WriteQueue
@@ -99,15 +98,18 @@ def _decoded(blob: bytes, kind: type[_T]) -> _T | None:
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One that is stored.
+    """One that is stored: the disk tier's receipt, in the same object, which the garbage collector leaves alone.
 
     Attributes:
         num_bytes: as the client gave them.
-        stored: the disk tier's receipt.
+        stored_bytes, codec, kind, checksum: as `disk.tier.Stored`.
     """
 
     num_bytes: int
-    stored: Stored
+    stored_bytes: int
+    codec: str
+    kind: str
+    checksum: int | None
 
 
 class Session:
@@ -155,7 +157,7 @@ class Session:
     def take_up(self, key: int, record: Record) -> None:
         """A record that was found when the daemon started."""
         self.records[key] = record
-        self.disk_bytes += record.stored.stored_bytes
+        self.disk_bytes += record.stored_bytes
 
     def reserve(self, num_bytes: int) -> None:
         """Count what is about to be written.

@@ -1576,9 +1576,8 @@ MUTATIONS = [
         "the daemon answers when the write has returned",
         "daemon/connection.py",
         "                record = await self._store(session, message, memory)\n",
-        "                from tierstore.disk.tier import Stored\n\n"
         "                self._daemon.start(self._store(session, message, memory))\n"
-        '                record = Record(message.num_bytes, Stored(1, "none", "", None))\n',
+        '                record = Record(message.num_bytes, 1, "none", "", None)\n',
         ("daemon/test_rules.py::test_resumed_only_when_the_jobs_of_the_lost_connection_have_ended",),
     ),
     Mutation(
