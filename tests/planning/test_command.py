@@ -157,16 +157,16 @@ def test_machine_of_a_file_with_brackets_in_its_name_is_shown_as_it_is(
 def test_tier_that_is_too_small_is_an_answer(
     command: Command, planned: Callable[..., dict[str, Any]], recorded: Path
 ) -> None:
-    options = ("--hardware=sata", "--disk-bytes=64KiB", "--staging-bytes=64KiB")
+    options = ("--hardware=sata", "--disk-bytes=16KiB", "--staging-bytes=16KiB")
     done = command("--trace", recorded, *options)
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"does not fit: needs \d+ KiB on disk, has 64 KiB", done.stdout)
+    assert re.search(r"does not fit: needs \d+ KiB on disk, has 16 KiB", done.stdout)
     assert "worn out in" not in done.stdout, "a table without a row"
     (answer,) = planned(*options)["answers"]
     assert (answer["prediction"], answer["costs"]) == (None, None)
     misfit = answer["misfit"]
-    assert (misfit["tier"], misfit["available_bytes"]) == ("disk", _TENSOR_BYTES)
-    assert _TENSOR_BYTES < misfit["needed_bytes"] <= _LENGTH * _TENSOR_BYTES
+    assert (misfit["tier"], misfit["available_bytes"]) == ("disk", 16 * 2**10)
+    assert _TENSOR_BYTES <= misfit["needed_bytes"] <= _LENGTH * _TENSOR_BYTES
 
 
 def test_list_names_every_machine_and_needs_no_trace(command: Command) -> None:

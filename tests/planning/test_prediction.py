@@ -66,7 +66,7 @@ _SLOW_CODEC = CodecSpeed(
     ],
 )
 def test_prediction_names_what_bounds_the_step(where: Machine, codec: str, limit: Limit) -> None:
-    found = _predict(chain(), where, replace(_SOME, codec=codec))
+    found = _predict(chain(gap_seconds=0.02), where, replace(_SOME, codec=codec))
     assert found.limit == limit
     assert (found.slowdown > 1.02) == (limit != "nothing") == bool(found.seconds_without)
     if found.seconds_without:

@@ -84,8 +84,8 @@ def test_program_above_the_limit_is_measured_and_never_chosen(tune_it: Callable[
 
 def test_predictions_begin_at_what_was_recorded(tune_it: Callable[..., Tuned]) -> None:
     tuned = tune_it(Pretended(lambda settings: 0.2))
-    # All cores compute. What the store takes of them is in what was recorded, and counted twice it comes to 0.213.
-    assert tuned.candidates[0].predicted_seconds == pytest.approx(0.2, rel=0.055)
+    # What the store took of the cores and of the thread's time is in what was recorded, and is counted again.
+    assert tuned.candidates[0].predicted_seconds == pytest.approx(0.2, rel=0.08)
 
 
 def test_candidate_that_fails_is_told_and_not_tried_again(tune_it: Callable[..., Tuned]) -> None:

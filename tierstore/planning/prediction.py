@@ -67,8 +67,8 @@ class Misfit:
 
     Attributes:
         tier: which.
-        needed_bytes: of all ranks of a host, uncompressed where a codec might help. Of disk, what refuses no write: some
-            less does, where staging has room for what is refused.
+        needed_bytes: of all ranks of a host, uncompressed where a codec might help. Of disk, what refuses no write:
+            some less does, where staging has room for what is refused.
         available_bytes: that there are.
     """
 
