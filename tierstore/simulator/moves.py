@@ -56,7 +56,7 @@ class SimulatedMoves:
         self.books = HostBooks(host_bytes, staging_bytes)
         self.counters = Counters()
         self.observer = observer
-        self.pending = Pending[SimulatedRecord](_is_sole_owner)
+        self.pending = Pending[SimulatedRecord](self._is_sole_owner)
         self.log: GraphLog
         self.noted_bytes = 0
         self.ahead: Lookahead[SimulatedRecord] | None = None
@@ -116,7 +116,7 @@ class SimulatedMoves:
     def book(self, index: int) -> None:
         """See `Booking._book`."""
         log, saved = self.log, self.log.saved[index]
-        del log.noted[index]
+        log.take_out(index)
         self.noted_bytes -= saved.nbytes
         if index in log.let_go:
             return
@@ -153,7 +153,7 @@ class SimulatedMoves:
         for record in self.pending.take(how_many):
             if record.state is not State.PENDING:
                 continue
-            if _is_sole_owner(record):
+            if self._is_sole_owner(record):
                 self.admit(record)
             else:
                 self.pending.share(record)
@@ -167,8 +167,11 @@ class SimulatedMoves:
         """See `Moves`."""
         while self.blocked:
             record = self.blocked[0]
-            if record.state is State.PENDING and not self._try_admit(record, drops_prefetched=is_awaited):
-                return
+            if record.state is State.PENDING:
+                if not self._is_sole_owner(record):
+                    self._hand_back(record)
+                elif not self._try_admit(record, drops_prefetched=is_awaited):
+                    return
             self.blocked.popleft()
 
     def _try_admit(self, record: SimulatedRecord, *, drops_prefetched: bool = True) -> bool:
@@ -193,6 +196,14 @@ class SimulatedMoves:
         victim = None if self.books.host.fits(record.nbytes) else self._eviction.next_dirty()
         return victim is not None and record.worth < victim.worth
 
+    def _hand_back(self, record: SimulatedRecord) -> None:
+        self._eviction.remove(record)
+        self._parked.pop(record.key, None)
+        self.books.charge(record, None)
+        if record.state is not State.PENDING:
+            record.move(State.PENDING)
+        self.pending.share(record)
+
     # --- down -------------------------------------------------------------------------------------------------------
 
     def send_ahead(self) -> None:
@@ -204,7 +215,9 @@ class SimulatedMoves:
     def _spill(self, victim: SimulatedRecord | None) -> bool:
         if victim is None or victim.demanded or self.disk_is_full:
             return False
-        if victim.window is self.books.staging or self._may_move(victim.nbytes):
+        if victim.is_in_place and not self._is_sole_owner(victim):
+            self._hand_back(victim)
+        elif victim.window is self.books.staging or self._may_move(victim.nbytes):
             self._queue_spill(victim)
         elif self._parked and not self.num_spills:
             self._queue_spill(next(iter(self._parked.values())))
@@ -366,7 +379,7 @@ class SimulatedMoves:
         log = self.log
         if index in log.let_go:
             return
-        log.let_go.add(index)
+        log.release(index)
         record = log.records[index]
         if record is not None:
             record.users.remove(index)
@@ -422,6 +435,5 @@ class SimulatedMoves:
         self._parked.pop(record.key, None)
         self.books.charge(record, None)
 
-
-def _is_sole_owner(record: SimulatedRecord) -> bool:
-    return not record.is_held
+    def _is_sole_owner(self, record: SimulatedRecord) -> bool:
+        return self.log.is_sole_owner(record)

@@ -98,7 +98,7 @@ class Rank:
         if record is None:
             log.begin_to_take(index)
             self._ask(log, index)
-            log.end_to_take(index)
+            log.end_to_take()
             return
         self._ask(log, index)
         if not log.has_trace and record.state is not State.PENDING:

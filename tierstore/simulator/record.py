@@ -3,6 +3,7 @@ rules look at."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..handle import MOVES, State
@@ -21,7 +22,6 @@ class SimulatedRecord:
         saved: the index of the first saved tensor that is a view of it.
         users: the indices of those that the graph has not let go of.
         codec: what it is stored with.
-        is_held: somebody else holds its storage, or may still write to it.
         is_in_place: its bytes have not left the storage that autograd saved.
         is_read: its bytes have been read: no other saved tensor becomes a view of it.
         is_running: a job of the engine is about it.
@@ -29,12 +29,11 @@ class SimulatedRecord:
 
     device = None
 
-    def __init__(self, key: int, saved: int, nbytes: int, kind: str, *, is_held: bool) -> None:
+    def __init__(self, key: int, saved: int, nbytes: int, kind: str) -> None:
         self.key = key
         self.saved = saved
         self.nbytes = nbytes
         self.kind = kind
-        self.is_held = is_held
         self.is_in_place = True
         self.users = {saved}
         self.state = State.PENDING
@@ -100,6 +99,7 @@ class GraphLog:
         self._trace: tuple[Sequence[int], Sequence[int], list[int]] | None = None
         self._asked_for: dict[int, None] = {}
         self._by_root: dict[int, SimulatedRecord] = {}
+        self._num_noted = Counter[int]()  # of each storage, as far as the graph has not let go of them
         self._taken: int | None = None
 
     # --- forward ------------------------------------------------------------------------------------------------
@@ -114,6 +114,7 @@ class GraphLog:
         saved = self.saved[index]
         self.newest_node, self.is_settled = saved.node, False
         self.noted[index] = None
+        self._num_noted[self.root_of(index)] += 1
         self.records.append(None)
         before = self._signatures[-1] if self._signatures else 0
         self._signatures.append(add_pack(before, saved.node - self.saved[0].node, saved.nbytes))
@@ -131,9 +132,29 @@ class GraphLog:
             if self.is_settled or self.saved[index].node != self.newest_node:
                 yield index
 
+    def take_out(self, index: int) -> None:
+        """Tensor `index` is not just noted any more."""
+        del self.noted[index]
+        if index not in self.let_go:
+            self._num_noted[self.root_of(index)] -= 1
+
+    def release(self, index: int) -> None:
+        """The graph lets go of tensor `index`."""
+        self.let_go.add(index)
+        if index in self.noted:
+            self._num_noted[self.root_of(index)] -= 1
+
     def is_held(self, index: int) -> bool:
         """Whether somebody else holds the storage of tensor `index`."""
         return self.saved[index].is_shared or self.root_of(index) in self.held
+
+    def is_sole_owner(self, record: SimulatedRecord) -> bool:
+        """Whether only records hold its storage, and it is not gone itself.
+
+        A tensor that is only noted holds it too, and so does one that is just being handed over.
+        """
+        root = self.root_of(record.saved)
+        return bool(record.users) and not (self.is_held(record.saved) or self._num_noted[root] or root == self._taken)
 
     def unread_record_of(self, index: int) -> SimulatedRecord | None:
         """The record that tensor `index` is a view of, if there is one whose bytes have not been read."""
@@ -149,8 +170,7 @@ class GraphLog:
         """Tensor `index` is booked, the first of its storage."""
         saved = self.saved[index]
         root = self.root_of(index)
-        is_held = self.is_held(index) or root == self._taken
-        record = SimulatedRecord(self.first_key + index, index, saved.nbytes, saved.kind, is_held=is_held)
+        record = SimulatedRecord(self.first_key + index, index, saved.nbytes, saved.kind)
         self._by_root[root] = record
         if self.plan is not None:
             self.plan.place(record, index, self.first_key)
@@ -165,21 +185,14 @@ class GraphLog:
     def others_let_go(self, index: int) -> None:
         """Nobody else holds the storage of tensor `index` any more."""
         self.held.discard(self.root_of(index))
-        self._look_who_holds(index)
 
     def begin_to_take(self, index: int) -> None:
         """Autograd takes tensor `index`, which is only noted: if it is booked meanwhile, it has two owners."""
         self._taken = self.root_of(index)
 
-    def end_to_take(self, index: int) -> None:
+    def end_to_take(self) -> None:
         """It has taken it."""
         self._taken = None
-        self._look_who_holds(index)
-
-    def _look_who_holds(self, index: int) -> None:
-        record = self._by_root.get(self.root_of(index))
-        if record is not None:
-            record.is_held = self.is_held(index)
 
     # --- backward -----------------------------------------------------------------------------------------------
 
