@@ -27,7 +27,7 @@ _MOST_PANELS = 4
 def draw(benchmark: Benchmark, results: Results, directory: Path) -> Path | None:
     """Write `directory/NAME.png`; None if the results have no figure to draw."""
     names = figures_to_plot(benchmark, results)
-    if not names:
+    if not names or not set(benchmark.scatter or ()) <= set(names):
         return None
     if benchmark.scatter is not None:
         figure = Figure(figsize=(7.0, 6.0), layout="constrained")
@@ -88,6 +88,8 @@ def draw_scatter(panel: Axes, benchmark: Benchmark, results: Results, across: st
     for process, variants in benchmark.processes.items():
         points = [(_values(results, variant, across), _values(results, variant, up)) for variant in variants]
         points = [point for point in points if all(point)]
+        if not points:
+            continue
         xs, ys = ([statistics.median(values[side]) for values in points] for side in (0, 1))
         panel.plot(xs, ys, ".", markersize=9, label=process)
         color = panel.lines[-1].get_color()

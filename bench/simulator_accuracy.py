@@ -122,6 +122,7 @@ BENCHMARK = Benchmark(
             )
         ),
     ),
+    plotted=("step_seconds", "simulated_seconds"),
     scatter=("step_seconds", "simulated_seconds"),
 )
 

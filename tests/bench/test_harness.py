@@ -192,12 +192,17 @@ def test_draw_scatter_a_dot_for_each_variant_with_both_figures() -> None:
     runs = [Record("one", number, {"step_seconds": seconds}) for number, seconds in enumerate((1.0, 3.0, 2.0))]
     runs += [Record("one", 4, {"said_seconds": 5.0}), Record("two", 1, {"step_seconds": 9.0})]
     panel = Figure().subplots()
-    benchmark = dataclasses.replace(TOY, processes={"both": ("one", "two")})
+    benchmark = dataclasses.replace(TOY, processes={"both": ("one", "two"), "none": ("broken",)})
     draw_scatter(panel, benchmark, Results(runs, {}, {}), "step_seconds", "said_seconds")
     dots, spread, *_ = panel.lines
     assert (list(dots.get_xdata()), list(dots.get_ydata())) == ([2.0], [5.0])
     assert (list(spread.get_xdata()), list(spread.get_ydata())) == ([1.0, 3.0], [5.0, 5.0])
     assert (panel.get_xlabel(), panel.get_ylabel()) == ("step (s)", "said (s)")
+
+
+def test_draw_scatter_without_one_of_its_figures_is_none(toy_results: Path, tmp_path: Path) -> None:
+    benchmark = dataclasses.replace(TOY, scatter=("width_seconds", "said_seconds"))
+    assert draw(benchmark, read_results("toy", toy_results), tmp_path) is None
 
 
 @pytest.mark.parametrize("name", command.NAMES)

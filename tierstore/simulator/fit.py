@@ -45,7 +45,7 @@ def steady_seconds(workload: Workload, hardware: Hardware, settings: Settings) -
 
 
 def fit(hardware: Hardware, observed: Sequence[Observation]) -> Hardware:
-    """The same machine with the contention that brings simulated steps nearest to the observed ones.
+    """The same machine with the contention, of 0 to 8, that brings simulated steps nearest to the observed ones.
 
     Nearest: the mean of the errors, as logarithms of the ratio, so that one step that was disturbed counts no more
     than its share. Steps in which nothing moves tell nothing. Simulates each of them some twenty times.
