@@ -100,6 +100,9 @@ def draw_scatter(panel: Axes, benchmark: Benchmark, results: Results, across: st
     panel.plot(ends, ends, "-", color=_DOTS, linewidth=0.8)
     panel.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=_OTHERS, alpha=0.3)
     panel.set(xscale="log", yscale="log", xlabel=_with_unit(across), ylabel=_with_unit(up))
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
     panel.legend(frameon=False)
 
 
