@@ -66,16 +66,14 @@ def costs_table(answers: Sequence[Answer]) -> Table:
 
 
 def remarks(answers: Sequence[Answer], use: Use) -> Iterator[str]:
-    """What the tables have no room for: what they are about, what bounds each step, and what does not fit."""
+    """What the tables have no room for: what they are about, and how much better a step would be without its bound."""
     yield (
         "Written, read, memory and disk: of all ranks of a host, in a step. A year: what is written to its drives, "
         f"{use.hours_per_day:g} hours a day. Worn: drives in a year, of {_count(use.num_hosts, 'host')}; "
         "price: of a step, likewise."
     )
     for each in answers:
-        if isinstance(each.outcome, Misfit):
-            yield f"{_name(each)} does not fit: {_needs(each.outcome)}."
-        elif each.outcome.limit != "nothing":
+        if isinstance(each.outcome, Prediction) and each.outcome.limit != "nothing":
             yield f"{_name(each)} is bound by {_bound(each.outcome)}."
         if each.costs is not None and use.steps_per_day is not None and each.costs.steps_per_day < use.steps_per_day:
             yield f"{_name(each)} takes {each.costs.steps_per_day:,.0f} steps a day at most."

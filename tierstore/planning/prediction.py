@@ -102,12 +102,18 @@ def predict(workload: Workload, machine: Machine, settings: Settings, *, num_ran
     needed_bytes = sum(step.host_bytes_peak + step.staging_bytes_peak for step in steps)
     if needed_bytes > machine.hardware.host.capacity_bytes:
         return Misfit("host memory", needed_bytes, machine.hardware.host.capacity_bytes)
-    slowest = max(steps, key=lambda step: step.seconds)
     compute_seconds = _compute_seconds(workload, hardware, settings, num_ranks)
     seconds_without: dict[Limit, float] = {}
-    if slowest.seconds > _WORTH_A_WORD * compute_seconds:
+    if _slowest(steps).seconds > _WORTH_A_WORD * compute_seconds:
         for limit, better in _without(hardware).items():
-            seconds_without[limit] = max(s.seconds for s in _last_steps(workload, better, settings, num_ranks))
+            seconds_without[limit] = _slowest(_last_steps(workload, better, settings, num_ranks)).seconds
+    return _prediction(steps, compute_seconds, seconds_without)
+
+
+def _prediction(
+    steps: Sequence[SimulatedStep], compute_seconds: float, seconds_without: Mapping[Limit, float]
+) -> Prediction:
+    slowest = _slowest(steps)
     return Prediction(
         seconds=slowest.seconds,
         compute_seconds=compute_seconds,
@@ -135,6 +141,10 @@ def _check_codec(machine: Machine, name: str) -> None:
 def _last_steps(workload: Workload, hardware: Hardware, settings: Settings, num_ranks: int) -> Sequence[SimulatedStep]:
     """The last step of each rank, which is the one that goes on and on."""
     return [steps[-1] for steps in simulate(workload, hardware, settings, num_ranks=num_ranks)]
+
+
+def _slowest(steps: Sequence[SimulatedStep]) -> SimulatedStep:
+    return max(steps, key=lambda step: step.seconds)
 
 
 def _compute_seconds(workload: Workload, hardware: Hardware, settings: Settings, num_ranks: int) -> float:
