@@ -2,8 +2,11 @@
 
 ::
 
+    from pathlib import Path
+
     from tierstore.planning import Use, answer, find_machine, last_whole_step, planned_settings
     from tierstore.simulator.from_trace import workload_of
+    from tierstore.tracing.reader import read_trace
 
     trace = read_trace(Path("step.jsonl"))
     step = last_whole_step(trace, "step.jsonl")
