@@ -81,7 +81,7 @@ class _Told:
 
     def __call__(self, stage: str, done: int, total: int | None = None, what: str = "") -> None:
         if stage not in self._tasks:
-            self._tasks[stage] = self._bars.add_task(stage, what=what)
+            self._tasks[stage] = self._bars.add_task(stage, total=total, what=what)
         self._bars.update(self._tasks[stage], completed=done, total=total, what=what)
 
 

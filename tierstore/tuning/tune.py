@@ -151,9 +151,10 @@ def _search(
     machine = _fitted(hardware_of(described, kinds=_kinds(workload)), workload, recording, seconds)
     simulated = _Simulated(workload, machine, recording.num_ranks, progress)
     ends_at = time.monotonic() + seconds
-    return search(
-        Space(memory_bytes, _saved_bytes(workload)), known, simulated.predict, lambda: time.monotonic() < ends_at
-    )
+    space = Space(memory_bytes, _saved_bytes(workload))
+    found = search(space, known, simulated.predict, lambda: time.monotonic() < ends_at)
+    progress("simulating", len(found.predicted), len(found.predicted))
+    return found
 
 
 class _Simulated:
