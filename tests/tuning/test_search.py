@@ -84,6 +84,14 @@ def test_best_has_the_other_codec_and_then_what_is_predicted_otherwise() -> None
     assert _seconds(third) > _seconds(first)
 
 
+def test_best_has_the_fastest_too_where_it_is_hardly_faster_and_takes_more_memory() -> None:
+    found = search(SPACE, [START], lambda settings: 1.0 - settings.host_bytes / 2**40, _always)
+    first, second = found.best(2)
+    assert first.host_bytes == 0
+    assert found.predicted[second] == min(filter(None, found.predicted.values()))
+    assert second.host_bytes > 300 * MIB
+
+
 @pytest.mark.parametrize("memory_bytes", [LEAST_STAGING_BYTES, 20 * MIB, 112 * MIB, 223 * MIB, 224 * MIB, 2**40])
 def test_default_settings_of_any_limit_keep_to_it(memory_bytes: int) -> None:
     settings = default_settings(memory_bytes)

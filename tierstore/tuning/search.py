@@ -75,21 +75,18 @@ class Found:
         return self.predicted.get(replace(self.start, host_bytes=host_bytes, lookahead_bytes=lookahead_bytes))
 
     def best(self, number: int) -> list[TrialSettings]:
-        """So many that are worth measuring, the best first.
+        """So many that are worth measuring.
 
-        Behind the best one comes the same with another codec, since what a codec makes of a program's tensors is what a
-        prediction knows least of; then those that are predicted to differ.
+        First the best; then the fastest, where that takes more memory; then the best with another codec, since what a
+        codec makes of a program's tensors is what a prediction knows least of; then those that are predicted to differ.
         """
-        chosen: list[TrialSettings] = []
-        seen: set[str] = set()
-        for settings in _ranked(self.predicted):
-            name = f"{self.predicted[settings]:.3g}"
-            if name not in seen:
-                seen.add(name)
-                chosen.append(settings)
-            if len(chosen) == 1:
-                chosen += [replace(settings, codec=codec) for codec in CODECS if codec != settings.codec]
-        return chosen[:number]
+        ranked = _ranked(self.predicted)
+        chosen = dict.fromkeys(ranked[:1] + sorted(ranked, key=lambda each: self.predicted[each] or 0.0)[:1])
+        chosen |= dict.fromkeys(replace(each, codec=codec) for each in ranked[:1] for codec in CODECS)
+        by_seconds: dict[str, TrialSettings] = {}
+        for settings in ranked:
+            by_seconds.setdefault(f"{self.predicted[settings]:.3g}", settings)
+        return list(chosen | dict.fromkeys(by_seconds.values()))[:number]
 
 
 def search(space: Space, known: Sequence[TrialSettings], predict: Predict, goes_on: Callable[[], bool]) -> Found:
