@@ -1,7 +1,7 @@
 """How each clause of the rules that keep gradients right is broken, and which tests have to notice.
 
 P1 to P6 are the rules of the sidecar's protocol as `tierstore/wire.py` numbers them; P7 to P10: what else holds there.
-N1 to N6 are the tables of `docs/reliability.md`, a mutation for each of their lines.
+N1 to N6 are the tables of `docs/reliability.md`: what no rule above has, and a test of the default run looks at.
 
 `python -m tests.mutations` breaks them. What no mutation shows, and why, stands in `UNSHOWN`.
 """
