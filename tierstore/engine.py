@@ -125,14 +125,17 @@ class Engine:
 
     def _wait_until_open(self) -> DiskTier:
         # By one call of C: interrupted in the midst of a lock in Python, it could leave that locked for the engine.
+        opened = None
         try:
             opened = self._opening.get()
             if isinstance(opened, BaseException):
                 raise opened
+            return opened
         except BaseException:  # an interrupt too, whose traceback may keep the user alive for long
             self.request_stop()
             raise
-        return opened
+        finally:
+            del opened  # else an error and its traceback would refer to each other
 
     # --- any thread -------------------------------------------------------------------------------------------
 
