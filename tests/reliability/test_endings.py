@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -89,22 +90,42 @@ def test_pickled_store_handle_and_saved_tensor_say_that_they_cannot_be(
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
+def held_of_a_store(directory: str) -> list[str]:
+    """What descriptors of this process lead to: files in that directory, shared memory."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:
+            pass  # the one that lists them
+    return [target for target in found if directory in target or target.startswith("/memfd:")]
+
+
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):
-    def __init__(self, note: object = None) -> None:
+    """Refuses to work in a process that holds something of a store's in `directory`, or of one with a daemon."""
+
+    def __init__(self, note: object = None, directory: str | None = None) -> None:
         self.note = note
+        self.directory = directory
 
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, index: int) -> torch.Tensor:
+        assert self.directory is None or not held_of_a_store(self.directory), held_of_a_store(self.directory)
         return torch.full((4,), float(index))
 
 
-def train_with_workers(store: TierStore, method: str) -> None:
+def train_with_workers(store: TierStore, directory: Path, method: str) -> None:
+    assert held_of_a_store(str(directory)), "what workers must not hold cannot be seen"
     torch.manual_seed(0)
     weight = torch.randn(4, 5000, requires_grad=True)
     loader = torch.utils.data.DataLoader(
-        Numbers(), batch_size=4, num_workers=1, multiprocessing_context=method, timeout=WAIT_SECONDS
+        Numbers(directory=str(directory)),
+        batch_size=4,
+        num_workers=1,
+        multiprocessing_context=method,
+        timeout=WAIT_SECONDS,
     )
     held = store.put(torch.arange(50_000))
     for batch in loader:
@@ -121,12 +142,12 @@ def train_with_workers(store: TierStore, method: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_data_loader_workers_during_training_disturb_nothing(
-    start_daemon: StartDaemon, store: TierStore, method: str
+    start_daemon: StartDaemon, store: TierStore, store_directory: Path, method: str
 ) -> None:
-    train_with_workers(store, method)
+    train_with_workers(store, store_directory, method)
     daemon = start_daemon(codec="none", disk_bytes="64MiB", grace_seconds=0.1)
     with TierStore.connect(daemon.socket, host_bytes=0) as remote:
-        train_with_workers(remote, method)
+        train_with_workers(remote, store_directory, method)
     assert sessions_of(daemon) == set()
     assert daemon.stop() == 0, daemon.log
 
