@@ -86,6 +86,30 @@ def _chain(*units: int, first: Sequence[int] = ()) -> Workload:
     return Workload(saved, [*forward, EndScope(), *backward])
 
 
+def _step(units: Sequence[int], *actions: Action, nodes: Sequence[int] = (), views: Sequence[int] = ()) -> Workload:
+    """Tensors of so many units, each of a node and a storage of its own, unless it says otherwise."""
+    saved = [
+        Saved(num * _UNIT, nodes[index] if nodes else index, 0 if index in views else None)
+        for index, num in enumerate(units)
+    ]
+    return Workload(saved, actions)
+
+
+_FREED_LETS_OTHERS_GO_ON = _step(
+    (1, 2, 3, 1),
+    *map(Pack, range(4)), EndScope(), Unpack(0), Unpack(1), Release(1), Unpack(2),
+)  # fmt: skip
+_GIVEN_BACK_LETS_OTHERS_GO_ON = _step(
+    (1, 1, 2, 1, 3, 3, 1, 2, 2, 1, 2, 3),
+    *map(Pack, range(12)), LetGo(9), EndScope(), Unpack(5), Unpack(3),
+)  # fmt: skip
+_NOTED_VIEW_HOLDS_STORAGE = _step(
+    (2, 2, 3, 1, 3, 1),
+    Pack(0), Pack(1), LetGo(0), Pack(2), Pack(3), Pack(4), Pack(5), EndScope(),
+    nodes=(0, 1, 1, 1, 1, 2), views=(1,),
+)  # fmt: skip
+
+
 # A run is two stores and three steps: what Hypothesis finds is printed as it is, and not made smaller.
 _random_steps = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.explicit, Phase.generate]
@@ -100,6 +124,9 @@ _random_steps = settings(
     Settings(0, 30 * _UNIT, prefetch="reverse"),
     Script([20] * 21, [0]),
 )
+@example(_FREED_LETS_OTHERS_GO_ON, Settings(0, _UNIT), Script([], [0, 11]))
+@example(_GIVEN_BACK_LETS_OTHERS_GO_ON, Settings(5 * _UNIT, 5 * _UNIT), Script([], [5]))
+@example(_NOTED_VIEW_HOLDS_STORAGE, Settings(2 * _UNIT, 12 * _UNIT), Script([], [0]))
 def test_decisions_random_steps_are_those_of_the_store(workload: Workload, how: Settings, script: Script) -> None:
     _check(workload, how, script)
 
