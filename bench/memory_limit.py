@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -51,18 +51,20 @@ ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 UNLIMITED, KILLED, MOVER = "unlimited", "plain, limited", "bare mover"
 STORE, FILES = "tierstore, limited", "file per tensor, limited"
-BESIDE = {UNLIMITED: (), KILLED: (), MOVER: (UNLIMITED,), STORE: (UNLIMITED, MOVER), FILES: (UNLIMITED, STORE)}
-"""What each variant takes turns with."""
-TURNS = {UNLIMITED: 4, KILLED: 4, MOVER: 2, STORE: 4, FILES: 1}
+BY_TURNS = "by turns"
+TOGETHER = {BY_TURNS: (STORE, MOVER, UNLIMITED), KILLED: (KILLED,), FILES: (FILES, STORE, UNLIMITED)}
+"""What takes turns in each process of the benchmark; a variant's steps are compared with those of the ones after it."""
+TURNS = {BY_TURNS: 4, KILLED: 4, FILES: 1}
 """After the warm-up. Few where no goal is near: a turn with files takes 12 s."""
 
 BENCHMARK = Benchmark(
     name="memory_limit",
     question="A training step under a memory limit of 1000 MiB",
-    variants=tuple(BESIDE),
+    variants=(UNLIMITED, KILLED, MOVER, STORE, FILES),
+    processes={BY_TURNS: TOGETHER[BY_TURNS]},
     rounds=1,
     compare="none",
-    environment=dict.fromkeys(BESIDE, ENVIRONMENT),
+    environment=dict.fromkeys(TOGETHER, ENVIRONMENT),
     settings={
         "model": vars(SHAPE),
         "batch": BATCH,
@@ -86,23 +88,35 @@ Forward = Callable[[], AbstractContextManager[object]]
 Figures = dict[str, float]
 
 
-def measure(variant: str, scratch: Path) -> Figures:
-    """Medians of the variant's steps and of their ratios to those taken in turn with them."""
+def measure(process: str, scratch: Path) -> Figures | dict[str, Figures]:
+    """Medians of the steps of the variants that the process is about, and of their ratios within each turn."""
     with ExitStack() as stack:
-        trainings = [stack.enter_context(training(name, scratch)) for name in (variant, *BESIDE[variant])]
-        first = trainings[0]
-        turns = [[each.step() for each in trainings] for _ in range(WARM_UP_STEPS)]
-        for turn in range(TURNS[variant]):
+        trainings = [stack.enter_context(training(name, scratch)) for name in TOGETHER[process]]
+        for _ in range(WARM_UP_STEPS):
+            for each in trainings:
+                each.step()
+        turns = []
+        for turn in range(TURNS[process]):
             order = trainings if turn % 2 else trainings[::-1]
-            steps = {each.variant: each.step() for each in order}
-            turns.append([steps[each.variant] for each in trainings])
-            if not first.is_running:
+            turns.append({each.variant: each.step() for each in order})
+            if not trainings[0].is_running:
                 break
-        figures = first.figures([own for own, *_ in turns[WARM_UP_STEPS:]])
-        for place, name in enumerate(BESIDE[variant], start=1):
-            ratios = [turn[0]["step_seconds"] / turn[place]["step_seconds"] for turn in turns[WARM_UP_STEPS:]]
-            figures[f"step_to_{name.split(',')[0].replace(' ', '_')}"] = statistics.median(ratios)
-        return figures
+        found = {
+            each.variant: each.figures([steps[each.variant] for steps in turns])
+            | ratios(each.variant, TOGETHER[process][place:], turns)
+            for place, each in enumerate(trainings, start=1)
+        }
+    return found if process in BENCHMARK.processes else found[process]
+
+
+def ratios(variant: str, others: Sequence[str], turns: list[dict[str, Figures]]) -> Figures:
+    """Medians of how long the variant's steps took, of those of each of the others in the same turn."""
+    return {
+        f"step_to_{name.split(',')[0].replace(' ', '_')}": statistics.median(
+            steps[variant]["step_seconds"] / steps[name]["step_seconds"] for steps in turns
+        )
+        for name in others
+    }
 
 
 class Training:
