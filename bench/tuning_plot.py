@@ -32,13 +32,14 @@ Figures = Mapping[str, float]
 
 
 def draw(benchmark: Benchmark, results: Results, directory: Path) -> Path | None:
-    """Write `directory/NAME.png`, of the last round; None if no step was measured."""
+    """Write `directory/NAME.png`, of the last round, of the models that ran; None if none did."""
     found = {record.variant: record.figures for record in results.records if record.figures is not None}
     if not found:
         return None
-    figure = Figure(figsize=(13, 12), layout="constrained")
-    cells = figure.subfigures(len(WORKLOADS), len(DRIVES), squeeze=False)
-    for row, workload in zip(cells, WORKLOADS, strict=True):
+    workloads = [name for name in WORKLOADS if any(variant.startswith(f"{name}, ") for variant in found)]
+    figure = Figure(figsize=(13, 4 * len(workloads)), layout="constrained")
+    cells = figure.subfigures(len(workloads), len(DRIVES), squeeze=False)
+    for row, workload in zip(cells, workloads, strict=True):
         for cell, drive in zip(row, DRIVES, strict=True):
             prefix = f"{workload}, {drive}: "
             policies = {name.removeprefix(prefix): each for name, each in found.items() if name.startswith(prefix)}
