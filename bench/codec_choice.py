@@ -1,48 +1,56 @@
 """Does codec "auto" find the best codec for each kind of data, with idle cores and beside a busy training?
 
-A step moves a set of real saved tensors (`bench/trained_tensors.py`) down to disk and up again, twice over:
+A step moves a set of real saved tensors (the first half of each of `bench/trained_tensors.py`) down to disk and up:
 
 * **moving alone**: nothing else runs; the time of a step is the time of the moves.
 * **beside compute**: every core multiplies matrices for about twice as long as the moves of unencoded bytes take;
   the time of a step is until both are done, so CPU seconds spent on encoding make it longer.
 
-All codecs are measured in one process, by turns: an unmeasured step, then measured ones. Before its own "auto" takes
-some more, in which it sees the machine as it is now and not as another codec left it. After one turn, fixed codecs that
-are far behind drop out, so that those that matter are measured close together in time. Ratios are medians over turns of
-"auto" to its neighbour in the same turn. "First use" is the first step of a new store, which knows nothing yet, beside
-that of one without codec.
+All codecs have a store each in one process and take single steps in turns, in another order each time, so what drifts
+meets all of them. "Auto" sees a machine that it has for itself: its clocks stand still during the steps of the others
+(`OwnClocks`), and it settles before the first turn. Fixed codecs that are far behind drop out. A ratio is the median
+over the turns of "auto" to its neighbour in the same turn, and the true one lies between "low" and "high" with 95 %.
+Turns go on until the ratio to "none" is known within 3 %, as long as there is time; `--rounds` takes more of it.
+
+"None" takes two steps a turn, from stores of their own, and "auto" is compared with their mean. The ratio of one to the
+other, "same to same", shows what chance alone does to the measure. "First use" is the first step of a new store, which
+knows nothing yet, beside that of one without codec: a single look.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from tierstore import TierStore
+from tierstore.disk import codec_policy
+from tierstore.disk.load import Readings, read_machine
 
 from .goals import Goal
 from .harness import Benchmark, main_of_one_variant
+from .paired import Estimate, median_of
 from .trained_tensors import KINDS, tensors_of_kind
 
-CODECS = ("none", "auto", "zstd:-3", "zstd:1", "shuffle-zstd:1")
-FIXED = tuple(codec for codec in CODECS if codec != "auto")
+FIXED = ("none", "zstd:-3", "zstd:1", "shuffle-zstd:1")
+AGAIN = "none, again"
 SCENES = ("moving alone", "beside compute")
-QUALIFYING_TURNS = 1
-TURNS = 5
-STEPS = 2
 SETTLE_SECONDS = 0.5
+LEAST_TURNS = 6
+KNOWN_WITHIN = 0.03
+MEASURED_SECONDS = 6.0
 CLOSE = 1.5
 COMPUTE_PER_MOVE = 2.0
 MATRIX = 768
-FIRST_USES = 3
 IN_FLIGHT = 8
 
 BENCHMARK = Benchmark(
@@ -58,10 +66,87 @@ BENCHMARK = Benchmark(
         for scene in SCENES
         for what, figure in (("auto, of the best fixed", "auto_to_best"), ("auto, of none", "auto_to_none"))
     ),
-    settings={"turns": TURNS, "steps": STEPS, "settle_seconds": SETTLE_SECONDS, "compute_per_move": COMPUTE_PER_MOVE},
+    settings={
+        "settle_seconds": SETTLE_SECONDS,
+        "measured_seconds": MEASURED_SECONDS,
+        "known_within": KNOWN_WITHIN,
+        "compute_per_move": COMPUTE_PER_MOVE,
+    },
 )
 
 Step = Callable[[TierStore], None]
+Seconds = dict[str, list[float]]
+"""Of each step, by codec; one a turn."""
+
+
+class OwnClocks:
+    """The machine's clocks for one store that takes turns with others: they stand still while those have theirs.
+
+    Without that it would see a disk that is idle most of the time, and cores that are busy with other codecs.
+    """
+
+    def __init__(self) -> None:
+        self._missed = Readings(0.0, 0.0, 0.0)
+
+    def read(self) -> Readings:
+        """In place of `read_machine`."""
+        return _combined(read_machine(), self._missed, -1)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Around what others do."""
+        before = read_machine()
+        yield
+        self._missed = _combined(self._missed, _combined(read_machine(), before, -1), 1)
+
+
+def _combined(left: Readings, right: Readings, sign: int) -> Readings:
+    idle = None if left.idle is None or right.idle is None else left.idle + sign * right.idle
+    return Readings(left.wall + sign * right.wall, idle, left.process + sign * right.process)
+
+
+class Turns:
+    """A store for each codec, and their steps. Used as a context manager; every call blocks for as long as it steps."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._clocks = OwnClocks()
+        self._order = random.Random(0)
+        self._opened = ExitStack()
+        self._opened.enter_context(patch.object(codec_policy, "read_machine", self._clocks.read))
+        names = ("auto", AGAIN, *FIXED)
+        self.stores = {name: self._opened.enter_context(_store(scratch, name)) for name in names}
+
+    def __enter__(self) -> Turns:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def step(self, name: str, step: Step) -> float:
+        """Take one; returns its seconds."""
+        with ExitStack() as away:
+            if name != "auto":
+                away.enter_context(self._clocks.stopped())
+            return seconds_of(lambda: step(self.stores[name]))
+
+    def take(self, names: Sequence[str], step: Step, seconds: Seconds) -> None:
+        """One turn: a step with each, in an order of its own."""
+        for name in self._order.sample(names, len(names)):
+            seconds[name].append(self.step(name, step))
+
+    def settle(self, step: Step) -> None:
+        """Let "auto" see the machine as it is for its own steps."""
+        settled = time.perf_counter() + SETTLE_SECONDS
+        while time.perf_counter() < settled:
+            self.step("auto", step)
+
+    def stored(self) -> Counter[str]:
+        """How many records "auto" has stored with each codec."""
+        return sum((Counter(counts) for counts in self.stores["auto"].stats().codec_choices.values()), Counter())
+
+
+def _store(scratch: Path, name: str) -> TierStore:
+    return TierStore(scratch, host_bytes=0, codec="none" if name == AGAIN else name)
 
 
 def move(store: TierStore, tensors: list[Tensor]) -> None:
@@ -81,10 +166,11 @@ def compute(num_products: int) -> None:
         torch.mm(left, right)
 
 
-def step_beside_compute(tensors: list[Tensor], scratch: Path) -> Step:
-    """A step that computes while it moves: as long as the machine's present speed asks for."""
-    with TierStore(scratch, host_bytes=0, codec="none") as store:
-        move_seconds = median_seconds(lambda: move(store, tensors), 4)
+def step_of(scene: str, tensors: list[Tensor], turns: Turns) -> Step:
+    """Moves alone, or beside as much computing as the machine's present speed asks for."""
+    if scene == "moving alone":
+        return lambda store: move(store, tensors)
+    move_seconds = median_seconds(lambda: turns.step("none", lambda store: move(store, tensors)), 4)
     product_seconds = median_seconds(lambda: compute(20), 5) / 20
     num_products = int(COMPUTE_PER_MOVE * move_seconds / product_seconds)
 
@@ -108,68 +194,62 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def by_turns(step: Step, scratch: Path, codecs: Sequence[str], turns: int) -> tuple[dict[str, list[float]], float]:
-    """Seconds of a step with each codec, turn by turn, and what share of the records "auto" encoded in measured steps.
-
-    Each turn begins with another codec.
-    """
-    seconds: dict[str, list[float]] = {codec: [] for codec in codecs}
-    stored: Counter[str] = Counter()
-    with ExitStack() as stack:
-        stores = {codec: stack.enter_context(TierStore(scratch, host_bytes=0, codec=codec)) for codec in codecs}
-        for turn in range(turns):
-            for number in range(len(codecs)):
-                codec = codecs[(turn + number) % len(codecs)]
-                settled = time.perf_counter() + (SETTLE_SECONDS if codec == "auto" else 0)
-                step(stores[codec])
-                while time.perf_counter() < settled:
-                    step(stores[codec])
-                before = choices_of(stores["auto"])
-                measured = seconds_of(lambda codec=codec: [step(stores[codec]) for _ in range(STEPS)])
-                seconds[codec].append(measured / STEPS)
-                stored += choices_of(stores["auto"]) - before
-    return seconds, 1 - stored["none"] / stored.total()
+def close_ones(seconds: Seconds) -> list[str]:
+    """Who goes on: not the fixed codecs that are far behind so far."""
+    medians = {name: statistics.median(found) for name, found in seconds.items()}
+    fastest = min(medians[fixed] for fixed in FIXED)
+    return [name for name in seconds if name in ("auto", "none", AGAIN) or medians[name] < CLOSE * fastest]
 
 
-def choices_of(store: TierStore) -> Counter[str]:
-    """How many records it has stored with each codec."""
-    return sum((Counter(counts) for counts in store.stats().codec_choices.values()), Counter())
+def compared(seconds: Seconds) -> dict[str, Estimate]:
+    """How "auto" stands to each codec that took every turn, and "none" to itself ("same")."""
+    unencoded = [(one + other) / 2 for one, other in zip(seconds["none"], seconds[AGAIN], strict=True)]
+    pairs = {name: (seconds["auto"], seconds[name]) for name in FIXED if len(seconds[name]) == len(unencoded)}
+    pairs |= {"none": (seconds["auto"], unencoded), "same": (seconds["none"], seconds[AGAIN])}
+    return {
+        name: median_of([one / other for one, other in zip(ones, others, strict=True)])
+        for name, (ones, others) in pairs.items()
+    }
 
 
-def first_use_ratio(step: Step, scratch: Path) -> float:
-    """The first step of a store with codec "auto" beside that of one without."""
-    seconds: dict[str, list[float]] = {"auto": [], "none": []}
-    for _ in range(FIRST_USES):
-        for codec, found in seconds.items():
-            with TierStore(scratch, host_bytes=0, codec=codec) as store:
-                found.append(seconds_of(lambda store=store: step(store)))
-    return statistics.median(seconds["auto"]) / statistics.median(seconds["none"])
+def take_turns(turns: Turns, step: Step) -> Seconds:
+    """Until the ratio of "auto" to "none" is known, or the time is over."""
+    seconds: Seconds = {name: [] for name in turns.stores}
+    close = list(seconds)
+    ends = time.perf_counter() + MEASURED_SECONDS
+    while len(seconds["auto"]) < LEAST_TURNS or time.perf_counter() < ends:
+        turns.take(close, step, seconds)
+        close = [name for name in close_ones(seconds) if name in close]
+        if len(seconds["auto"]) >= LEAST_TURNS and compared(seconds)["none"].error <= KNOWN_WITHIN:
+            break
+    return seconds
 
 
 def measure(variant: str, scratch: Path) -> dict[str, float]:
     """Ratios of "auto" to the others, and the seconds of a step with each."""
     kind, scene = variant.split(": ")
-    tensors = tensors_of_kind(kind, scratch.parent)
-    step: Step = lambda store: move(store, tensors)  # noqa: E731
-    if scene == "beside compute":
-        step = step_beside_compute(tensors, scratch)
-    seconds, _ = by_turns(step, scratch, CODECS, QUALIFYING_TURNS)
-    medians = {codec: statistics.median(found) for codec, found in seconds.items()}
-    fastest = min(medians[fixed] for fixed in FIXED)
-    close = [codec for codec in CODECS if codec in ("none", "auto") or medians[codec] < CLOSE * fastest]
-    measured, encoded_share = by_turns(step, scratch, close, TURNS)
-    seconds |= measured
-    ratios = {
-        fixed: statistics.median(auto / other for auto, other in zip(seconds["auto"], seconds[fixed], strict=True))
-        for fixed in close
-        if fixed != "auto"
-    }
+    tensors = [tensor[: len(tensor) // 2].clone() for tensor in tensors_of_kind(kind, scratch.parent)]
+    with Turns(scratch) as turns:
+        step = step_of(scene, tensors, turns)
+        first = {name: turns.step(name, step) for name in turns.stores}
+        turns.settle(step)
+        before = turns.stored()
+        seconds = take_turns(turns, step)
+        stored = turns.stored() - before
+    ratios = compared(seconds)
+    best = max((ratio for name, ratio in ratios.items() if name in FIXED), key=lambda ratio: ratio.median)
     return {
-        "auto_to_best": max(ratios.values()),
-        "auto_to_none": ratios["none"],
-        "first_use_to_none": first_use_ratio(step, scratch),
-        "auto_encoded_share": encoded_share,
-    } | {f"{codec}_seconds": statistics.median(found) for codec, found in seconds.items()}
+        "auto_to_best": best.median,
+        "auto_to_none": ratios["none"].median,
+        "same_to_same": ratios["same"].median,
+        "auto_encoded_share": 1 - stored["none"] / stored.total(),
+        "auto_to_best_low": best.low,
+        "auto_to_best_high": best.high,
+        "auto_to_none_low": ratios["none"].low,
+        "auto_to_none_high": ratios["none"].high,
+        "first_use_to_none": first["auto"] / first[AGAIN],
+        "turns": len(seconds["auto"]),
+    } | {f"{name}_seconds": statistics.median(found) for name, found in seconds.items()}
 
 
 if __name__ == "__main__":
