@@ -1,6 +1,7 @@
 """Does codec "auto" find the best codec for each kind of data, with idle cores and beside a busy training?
 
-A step moves a set of real saved tensors (the first half of each of `bench/trained_tensors.py`) down to disk and up:
+A step moves the first halves of real saved tensors (`bench/trained_tensors.py`) down to disk and up again: what
+disturbs a step is mostly short, so many short steps tell more than a few long ones in the same time.
 
 * **moving alone**: nothing else runs; the time of a step is the time of the moves.
 * **beside compute**: every core multiplies matrices for about twice as long as the moves of unencoded bytes take;
@@ -10,7 +11,7 @@ All codecs have a store each in one process and take single steps in turns, in a
 meets all of them. "Auto" sees a machine that it has for itself: its clocks stand still during the steps of the others
 (`OwnClocks`), and it settles before the first turn. Fixed codecs that are far behind drop out. A ratio is the median
 over the turns of "auto" to its neighbour in the same turn, and the true one lies between "low" and "high" with 95 %.
-Turns go on until the ratio to "none" is known within 3 %, as long as there is time; `--rounds` takes more of it.
+Turns go on until all ratios are known within 3 %, as long as there is time; `--rounds` takes more of it.
 
 "None" takes two steps a turn, from stores of their own, and "auto" is compared with their mean. The ratio of one to the
 other, "same to same", shows what chance alone does to the measure. "First use" is the first step of a new store, which
@@ -24,7 +25,7 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -45,9 +46,9 @@ FIXED = ("none", "zstd:-3", "zstd:1", "shuffle-zstd:1")
 AGAIN = "none, again"
 SCENES = ("moving alone", "beside compute")
 SETTLE_SECONDS = 0.5
-LEAST_TURNS = 6
+LEAST_TURNS = 5
 KNOWN_WITHIN = 0.03
-MEASURED_SECONDS = 6.0
+MEASURED_SECONDS = 5.5
 CLOSE = 1.5
 COMPUTE_PER_MOVE = 2.0
 MATRIX = 768
@@ -195,10 +196,10 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def close_ones(seconds: Seconds) -> list[str]:
-    """Who goes on: not the fixed codecs that are far behind so far."""
-    medians = {name: statistics.median(found) for name, found in seconds.items()}
-    fastest = min(medians[fixed] for fixed in FIXED)
-    return [name for name in seconds if name in ("auto", "none", AGAIN) or medians[name] < CLOSE * fastest]
+    """Who goes on: not the fixed codecs whose quickest step so far is far behind; a single one may be disturbed."""
+    quickest = {name: min(found) for name, found in seconds.items()}
+    fastest = min(quickest[fixed] for fixed in FIXED if fixed in quickest)
+    return [name for name in seconds if name in ("auto", "none", AGAIN) or quickest[name] < CLOSE * fastest]
 
 
 def compared(seconds: Seconds) -> dict[str, Estimate]:
@@ -212,17 +213,26 @@ def compared(seconds: Seconds) -> dict[str, Estimate]:
     }
 
 
-def take_turns(turns: Turns, step: Step) -> Seconds:
-    """Until the ratio of "auto" to "none" is known, or the time is over."""
+def take_turns(turns: Turns, step: Step, first: Mapping[str, float]) -> Seconds:
+    """Until every ratio is known well enough, or the time is over.
+
+    Args:
+        turns: the stores.
+        step: what each does.
+        first: seconds of the first step of each, which is not measured.
+    """
     seconds: Seconds = {name: [] for name in turns.stores}
     close = list(seconds)
     ends = time.perf_counter() + MEASURED_SECONDS
-    while len(seconds["auto"]) < LEAST_TURNS or time.perf_counter() < ends:
+    while len(seconds["auto"]) < LEAST_TURNS or (time.perf_counter() < ends and not is_known(compared(seconds))):
         turns.take(close, step, seconds)
-        close = [name for name in close_ones(seconds) if name in close]
-        if len(seconds["auto"]) >= LEAST_TURNS and compared(seconds)["none"].error <= KNOWN_WITHIN:
-            break
+        close = close_ones({name: [first[name], *seconds[name]] for name in close})
     return seconds
+
+
+def is_known(ratios: Mapping[str, Estimate]) -> bool:
+    """Whether further turns would tell little more."""
+    return all(ratio.error <= KNOWN_WITHIN for ratio in ratios.values())
 
 
 def measure(variant: str, scratch: Path) -> dict[str, float]:
@@ -234,7 +244,7 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
         first = {name: turns.step(name, step) for name in turns.stores}
         turns.settle(step)
         before = turns.stored()
-        seconds = take_turns(turns, step)
+        seconds = take_turns(turns, step, first)
         stored = turns.stored() - before
     ratios = compared(seconds)
     best = max((ratio for name, ratio in ratios.items() if name in FIXED), key=lambda ratio: ratio.median)

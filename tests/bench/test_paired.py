@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 import statistics
+from pathlib import Path
 
 import pytest
+import torch
 
-from bench.codec_choice import AGAIN, OwnClocks, close_ones, compared
+from bench import codec_choice
+from bench.codec_choice import AGAIN, FIXED, OwnClocks, close_ones, compared, measure
 from bench.paired import median_of
 from tierstore.disk.load import Readings
 
@@ -59,3 +62,23 @@ def test_auto_is_compared_within_each_turn() -> None:
 def test_codec_that_is_far_behind_drops_out_but_never_none() -> None:
     seconds = {"auto": [1.0], AGAIN: [2.0], "none": [2.0], "zstd:-3": [1.0], "zstd:1": [1.4], "shuffle-zstd:1": [1.6]}
     assert close_ones(seconds) == ["auto", AGAIN, "none", "zstd:-3", "zstd:1"]
+
+
+def test_codec_with_one_disturbed_step_stays() -> None:
+    seconds = {"auto": [1.0, 1.0], AGAIN: [1.0, 1.0], "none": [1.0, 1.0], "zstd:-3": [1.0, 9.0]}
+    assert "zstd:-3" in close_ones(seconds)
+
+
+def test_measure_with_real_stores_counts_only_what_auto_did_in_measured_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is past its end from the first turn on, so there are as many turns as there must be."""
+    monkeypatch.setattr(codec_choice, "tensors_of_kind", lambda *_: [torch.rand(2**18) for _ in range(3)])
+    monkeypatch.setattr(codec_choice, "MEASURED_SECONDS", 0.0)
+    monkeypatch.setattr(codec_choice, "SETTLE_SECONDS", 0.0)
+    figures = measure("noise: moving alone", tmp_path)
+    assert figures["turns"] == codec_choice.LEAST_TURNS
+    assert figures["auto_encoded_share"] == 0
+    assert {f"{name}_seconds" for name in ("auto", AGAIN, *FIXED)} <= set(figures)
+    assert figures["auto_to_none_low"] <= figures["auto_to_none"] <= figures["auto_to_none_high"]
+    assert figures["auto_to_best"] >= figures["auto_to_none"]
