@@ -69,9 +69,7 @@ def test_codec_with_one_disturbed_step_stays() -> None:
     assert "zstd:-3" in close_ones(seconds)
 
 
-def test_measure_with_real_stores_counts_only_what_auto_did_in_measured_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measure_with_real_stores_gives_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock is past its end from the first turn on, so there are as many turns as there must be."""
     monkeypatch.setattr(codec_choice, "tensors_of_kind", lambda *_: [torch.rand(2**18) for _ in range(3)])
     monkeypatch.setattr(codec_choice, "MEASURED_SECONDS", 0.0)
