@@ -11,9 +11,11 @@ import pytest
 from tests.tuning.conftest import HARDWARE
 from tests.tuning.traces import graph_of_steps
 from tierstore.errors import ConfigError
+from tierstore.simulator.from_hardware import hardware_of
 from tierstore.tuning.program import TrialFailedError
+from tierstore.tuning.recording import read_recording
 from tierstore.tuning.settings import TrialSettings, default_settings
-from tierstore.tuning.tune import Plan, tune
+from tierstore.tuning.tune import Plan, _fitted, tune
 from tierstore.tuning.tuned import Tuned
 
 MIB = 2**20
@@ -82,10 +84,14 @@ def test_program_above_the_limit_is_measured_and_never_chosen(tune_it: Callable[
     assert all(settings.memory_bytes <= 24 * MIB for settings in tuned.found.predicted)
 
 
-def test_predictions_begin_at_what_was_recorded(tune_it: Callable[..., Tuned]) -> None:
-    tuned = tune_it(Pretended(lambda settings: 0.2))
-    # What the store took of the cores and of the thread's time is in what was recorded, and is counted again.
-    assert tuned.candidates[0].predicted_seconds == pytest.approx(0.2, rel=0.08)
+def test_machine_is_fitted_to_what_was_recorded_if_there_is_time(tmp_path: Path) -> None:
+    graph_of_steps(tmp_path, os.getpid(), OWN, 0.2)
+    recording, described = read_recording(tmp_path), hardware_of(HARDWARE)
+    workload = recording.workload()
+    fitted = _fitted(described, workload, recording, seconds=1000.0)
+    # All cores compute, and what the store takes of them is in what was recorded: it must not count twice.
+    assert (described.contention, fitted.contention) == (1.0, 0.0)
+    assert _fitted(described, workload, recording, seconds=0.0) is described
 
 
 def test_candidate_that_fails_is_told_and_not_tried_again(tune_it: Callable[..., Tuned]) -> None:
