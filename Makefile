@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 MINUTES ?= 10
 SEED ?= 1
 
-.PHONY: demo test check bench gpu mutations fuzz soak clean
+.PHONY: demo test check bench bench-tuning gpu mutations fuzz soak clean
 
 demo: $(INSTALLED)            ## train a small language model on real text, without and with the store
 	$(BIN)/tierstore demo
@@ -20,8 +20,11 @@ check: $(INSTALLED)           ## style, types, directions of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(INSTALLED)           ## every question of bench/: tables, all goals in one table, plots (some 25 minutes)
+bench: $(INSTALLED)           ## every question of bench/: tables, all goals in one table, plots (some 17 minutes)
 	$(BIN)/python -m bench
+
+bench-tuning: $(INSTALLED)    ## which settings are best, and what the simulator says of them (some 15 minutes more)
+	$(BIN)/python -m bench simulator_accuracy prefetch_tuning tuned_settings
 
 gpu: $(INSTALLED)             ## prove and measure the accelerator path on this machine's GPU (under nine minutes)
 	$(BIN)/python -m bench.gpu

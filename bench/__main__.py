@@ -17,7 +17,7 @@ from tierstore.errors import ConfigError
 from .harness import RESULTS, Benchmark, Results, read_results, run_benchmark
 from .report import goals_as_markdown, show, show_goals, time_taken, verdicts_of
 
-NAMES = (
+SUITE = (
     "pack_cost",
     "live_handles",
     "disk_throughput",
@@ -26,8 +26,6 @@ NAMES = (
     "disk_layouts",
     "fragmentation",
     "prefetch",
-    "simulator_accuracy",
-    "prefetch_tuning",
     "steady_state",
     "training_step",
     "memory_limit",
@@ -36,13 +34,17 @@ NAMES = (
     "sidecar_throughput",
     "sidecar_training",
     "trace_cost",
-    "tuned_settings",
 )
+TUNING = ("simulator_accuracy", "prefetch_tuning", "tuned_settings")
+"""As long again: those whose question is which settings are best."""
+NAMES = SUITE + TUNING
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Run the benchmarks: tables, goals, plots.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all by default")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(SUITE)}: all by default; {', '.join(TUNING)}"
+    )
     parser.add_argument("--path", help="a directory on the disk to measure; a temporary one by default")
     parser.add_argument("--rounds", type=int, help="how often each variant runs; more than usual, or fewer")
     parser.add_argument("--quick", action="store_true", help="one round each: a first look")
@@ -53,7 +55,7 @@ def main() -> int:
     rounds = 1 if arguments.quick else arguments.rounds
     if rounds is not None and rounds < 1:
         parser.error("--rounds: give 1 or more")
-    benchmarks = [load(name) for name in arguments.names or NAMES]
+    benchmarks = [load(name) for name in arguments.names or SUITE]
     console = Console(width=None if sys.stdout.isatty() else 140)
     if arguments.plot:
         return conclude(benchmarks, console, show_each=True)
