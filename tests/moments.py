@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType, FunctionType
@@ -16,7 +17,8 @@ class Moment:
     """Calls `handle` at a moment, by its number, of what `function` and all that it calls run.
 
     The moments are those at which CPython looks for signals: when a Python function begins, and when one of C returns;
-    but not in a finalizer or a weak reference's callback, where it swallows whatever is raised.
+    but not in a finalizer or a weak reference's callback, where it swallows whatever is raised. Nor in what others have
+    called at collections of garbage (Hypothesis does): there are none meanwhile.
 
     Attributes:
         has_come: it was called.
@@ -27,13 +29,17 @@ class Moment:
         self._left = number
         self._handle = handle
         self.has_come = False
+        self._collects = gc.isenabled()
 
     def __enter__(self) -> Moment:
+        gc.disable()
         sys.setprofile(self._look)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
+        if self._collects:
+            gc.enable()
 
     def _look(self, frame: FrameType, event: str, _: object) -> None:
         if event in ("call", "c_return") and not self.has_come and self._is_inside(frame):

@@ -1760,8 +1760,8 @@ MUTATIONS = [
         "N1",
         "late: whoever asks for bytes waits until they are there",
         _RESIDENCY,
-        "        while record.state not in _IN_MEMORY:",
-        "        if record.state not in _IN_MEMORY:",
+        "        while record.state not in IN_MEMORY:",
+        "        if record.state not in IN_MEMORY:",
         (
             "testing/test_fault_matrix.py::test_fault_in_a_step_right_bits_or_the_promised_error[restore-read-random_latency-every]",
         ),
@@ -1770,8 +1770,8 @@ MUTATIONS = [
         "N1",
         "slow: likewise",
         _RESIDENCY,
-        "        while record.state not in _IN_MEMORY:",
-        "        if record.state not in _IN_MEMORY:",
+        "        while record.state not in IN_MEMORY:",
+        "        if record.state not in IN_MEMORY:",
         (
             "testing/test_fault_matrix.py::test_fault_in_a_step_right_bits_or_the_promised_error[restore-preadv-bandwidth-every]",
         ),
