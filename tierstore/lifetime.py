@@ -7,15 +7,24 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
+import time
 from collections import deque
 from contextlib import ExitStack
+from types import FrameType
 from typing import Protocol
+
+import torch
 
 from .remains import Remains
 
 __all__ = ["Mortal", "watch_over"]
 
 _EXIT_DEADLINE_SECONDS = 10.0
+_BACKWARD_SECONDS = 1.0
+"""At exit, for threads in backward, of which those that need a store have just been told that it is closed."""
+
+_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
 
 
 class Mortal(Protocol):
@@ -47,9 +56,24 @@ def _living() -> list[Mortal]:
 
 
 def _at_exit() -> None:
-    # Threads of ours that still run torch operations while the interpreter finalizes abort the process.
-    for mortal in _living():
+    # Threads that still run torch operations while the interpreter finalizes abort the process: whoever asks for its
+    # lock again is ended then, and the frames of C++ below that cannot be unwound.
+    living = _living()
+    for mortal in living:
         mortal.end_at_exit(_EXIT_DEADLINE_SECONDS)
+    ends_at = time.monotonic() + _BACKWARD_SECONDS
+    while living and _is_any_in_backward() and time.monotonic() < ends_at:
+        time.sleep(0.001)  # nothing tells when a thread of others leaves backward
+
+
+def _is_any_in_backward() -> bool:
+    return any(_is_in_backward(frame) for frame in sys._current_frames().values())
+
+
+def _is_in_backward(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not _BACKWARD:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _in_child() -> None:

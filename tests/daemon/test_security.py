@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -363,8 +363,11 @@ def _resident_bytes(daemon: DaemonProcess) -> int:
 
 
 def descriptors_of(daemon: DaemonProcess) -> list[str]:
-    folder = Path(f"/proc/{daemon.process.pid}/fd")
-    return sorted(os.readlink(folder / name) for name in os.listdir(folder))
+    folder, found = Path(f"/proc/{daemon.process.pid}/fd"), []
+    for name in os.listdir(folder):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(folder / name))
+    return sorted(found)
 
 
 def test_connections_that_never_open_a_session_do_not_keep_others_out(connect: Connect) -> None:

@@ -53,6 +53,24 @@ ENDINGS: dict[str, tuple[int, str]] = {
         begun.wait(60)
         """,
     ),
+    "a backward that takes a while on a daemon thread": (
+        0,
+        """
+        import threading, time
+        begun = threading.Event()
+        def slowly(_):
+            begun.set()
+            time.sleep(0.2)
+        weight.register_hook(slowly)
+        def work():
+            try:
+                graph().backward()
+            except StoreClosedError:
+                pass
+        threading.Thread(target=work, daemon=True).start()
+        begun.wait(60)
+        """,
+    ),
     "sys.exit in a thread with a live graph": (
         0,
         """

@@ -36,13 +36,11 @@ def outcomes(kind: str, address: Path) -> dict[str, tuple[int, str]]:
 EXPECTED = {name: (code, "") for name, (code, _) in ENDINGS.items()}
 
 
-@pytest.mark.many
 def test_exit_with_an_embedded_store_in_use_is_quiet_and_leaves_nothing(store_directory: Path) -> None:
     assert outcomes("embedded", store_directory) == EXPECTED
     assert list(store_directory.iterdir()) == []
 
 
-@pytest.mark.many
 def test_exit_with_a_daemon_s_store_in_use_is_quiet_and_ends_the_session(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(codec="none", disk_bytes="64MiB", grace_seconds=0.1)
     assert outcomes("sidecar", daemon.socket) == EXPECTED
@@ -138,7 +136,6 @@ def train_with_workers(store: TierStore, directory: Path, method: str) -> None:
     assert torch.equal(store.get(held), torch.arange(50_000))
 
 
-@pytest.mark.many
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_data_loader_workers_during_training_disturb_nothing(

@@ -132,10 +132,10 @@ def check_trainer_killed_at_random(drive: Path, num_kills: int, census: Census) 
     check_next_start(drive)
 
 
-@pytest.mark.many
+@pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=pytest.mark.many)])
 @pytest.mark.timeout(600)
-def test_trainer_killed_at_any_moment_leaves_no_byte(small_drive: Path, census: Census) -> None:
-    check_trainer_killed_at_random(small_drive, 200, census)
+def test_trainer_killed_at_any_moment_leaves_no_byte(small_drive: Path, census: Census, num_kills: int) -> None:
+    check_trainer_killed_at_random(small_drive, num_kills, census)
 
 
 # --- the trainer, with a daemon ---------------------------------------------------------------------------------------
@@ -225,10 +225,10 @@ def check_client_killed_at_random(start_daemon: StartDaemon, num_kills: int, cen
             census.count("client of a daemon, killed at random", "kills, session freed")
 
 
-@pytest.mark.many
+@pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=pytest.mark.many)])
 @pytest.mark.timeout(600)
-def test_client_killed_at_any_moment_is_forgotten(start_daemon: StartDaemon, census: Census) -> None:
-    check_client_killed_at_random(start_daemon, 200, census)
+def test_client_killed_at_any_moment_is_forgotten(start_daemon: StartDaemon, census: Census, num_kills: int) -> None:
+    check_client_killed_at_random(start_daemon, num_kills, census)
 
 
 # --- the daemon -------------------------------------------------------------------------------------------------------
@@ -322,7 +322,9 @@ def check_daemon_killed_at_random(start_daemon: StartDaemon, path: Path, num_kil
         assert "a bug" not in daemon.log()
 
 
-@pytest.mark.many
+@pytest.mark.parametrize("num_kills", [3, pytest.param(100, marks=pytest.mark.many)])
 @pytest.mark.timeout(600)
-def test_daemon_killed_at_any_moment_loses_nothing(start_daemon: StartDaemon, tmp_path: Path, census: Census) -> None:
-    check_daemon_killed_at_random(start_daemon, tmp_path / "supervised", 100, census)
+def test_daemon_killed_at_any_moment_loses_nothing(
+    start_daemon: StartDaemon, tmp_path: Path, census: Census, num_kills: int
+) -> None:
+    check_daemon_killed_at_random(start_daemon, tmp_path / "supervised", num_kills, census)
