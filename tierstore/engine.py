@@ -83,6 +83,9 @@ _Queue = asyncio.PriorityQueue[tuple[int, int, "Record | None"]]
 _LAST = 1 << 30  # the urgency of the item that ends a lane: after all others
 
 
+def _do_nothing() -> None: ...
+
+
 class Engine:
     """Owns the loop's thread, the I/O threads and the disk tier.
 
@@ -212,6 +215,7 @@ class Engine:
                     runner.run(self._main(open_disk))
                 finally:
                     self._user = None  # the loop takes no more calls
+                    self._on_death = _do_nothing  # a cycle with its owner else, which would keep its memory
         except BaseException as failure:  # noqa: BLE001 - delivered: to the constructor, or to every thread that waits
             error = failure
         finally:
