@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from tierstore.device import RELOAD_BYTES
+from tierstore.device_window import RELOAD_BYTES
 from tierstore.handle import Record, State
 from tierstore.layout import Layout
 from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological

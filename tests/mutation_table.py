@@ -784,7 +784,7 @@ MUTATIONS = [
     Mutation(
         "R6",
         "what the device may not keep leaves it at once, where the graph is known",
-        "tierstore/device.py",
+        "tierstore/device_window.py",
         "        if record.place in (Place.HOST, Place.DISK):\n            self._leaving",
         "        if False:\n            self._leaving",
         ("hooks/test_simulated_accelerator.py",),

@@ -30,19 +30,13 @@ from typing import Any, NamedTuple
 import torch
 
 from .copies import Copies, Marker
+from .device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
 from .handle import Record, State
 from .host import Window
 from .ownership import unclaim
-from .plan import Place
 from .slab import Slot
 
 __all__ = ["DeviceTier"]
-
-FLIGHT_BYTES = 256 * 2**20
-"""Saved tensors that are being copied out may hold so much device memory; the compute stream waits beyond it."""
-RELOAD_BYTES = 256 * 2**20
-"""So much is copied back ahead of backward, and kept for other views of the same storage; one tensor that is larger may
-be on its way, too, while another is in use."""
 
 
 class _Flight(NamedTuple):
@@ -87,9 +81,8 @@ class DeviceTier:
         self.device_of = copies.device_of
         self._flight_bytes = flight_bytes
         self._reload_bytes = reload_bytes
-        self.resident = Window(0)  # ours alone, not chosen to leave; the limit is the last scope's `device_bytes`
-        self._resident: OrderedDict[int, tuple[Record, int]] = OrderedDict()  # with bytes; saved first, first
-        self._leaving: OrderedDict[int, Record] = OrderedDict()  # those of them that the plan sends away
+        self._window = DeviceWindow[Record]()
+        self.resident = self._window.bytes
         self._flights: deque[_Flight] = deque()
         self._in_flight = Window(flight_bytes)
         self._reloaded: OrderedDict[int, _Reload] = OrderedDict()
@@ -122,27 +115,15 @@ class DeviceTier:
     def hold(self, record: Record) -> None:
         """The record is ours alone now, and stays on the device until it is chosen to leave."""
         record.move(State.DEVICE)
-        self._resident[record.key] = record, record.nbytes
-        self.resident.charge(record.nbytes)
-        if record.place in (Place.HOST, Place.DISK):
-            self._leaving[record.key] = record
+        self._window.hold(record)
 
     def surplus(self) -> Record | None:
-        """What has to leave the device next: by the plan, or, if `device_bytes` is exceeded, what was saved first."""
-        while self._leaving:
-            key, record = next(iter(self._leaving.items()))
-            if record.place in (Place.HOST, Place.DISK):
-                return record
-            del self._leaving[key]  # backward has begun: it need not leave any more
-        if self.resident.fits(0):
-            return None
-        return next(iter(self._resident.values()))[0]
+        """What has to leave the device next. See `DeviceWindow`."""
+        return self._window.surplus()
 
     def leave(self, record: Record) -> None:
         """The record is not resident any more."""
-        _, nbytes = self._resident.pop(record.key, (record, 0))
-        self._leaving.pop(record.key, None)
-        self.resident.discharge(nbytes)
+        self._window.leave(record)
 
     def offload(self, record: Record, source: torch.Tensor, slot: Slot, first: int, end: int) -> None:
         """Begin to copy bytes [first, end) of the source's storage to the slot."""

@@ -11,7 +11,7 @@ from torch import nn
 from tests.conftest import MakeStore
 from tests.gpu.device import DEVICE, NEEDS_DEVICE, hold_up
 from tierstore import TierStore, tiered_offload
-from tierstore.device import FLIGHT_BYTES, RELOAD_BYTES
+from tierstore.device_window import FLIGHT_BYTES, RELOAD_BYTES
 
 pytestmark = NEEDS_DEVICE
 
