@@ -1,13 +1,15 @@
 """A real store and a simulated one, taken through the same actions with the same completions in the same order.
 
-The real disk tier writes and reads, but says so only when it is told to. Neither training nor the engine moves while
-the other does, so a run depends on nothing but its script, and every decision of one can be compared with the other's.
+The real disk tier writes and reads, and the copy engine of a made-up accelerator copies, but they say so only when they
+are told to. Neither training nor the engine moves while the other does, so a run depends on nothing but its script, and
+every decision of one can be compared with the other's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -15,28 +17,31 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from unittest.mock import patch
 
 import torch
 
 from tierstore import TierStore, tiered_offload
-from tierstore.device import Copies
+from tierstore.copies import Copies, Marker
+from tierstore.device_window import FLIGHT_BYTES, RELOAD_BYTES
 from tierstore.disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
 from tierstore.engine import NUM_RESTORES, NUM_SPILLS, OpenDisk
 from tierstore.errors import StoreFullError
-from tierstore.hooks import offload
+from tierstore.hooks import offload, order
 from tierstore.lookahead import LearnedOrders
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Settings, Unpack, Workload
-from tierstore.simulator.clock import Clock
+from tierstore.simulator.clock import Clock, Process
+from tierstore.simulator.device import Copy, SimulatedDevice
 from tierstore.simulator.flows import Flows
 from tierstore.simulator.moves import SimulatedMoves
 from tierstore.simulator.rank import Rank
-from tierstore.simulator.record import GraphLog, SimulatedRecord
+from tierstore.simulator.record import Budgets, GraphLog, SimulatedRecord
 from tierstore.stats import Counters
 from tierstore.tracing.observer import Observer
 
 _WAIT_SECONDS = 20.0
+_DEVICE_DTYPE = torch.uint8
 
 
 class Decision(NamedTuple):
@@ -51,10 +56,18 @@ _FULL = Decision("StoreFullError", -1)
 
 
 class Job(NamedTuple):
-    """A transfer that has only to be said to be done."""
+    """A transfer that has only to be said to be done. `number`: of a copy, for a record may be copied back again."""
 
     what: str
     record: int
+    number: int = 0
+
+
+class Windows(NamedTuple):
+    """How much may be on its way from and to the accelerator."""
+
+    flight_bytes: int = FLIGHT_BYTES
+    reload_bytes: int = RELOAD_BYTES
 
 
 @dataclass(frozen=True)
@@ -73,10 +86,12 @@ class Script:
 class Decisions(Observer):
     """Takes down what is decided, and what is on its way."""
 
-    def __init__(self, first_key: int = 0, on_news: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, drive: _Drive, first_key: int = 0, on_news: Callable[[], None] = lambda: None) -> None:
         self.seen: list[Decision] = []
         self.waiting: set[Job] = set()
         self.running: dict[Job, None] = {}  # in the order in which they began
+        self.copies = _Queues(self)
+        self._drive = drive
         self._first_key = first_key
         self._on_news = on_news
 
@@ -87,7 +102,9 @@ class Decisions(Observer):
         self.waiting.discard(Job("spill", self._see("spill cancelled", record)))
 
     def spill_began(self, record: int, nbytes: int) -> None:
-        self._began(Job("spill", self._see("spill began", record)))
+        number = self._see("spill began", record)
+        self._began(Job("spill", number))
+        self._drive.take(number, nbytes)
 
     def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
         del self.running[Job("spill", self._see("spill ended", record))]
@@ -107,6 +124,20 @@ class Decisions(Observer):
     def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
         del self.running[Job("restore", self._see("restored" if is_wanted else "restored in vain", record))]
 
+    def offloaded(self, record: int, nbytes: int) -> None:
+        self.running[self.copies.name("offload", self._see("offload queued", record))] = None
+
+    def reloaded(self, record: int, nbytes: int) -> None:
+        self.running[self.copies.name("reload", self._see("reload queued", record))] = None
+
+    def computing_waits(self, job: Job) -> None:
+        self.seen.append(Decision(f"computing waits for {job.what}", job.record))
+
+    @property
+    def transfers(self) -> list[Job]:
+        """Those that run between host memory and disk."""
+        return [job for job in self.running if not _is_copy(job)]
+
     def has_idle_lane_and_work(self) -> bool:
         """Whether some job is about to begin."""
         return any(
@@ -124,6 +155,51 @@ class Decisions(Observer):
         self.seen.append(Decision(what, number))
         self._on_news()
         return number
+
+
+def _is_copy(job: Job) -> bool:
+    return job.what in ("offload", "reload")
+
+
+class _Queued(Protocol):
+    """A copy: a real one, or a simulated one."""
+
+    ready: Any
+    is_over: bool
+
+    def end(self) -> None: ...
+
+
+class _Queues:
+    """Copies, each way in a queue. They are named by the decision that is told of them just after they are queued."""
+
+    def __init__(self, decisions: Decisions) -> None:
+        self._decisions = decisions
+        self._queued: dict[str, deque[_Queued]] = {"offload": deque(), "reload": deque()}
+        self._jobs: dict[int, Job] = {}  # by the copy's id; it is kept
+        self._kept: list[_Queued] = []
+
+    def queue(self, what: str, copy: _Queued) -> None:
+        self._queued[what].append(copy)
+        self._kept.append(copy)
+
+    def name(self, what: str, record: int) -> Job:
+        job = self._jobs[id(self._queued[what][-1])] = Job(what, record, len(self._jobs))
+        return job
+
+    def wait(self, copy: _Queued) -> None:
+        self._decisions.computing_waits(self._jobs[id(copy)])
+
+    def could_end(self, job: Job) -> bool:
+        """Whether it is the first of its queue, and what it comes after is over."""
+        if not _is_copy(job):
+            return False
+        first = self._queued[job.what][0]
+        return self._jobs[id(first)] == job and (first.ready is None or first.ready.is_over)
+
+    def end(self, job: Job) -> None:
+        del self._decisions.running[job]
+        self._queued[job.what].popleft().end()
 
 
 class _Script:
@@ -151,17 +227,19 @@ class _Drive:
 
     def __init__(self, settings: Settings) -> None:
         self._limit_bytes = inf if settings.disk_bytes is None else settings.disk_bytes
-        self._held: dict[int, int] = {}  # bytes, by key
+        self._held: dict[int, int] = {}  # bytes, by record
 
-    def takes(self, key: int, nbytes: int) -> bool:
-        is_taken = sum(self._held.values()) + nbytes <= self._limit_bytes
-        if is_taken:
-            self._held[key] = nbytes
-        return is_taken
+    def take(self, record: int, nbytes: int) -> None:
+        """If there is room."""
+        if sum(self._held.values()) + nbytes <= self._limit_bytes:
+            self._held[record] = nbytes
 
-    def free(self, keys: Iterable[int]) -> None:
-        for key in keys:
-            del self._held[key]
+    def has_taken(self, record: int) -> bool:
+        return record in self._held
+
+    def free(self, records: Iterable[int]) -> None:
+        for record in records:
+            del self._held[record]
 
 
 # --- the real one -----------------------------------------------------------------------------------------------------
@@ -176,7 +254,7 @@ class _SteppedDisk:
         self.scratch_bytes = disk.scratch_bytes
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        if not self._stepper.drive.takes(key, len(source)):
+        if not self._stepper.has_taken(key):
             await self._stepper.pass_gate("spill", key)
             raise StoreFullError(len(source), 0, 0)
         stored = await self._disk.write(key, source, kind)
@@ -217,31 +295,109 @@ class _SteppedStore(TierStore):
         async def open_stepped(executor: Executor) -> DiskTier:
             return _SteppedDisk(await open_disk(executor), stepper)
 
-        super()._begin(name, open_stepped, copies)
+        super()._begin(name, open_stepped, stepper.copies)
+
+
+class _SteppedCopy:
+    """A `Marker` of a stepped copy, which is made at once."""
+
+    def __init__(self, copies: _SteppedCopies, ready: _SteppedCopy | None) -> None:
+        self.ready = ready
+        self.is_over = False
+        self._copies = copies
+        self._over = threading.Event()
+        self._num_waiting = 0
+
+    def query(self) -> bool:
+        return self.is_over
+
+    def synchronize(self) -> None:
+        with self._copies.lock:
+            if self.is_over:
+                return
+            self._num_waiting += 1
+            self._copies.num_waiting += 1
+        self._copies.on_news()
+        if not self._over.wait(_WAIT_SECONDS):
+            raise TimeoutError("a copy does not end")
+
+    def end(self) -> None:
+        with self._copies.lock:
+            self.is_over = True
+            self._copies.num_waiting -= self._num_waiting
+        self._over.set()
+
+
+class _SteppedCopies:
+    """A copy engine for which tensors of bytes without a sign are on an accelerator.
+
+    Attributes:
+        queues: where what is queued can be seen.
+        num_waiting: threads that wait for a copy; under `lock`.
+    """
+
+    queues: _Queues
+
+    def __init__(self, on_news: Callable[[], None]) -> None:
+        self.lock = threading.Lock()
+        self.num_waiting = 0
+        self.on_news = on_news
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        return tensor.device if tensor.dtype is _DEVICE_DTYPE else None
+
+    def current_stream(self, device: torch.device) -> str:
+        return "compute"
+
+    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
+        target.copy_(source)
+        return self._queue("offload", None)
+
+    def copy_in(
+        self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
+    ) -> tuple[torch.Tensor, Marker]:
+        assert ready is None or isinstance(ready, _SteppedCopy)
+        return source.clone(), self._queue("reload", ready)
+
+    def _queue(self, what: str, ready: _SteppedCopy | None) -> _SteppedCopy:
+        copy = _SteppedCopy(self, ready)
+        self.queues.queue(what, copy)
+        return copy
+
+    def wait(self, stream: Any, marker: Marker) -> None:
+        assert isinstance(marker, _SteppedCopy)
+        self.queues.wait(marker)
+
+    def share(self, memory: torch.Tensor, stream: Any) -> None:
+        """There is one stream."""
 
 
 class Stepper:
     """Lets the training thread and the engine's move by turns. In place of the condition that training waits on.
 
     Attributes:
-        drive: what it takes.
+        copies: the accelerator's.
         discarded: keys of which the engine will be told that they are.
     """
 
-    drive: _Drive
-
     def __init__(self) -> None:
         self._news = threading.Event()
+        self.copies = _SteppedCopies(self._news.set)
         self._resting = threading.Event()
         self.discarded: list[int] = []
         self._gates: dict[Job, Any] = {}
 
-    def take_over(self, store: TierStore, script: _Script, first_key: int, drive: _Drive) -> Decisions:
+    def take_over(
+        self, store: TierStore, script: _Script, first_key: int, drive: _Drive, windows: Windows
+    ) -> Decisions:
         """From now on nothing moves unless it is told to."""
-        self.drive = drive
+        self._drive = drive
         books = self._books = store.books
         self._script, self._first_key = script, first_key
-        self.decisions = Decisions(first_key, self._news.set)
+        self.decisions = Decisions(drive, first_key, self._news.set)
+        self.copies.queues = self.decisions.copies
+        books.moves.devices._in_flight.limit_bytes = windows.flight_bytes
+        books.moves.devices._reload_bytes = windows.reload_bytes
         engine = books.moves.engine
         deliver, self._end_discard = engine._deliver, books.end_discard
 
@@ -260,6 +416,10 @@ class Stepper:
             books.observe(self.decisions)
         return self.decisions
 
+    def has_taken(self, key: int) -> bool:
+        """Whether the drive has room for the record."""
+        return self._drive.has_taken(key - self._first_key)
+
     async def pass_gate(self, what: str, key: int) -> None:
         """On the loop: returns when the job may be said to be done."""
         gate = asyncio.get_running_loop().create_future()
@@ -277,7 +437,7 @@ class Stepper:
             if not keys:
                 break
             has_discarded = True
-            self.drive.free(keys)
+            self._drive.free(key - self._first_key for key in keys)
             self._end_discard(len(keys))
         self._resting.clear()
         return has_discarded
@@ -295,23 +455,30 @@ class Stepper:
         """From now on the engine moves by itself, so that the store can be closed."""
         self._resting.set()
 
-    def finish_one(self) -> None:
-        """Have the next job of the script end, if there is any; then settle."""
+    def finish_one(self) -> Job | None:
+        """Have the next job of the script end, if there is any, and return it; then settle."""
         self.settle()
-        if self._gates:
-            job = self._script.choose(self.decisions.running)
+        could_end = [job for job in self.decisions.running if job in self._gates or self._could_end(job)]
+        if not could_end:
+            return None
+        job = self._script.choose(could_end)
+        if _is_copy(job):
+            self.decisions.copies.end(job)
+        else:
             gate = self._gates.pop(job)
             gate.get_loop().call_soon_threadsafe(gate.set_result, None)
-            self.settle()
+        self.settle()
+        return job
+
+    def _could_end(self, job: Job) -> bool:
+        return self.decisions.copies.could_end(job)
 
     def wait(self) -> None:
         """In place of the condition's: training waits, its lock held."""
         self._books._lock.release()
         try:
             if not self.settle():
-                if not self._gates:
-                    raise RuntimeError("training waits, and nothing moves")
-                self.finish_one()
+                _finish_transfer(self.finish_one)
         finally:
             self._books._lock.acquire()
 
@@ -321,10 +488,17 @@ class Stepper:
     def _is_quiet(self) -> bool:
         decisions = self.decisions
         return (
-            decisions.running.keys() == self._gates.keys()
+            len(decisions.transfers) == len(self._gates) + self.copies.num_waiting
             and not decisions.has_idle_lane_and_work()
             and self._books.moves.num_discards == len(self.discarded)
         )
+
+
+def _finish_transfer(finish_one: Callable[[], Job | None]) -> None:
+    """Until one between host memory and disk has ended: the end of a copy wakes nobody."""
+    while (job := finish_one()) is None or _is_copy(job):
+        if job is None:
+            raise RuntimeError("training waits, and nothing moves")
 
 
 class _Save(torch.autograd.Function):
@@ -344,7 +518,11 @@ class _RealStep:
     def __init__(self, store: TierStore, workload: Workload, settings: Settings) -> None:
         self._workload = workload
         self._scope = tiered_offload(
-            store, min_bytes=0, prefetch=settings.prefetch, lookahead_bytes=settings.lookahead_bytes
+            store,
+            min_bytes=0,
+            device_bytes=settings.device_bytes,
+            prefetch=settings.prefetch,
+            lookahead_bytes=settings.lookahead_bytes,
         )
         self._leaf = torch.zeros(1, requires_grad=True)
         self._graph: dict[int, torch.Tensor] = {}
@@ -372,7 +550,7 @@ class _RealStep:
                 self.end_forward()
             case Unpack(index):
                 (saved,) = self._graph[index].grad_fn.saved_tensors  # type: ignore[union-attr]
-                assert bool((saved == self._root_of(index) % 251).all())
+                assert bool((saved == self._root_of(index) % 127).all())
             case Release(index):
                 del self._graph[index]
 
@@ -380,7 +558,8 @@ class _RealStep:
         root = self._root_of(index)
         saved, shared = self._workload.saved[index], self._workload.saved[root].is_shared
         if index == root:
-            self._storages[root] = torch.full((saved.nbytes,), root % 251, dtype=torch.uint8)
+            dtype = _DEVICE_DTYPE if saved.on_device else torch.int8
+            self._storages[root] = torch.full((saved.nbytes,), root % 127, dtype=dtype)
         with patch.object(offload, "_sequence_nr", lambda: saved.node):
             self._graph[index] = _Save.apply(self._leaf, self._storages[root])
         if self._last_use[root] == number and not shared:
@@ -392,14 +571,22 @@ class _RealStep:
 
 
 def real_decisions(
-    place: Path, workload: Workload, settings: Settings, script: Script, num_steps: int
+    place: Path,
+    workload: Workload,
+    settings: Settings,
+    script: Script,
+    num_steps: int,
+    windows: Windows = Windows(),  # noqa: B008 - immutable
 ) -> tuple[list[Decision], Counters]:
     """What a real store in that directory decides."""
     followed = _Script(script)
-    with _SteppedStore(
-        place, host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, codec="none"
-    ) as store:
-        decisions = store.stepper.take_over(store, followed, next(store.keys) + 1, _Drive(settings))
+    with (
+        patch.object(order, "RELOAD_BYTES", windows.reload_bytes),
+        _SteppedStore(
+            place, host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, codec="none"
+        ) as store,
+    ):
+        decisions = store.stepper.take_over(store, followed, next(store.keys) + 1, _Drive(settings), windows)
         try:
             for _ in range(num_steps):
                 step = _RealStep(store, workload, settings)
@@ -436,13 +623,13 @@ class _SteppedEngine:
     def __init__(self, decisions: Decisions, script: _Script, drive: _Drive) -> None:
         self.transfers: Rank
         self._drive = drive
-        self._refused: set[SimulatedRecord] = set()
         self._decisions = decisions
         self._script = script
         self._spills: list[tuple[int, int, SimulatedRecord]] = []
         self._restores: list[tuple[int, int, SimulatedRecord]] = []
         self._numbers = count()
         self._records: dict[Job, SimulatedRecord] = {}
+        self._ready: dict[Job, Copy | None] = {}
         self._discards: list[int] = []
 
     def submit_spill(self, record: SimulatedRecord) -> None:
@@ -453,10 +640,6 @@ class _SteppedEngine:
 
     def submit_discard(self, key: int) -> None:
         self._discards.append(key)
-
-    @property
-    def has_jobs(self) -> bool:
-        return bool(self._records)
 
     def settle(self) -> bool:
         """See `Stepper`."""
@@ -479,42 +662,88 @@ class _SteppedEngine:
             while queue and sum(1 for job in self._records if job.what == what) < num_lanes:
                 record = heappop(queue)[2]
                 if begin(record):
-                    self._records[Job(what, record.key)] = record
-                    if what == "spill" and not self._drive.takes(record.key, record.nbytes):
-                        self._refused.add(record)
+                    job = Job(what, record.key)
+                    self._records[job] = record
+                    self._ready[job] = record.ready if what == "spill" else None
 
-    def finish_one(self) -> None:
+    def finish_one(self) -> Job | None:
         """See `Stepper`."""
         self.settle()
-        if self._records:
-            job = self._script.choose(self._decisions.running)
-            record = self._records.pop(job)
-            if record in self._refused:
-                self._refused.remove(record)
-                self.transfers.end_spill(record, StoreFullError(record.nbytes, 0, 0))
-            elif job.what == "spill":
-                self.transfers.end_spill(record, Stored(record.nbytes, "none"))
-            else:
-                self.transfers.end_restore(record, Loaded(record.stored_bytes))
-            self.settle()
+        could_end = [job for job in self._decisions.running if self._could_end(job)]
+        if not could_end:
+            return None
+        job = self._script.choose(could_end)
+        if _is_copy(job):
+            self._decisions.copies.end(job)
+        else:
+            self._end(job)
+        self.settle()
+        return job
+
+    def _could_end(self, job: Job) -> bool:
+        if _is_copy(job):
+            return self._decisions.copies.could_end(job)
+        ready = self._ready[job]
+        return ready is None or ready.is_over
+
+    def _end(self, job: Job) -> None:
+        record = self._records.pop(job)
+        if job.what == "restore":
+            self.transfers.end_restore(record, Loaded(record.stored_bytes))
+        elif self._drive.has_taken(record.key):
+            self.transfers.end_spill(record, Stored(record.nbytes, "none"))
+        else:
+            self.transfers.end_spill(record, StoreFullError(record.nbytes, 0, 0))
+
+
+class _StreamsOfSimulation:
+    """The copy engine of the simulated one. As on an accelerator, whoever queues work waits for none of it."""
+
+    def __init__(self, queues: _Queues) -> None:
+        self._queues = queues
+
+    def copy_out(self, copy: Copy) -> None:
+        self._queues.queue("offload", copy)
+
+    def copy_in(self, copy: Copy) -> None:
+        self._queues.queue("reload", copy)
+
+    def wait(self, copy: Copy) -> None:
+        self._queues.wait(copy)
+
+    def catch_up(self) -> Process:
+        yield from ()
 
 
 def simulated_decisions(
-    workload: Workload, settings: Settings, script: Script, num_steps: int
+    workload: Workload,
+    settings: Settings,
+    script: Script,
+    num_steps: int,
+    windows: Windows = Windows(),  # noqa: B008 - immutable
 ) -> tuple[list[Decision], Counters]:
     """What the simulated one decides."""
-    followed, decisions = _Script(script), Decisions()
+    drive = _Drive(settings)
+    followed, decisions = _Script(script), Decisions(drive)
     clock = Clock(Flows(lambda counts: {}))
-    engine = _SteppedEngine(decisions, followed, _Drive(settings))
-    moves = SimulatedMoves(host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, observer=decisions)
+    engine = _SteppedEngine(decisions, followed, drive)
+    copies = _StreamsOfSimulation(decisions.copies)
+    moves = SimulatedMoves(
+        host_bytes=settings.host_bytes,
+        staging_bytes=settings.staging_bytes,
+        device=SimulatedDevice(copies, settings.device_bytes, *windows),
+        observer=decisions,
+    )
     moves.engine = engine
-    rank = engine.transfers = Rank(clock, moves, workload)
+    rank = engine.transfers = Rank(clock, moves, copies, workload)
     orders = LearnedOrders() if settings.prefetch == "learned" else None
+    budgets = Budgets(settings.host_bytes, settings.device_bytes, settings.staging_bytes)
+    next_key = 0
     try:
-        for number in range(num_steps):
-            first_key, budgets = number * len(workload.saved), (settings.host_bytes, settings.staging_bytes)
-            log = GraphLog(workload.saved, first_key, settings.reach_bytes, orders, *budgets)
+        for _ in range(num_steps):
+            log = GraphLog(workload.saved, next_key, settings.reach_bytes, orders, budgets, windows.reload_bytes)
             _step(rank, clock, engine, log, workload, followed)
+            next_key = log.next_key
         rank._drain()
         engine.settle()
         while decisions.running or decisions.waiting:
@@ -537,9 +766,7 @@ def _step(rank: Rank, clock: Clock, engine: _SteppedEngine, log: GraphLog, workl
         clock.run()
         while len(done) < number:
             if not engine.settle():
-                if not engine.has_jobs:
-                    raise RuntimeError("training waits, and nothing moves")
-                engine.finish_one()
+                _finish_transfer(engine.finish_one)
             clock.run()
         engine.settle()
         for _ in range(script.num_after_action()):

@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
 
-from tests.simulator.lockstep import Script, real_decisions, simulated_decisions
+from tests.simulator.lockstep import Script, Windows, real_decisions, simulated_decisions
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Saved, Settings, Unpack, Workload
 
 _UNIT = 64 * 2**10
 _NUM_STEPS = 3
 _COUNTED = (
     "packed_tensors", "spilled_bytes", "restored_bytes", "cancelled_bytes", "forwarded_bytes", "prefetch_hits",
-    "prefetch_late", "prefetch_misses",
+    "prefetch_late", "prefetch_misses", "offloaded_bytes", "reloaded_bytes",
 )  # fmt: skip
 
 
+_IN_HOST_MEMORY = st.just(False)
+_ON_A_DEVICE = st.sampled_from([True, True, True, False])
+
+
 @st.composite
-def workloads(draw: st.DrawFn) -> Workload:
+def workloads(draw: st.DrawFn, on_device: st.SearchStrategy[bool] = _IN_HOST_MEMORY) -> Workload:
     """Forward packs, in part views and tensors that others hold; backward asks in some order."""
     num = draw(st.integers(1, 24))
     saved: list[Saved] = []
@@ -34,7 +39,8 @@ def workloads(draw: st.DrawFn) -> Workload:
         nbytes = saved[record].nbytes if record is not None else _UNIT * draw(st.integers(1, 3))
         is_shared = record is None and draw(st.integers(0, 5)) == 0
         node += draw(st.sampled_from([0, 1, 1, 1]))
-        saved.append(Saved(nbytes, node, record, is_shared=is_shared))
+        is_there = draw(on_device) if record is None else saved[record].on_device
+        saved.append(Saved(nbytes, node, record, is_shared=is_shared, on_device=is_there))
         forward.append(Pack(index))
         if record is None and not is_shared and draw(st.booleans()):
             held.append(index)
@@ -49,14 +55,20 @@ def workloads(draw: st.DrawFn) -> Workload:
     return Workload(saved, [*forward, EndScope(), *backward])
 
 
-options = st.builds(
-    Settings,
-    host_bytes=st.integers(0, 10).map(lambda units: units * _UNIT),
-    staging_bytes=st.integers(1, 12).map(lambda units: units * _UNIT),
-    disk_bytes=st.none() | st.integers(0, 40).map(lambda units: units * _UNIT),
-    prefetch=st.sampled_from(["learned", "learned", "reverse", "none"]),
-    lookahead_bytes=st.none() | st.integers(0, 10).map(lambda units: units * _UNIT),
-)
+def _units(least: int, most: int) -> st.SearchStrategy[int]:
+    return st.integers(least, most).map(lambda units: units * _UNIT)
+
+
+_OPTIONS: dict[str, st.SearchStrategy[Any]] = {
+    "host_bytes": _units(0, 10),
+    "staging_bytes": _units(1, 12),
+    "disk_bytes": st.none() | _units(0, 40),
+    "prefetch": st.sampled_from(["learned", "learned", "reverse", "none"]),
+    "lookahead_bytes": st.none() | _units(0, 10),
+}
+options = st.builds(Settings, **_OPTIONS)
+device_options = st.builds(Settings, **_OPTIONS, device_bytes=_units(0, 12))
+windows = st.builds(Windows, flight_bytes=_units(0, 8), reload_bytes=_units(0, 8))
 scripts = st.builds(
     Script,
     after_action=st.lists(st.integers(0, 3), max_size=100),
@@ -64,10 +76,15 @@ scripts = st.builds(
 )
 
 
-def _check(workload: Workload, how: Settings, script: Script) -> None:
+def _check(
+    workload: Workload,
+    how: Settings,
+    script: Script,
+    between: Windows = Windows(),  # noqa: B008 - immutable
+) -> None:
     with TemporaryDirectory() as place:
-        real, counters = real_decisions(Path(place), workload, how, script, _NUM_STEPS)
-    simulated, simulated_counters = simulated_decisions(workload, how, script, _NUM_STEPS)
+        real, counters = real_decisions(Path(place), workload, how, script, _NUM_STEPS, between)
+    simulated, simulated_counters = simulated_decisions(workload, how, script, _NUM_STEPS, between)
     for number, (theirs, ours) in enumerate(zip(real, simulated, strict=False)):
         if theirs != ours:
             note(f"decision {number}: real {real[: number + 3]}, simulated {simulated[number : number + 3]}")
@@ -137,6 +154,24 @@ def test_decisions_random_steps_are_those_of_the_store(workload: Workload, how: 
 @given(workloads(), options, scripts)
 def test_decisions_many_random_steps_are_those_of_the_store(workload: Workload, how: Settings, script: Script) -> None:
     _check(workload, how, script)
+
+
+@settings(_random_steps, max_examples=60, derandomize=True)
+@given(workloads(_ON_A_DEVICE), device_options, scripts, windows)
+def test_decisions_random_steps_on_an_accelerator_are_those_of_the_store(
+    workload: Workload, how: Settings, script: Script, between: Windows
+) -> None:
+    _check(workload, how, script, between)
+
+
+@pytest.mark.many
+@pytest.mark.timeout(600)
+@settings(_random_steps, max_examples=400)
+@given(workloads(_ON_A_DEVICE), device_options, scripts, windows)
+def test_decisions_many_random_steps_on_an_accelerator_are_those_of_the_store(
+    workload: Workload, how: Settings, script: Script, between: Windows
+) -> None:
+    _check(workload, how, script, between)
 
 
 def test_restores_record_without_room_in_backward_are_not_repeated(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ file that `tierstore doctor --hardware` writes, and `fit` fits that to a few rea
 """
 
 from .fit import Observation, fit, steady_seconds
-from .hardware import CodecSpeed, DepthSpeed, Drive, Hardware
+from .hardware import CodecSpeed, DepthSpeed, Drive, Hardware, Link
 from .simulate import Settings, SimulatedStep, simulate
 from .workload import Action, Compute, EndScope, LetGo, Pack, Release, Saved, Unpack, Workload
 
@@ -25,6 +25,7 @@ __all__ = [
     "EndScope",
     "Hardware",
     "LetGo",
+    "Link",
     "Observation",
     "Pack",
     "Release",

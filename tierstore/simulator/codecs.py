@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
 from ..codec import NO_CODEC, Codec, parse_codec
@@ -67,7 +66,7 @@ class CodecOfRecords:
         *,
         num_at_once: int,
         now: Callable[[], float],
-        busy_seconds: Mapping[Enum, float],
+        busy_seconds: Mapping[Hashable, float],
     ) -> None:
         self._fixed = parse_codec(codec)
         self._speeds = {(speed.kind, speed.codec): speed for speed in hardware.codecs}

@@ -6,15 +6,14 @@ beginning, tells when whose work is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from enum import Enum
+from collections.abc import Callable, Hashable, Mapping
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
 __all__ = ["Flows", "Rates"]
 
-Rates = Callable[[Mapping[Enum, int]], Mapping[Enum, float]]
+Rates = Callable[[Mapping[Hashable, int]], Mapping[Hashable, float]]
 """How much of each activity's work each one of them is served in a second, from how many there are; may be infinite."""
 
 
@@ -30,14 +29,14 @@ class Flows:
 
     def __init__(self, rates: Rates) -> None:
         self._rates_of = rates
-        self._served: dict[Enum, float] = {}
-        self._under_way: dict[Enum, list[tuple[float, int, Callable[[], None]]]] = {}
-        self._rates: Mapping[Enum, float] | None = None
+        self._served: dict[Hashable, float] = {}
+        self._under_way: dict[Hashable, list[tuple[float, int, Callable[[], None]]]] = {}
+        self._rates: Mapping[Hashable, float] | None = None
         self._numbers = count()
-        self._next: Enum | None = None
-        self.busy_seconds: dict[Enum, float] = {}
+        self._next: Hashable | None = None
+        self.busy_seconds: dict[Hashable, float] = {}
 
-    def add(self, activity: Enum, amount: float, then: Callable[[], None]) -> None:
+    def add(self, activity: Hashable, amount: float, then: Callable[[], None]) -> None:
         """Begin work; `then` is called when it is done."""
         ends_at = self._served.setdefault(activity, 0.0) + amount
         heappush(self._under_way.setdefault(activity, []), (ends_at, next(self._numbers), then))

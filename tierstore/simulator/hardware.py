@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import NamedTuple
 
 from ..errors import ConfigError
 
-__all__ = ["Activity", "CodecSpeed", "DepthSpeed", "Drive", "Hardware", "Sharing"]
+__all__ = ["Activity", "CodecSpeed", "Copying", "DepthSpeed", "Drive", "Hardware", "Link", "Sharing"]
 
 
 class Activity(Enum):
-    """What takes time: seconds of a training thread, seconds of a core, bytes to or from the drive."""
+    """What takes time: seconds of a training thread, of a core or of an accelerator, bytes to or from the drive, bytes
+    from an accelerator or to it."""
 
     COMPUTE = "compute"
     CPU = "cpu"
+    KERNELS = "kernels"
     WRITE = "write"
     READ = "read"
+    OFFLOAD = "offload"
+    RELOAD = "reload"
+
+
+class Copying(NamedTuple):
+    """A copy on the link of one rank; `direction`: OFFLOAD or RELOAD."""
+
+    direction: Activity
+    rank: int
 
 
 class DepthSpeed(NamedTuple):
@@ -86,11 +99,42 @@ class CodecSpeed:
 
 
 @dataclass(frozen=True)
+class Link:
+    """Between host memory and the accelerator of a rank; each rank has its own.
+
+    Copies of one direction go one after the other, as on a stream. Queueing one costs nothing.
+
+    Attributes:
+        to_host_bytes_per_second, to_device_bytes_per_second: while nothing goes the other way.
+        both_bytes_per_second: of both directions together; where they want more, both are slowed by the same factor.
+
+    Raises:
+        ConfigError: a speed is not above 0.
+    """
+
+    to_host_bytes_per_second: float
+    to_device_bytes_per_second: float
+    both_bytes_per_second: float = inf
+
+    def __post_init__(self) -> None:
+        for name in ("to_host_bytes_per_second", "to_device_bytes_per_second", "both_bytes_per_second"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(name, getattr(self, name), "give more than 0")
+
+    def bytes_per_second(self, direction: Activity, *, is_two_way: bool) -> float:
+        """Of the copy in that direction; `is_two_way`: there is one in the other, too."""
+        out, back = self.to_host_bytes_per_second, self.to_device_bytes_per_second
+        alone = out if direction is Activity.OFFLOAD else back
+        return alone * min(1.0, self.both_bytes_per_second / (out + back)) if is_two_way else alone
+
+
+@dataclass(frozen=True)
 class Hardware:
     """A machine.
 
     Attributes:
         drive: shared by all ranks.
+        link: of each rank, to its accelerator; None: there is none.
         cores: that all ranks have together; a part of one is possible.
         codecs: by kind and codec.
         contention: how much training loses beyond the cores that background work takes from it, relative to the share
@@ -110,6 +154,7 @@ class Hardware:
     cpu_seconds_per_record: float = 0.0
     cpu_seconds_per_byte: float = 0.0
     call_seconds_per_record: float = 0.0
+    link: Link | None = None
 
     def __post_init__(self) -> None:
         if not self.cores > 0:
@@ -130,7 +175,7 @@ class Sharing:
         self._hardware = hardware
         self._training_cores = training_cores
 
-    def __call__(self, counts: Mapping[Enum, int]) -> Mapping[Enum, float]:
+    def __call__(self, counts: Mapping[Hashable, int]) -> Mapping[Hashable, float]:
         """See `Rates`."""
         num_writes, num_reads = counts.get(Activity.WRITE, 0), counts.get(Activity.READ, 0)
         depth = max(1, num_writes + num_reads)
@@ -138,12 +183,21 @@ class Sharing:
         wanted_cores = counts.get(Activity.COMPUTE, 0) * self._training_cores + num_background
         crowding = max(1.0, wanted_cores / self._hardware.cores)
         background_share = num_background / crowding / self._hardware.cores
-        return {
+        return self._copying(counts) | {
             Activity.COMPUTE: 1 / crowding / (1 + self._hardware.contention * background_share),
             Activity.CPU: 1 / crowding,
+            Activity.KERNELS: 1.0,
             Activity.WRITE: speed_at(self._hardware.drive.writes, depth) / depth,
             Activity.READ: speed_at(self._hardware.drive.reads, depth) / depth,
         }
+
+    def _copying(self, counts: Mapping[Hashable, int]) -> dict[Hashable, float]:
+        link = self._hardware.link
+        if link is None:
+            return {}
+        copying = [each for each in counts if isinstance(each, Copying)]
+        num_ways = Counter(each.rank for each in copying)
+        return {each: link.bytes_per_second(each.direction, is_two_way=num_ways[each.rank] == 2) for each in copying}
 
 
 def speed_at(speeds: Sequence[DepthSpeed], depth: int) -> float:

@@ -1,4 +1,4 @@
-"""The rules of `tierstore/moves.py` for records in host memory, in virtual time.
+"""The rules of `tierstore/moves.py`, in virtual time.
 
 Methods have the names that they have there and do the same in the same order; what differs is that there is no tensor,
 no slot and no lock, and that a graph tells when it lets go. The decisions themselves (`EvictionOrder`, `Lookahead`,
@@ -25,9 +25,12 @@ from ..pending import Pending
 from ..plan import Place
 from ..stats import Counters
 from ..tracing.observer import Observer
+from .device import SimulatedDevice
 from .record import GraphLog, SimulatedRecord
 
 __all__ = ["SimulatedMoves", "Submissions"]
+
+_IN_HOST_MEMORY = frozenset({State.OFFLOADING, State.HOST, State.WRITING, State.CLEAN})
 
 
 class Submissions(Protocol):
@@ -48,12 +51,14 @@ class SimulatedMoves:
 
     Args:
         host_bytes, staging_bytes: the limits of the two windows of host memory.
+        device: the accelerator.
         observer: is told of every move.
     """
 
-    def __init__(self, *, host_bytes: int, staging_bytes: int, observer: Observer) -> None:
+    def __init__(self, *, host_bytes: int, staging_bytes: int, device: SimulatedDevice, observer: Observer) -> None:
         self.engine: Submissions
         self.books = HostBooks(host_bytes, staging_bytes)
+        self.device = device
         self.counters = Counters()
         self.observer = observer
         self.pending = Pending[SimulatedRecord](self._is_sole_owner)
@@ -126,8 +131,17 @@ class SimulatedMoves:
             log.come_in(index, record)
             return
         record = log.make_record(index)
+        log.place(index, record)
         self.pending.settle((record,))
         log.come_in(index, record)
+
+    def join(self, index: int) -> SimulatedRecord | None:
+        """See `join_record`: the record that a tensor on the device, just packed, is a view of; None: of none."""
+        record = self.log.unread_record_of(index)
+        if record is None or not record.users:
+            return None
+        self.counters.packed_tensors += 1
+        return record
 
     def book_all(self) -> None:
         """See `Booking`."""
@@ -160,19 +174,28 @@ class SimulatedMoves:
 
     def admit(self, record: SimulatedRecord) -> None:
         """See `Moves`."""
-        if not self._try_admit(record):
+        if record.device is not None:
+            self.device.hold(record)
+            self._offload_surplus()
+        elif not self._try_admit(record):
             self.blocked.append(record)
 
     def admit_blocked(self, *, is_awaited: bool) -> None:
         """See `Moves`."""
         while self.blocked:
             record = self.blocked[0]
-            if record.state is State.PENDING:
+            if record.state in (State.PENDING, State.DEVICE):
                 if not self._is_sole_owner(record):
                     self._hand_back(record)
                 elif not self._try_admit(record, drops_prefetched=is_awaited):
                     return
             self.blocked.popleft()
+            self._offload_surplus()
+
+    def _offload_surplus(self) -> None:
+        while (record := self.device.surplus()) is not None and record not in self.blocked:
+            if not self._try_admit(record):
+                self.blocked.append(record)
 
     def _try_admit(self, record: SimulatedRecord, *, drops_prefetched: bool = True) -> bool:
         next_to_drop = self._eviction.next_clean if drops_prefetched else self._eviction.next_used
@@ -181,8 +204,11 @@ class SimulatedMoves:
         while not (self._may_move(nbytes) if window is self.books.staging else host.fits(nbytes)):
             if not (self._spill(self._eviction.next_dirty()) or self._drop(next_to_drop())):
                 return False
-        record.move(State.HOST)
         self.books.charge(record, window)
+        if record.device is not None:
+            self._offload(record)
+        else:
+            record.move(State.HOST)
         self._eviction.add_dirty(record)
         if window is self.books.staging:
             self._queue_spill(record)
@@ -196,9 +222,16 @@ class SimulatedMoves:
         victim = None if self.books.host.fits(record.nbytes) else self._eviction.next_dirty()
         return victim is not None and record.worth < victim.worth
 
+    def _offload(self, record: SimulatedRecord) -> None:
+        record.is_in_place, record.is_read, record.has_slot = False, True, True
+        self.device.offload(record)
+        self.counters.offloaded_bytes += record.nbytes
+        self.observer.offloaded(record.key, record.nbytes)
+
     def _hand_back(self, record: SimulatedRecord) -> None:
         self._eviction.remove(record)
         self._parked.pop(record.key, None)
+        self.device.leave(record)
         self.books.charge(record, None)
         if record.state is not State.PENDING:
             record.move(State.PENDING)
@@ -297,6 +330,7 @@ class SimulatedMoves:
         if self.ahead is not None:
             self.ahead.come_back_for(record)
         record.fetched = record.wanted = record.is_in_place = False
+        self.device.forget(record)
         self._free_memory(record)
         record.move(State.DISK)
         self.observer.freed(record.key, record.nbytes)
@@ -317,6 +351,7 @@ class SimulatedMoves:
                     break
             window = window or self.books.staging
         self.books.charge(record, window)
+        record.has_slot = True
         record.move(State.READING)
         record.urgent = demanded
         self.num_restores += 1
@@ -367,6 +402,24 @@ class SimulatedMoves:
                 fetched_bytes = 0
             ahead.advance(fetched_bytes)
 
+    def reload(self, record: SimulatedRecord) -> None:
+        """See `Moves`."""
+        if record.device is not None and not record.has_device_bytes:
+            self.device.reload(record)
+            self.counters.reloaded_bytes += record.nbytes
+            self.observer.reloaded(record.key, record.nbytes)
+
+    def reload_ahead(self, ahead: Lookahead[SimulatedRecord]) -> None:
+        """See `Moves`."""
+        while (record := ahead.peek()) is not None:
+            fetched_bytes = 0
+            if record.device is not None and not record.has_device_bytes and record.users:
+                if record.state not in _IN_HOST_MEMORY or not self.device.has_room_to_reload(record.nbytes):
+                    return
+                self.reload(record)
+                fetched_bytes = record.nbytes
+            ahead.advance(fetched_bytes)
+
     def used(self, record: SimulatedRecord) -> None:
         """See `Moves`."""
         if record.state is State.CLEAN and not record.demanded:
@@ -390,18 +443,17 @@ class SimulatedMoves:
 
     def drain(self) -> bool:
         """See `Moves`."""
-        if not (self.released or self.ended or self.has_returned):
+        if not (self.released or self.ended or self.has_returned or self.device.is_busy):
             return False
         while self.released:
             self._release(self.released.popleft())
         self.drop_ended()
         self.has_returned = False
+        self.device.poll()
         return True
 
     def _release(self, record: SimulatedRecord) -> None:
         self.log.forget(record)
-        if record in self.blocked:
-            self.blocked.remove(record)
         if record.is_running:
             record.move(State.DOOMED)
             return
@@ -418,6 +470,7 @@ class SimulatedMoves:
         self._bury(record)
 
     def _bury(self, record: SimulatedRecord) -> None:
+        self.device.release(record)
         self._free_memory(record)
         if record.stored_bytes:
             self.disk_bytes -= record.stored_bytes
@@ -434,6 +487,9 @@ class SimulatedMoves:
     def _free_memory(self, record: SimulatedRecord) -> None:
         self._parked.pop(record.key, None)
         self.books.charge(record, None)
+        if record.has_slot and record.ready is not None:
+            self.device.free_when_copied(record.ready)
+        record.has_slot = False
 
     def _is_sole_owner(self, record: SimulatedRecord) -> bool:
         return self.log.is_sole_owner(record)

@@ -8,6 +8,7 @@ from ..handle import IN_MEMORY, State
 from ..pending import NUM_EXAMINED_PER_PACK
 from ..stats import STALL_CAUSES
 from .clock import Clock, Process, Progress
+from .device import Copies
 from .hardware import Activity
 from .moves import SimulatedMoves
 from .record import GraphLog, SimulatedRecord
@@ -25,13 +26,16 @@ class Rank:
     Args:
         clock: what it waits by.
         moves: its records.
+        copies: of its accelerator.
         workload: what a step does.
     """
 
-    def __init__(self, clock: Clock, moves: SimulatedMoves, workload: Workload) -> None:
+    def __init__(self, clock: Clock, moves: SimulatedMoves, copies: Copies, workload: Workload) -> None:
         self._clock = clock
         self._moves = moves
+        self._copies = copies
         self._workload = workload
+        self._compute = Activity.KERNELS if workload.uses_device else Activity.COMPUTE
         self._progress = Progress(clock)
         self._num_packing = 0
 
@@ -50,7 +54,7 @@ class Rank:
         """Do what the workload says next; may wait."""
         match action:
             case Compute(seconds):
-                yield self._clock.work(Activity.COMPUTE, seconds)
+                yield self._clock.work(self._compute, seconds)
             case Pack(index):
                 yield from self._pack(log, index)
             case Unpack(index):
@@ -60,10 +64,45 @@ class Rank:
             case Release(index):
                 self._moves.let_go(index)
             case EndScope():
+                self._settle_fresh(log)
                 log.is_settled = True
                 self._survey()
+        yield from self._copies.catch_up()
 
     def _pack(self, log: GraphLog, index: int) -> Process:
+        """See `_Scope.pack`."""
+        saved = log.saved[index]
+        if log.fresh and saved.node != log.fresh_node:
+            self._settle_fresh(log)
+        if saved.on_device:
+            yield from self._book(log, index)
+        else:
+            yield from self._note(log, index)
+
+    def _settle_fresh(self, log: GraphLog) -> None:
+        self._drain()
+        self._moves.pending.settle(log.fresh)
+        log.fresh = []
+
+    def _book(self, log: GraphLog, index: int) -> Process:
+        """See `_Scope._book` and `Residency.track`."""
+        moves = self._moves
+        record = moves.join(index)
+        if record is None:
+            self._drain()
+            record = log.make_record(index)
+            moves.counters.packed_tensors += 1
+            self._drain()
+            moves.relieve(NUM_EXAMINED_PER_PACK)
+            yield from self._make_room()
+            log.fresh.append(record)
+            log.fresh_node = log.saved[index].node
+        log.enter(index, record)
+        if log.plan is not None or index == 0:
+            log.follow_plan(index)
+            log.place(index, record)
+
+    def _note(self, log: GraphLog, index: int) -> Process:
         """See `Residency.note`."""
         moves, saved = self._moves, log.saved[index]
         log.newest_node, log.is_settled = saved.node, False
@@ -143,15 +182,27 @@ class Rank:
             log.lookahead.asked_for(index)
             self._go_ahead()
         if record.state in IN_MEMORY:
-            moves.used(record)
+            self._hand_over(log, record, index)
             return
         record.demanded += 1
         yield from self._await_bytes(record)
+        self._hand_over(log, record, index)
         record.demanded -= 1
         moves.used(record)
         self._advance()
-        if record.state in _ON_DISK_ALONE:
+        if record.device is None and record.state in _ON_DISK_ALONE:
             moves.has_returned = True  # lent: whoever was given it is about to let go
+
+    def _hand_over(self, log: GraphLog, record: SimulatedRecord, index: int) -> None:
+        """See `Residency`."""
+        moves = self._moves
+        if record.device is not None:
+            moves.reload(record)
+            moves.device.hand_over(record)
+            if log.has_trace:
+                log.reload_ahead.asked_for(index)
+                moves.reload_ahead(log.reload_ahead)
+        moves.used(record)
 
     def _await_bytes(self, record: SimulatedRecord) -> Process:
         moves = self._moves

@@ -5,14 +5,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from ..device_window import RELOAD_BYTES
 from ..handle import MOVES, State
 from ..host import Window
 from ..lookahead import LearnedOrders, Lookahead, reverse_topological
 from ..plan import Place, Plan, Trace, add_pack
 from .workload import Saved
 
-__all__ = ["GraphLog", "SimulatedRecord"]
+if TYPE_CHECKING:
+    from .device import Copy
+
+__all__ = ["Budgets", "GraphLog", "SimulatedRecord"]
+
+
+class Budgets(NamedTuple):
+    """What the plan is made for. As `tiered_offload` and `TierStore` have them."""
+
+    host_bytes: int
+    device_bytes: int
+    staging_bytes: int
 
 
 class SimulatedRecord:
@@ -23,19 +36,24 @@ class SimulatedRecord:
         users: the indices of those that the graph has not let go of.
         codec: what it is stored with.
         is_in_place: its bytes have not left the storage that autograd saved.
+        has_device_bytes: they are on the device: still, or again.
+        has_slot: a slot of host memory holds them, or will.
+        ready: the last copy from or to that.
         is_read: its bytes have been read: no other saved tensor becomes a view of it.
         is_running: a job of the engine is about it.
     """
 
-    device = None
-
-    def __init__(self, key: int, saved: int, nbytes: int, kind: str) -> None:
+    def __init__(self, key: int, index: int, saved: Saved) -> None:
         self.key = key
-        self.saved = saved
-        self.nbytes = nbytes
-        self.kind = kind
+        self.saved = index
+        self.nbytes = saved.nbytes
+        self.kind = saved.kind
+        self.device = "accelerator" if saved.on_device else None
+        self.has_device_bytes = saved.on_device
+        self.has_slot = False
+        self.ready: Copy | None = None
         self.is_in_place = True
-        self.users = {saved}
+        self.users = {index}
         self.state = State.PENDING
         self.window: Window | None = None
         self.charged_bytes = 0
@@ -58,17 +76,21 @@ class GraphLog:
 
     Args:
         saved: the workload's tensors.
-        first_key: of the first tensor's record.
+        first_key: of the first tensor's record. As in the store, each tensor that is noted takes one, and on a device
+            each record.
         lookahead_bytes: how far ahead of backward to fetch.
         orders: where orders are learned and recalled; None: the reverse-topological order is followed.
-        host_bytes, staging_bytes: for the plan.
+        budgets: for the plan.
+        reload_bytes: how far ahead of backward to copy back to the device.
 
     Attributes:
         records: of each tensor that was packed; None while it is only noted.
         noted: the indices of those that are only noted, dead ones included.
         let_go: the indices of those that the graph has let go of.
+        next_key: of what comes next.
         held: the storages that somebody else holds for now, by the index of their first tensor.
         newest_node: which saved last; its kernel may still have to run.
+        fresh: booked at once, saved by the newest node that did so, `fresh_node`; see `_Scope`.
         plan: where the records belong, if the packs so far are those of a graph that is known.
     """
 
@@ -78,25 +100,29 @@ class GraphLog:
         first_key: int,
         lookahead_bytes: int,
         orders: LearnedOrders | None,
-        host_bytes: int,
-        staging_bytes: int,
+        budgets: Budgets,
+        reload_bytes: int = RELOAD_BYTES,
     ) -> None:
         self.saved = saved
-        self.first_key = first_key
+        self.first_key = self.next_key = first_key
         self.records: list[SimulatedRecord | None] = []
         self.noted: dict[int, None] = {}
         self.let_go: set[int] = set()
         self.held: set[int] = set()
         self.newest_node = -1
+        self.fresh: list[SimulatedRecord] = []
+        self.fresh_node = -1
         self.is_settled = False
         self.plan: Plan | None = None
         self.lookahead = Lookahead[SimulatedRecord](lookahead_bytes)
+        self.reload_ahead = Lookahead[SimulatedRecord](reload_bytes if lookahead_bytes else 0)
         self.is_started = False
         self.has_trace = False
         self._orders = orders
-        self._budgets = host_bytes, 0, staging_bytes
+        self._budgets = budgets
         self._signatures: list[int] = []
-        self._trace: tuple[Sequence[int], Sequence[int], list[int]] | None = None
+        self._keys: dict[int, int] = {}  # of what was noted
+        self._trace: tuple[Sequence[int], Sequence[int], list[int], bytes] | None = None
         self._asked_for: dict[int, None] = {}
         self._by_root: dict[int, SimulatedRecord] = {}
         self._num_noted = Counter[int]()  # of each storage, as far as the graph has not let go of them
@@ -110,12 +136,21 @@ class GraphLog:
         return index if root is None else root
 
     def note(self, index: int) -> None:
-        """Tensor `index` was packed."""
-        saved = self.saved[index]
-        self.newest_node, self.is_settled = saved.node, False
+        """Tensor `index` was packed, in host memory."""
         self.noted[index] = None
         self._num_noted[self.root_of(index)] += 1
-        self.records.append(None)
+        self._keys[index] = self.take_key()
+        self._append(index, None)
+
+    def enter(self, index: int, record: SimulatedRecord) -> None:
+        """Tensor `index` was packed, on the device, and is a view of the record. See `NotedLog.append_booked`."""
+        record.users.add(index)
+        self._append(index, record)
+
+    def _append(self, index: int, record: SimulatedRecord | None) -> None:
+        saved = self.saved[index]
+        self.newest_node, self.is_settled = saved.node, False
+        self.records.append(record)
         before = self._signatures[-1] if self._signatures else 0
         self._signatures.append(add_pack(before, saved.node - self.saved[0].node, saved.nbytes))
 
@@ -170,11 +205,20 @@ class GraphLog:
         """Tensor `index` is booked, the first of its storage."""
         saved = self.saved[index]
         root = self.root_of(index)
-        record = SimulatedRecord(self.first_key + index, index, saved.nbytes, saved.kind)
-        self._by_root[root] = record
+        key = self._keys[index] if index in self._keys else self.take_key()
+        record = self._by_root[root] = SimulatedRecord(key, index, saved)
+        return record
+
+    def take_key(self) -> int:
+        """The next of the store's."""
+        key = self.next_key
+        self.next_key += 1
+        return key
+
+    def place(self, index: int, record: SimulatedRecord) -> None:
+        """See `NotedLog.place`."""
         if self.plan is not None:
             self.plan.place(record, index, self.first_key)
-        return record
 
     def forget(self, record: SimulatedRecord) -> None:
         """It is released."""
@@ -200,6 +244,7 @@ class GraphLog:
         """Tensor `index`, until now only noted, has a record."""
         self.records[index] = record
         self.lookahead.come_in(index, record)
+        self.reload_ahead.come_in(index, record)
 
     def ask_for(self, index: int) -> None:
         """Backward asks for it."""
@@ -210,23 +255,24 @@ class GraphLog:
         known = self._orders.recall(self._signatures[-1]) if self._orders is not None else None
         order = reverse_topological([saved.node for saved in self.saved]) if known is None else known.order
         self.lookahead.begin(self.records, order)
+        self.reload_ahead.begin(self.records, order)
         self.has_trace = True
         sizes = [self._bytes_ours(index) for index in range(len(self.saved))]
         if known is not None:
-            self._trace = known.signatures, known.records, sizes
+            self._trace = known.signatures, known.records, sizes, known.on_device
         else:
             first: dict[int, int] = {}
             self._trace = (
                 self._signatures,
                 [first.setdefault(number, index) for index, number in self._storages()],
                 sizes,
+                bytes(saved.on_device for saved in self.saved),
             )
 
     def end(self) -> None:
         """The graph is gone: learn what was seen of it."""
         if self._orders is not None and self._trace is not None:
-            signatures, roots, sizes = self._trace
-            self._orders.learn(Trace(signatures, roots, sizes, bytes(len(roots)), self._asked_for))
+            self._orders.learn(Trace(*self._trace, self._asked_for))
 
     def _storages(self) -> Iterator[tuple[int, int]]:
         """Of each pack a number that it shares with other packs of the same storage. See `PackLog`."""

@@ -16,12 +16,14 @@ from ..stats import Counters
 from ..tracing.observer import Observer
 from .clock import Clock, Process, Turns
 from .codecs import CodecOfRecords
+from .device import SimulatedDevice
 from .engine import SimulatedEngine
 from .flows import Flows
 from .hardware import Activity, Hardware, Sharing
+from .link import LinkCopies
 from .moves import SimulatedMoves
 from .rank import Rank
-from .record import GraphLog
+from .record import Budgets, GraphLog
 from .timeline import JobsSeen, Transfer
 from .workload import Pack, Unpack, Workload
 
@@ -37,7 +39,7 @@ class Settings:
     Attributes:
         host_bytes, staging_bytes, codec: as `TierStore`'s.
         disk_bytes: likewise; None: an equal part of the drive.
-        prefetch, lookahead_bytes: as `tiered_offload`'s.
+        prefetch, lookahead_bytes, device_bytes: as `tiered_offload`'s.
         num_spill_lanes, num_restore_lanes, num_turns: as the store has them.
 
     Raises:
@@ -50,6 +52,7 @@ class Settings:
     codec: str = "none"
     prefetch: str = "learned"
     lookahead_bytes: int | None = None
+    device_bytes: int = 0
     num_spill_lanes: int = NUM_SPILLS
     num_restore_lanes: int = NUM_RESTORES
     num_turns: int = NUM_AT_ONCE
@@ -77,7 +80,9 @@ class SimulatedStep:
         began_seconds, seconds: since the simulation began, and for how long.
         compute_seconds: what it takes where nothing has to wait.
         counters: of this step and of what moved, as `StoreStats` has them. `written_bytes` is what wears the drive.
+        link_wait_seconds: for how long the accelerator waited for copies; not in `stall_seconds`, which are the host's.
         host_bytes_peak, staging_bytes_peak, disk_bytes_peak: the most at once, in this step.
+        device_bytes_peak: likewise, on the accelerator: of what is the store's alone, kept and being copied.
         transfers: every write and read that ended in it, in that order.
     """
 
@@ -85,9 +90,11 @@ class SimulatedStep:
     seconds: float
     compute_seconds: float
     counters: Counters
+    link_wait_seconds: float
     host_bytes_peak: int
     staging_bytes_peak: int
     disk_bytes_peak: int
+    device_bytes_peak: int
     transfers: Sequence[Transfer]
 
     @property
@@ -120,12 +127,15 @@ def simulate(
         observer: is told of every move of the first rank, besides.
 
     Raises:
-        ConfigError: a number is below 1, or there is no such codec.
+        ConfigError: a number is below 1, there is no such codec, or tensors are saved on an accelerator and there is
+            none.
         StoreFullError: host budget and disk are full; the store would raise it too.
     """
     for name, number in (("num_steps", num_steps), ("num_ranks", num_ranks)):
         if number < 1:
             raise ConfigError(name, number, "give at least 1")
+    if workload.uses_device and hardware.link is None:
+        raise ConfigError("link", None, "the workload saves tensors on an accelerator: give hardware that has one")
     flows = Flows(Sharing(hardware, workload.training_cores))
     clock = Clock(flows)
     device = Turns(sys.maxsize if hardware.drive.num_at_once is None else hardware.drive.num_at_once)
@@ -138,6 +148,7 @@ def simulate(
             workload,
             settings,
             hardware.call_seconds_per_record,
+            LinkCopies(clock, number),
             _engine(clock, flows, device, workload, hardware, settings, disk_bytes),
             observer if number == 0 else None,
         )
@@ -189,6 +200,7 @@ class _Run:
         workload: Workload,
         settings: Settings,
         call_seconds: float,
+        copies: LinkCopies,
         engine: SimulatedEngine,
         observer: Observer | None,
     ) -> None:
@@ -197,31 +209,32 @@ class _Run:
         self._workload = workload
         self._settings = settings
         self._call_seconds = call_seconds
+        self._copies = copies
+        self._next_key = 0
         self._jobs = JobsSeen(clock, observer)
         self._moves = SimulatedMoves(
-            host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, observer=self._jobs
+            host_bytes=settings.host_bytes,
+            staging_bytes=settings.staging_bytes,
+            device=SimulatedDevice(copies, settings.device_bytes),
+            observer=self._jobs,
         )
         self._moves.engine = engine
-        self._rank = Rank(clock, self._moves, workload)
+        self._rank = Rank(clock, self._moves, copies, workload)
         engine.transfers = self._rank
         self._orders = LearnedOrders() if settings.prefetch == "learned" else None
 
     def steps(self, num_steps: int) -> Process:
         """One after the other."""
-        num_saved = len(self._workload.saved)
-        for number in range(num_steps):
+        settings = self._settings
+        budgets = Budgets(settings.host_bytes, settings.device_bytes, settings.staging_bytes)
+        for _ in range(num_steps):
             began_seconds, before = self._clock.now_seconds, deepcopy(self._moves.counters)
+            waited_seconds = self._copies.waited_seconds
             self._begin_peaks()
-            log = GraphLog(
-                self._workload.saved,
-                number * num_saved,
-                self._settings.reach_bytes,
-                self._orders,
-                self._settings.host_bytes,
-                self._settings.staging_bytes,
-            )
+            log = GraphLog(self._workload.saved, self._next_key, settings.reach_bytes, self._orders, budgets)
             yield from self._step(log)
-            self.done.append(self._step_since(began_seconds, before))
+            self._next_key = log.next_key
+            self.done.append(self._step_since(began_seconds, before, waited_seconds))
 
     def _step(self, log: GraphLog) -> Process:
         self._rank.begin(log)
@@ -238,17 +251,20 @@ class _Run:
         for window in (self._moves.books.host, self._moves.books.staging):
             window.peak_bytes = window.used_bytes
         self._moves.disk_bytes_peak = self._moves.disk_bytes
+        self._moves.device.begin_peak()
 
-    def _step_since(self, began_seconds: float, before: Counters) -> SimulatedStep:
+    def _step_since(self, began_seconds: float, before: Counters, waited_seconds: float) -> SimulatedStep:
         books = self._moves.books
         return SimulatedStep(
             began_seconds,
             self._clock.now_seconds - began_seconds,
             self._workload.compute_seconds,
             _difference(self._moves.counters, before),
+            self._copies.waited_seconds - waited_seconds,
             books.host.peak_bytes,
             books.staging.peak_bytes,
             self._moves.disk_bytes_peak,
+            self._moves.device.peak_bytes,
             self._jobs.take_ended(),
         )
 

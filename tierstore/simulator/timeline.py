@@ -14,7 +14,8 @@ from .clock import Clock
 __all__ = ["JobsSeen", "Transfer"]
 
 Transfer = Spill | Restore
-"""Of a trace, with times since the simulation began; records are numbered by saved tensor, on through all steps."""
+"""Of a trace, with times since the simulation began; records are numbered as the store does, on through all steps: by
+saved tensor, but that on an accelerator views of what is known get no number."""
 
 
 class JobsSeen(Observer):
@@ -85,6 +86,14 @@ class JobsSeen(Observer):
         """See `Observer`."""
         self._open.restores.forget(record)
         self._other.restore_cancelled(record, nbytes)
+
+    def offloaded(self, record: int, nbytes: int) -> None:
+        """See `Observer`."""
+        self._other.offloaded(record, nbytes)
+
+    def reloaded(self, record: int, nbytes: int) -> None:
+        """See `Observer`."""
+        self._other.reloaded(record, nbytes)
 
     def stalled(self, seconds: float, cause: str, record: int | None) -> None:
         """See `Observer`."""

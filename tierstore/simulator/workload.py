@@ -23,6 +23,7 @@ class Saved(NamedTuple):
         record: the index of the first saved tensor of the same storage; None: this is the first.
         kind: of its content, for the codec.
         is_shared: somebody else holds its storage for as long as the graph lives, so it never leaves.
+        on_device: its storage is in the memory of an accelerator.
     """
 
     nbytes: int
@@ -30,6 +31,7 @@ class Saved(NamedTuple):
     record: int | None = None
     kind: str = ""
     is_shared: bool = False
+    on_device: bool = False
 
 
 class Compute(NamedTuple):
@@ -76,7 +78,7 @@ class Workload:
     Attributes:
         saved: by index.
         actions: in turn.
-        training_cores: that compute keeps busy.
+        training_cores: that compute keeps busy, unless an accelerator computes.
 
     Raises:
         ConfigError: the actions are not those of a step: each tensor packed once, in the order of the indices, and
@@ -107,6 +109,13 @@ class Workload:
                 raise ConfigError("saved", saved, f"number {index} has 0 to {_MOST_BYTES} bytes")
             if saved.record is not None and not 0 <= saved.record < index:
                 raise ConfigError("saved", saved, f"the record of number {index} is an earlier one")
+            if saved.record is not None and saved.on_device != self.saved[saved.record].on_device:
+                raise ConfigError("saved", saved, f"number {index} is where its storage is")
+
+    @property
+    def uses_device(self) -> bool:
+        """Whether anything is saved on an accelerator; what the step computes is then computed there."""
+        return any(saved.on_device for saved in self.saved)
 
     @property
     def compute_seconds(self) -> float:

@@ -1,0 +1,228 @@
+"""The rules of `tierstore/device.py` for one accelerator, in virtual time.
+
+Methods have the names that they have there and do the same in the same order, for one device and one stream. What stays
+on the device is decided by the store's own `DeviceWindow`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import NamedTuple, Protocol
+
+from ..device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
+from ..handle import State
+from ..host import Window
+from .clock import Process, Resume
+from .record import SimulatedRecord
+
+__all__ = ["Copies", "Copy", "SimulatedDevice"]
+
+
+class Copy:
+    """A copy between device and host memory, queued on the stream of its direction. See `Marker`.
+
+    Attributes:
+        nbytes: that it moves.
+        ready: it begins only when that one is over; None: at once.
+        is_over: it has ended.
+    """
+
+    __slots__ = ("_waiting", "is_over", "nbytes", "ready")
+
+    def __init__(self, nbytes: int, ready: Copy | None = None) -> None:
+        self.nbytes = nbytes
+        self.ready = ready
+        self.is_over = False
+        self._waiting: list[Resume] = []
+
+    def wait(self, resume: Resume) -> None:
+        """A `Wait`: go on when it is over."""
+        if self.is_over:
+            resume()
+        else:
+            self._waiting.append(resume)
+
+    def end(self) -> None:
+        """It is over now."""
+        self.is_over = True
+        waiting, self._waiting = self._waiting, []
+        for resume in waiting:
+            resume()
+
+
+class Copies(Protocol):
+    """The copy engine. See `tierstore.copies.Copies`."""
+
+    def copy_out(self, copy: Copy) -> None:
+        """Queue a copy to host memory, behind what computes now."""
+
+    def copy_in(self, copy: Copy) -> None:
+        """Queue a copy to the device."""
+
+    def wait(self, copy: Copy) -> None:
+        """Let what is computed from now on come after the copy."""
+
+    def catch_up(self) -> Process:
+        """What is computed next begins when this ends."""
+
+
+class _Flight(NamedTuple):
+    record: SimulatedRecord
+    copy: Copy
+
+
+class _Reload:
+    """See `tierstore.device._Reload`. `is_awaited`: the stream waits for it."""
+
+    __slots__ = ("copy", "is_awaited", "nbytes", "record")
+
+    def __init__(self, record: SimulatedRecord, copy: Copy) -> None:
+        self.record = record
+        self.nbytes = record.nbytes
+        self.copy = copy
+        self.is_awaited = False
+
+
+class SimulatedDevice:
+    """What is on the accelerator. Methods as `DeviceTier`'s.
+
+    Args:
+        copies: the copy engine.
+        device_bytes, flight_bytes, reload_bytes: so much may stay, be on its way out, and be copied back ahead.
+
+    Attributes:
+        peak_bytes: the most at once of what is the store's alone: kept, on its way out, and copied back.
+    """
+
+    def __init__(
+        self,
+        copies: Copies,
+        device_bytes: int = 0,
+        flight_bytes: int = FLIGHT_BYTES,
+        reload_bytes: int = RELOAD_BYTES,
+    ) -> None:
+        self.peak_bytes = 0
+        self._copies = copies
+        self._window = DeviceWindow[SimulatedRecord](device_bytes)
+        self._flights: deque[_Flight] = deque()
+        self._in_flight = Window(flight_bytes)
+        self._reloaded: OrderedDict[int, _Reload] = OrderedDict()
+        self._reloads = Window(reload_bytes)
+        self._num_ahead = 0
+        self._busy: deque[tuple[Copy, SimulatedRecord | None]] = deque()  # that arrives with it; None: none does
+
+    @property
+    def used_bytes(self) -> int:
+        """What is the store's alone now."""
+        return self._window.bytes.used_bytes + self._in_flight.used_bytes + self._reloads.used_bytes
+
+    @property
+    def is_busy(self) -> bool:
+        """See `DeviceTier`."""
+        return bool(self._flights or self._busy)
+
+    def hold(self, record: SimulatedRecord) -> None:
+        """See `DeviceTier`."""
+        record.move(State.DEVICE)
+        self._window.hold(record)
+        self._note_peak()
+
+    def surplus(self) -> SimulatedRecord | None:
+        """See `DeviceTier`."""
+        return self._window.surplus()
+
+    def leave(self, record: SimulatedRecord) -> None:
+        """See `DeviceTier`."""
+        self._window.leave(record)
+
+    def offload(self, record: SimulatedRecord) -> None:
+        """See `DeviceTier`."""
+        self.leave(record)
+        record.ready = Copy(record.nbytes)
+        self._copies.copy_out(record.ready)
+        record.move(State.OFFLOADING)
+        self._flights.append(_Flight(record, record.ready))
+        self._in_flight.charge(record.nbytes)
+        self._note_peak()
+        self._bound_flight()
+
+    def _bound_flight(self) -> None:
+        self.poll()
+        while not self._in_flight.fits(0) and len(self._flights) > 1:
+            flight = self._flights.popleft()
+            self._copies.wait(flight.copy)
+            self._land(flight)
+            self._busy.append((flight.copy, flight.record))
+
+    def poll(self) -> None:
+        """See `DeviceTier`."""
+        while self._flights and self._flights[0].copy.is_over:
+            flight = self._flights.popleft()
+            self._land(flight)
+            _arrive(flight.record)
+        while self._busy and self._busy[0][0].is_over:
+            _arrive(self._busy.popleft()[1])
+
+    def _land(self, flight: _Flight) -> None:
+        self._in_flight.discharge(flight.copy.nbytes)
+        if flight.record.key not in self._reloaded:
+            flight.record.has_device_bytes = False
+
+    def reload(self, record: SimulatedRecord) -> None:
+        """See `DeviceTier`."""
+        record.ready = Copy(record.nbytes, record.ready)
+        self._copies.copy_in(record.ready)
+        record.has_device_bytes = True
+        self._reloaded[record.key] = _Reload(record, record.ready)
+        self._reloads.charge(record.nbytes)
+        self._note_peak()
+        self._num_ahead += 1
+        while not self._reloads.fits(0) and len(self._reloaded) > 2:
+            self.forget(next(iter(self._reloaded.values())).record)
+
+    def hand_over(self, record: SimulatedRecord) -> None:
+        """See `DeviceTier`."""
+        reload = self._reloaded.get(record.key)
+        if reload is None:
+            return
+        self._reloaded.move_to_end(record.key)
+        if not reload.is_awaited:
+            self._copies.wait(reload.copy)
+            self._num_ahead -= 1
+            reload.is_awaited = True
+
+    def has_room_to_reload(self, nbytes: int) -> bool:
+        """See `DeviceTier`."""
+        return self._reloads.fits(nbytes) or not self._num_ahead
+
+    def forget(self, record: SimulatedRecord) -> None:
+        """Its bytes are on the device no more. See `DeviceTier.unload`."""
+        record.has_device_bytes = False
+        reload = self._reloaded.pop(record.key, None)
+        if reload is not None:
+            self._reloads.discharge(reload.nbytes)
+            if not reload.is_awaited:
+                self._num_ahead -= 1
+                self.free_when_copied(reload.copy)
+
+    def release(self, record: SimulatedRecord) -> None:
+        """See `DeviceTier`."""
+        self.leave(record)
+        self.forget(record)
+
+    def free_when_copied(self, copy: Copy) -> None:
+        """What it copies from or to is in use until it is over. See `DeviceTier.when_copied`."""
+        if not copy.is_over:
+            self._busy.append((copy, None))
+
+    def begin_peak(self) -> None:
+        """A step begins."""
+        self.peak_bytes = self.used_bytes
+
+    def _note_peak(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+
+def _arrive(record: SimulatedRecord | None) -> None:
+    if record is not None and record.state is State.OFFLOADING:
+        record.move(State.HOST)
