@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from tierstore.device_window import RELOAD_BYTES
 from tierstore.handle import Record, State
 from tierstore.layout import Layout
 from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
@@ -48,7 +48,7 @@ class PackLog(NotedLog):
         super().__init__(store)
         _enlist(self)
         self.lookahead = Lookahead[Record](lookahead_bytes)
-        self.reload_ahead = Lookahead[Record](RELOAD_BYTES if lookahead_bytes else 0)
+        self.reload_ahead = Lookahead[Record](sys.maxsize if lookahead_bytes else 0)  # the device tier bounds it
         self.started = False
         self.recorder: Recorder | None = None
         self.owners: OwnerWatch | None = None

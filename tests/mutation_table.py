@@ -1057,6 +1057,22 @@ MUTATIONS = [
     ),
     Mutation(
         "R9",
+        "what was lent of device_bytes comes back when it is needed",
+        "tierstore/device.py",
+        "            self._bound_flight()  # what was lent of its room is needed now\n",
+        "            pass\n",
+        ("store/test_device.py::test_offload_room_that_device_bytes_leave_is_lent_to_copies_until_it_is_needed",),
+    ),
+    Mutation(
+        "R9",
+        "what is on its way out and back does not get the same room twice",
+        "tierstore/device_window.py",
+        "        return not lent or self._room() >= lent + _lent(self.in_flight)",
+        "        return not lent or self._room() >= lent",
+        ("store/test_device.py::test_reload_ahead_room_that_copies_out_have_is_not_given_twice",),
+    ),
+    Mutation(
+        "R9",
         "a finalizer parks what is being copied",
         "tierstore/device.py",
         "        self.leave(record)\n        self.unload(record)\n",

@@ -32,7 +32,6 @@ import torch
 from .copies import Copies, Marker
 from .device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
 from .handle import Record, State
-from .host import Window
 from .ownership import unclaim
 from .slab import Slot
 
@@ -79,14 +78,10 @@ class DeviceTier:
     def __init__(self, copies: Copies, flight_bytes: int = FLIGHT_BYTES, reload_bytes: int = RELOAD_BYTES) -> None:
         self._copies = copies
         self.device_of = copies.device_of
-        self._flight_bytes = flight_bytes
-        self._reload_bytes = reload_bytes
-        self._window = DeviceWindow[Record]()
-        self.resident = self._window.bytes
+        self._window = DeviceWindow[Record](0, flight_bytes, reload_bytes)
+        self.resident = self._window.resident
         self._flights: deque[_Flight] = deque()
-        self._in_flight = Window(flight_bytes)
         self._reloaded: OrderedDict[int, _Reload] = OrderedDict()
-        self._reloaded_bytes = 0
         self._num_ahead = 0  # of those, nobody has asked for yet
         self._busy: deque[tuple[Marker, Callable[[], None]]] = deque()
         self._streams: defaultdict[torch.device, set[Any]] = defaultdict(set)  # that packed or unpacked
@@ -95,7 +90,7 @@ class DeviceTier:
     @property
     def held_bytes(self) -> int:
         """Device memory held by records that are ours alone."""
-        return self.resident.used_bytes + self._in_flight.used_bytes
+        return self.resident.used_bytes + self._window.in_flight.used_bytes
 
     @property
     def is_busy(self) -> bool:
@@ -115,7 +110,8 @@ class DeviceTier:
     def hold(self, record: Record) -> None:
         """The record is ours alone now, and stays on the device until it is chosen to leave."""
         record.move(State.DEVICE)
-        self._window.hold(record)
+        if self._window.hold(record):
+            self._bound_flight()  # what was lent of its room is needed now
 
     def surplus(self) -> Record | None:
         """What has to leave the device next. See `DeviceWindow`."""
@@ -133,12 +129,12 @@ class DeviceTier:
         record.move(State.OFFLOADING)
         record.ready = done
         self._flights.append(_Flight(record, memory, done))
-        self._in_flight.charge(len(memory))
+        self._window.in_flight.charge(len(memory))
         self._bound_flight()
 
     def _bound_flight(self) -> None:
         self.poll()
-        while not self._in_flight.fits(0) and len(self._flights) > 1:
+        while self._window.flies_too_much() and len(self._flights) > 1:
             flight = self._flights.popleft()
             self._copies.wait(flight.record.stream, flight.done)
             self._land(flight)
@@ -156,7 +152,7 @@ class DeviceTier:
             self._busy.popleft()[1]()
 
     def _land(self, flight: _Flight) -> None:
-        self._in_flight.discharge(len(flight.memory))
+        self._window.in_flight.discharge(len(flight.memory))
         record = flight.record
         for stream in self._streams[_device_of(record)]:
             self._copies.share(flight.memory, stream)
@@ -181,9 +177,9 @@ class DeviceTier:
         record.ready = copied
         record.claims = []
         self._reloaded[record.key] = _Reload(record, target, copied)
-        self._reloaded_bytes += record.nbytes
+        self._window.reloaded.charge(record.nbytes)
         self._num_ahead += 1
-        while self._reloaded_bytes > self._reload_bytes and len(self._reloaded) > 2:  # in use, and the next
+        while self._window.reloads_too_much() and len(self._reloaded) > 2:  # in use, and the next
             self._forget_device_bytes(self.unload(next(iter(self._reloaded.values())).record))
 
     def hand_over(self, record: Record) -> None:
@@ -204,13 +200,13 @@ class DeviceTier:
 
     def has_room_to_reload(self, nbytes: int) -> bool:
         """Whether so much more may be copied back before it is asked for."""
-        return self._reloaded_bytes + nbytes <= self._reload_bytes or not self._num_ahead
+        return self._window.fits_reload(nbytes) or not self._num_ahead
 
     def unload(self, record: Record) -> Record:
         """The record's device copy is not counted any more."""
         reload = self._reloaded.pop(record.key, None)
         if reload is not None:
-            self._reloaded_bytes -= reload.nbytes
+            self._window.reloaded.discharge(reload.nbytes)
             if reload.memory is not None:  # no stream waits for it: nobody may be given the block before it is over
                 self._num_ahead -= 1
                 self.when_copied(reload.copied, partial(_drop, reload.memory))
@@ -239,7 +235,7 @@ class DeviceTier:
     def finish(self) -> None:
         """All of those are over, or will never be: the device has failed."""
         while self._flights:
-            self._in_flight.discharge(len(self._flights.popleft().memory))
+            self._window.in_flight.discharge(len(self._flights.popleft().memory))
         while self._busy:
             self._busy.popleft()[1]()
 

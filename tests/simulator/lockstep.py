@@ -28,7 +28,7 @@ from tierstore.device_window import FLIGHT_BYTES, RELOAD_BYTES
 from tierstore.disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
 from tierstore.engine import NUM_RESTORES, NUM_SPILLS, OpenDisk
 from tierstore.errors import StoreFullError
-from tierstore.hooks import offload, order
+from tierstore.hooks import offload
 from tierstore.lookahead import LearnedOrders
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Settings, Unpack, Workload
 from tierstore.simulator.clock import Clock, Process
@@ -396,8 +396,8 @@ class Stepper:
         self._script, self._first_key = script, first_key
         self.decisions = Decisions(drive, first_key, self._news.set)
         self.copies.queues = self.decisions.copies
-        books.moves.devices._in_flight.limit_bytes = windows.flight_bytes
-        books.moves.devices._reload_bytes = windows.reload_bytes
+        window = books.moves.devices._window
+        window.in_flight.limit_bytes, window.reloaded.limit_bytes = windows.flight_bytes, windows.reload_bytes
         engine = books.moves.engine
         deliver, self._end_discard = engine._deliver, books.end_discard
 
@@ -580,12 +580,9 @@ def real_decisions(
 ) -> tuple[list[Decision], Counters]:
     """What a real store in that directory decides."""
     followed = _Script(script)
-    with (
-        patch.object(order, "RELOAD_BYTES", windows.reload_bytes),
-        _SteppedStore(
-            place, host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, codec="none"
-        ) as store,
-    ):
+    with _SteppedStore(
+        place, host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, codec="none"
+    ) as store:
         decisions = store.stepper.take_over(store, followed, next(store.keys) + 1, _Drive(settings), windows)
         try:
             for _ in range(num_steps):
@@ -741,7 +738,7 @@ def simulated_decisions(
     next_key = 0
     try:
         for _ in range(num_steps):
-            log = GraphLog(workload.saved, next_key, settings.reach_bytes, orders, budgets, windows.reload_bytes)
+            log = GraphLog(workload.saved, next_key, settings.reach_bytes, orders, budgets)
             _step(rank, clock, engine, log, workload, followed)
             next_key = log.next_key
         rank._drain()

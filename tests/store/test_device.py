@@ -361,6 +361,28 @@ def test_offload_beyond_the_bound_makes_the_stream_wait_not_the_host(
         assert torch.equal(_bytes_in(slot), _content(i)), "its memory was used again before it was copied"
 
 
+def test_offload_room_that_device_bytes_leave_is_lent_to_copies_until_it_is_needed(
+    accelerator: Accelerator, slab: Slab
+) -> None:
+    tier = DeviceTier(accelerator, flight_bytes=NBYTES)
+    tier.resident.limit_bytes = 3 * NBYTES
+    accelerator.out.hold()
+    handles, slots = [], []
+    for i in range(6):
+        handles.append(_save(tier, accelerator.computed(i), i))
+        slots.append(_offload(tier, slab, handles[i].record))
+    assert accelerator.num_waits[accelerator.compute] == 6 - 4
+    for i in range(6, 9):
+        handles.append(_save(tier, accelerator.computed(i), i))
+        assert tier.held_bytes == 4 * NBYTES
+    assert accelerator.num_waits[accelerator.compute] == 6 - 1
+    assert tier.surplus() is None
+    accelerator.out.let_go()
+    accelerator.out.synchronize()
+    for i, slot in enumerate(slots):
+        assert torch.equal(_bytes_in(slot), _content(i)), "its memory was used again before it was copied"
+
+
 def test_offload_of_another_streams_block_is_copied_before_that_stream_uses_it_again(
     accelerator: Accelerator, slab: Slab
 ) -> None:
@@ -382,6 +404,45 @@ def test_offload_of_another_streams_block_is_copied_before_that_stream_uses_it_a
         assert torch.equal(_bytes_in(slot), _content(i))
     _poll_until(tier, lambda: not tier.held_bytes)
     assert accelerator.held_bytes == 0
+
+
+def test_reload_ahead_goes_as_far_as_device_bytes_leave_room(accelerator: Accelerator, slab: Slab) -> None:
+    tier = DeviceTier(accelerator, reload_bytes=NBYTES)
+    tier.resident.limit_bytes = 3 * NBYTES
+    handles = [_save(tier, accelerator.computed(i), i) for i in range(6)]
+    for handle in handles[:4]:
+        _offload(tier, slab, handle.record)
+    _poll_until(tier, lambda: tier.held_bytes == 2 * NBYTES)
+    num_reloaded = 0
+    for handle in handles[:4]:
+        source, slot = handle.record.source, handle.record.slot
+        assert source is not None
+        assert slot is not None
+        if tier.has_room_to_reload(NBYTES):
+            tier.reload(handle.record, source, slot)
+            num_reloaded += 1
+    assert num_reloaded == 1 + 1  # its own window, and what two that stay leave of three
+    tier.release(handles[5].record)
+    assert tier.has_room_to_reload(NBYTES)
+    assert not tier.has_room_to_reload(2 * NBYTES)
+
+
+def test_reload_ahead_room_that_copies_out_have_is_not_given_twice(accelerator: Accelerator, slab: Slab) -> None:
+    tier = DeviceTier(accelerator, flight_bytes=NBYTES, reload_bytes=NBYTES)
+    tier.resident.limit_bytes = 3 * NBYTES
+    handles = [_save(tier, accelerator.computed(i), i) for i in range(4)]
+    first = handles[0].record
+    slot = _offload(tier, slab, first)
+    _poll_until(tier, lambda: first.state is State.HOST)
+    accelerator.out.hold()
+    for handle in handles[1:]:
+        _offload(tier, slab, handle.record)
+    source = first.source
+    assert source is not None
+    tier.reload(first, source, slot)
+    assert tier.has_room_to_reload(NBYTES)
+    assert not tier.has_room_to_reload(2 * NBYTES)
+    accelerator.out.let_go()
 
 
 def test_reload_is_seen_by_every_later_kernel(accelerator: Accelerator, slab: Slab) -> None:

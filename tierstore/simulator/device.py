@@ -11,7 +11,6 @@ from typing import NamedTuple, Protocol
 
 from ..device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
 from ..handle import State
-from ..host import Window
 from .clock import Process, Resume
 from .record import SimulatedRecord
 
@@ -103,18 +102,17 @@ class SimulatedDevice:
     ) -> None:
         self.peak_bytes = 0
         self._copies = copies
-        self._window = DeviceWindow[SimulatedRecord](device_bytes)
+        self._window = DeviceWindow[SimulatedRecord](device_bytes, flight_bytes, reload_bytes)
         self._flights: deque[_Flight] = deque()
-        self._in_flight = Window(flight_bytes)
         self._reloaded: OrderedDict[int, _Reload] = OrderedDict()
-        self._reloads = Window(reload_bytes)
         self._num_ahead = 0
         self._busy: deque[tuple[Copy, SimulatedRecord | None]] = deque()  # that arrives with it; None: none does
 
     @property
     def used_bytes(self) -> int:
         """What is the store's alone now."""
-        return self._window.bytes.used_bytes + self._in_flight.used_bytes + self._reloads.used_bytes
+        window = self._window
+        return window.resident.used_bytes + window.in_flight.used_bytes + window.reloaded.used_bytes
 
     @property
     def is_busy(self) -> bool:
@@ -124,7 +122,8 @@ class SimulatedDevice:
     def hold(self, record: SimulatedRecord) -> None:
         """See `DeviceTier`."""
         record.move(State.DEVICE)
-        self._window.hold(record)
+        if self._window.hold(record):
+            self._bound_flight()
         self._note_peak()
 
     def surplus(self) -> SimulatedRecord | None:
@@ -142,13 +141,13 @@ class SimulatedDevice:
         self._copies.copy_out(record.ready)
         record.move(State.OFFLOADING)
         self._flights.append(_Flight(record, record.ready))
-        self._in_flight.charge(record.nbytes)
+        self._window.in_flight.charge(record.nbytes)
         self._note_peak()
         self._bound_flight()
 
     def _bound_flight(self) -> None:
         self.poll()
-        while not self._in_flight.fits(0) and len(self._flights) > 1:
+        while self._window.flies_too_much() and len(self._flights) > 1:
             flight = self._flights.popleft()
             self._copies.wait(flight.copy)
             self._land(flight)
@@ -164,7 +163,7 @@ class SimulatedDevice:
             _arrive(self._busy.popleft()[1])
 
     def _land(self, flight: _Flight) -> None:
-        self._in_flight.discharge(flight.copy.nbytes)
+        self._window.in_flight.discharge(flight.copy.nbytes)
         if flight.record.key not in self._reloaded:
             flight.record.has_device_bytes = False
 
@@ -174,10 +173,10 @@ class SimulatedDevice:
         self._copies.copy_in(record.ready)
         record.has_device_bytes = True
         self._reloaded[record.key] = _Reload(record, record.ready)
-        self._reloads.charge(record.nbytes)
+        self._window.reloaded.charge(record.nbytes)
         self._note_peak()
         self._num_ahead += 1
-        while not self._reloads.fits(0) and len(self._reloaded) > 2:
+        while self._window.reloads_too_much() and len(self._reloaded) > 2:
             self.forget(next(iter(self._reloaded.values())).record)
 
     def hand_over(self, record: SimulatedRecord) -> None:
@@ -193,14 +192,14 @@ class SimulatedDevice:
 
     def has_room_to_reload(self, nbytes: int) -> bool:
         """See `DeviceTier`."""
-        return self._reloads.fits(nbytes) or not self._num_ahead
+        return self._window.fits_reload(nbytes) or not self._num_ahead
 
     def forget(self, record: SimulatedRecord) -> None:
         """Its bytes are on the device no more. See `DeviceTier.unload`."""
         record.has_device_bytes = False
         reload = self._reloaded.pop(record.key, None)
         if reload is not None:
-            self._reloads.discharge(reload.nbytes)
+            self._window.reloaded.discharge(reload.nbytes)
             if not reload.is_awaited:
                 self._num_ahead -= 1
                 self.free_when_copied(reload.copy)

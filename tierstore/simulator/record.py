@@ -3,11 +3,11 @@ rules look at."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..device_window import RELOAD_BYTES
 from ..handle import MOVES, State
 from ..host import Window
 from ..lookahead import LearnedOrders, Lookahead, reverse_topological
@@ -81,7 +81,6 @@ class GraphLog:
         lookahead_bytes: how far ahead of backward to fetch.
         orders: where orders are learned and recalled; None: the reverse-topological order is followed.
         budgets: for the plan.
-        reload_bytes: how far ahead of backward to copy back to the device.
 
     Attributes:
         records: of each tensor that was packed; None while it is only noted.
@@ -101,7 +100,6 @@ class GraphLog:
         lookahead_bytes: int,
         orders: LearnedOrders | None,
         budgets: Budgets,
-        reload_bytes: int = RELOAD_BYTES,
     ) -> None:
         self.saved = saved
         self.first_key = self.next_key = first_key
@@ -115,7 +113,7 @@ class GraphLog:
         self.is_settled = False
         self.plan: Plan | None = None
         self.lookahead = Lookahead[SimulatedRecord](lookahead_bytes)
-        self.reload_ahead = Lookahead[SimulatedRecord](reload_bytes if lookahead_bytes else 0)
+        self.reload_ahead = Lookahead[SimulatedRecord](sys.maxsize if lookahead_bytes else 0)
         self.is_started = False
         self.has_trace = False
         self._orders = orders

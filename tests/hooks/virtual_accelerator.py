@@ -1,0 +1,128 @@
+"""An accelerator in virtual time: what a step would take, exactly and repeatably, without a device.
+
+The host never takes any time, as where it is far ahead of the device: no copy is over before somebody waits for it.
+Bytes are copied when a copy is queued, so this says nothing of races; tests/store/test_device.py does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tierstore.copies import Marker
+
+__all__ = ["VirtualAccelerator", "forward_through"]
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.seconds = 0.0  # when what is queued is done
+
+    def comes_to(self, seconds: float) -> None:
+        self.seconds = max(self.seconds, seconds)
+
+
+class _At:
+    """A `Marker`."""
+
+    def __init__(self, engine: VirtualAccelerator, seconds: float) -> None:
+        self.seconds = seconds
+        self._engine = engine
+
+    def query(self) -> bool:
+        return self.seconds <= self._engine.host_seconds
+
+    def synchronize(self) -> None:
+        self._engine.host_seconds = max(self._engine.host_seconds, self.seconds)
+
+
+class VirtualAccelerator:
+    """A copy engine (`Copies`) over CPU memory: one compute stream, and a link with a stream each way.
+
+    Args:
+        bytes_per_second: of the link, each way.
+
+    Attributes:
+        compute: the stream that computes.
+        host_seconds: what the host knows to be over.
+        out_bytes, in_bytes: copied so far.
+    """
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self.compute = _Stream()
+        self.host_seconds = 0.0
+        self.out_bytes = self.in_bytes = 0
+        self._bytes_per_second = bytes_per_second
+        self._out, self._in = _Stream(), _Stream()
+
+    def computes(self, seconds: float) -> None:
+        """A kernel is queued that takes so long."""
+        self.compute.seconds += seconds
+
+    def synchronize(self) -> float:
+        """The host waits for the device. Returns when that is."""
+        for stream in (self.compute, self._out, self._in):
+            self.host_seconds = max(self.host_seconds, stream.seconds)
+        return self.host_seconds
+
+    # --- `Copies`
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        return tensor.device
+
+    def current_stream(self, device: torch.device) -> _Stream:
+        return self.compute
+
+    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: _Stream) -> Marker:
+        target.copy_(source)
+        self.out_bytes += source.numel()
+        return self._carry(self._out, source.numel(), stream.seconds)
+
+    def copy_in(
+        self, source: torch.Tensor, device: torch.device, stream: _Stream, ready: Marker | None
+    ) -> tuple[torch.Tensor, Marker]:
+        self.in_bytes += source.numel()
+        not_before = max(stream.seconds, 0.0 if ready is None else _seconds_of(ready))
+        return source.clone(), self._carry(self._in, source.numel(), not_before)
+
+    def wait(self, stream: _Stream, marker: Marker) -> None:
+        stream.comes_to(_seconds_of(marker))
+
+    def share(self, memory: torch.Tensor, stream: Any) -> None:
+        pass
+
+    def _carry(self, stream: _Stream, nbytes: int, not_before: float) -> _At:
+        stream.comes_to(not_before)
+        stream.seconds += nbytes / self._bytes_per_second
+        return _At(self, stream.seconds)
+
+
+def _seconds_of(marker: Marker) -> float:
+    assert isinstance(marker, _At)
+    return marker.seconds
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, engine: VirtualAccelerator, seconds: float) -> torch.Tensor:  # type: ignore[override]
+        engine.computes(seconds)
+        result = hidden * 0.5
+        ctx.save_for_backward(result)
+        ctx.engine, ctx.seconds = engine, seconds
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (result,) = ctx.saved_tensors
+        ctx.engine.computes(2 * ctx.seconds)
+        return gradients[0] * 0.5 + 0 * result, None, None
+
+
+def forward_through(engine: VirtualAccelerator, layer_seconds: Sequence[float], start: torch.Tensor) -> torch.Tensor:
+    """Layers that save one tensor each, of the size of `start`, and take so long; backward takes twice that."""
+    hidden = start
+    for seconds in layer_seconds:
+        hidden = _Layer.apply(hidden, engine, seconds)
+    return hidden
