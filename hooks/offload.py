@@ -87,7 +87,9 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
     Args:
         store: an open `TierStore`; one may serve many scopes.
         min_bytes: smaller storages stay where they are.
-        device_bytes: so much of what was saved last stays on the accelerator; without one, of no effect.
+        device_bytes: so much of what was saved last stays on the accelerator; without one, of no effect. "auto": of a
+            graph that is known, as much as cannot be copied out and back while it computes, as far as the device has
+            memory to spare; it is found in some steps, of graphs that come one after another. Until then nothing stays.
         select: called with each saved tensor that could be stored; False keeps it where it is.
         prefetch: "learned": in the order seen for the same graph before, else as "reverse"; "reverse": in reverse
             topological order; "none": only when asked for.
@@ -132,9 +134,11 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             raise ConfigError("prefetch", prefetch, f"give one of {', '.join(map(repr, PREFETCH_ORDERS))}")
         self._store = store
         self._min_bytes = parse_size(min_bytes, "min_bytes")
-        self._device_bytes = parse_size(device_bytes, "device_bytes")
+        self._device_bytes = None if device_bytes == "auto" else parse_size(device_bytes, "device_bytes")
         self._select = select
         self._orders = store.learned_orders if prefetch == "learned" else None
+        if self._device_bytes is None and self._orders is None:
+            raise ConfigError("device_bytes", device_bytes, 'give a size: "auto" needs prefetch="learned"')
         self._lookahead_bytes = store.host_bytes + store.staging_bytes
         if lookahead_bytes is not None:
             self._lookahead_bytes = parse_size(lookahead_bytes, "lookahead_bytes")
@@ -142,7 +146,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             self._lookahead_bytes = 0
         self._trace = None if trace is None else store.traces.begin(trace).place
         self._options = ScopeOptions(
-            self._min_bytes, self._device_bytes, prefetch, self._lookahead_bytes, has_select=select is not None
+            self._min_bytes, self._device_bytes or 0, prefetch, self._lookahead_bytes, has_select=select is not None
         )
         self._entered = threading.local()
 
@@ -177,7 +181,8 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
 
     @uncompiled
     def _enter(self, scopes: list[_Scope | RecordedScope]) -> None:
-        self._store.books.keep_on_device(self._device_bytes)
+        if self._device_bytes is not None:
+            self._store.books.keep_on_device(self._device_bytes)
         scope = self._new_scope()
         scopes.append(scope)
         try:
@@ -187,7 +192,8 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             raise
 
     def _new_scope(self) -> _Scope | RecordedScope:
-        scope = _Scope(self._store, self._min_bytes, self._select, self._lookahead_bytes, self._orders)
+        limits = self._min_bytes, self._lookahead_bytes, self._device_bytes
+        scope = _Scope(self._store, self._select, self._orders, *limits)
         traces = self._store.traces
         recorder = traces.recorder if self._trace is None else traces.begin(self._trace)
         if self._trial is not None and recorder is not None:
@@ -233,10 +239,11 @@ class _Scope:
     def __init__(
         self,
         store: TierStore,
-        min_bytes: int,
         select: Select | None,
-        lookahead_bytes: int,
         orders: LearnedOrders | None,
+        min_bytes: int,
+        lookahead_bytes: int,
+        device_bytes: int | None,
     ) -> None:
         self._store = store
         self._books = store.books
@@ -244,6 +251,7 @@ class _Scope:
         self._select = select
         self._lookahead_bytes = lookahead_bytes
         self._orders = orders
+        self._device_bytes = device_bytes
         self._log = self._new_log()
         self._unsettled_logs: list[PackLog] = []  # earlier ones
         self._fresh: list[Record] = []  # booked, saved by the newest node: see NOTE [Not before the kernel]
@@ -310,7 +318,7 @@ class _Scope:
         self._log = self._new_log()
 
     def _new_log(self) -> PackLog:
-        return open_log(self._store, self._lookahead_bytes, self._orders)
+        return open_log(self._store, self._lookahead_bytes, self._orders, self._device_bytes)
 
     def _book(self, tensor: torch.Tensor, root: weakref.ref[torch.Tensor], node: int) -> SavedTensor:
         """Hand over at once what is on an accelerator, and has to leave it soon, or lies over restored bytes."""

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from tierstore.coverage import Coverage, GraphTimes
 from tierstore.handle import Record, State
 from tierstore.layout import Layout
 from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
 from tierstore.noted import NotedLog
-from tierstore.plan import Trace, add_pack
+from tierstore.plan import Plan, Trace, add_pack
 from tierstore.remains import Remains
 from tierstore.store import TierStore
 from tierstore.tracing.recorder import Recorder
@@ -35,7 +36,7 @@ class PackLog(NotedLog):
         store: where it was packed.
         lookahead_bytes: how far ahead of backward to fetch.
         orders: where orders are learned and recalled; None: the reverse-topological order is followed always.
-        device_bytes: what may stay on accelerators.
+        device_bytes: what may stay on accelerators; None: what compute does not cover.
 
     Attributes:
         started: backward has asked for something.
@@ -44,7 +45,9 @@ class PackLog(NotedLog):
         lookahead, reload_ahead: what backward will ask for next, from the disk and from host memory.
     """
 
-    def __init__(self, store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None, device_bytes: int) -> None:
+    def __init__(
+        self, store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None, device_bytes: int | None
+    ) -> None:
         super().__init__(store)
         _enlist(self)
         self.lookahead = Lookahead[Record](lookahead_bytes)
@@ -54,6 +57,7 @@ class PackLog(NotedLog):
         self.owners: OwnerWatch | None = None
         self._orders = orders
         self._budgets = store.host_bytes, device_bytes, store.staging_bytes
+        self._times: GraphTimes | None = None
         self._signature = 0  # of the packs so far, as long as there is a plan
         self._asked_for: dict[int, None] = {}
         self._trace: _TraceOfPacks | None = None
@@ -68,7 +72,18 @@ class PackLog(NotedLog):
         plan, orders = self.plan, self._orders
         if plan is None or not plan.trace.continues(index + 1, self._signature):
             plan = None if orders is None else orders.predict(index + 1, self._signature, *self._budgets)
+            if orders is not None and self._budgets[1] is None:
+                self._keep_uncovered(orders.coverage, plan, index)
             self.plan = plan if plan is not None and plan.is_needed else None
+
+    def _keep_uncovered(self, coverage: Coverage, plan: Plan | None, index: int) -> None:
+        """See NOTE [What compute covers]. Of a graph that is not known, nothing stays."""
+        if self._times is not None:
+            self._times.spoil()  # it turns out to be another graph
+        self.books.keep_on_device(0 if plan is None else coverage.staying_bytes(plan.trace.signatures[-1]))
+        record = self.records[index]
+        if plan is not None and index == 0 and record is not None and record.device is not None:
+            self._times = self.books.time_graph(record)
 
     # --- backward -----------------------------------------------------------------------------------------------
 
@@ -136,7 +151,7 @@ class PackLog(NotedLog):
             on_device = [record is not None and record.device is not None for record in records]
             self._trace = signatures, indices, sizes, on_device
         if self._orders is not None:
-            self.remains.then = partial(_learn, self._orders, self._trace, self._asked_for)
+            self.remains.then = partial(_learn, self._orders, self._trace, self._asked_for, self._times)
 
     def _packs(self) -> _Packs:
         """What is packed by now. Another thread may be in the midst of a pack, which enters its record last."""
@@ -165,10 +180,13 @@ _TraceOfPacks = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]
 """What is known of a `Trace` when backward begins: all but the order."""
 
 
-def _learn(orders: LearnedOrders, trace: _TraceOfPacks, asked_for: Iterable[int]) -> None:
-    """A log is gone: learn in which order backward asked."""
-    num_packs = len(trace[0])  # another thread may have packed more since
+def _learn(orders: LearnedOrders, trace: _TraceOfPacks, asked_for: Iterable[int], times: GraphTimes | None) -> None:
+    """A log is gone: learn in which order backward asked, and how long it waited for copies."""
+    signatures = trace[0]
+    num_packs = len(signatures)  # another thread may have packed more since
     orders.learn(Trace(*trace, [index for index in asked_for if index < num_packs]))
+    if times is not None:
+        orders.coverage.note(signatures[-1], times)
 
 
 def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
@@ -178,14 +196,13 @@ def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
         yield signature
 
 
-def open_log(store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None) -> PackLog:
+def open_log(store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None, device_bytes: int | None) -> PackLog:
     """The log for what this thread packs next: the one it has, unless that has been asked for something, or is gone.
 
     A model whose blocks have a scope each is one graph, so it is one log. One that is mostly of graphs that are gone,
     without a backward, is left to what is still alive of it.
     """
     logs: dict[object, weakref.ref[PackLog]] = store.of_thread.__dict__.setdefault("logs", {})
-    device_bytes = store.books.moves.devices.resident.limit_bytes or 0
     options = (lookahead_bytes, orders is None, device_bytes)
     reference = logs.get(options)
     log = None if reference is None else reference()

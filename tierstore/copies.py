@@ -12,6 +12,9 @@ import torch
 
 __all__ = ["AcceleratorCopies", "Copies", "Marker"]
 
+_RESERVED_SHARE = 20
+"""Of a device's memory, one part in so many is not called spare: fragments, libraries' workspaces."""
+
 
 class Marker(Protocol):
     """A point in a stream's work (an event)."""
@@ -48,6 +51,15 @@ class Copies(Protocol):
 
     def share(self, memory: torch.Tensor, stream: Any) -> None:
         """Whoever is given the memory after it is freed comes after what is queued on `stream` by then."""
+
+    def mark(self, stream: Any) -> Marker | None:
+        """A point in the stream's work, of which the time is kept; None: it cannot be (a graph is being captured)."""
+
+    def seconds_between(self, earlier: Marker, later: Marker) -> float:
+        """From one mark to another, both of which are over."""
+
+    def spare_bytes(self, device: torch.device) -> int | None:
+        """Memory of the device that was never in use so far, with a reserve for fragments; None: not known."""
 
 
 class _Point:
@@ -150,6 +162,25 @@ class AcceleratorCopies:
     def share(self, memory: torch.Tensor, stream: torch.Stream) -> None:
         """See `Copies`."""
         memory.record_stream(stream)
+
+    def mark(self, stream: torch.Stream) -> _Point | None:
+        """See `Copies`."""
+        if _is_capturing(stream.device):
+            return None
+        event = torch.Event(stream.device, enable_timing=True)
+        return _Point(stream.record_event(event), stream.device)
+
+    def seconds_between(self, earlier: Marker, later: Marker) -> float:
+        """See `Copies`."""
+        return _event_of(earlier).elapsed_time(_event_of(later)) / 1000
+
+    def spare_bytes(self, device: torch.device) -> int | None:
+        """See `Copies`; what PyTorch has reserved and never used counts, since the peak was last reset."""
+        if device.type != "cuda":
+            return None
+        free, total = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+        return max(0, free + unused - total // _RESERVED_SHARE)
 
     def _stream(self, device: torch.device, direction: str) -> torch.Stream:
         key = (device, direction)

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .copies import Copies, Marker
+from .coverage import GraphTimes
 from .device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
 from .handle import Record, State
 from .ownership import unclaim
@@ -86,6 +87,7 @@ class DeviceTier:
         self._busy: deque[tuple[Marker, Callable[[], None]]] = deque()
         self._streams: defaultdict[torch.device, set[Any]] = defaultdict(set)  # that packed or unpacked
         self._may_ask = True
+        self._times: GraphTimes | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -106,6 +108,25 @@ class DeviceTier:
         stream = self._copies.current_stream(device)
         self._streams[device].add(stream)
         return stream
+
+    def time_graph(self, record: Record) -> GraphTimes:
+        """Take the times of the graph whose first pack the record is."""
+        if self._times is not None:
+            self._times.spoil()
+        self._times = GraphTimes(self._copies, _device_of(record), record.stream, self.resident.limit_bytes or 0)
+        return self._times
+
+    def _open_times(self) -> GraphTimes | None:
+        if self._times is not None and not self._times.is_open:
+            self._times = None
+        return self._times
+
+    def _wait(self, stream: Any, marker: Marker) -> None:
+        times = self._open_times()
+        if times is None:
+            self._copies.wait(stream, marker)
+        else:
+            times.waits(stream, partial(self._copies.wait, stream, marker))
 
     def hold(self, record: Record) -> None:
         """The record is ours alone now, and stays on the device until it is chosen to leave."""
@@ -130,13 +151,15 @@ class DeviceTier:
         record.ready = done
         self._flights.append(_Flight(record, memory, done))
         self._window.in_flight.charge(len(memory))
+        if (times := self._open_times()) is not None:
+            times.copies_out(end - first)
         self._bound_flight()
 
     def _bound_flight(self) -> None:
         self.poll()
         while self._window.flies_too_much() and len(self._flights) > 1:
             flight = self._flights.popleft()
-            self._copies.wait(flight.record.stream, flight.done)
+            self._wait(flight.record.stream, flight.done)
             self._land(flight)
             self._busy.append((flight.done, partial(_arrive, flight.record)))
 
@@ -178,6 +201,8 @@ class DeviceTier:
         record.claims = []
         self._reloaded[record.key] = _Reload(record, target, copied)
         self._window.reloaded.charge(record.nbytes)
+        if (times := self._open_times()) is not None:
+            times.copies_in(record.nbytes)
         self._num_ahead += 1
         while self._window.reloads_too_much() and len(self._reloaded) > 2:  # in use, and the next
             self._forget_device_bytes(self.unload(next(iter(self._reloaded.values())).record))
@@ -185,13 +210,15 @@ class DeviceTier:
     def hand_over(self, record: Record) -> None:
         """Whatever this thread queues on its stream from now on finds the record's bytes on the device."""
         current, source = self._current_stream(record), record.source
+        if (times := self._open_times()) is not None:
+            times.asked_for(current)
         reload = self._reloaded.get(record.key)
         if reload is None or source is None:
             return
         self._reloaded.move_to_end(record.key)  # what is reloaded ahead now does not take its place
         if current in reload.streams:
             return
-        self._copies.wait(current, reload.copied)
+        self._wait(current, reload.copied)
         if current != record.stream:
             self._copies.share(source, current)
         self._num_ahead -= reload.memory is not None

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
+from .coverage import Coverage
 from .plan import Plan, Trace, make_plan
 
 __all__ = ["Keyed", "LearnedOrders", "Lookahead", "reverse_topological"]
@@ -44,11 +45,15 @@ class LearnedOrders:
     """The traces seen, by signature of all their packs; the least recently used are forgotten.
 
     Single operations on dictionaries, so any thread may call it.
+
+    Attributes:
+        coverage: what of each graph has to stay on the accelerator, where that is to be found.
     """
 
     def __init__(self) -> None:
         self._traces: OrderedDict[Signature, Trace] = OrderedDict()
         self._plans: dict[tuple[Signature, int, int, int], Plan] = {}
+        self.coverage = Coverage()
 
     def learn(self, trace: Trace) -> None:
         """Remember a trace. One that ends in the midst of what is known of the same packs adds nothing."""
@@ -73,13 +78,17 @@ class LearnedOrders:
         return self._traces.get(signature)
 
     def predict(
-        self, num_packs: int, signature: Signature, host_bytes: int, device_bytes: int, staging_bytes: int = 0
+        self, num_packs: int, signature: Signature, host_bytes: int, device_bytes: int | None, staging_bytes: int = 0
     ) -> Plan | None:
-        """What to expect after so many packs: the plan of the trace seen last that begins with them; None: nothing."""
+        """What to expect after so many packs: the plan of the trace seen last that begins with them; None: nothing.
+
+        `device_bytes`: None: what of that trace compute does not cover.
+        """
         traces = list(self._traces.items())
         for whole, trace in reversed(traces):
             if trace.continues(num_packs, signature):
-                key = whole, host_bytes, device_bytes, staging_bytes
+                staying_bytes = self.coverage.staying_bytes(whole) if device_bytes is None else device_bytes
+                key = whole, host_bytes, staying_bytes, staging_bytes
                 plan = self._plans.get(key)
                 if plan is None:
                     others = [other for other_whole, other in traces if other_whole != whole]

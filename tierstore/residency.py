@@ -39,6 +39,7 @@ from .tracing.observer import Observer
 
 if TYPE_CHECKING:
     from .copies import Copies
+    from .coverage import GraphTimes
     from .lookahead import Lookahead
     from .noted import NotedLog, NotedTensor
 
@@ -380,6 +381,12 @@ class Residency:
         """From now on so much of what was saved last stays on the accelerator."""
         with self.lock:
             self.moves.devices.resident.limit_bytes = device_bytes
+
+    @_whole
+    def time_graph(self, record: Record) -> GraphTimes:
+        """Take the times of the graph whose first pack the record is, on an accelerator. Ends those of another."""
+        with self.lock:
+            return self.moves.devices.time_graph(record)
 
     # --- traces: the caller holds the lock ------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class StoreStats:
     Attributes:
         live_handles: handles that somebody still refers to.
         device_bytes: saved tensors that stay on the accelerator for now, or are just being copied from it.
+        device_limit_bytes: what may stay there: `device_bytes` of the scope entered last, or what "auto" has found.
         host_bytes: in host memory against `host_bytes`, neither staging nor lent memory.
         host_bytes_peak: the most of it at once. One tensor that is larger than the budget passes through it whole.
         staging_bytes: the fixed size of the window for what is being moved to or from disk, and of the memory that the
@@ -88,6 +89,7 @@ class StoreStats:
 
     live_handles: int
     device_bytes: int
+    device_limit_bytes: int
     host_bytes: int
     host_bytes_peak: int
     staging_bytes: int

@@ -348,6 +348,7 @@ class TierStore:
                 moves.counters,
                 live_handles=moves.booking.num_live(),
                 device_bytes=moves.devices.held_bytes,
+                device_limit_bytes=moves.devices.resident.limit_bytes or 0,
                 host_bytes=moves.books.host.used_bytes,
                 host_bytes_peak=moves.books.host.peak_bytes,
                 staging_bytes=self.staging_bytes + disk.scratch_bytes,

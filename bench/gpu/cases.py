@@ -52,6 +52,10 @@ def _covered(found: Found, workload: str) -> Options:
     return _keeping(1 - fraction)(found, workload)
 
 
+def _found_by_the_store(found: Found, workload: str) -> Options:
+    return _host_only(found, workload) | {"device_bytes": "auto"}
+
+
 def _sharing(host_share: float, device_share: float) -> Callable[[Found, str], Options]:
     """Host memory and device hold those shares of what is saved; the rest goes to disk."""
 
@@ -102,6 +106,7 @@ def _cases(resnet: str, decoder: str, others: tuple[str, ...]) -> tuple[Case, ..
         Case(resnet, "save_on_cpu", expected_seconds=60),
         Case(decoder, "none", expected_seconds=20),
         Case(decoder, "tierstore", covered, _covered, 25),
+        Case(decoder, "tierstore", 'tierstore, device_bytes="auto"', _found_by_the_store, 25),
         Case(decoder, "tierstore", options=_host_only, expected_seconds=25),
         Case(decoder, "checkpoint", expected_seconds=20),
         Case(decoder, "tierstore, checkpoint", options=_host_only, expected_seconds=25),

@@ -25,6 +25,8 @@ __all__ = ["measure"]
 
 WARM_UP_STEPS = 2
 """The first finds the order of backward, the second is the first that follows it."""
+WARM_UP_STEPS_OF_AUTO = 5
+"""It learns from those that follow the order."""
 
 Figures = dict[str, Any]
 
@@ -37,7 +39,8 @@ def measure(request: dict[str, Any]) -> Figures:
     workload = WORKLOADS[request["workload"]]
     model, batch = workload.model(device), workload.batch(device)
     with prepare(request["variant"], model, device, scratch, request["options"]) as prepared:
-        figures = _train(model, batch, prepared, device, request["steps"])
+        num_warm_up = WARM_UP_STEPS_OF_AUTO if request["options"].get("device_bytes") == "auto" else WARM_UP_STEPS
+        figures = _train(model, batch, prepared, device, num_warm_up, request["steps"])
     if request["variant"] == "none":
         figures |= _saved(model, batch)
     if workload.tokens:
@@ -46,11 +49,16 @@ def measure(request: dict[str, Any]) -> Figures:
 
 
 def _train(
-    model: nn.Module, batch: tuple[torch.Tensor, ...], prepared: Prepared, device: torch.device, num_steps: int
+    model: nn.Module,
+    batch: tuple[torch.Tensor, ...],
+    prepared: Prepared,
+    device: torch.device,
+    num_warm_up: int,
+    num_steps: int,
 ) -> Figures:
     """Medians over the steps after the first ones; the sum of the last gradients, which all variants must share."""
     began = time.perf_counter()
-    for _ in range(WARM_UP_STEPS):
+    for _ in range(num_warm_up):
         _step(model, batch, prepared, Stopwatch(device))
     wait_for(device)
     warm_up_seconds = time.perf_counter() - began

@@ -73,6 +73,9 @@ def _of_workload(workload: str, found: Found, floors: Figures | None, window_byt
     if none and (covered := found.get("tierstore, as much as compute covers")):
         beside = covered["step_seconds"] / none["step_seconds"]
         yield Verdict(f"{workload}: as much as compute covers, step beside none", beside, 1.03)
+    if none and (found_by_itself := found.get('tierstore, device_bytes="auto"')):
+        beside = found_by_itself["step_seconds"] / none["step_seconds"]
+        yield Verdict(f'{workload}: device_bytes="auto", step beside none', beside, 1.03)
     if (alone := found.get("checkpoint")) and (both := found.get("tierstore, checkpoint")):
         beside = both["step_seconds"] / alone["step_seconds"]
         yield Verdict(f"{workload}: checkpointing with its inputs offloaded, step beside without", beside, 1.03)

@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through
-from tierstore import TierStore, moves, tiered_offload
+from tierstore import ConfigError, TierStore, moves, tiered_offload
 from tierstore.device import DeviceTier
 
 NUM_LAYERS = 128
@@ -38,8 +38,10 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "DeviceTier", small)
 
 
-def _step(store: TierStore, engine: VirtualAccelerator, device_bytes: int) -> Step:
-    start = torch.zeros(LAYER_BYTES // 4, requires_grad=True)
+def _step(
+    store: TierStore, engine: VirtualAccelerator, device_bytes: int | str, layer_bytes: int = LAYER_BYTES
+) -> Step:
+    start = torch.zeros(layer_bytes // 4, requires_grad=True)
     began, out_bytes = engine.synchronize(), engine.out_bytes
     with tiered_offload(store, min_bytes=0, device_bytes=device_bytes):
         loss = forward_through(engine, [LAYER_SECONDS] * NUM_LAYERS, start).sum()
@@ -74,3 +76,71 @@ def test_everything_leaves_a_step_takes_as_long_as_the_link(make_store: MakeStor
     assert step.out_bytes == SAVED_BYTES
     assert step.forward <= 1.03 * link_seconds
     assert step.backward <= 1.1 * max(link_seconds, BACKWARD_SECONDS)
+
+
+@pytest.mark.parametrize("covered", [0.2, 0.5, 0.8])
+def test_auto_finds_what_compute_covers(make_store: MakeStore, covered: float) -> None:
+    """From the third step on nothing waits, and as much leaves as the link carries, or more."""
+    engine = VirtualAccelerator(bytes_per_second=covered * SAVED_BYTES / FORWARD_SECONDS)
+    store = make_store(host_bytes="1GiB", copies=engine)
+    steps = [_step(store, engine, "auto") for _ in range(6)]
+    assert steps[1].forward > 1.1 * FORWARD_SECONDS, "nothing to find"
+    for step in steps[2:]:
+        assert step.forward <= 1.03 * FORWARD_SECONDS
+        assert step.backward <= 1.03 * BACKWARD_SECONDS
+        assert covered * SAVED_BYTES <= step.out_bytes < SAVED_BYTES
+    stays_bytes = SAVED_BYTES - steps[-1].out_bytes
+    assert stays_bytes <= store.stats().device_limit_bytes < stays_bytes + LAYER_BYTES
+
+
+def test_auto_link_that_carries_everything_everything_leaves(make_store: MakeStore) -> None:
+    engine = VirtualAccelerator(bytes_per_second=1.1 * SAVED_BYTES / FORWARD_SECONDS)
+    store = make_store(host_bytes="1GiB", copies=engine)
+    assert [_step(store, engine, "auto").out_bytes for _ in range(4)] == [SAVED_BYTES] * 4
+
+
+def test_auto_keeps_no_more_than_the_device_has_to_spare(make_store: MakeStore) -> None:
+    engine = VirtualAccelerator(0.2 * SAVED_BYTES / FORWARD_SECONDS, spare=10 * LAYER_BYTES)
+    store = make_store(host_bytes="1GiB", copies=engine)
+    for _ in range(3):
+        step = _step(store, engine, "auto")
+    assert store.stats().device_limit_bytes == SAVED_BYTES - step.out_bytes == 10 * LAYER_BYTES
+
+
+def test_auto_another_graph_nothing_stays_until_it_is_known(make_store: MakeStore) -> None:
+    engine = VirtualAccelerator(bytes_per_second=0.5 * SAVED_BYTES / FORWARD_SECONDS)
+    store = make_store(host_bytes="1GiB", copies=engine)
+    for _ in range(3):
+        _step(store, engine, "auto")
+    found = store.stats().device_limit_bytes
+    assert found > 0
+    other = _step(store, engine, "auto", layer_bytes=LAYER_BYTES // 2)
+    assert store.stats().device_limit_bytes == 0
+    assert other.out_bytes == SAVED_BYTES // 2
+    _step(store, engine, "auto")
+    assert store.stats().device_limit_bytes == found
+
+
+def test_auto_graph_that_another_came_into_tells_nothing(make_store: MakeStore) -> None:
+    """Its times would be the other's."""
+    engine = VirtualAccelerator(bytes_per_second=0.5 * SAVED_BYTES / FORWARD_SECONDS)
+    store = make_store(host_bytes="1GiB", copies=engine)
+    start = torch.zeros(LAYER_BYTES // 4, requires_grad=True)
+    for _ in range(4):
+        engine.synchronize()
+        outer = tiered_offload(store, min_bytes=0, device_bytes="auto")
+        inner = tiered_offload(store, min_bytes=0, device_bytes="auto", lookahead_bytes="1GiB")  # a graph of its own
+        with outer:
+            hidden = forward_through(engine, [LAYER_SECONDS] * (NUM_LAYERS // 2), start)
+            with inner:
+                forward_through(engine, [LAYER_SECONDS], start[:-1]).sum().backward()
+            loss = forward_through(engine, [LAYER_SECONDS] * (NUM_LAYERS // 2), hidden).sum()
+        loss.backward()
+        del hidden, loss
+    assert store.stats().device_limit_bytes == 0
+
+
+@pytest.mark.parametrize("prefetch", ["none", "reverse"])
+def test_auto_without_learning_is_refused(make_store: MakeStore, prefetch: str) -> None:
+    with pytest.raises(ConfigError, match="learned"):
+        tiered_offload(make_store(), device_bytes="auto", prefetch=prefetch)

@@ -43,6 +43,7 @@ class VirtualAccelerator:
 
     Args:
         bytes_per_second: of the link, each way.
+        spare: memory that the device was never short of.
 
     Attributes:
         compute: the stream that computes.
@@ -50,7 +51,8 @@ class VirtualAccelerator:
         out_bytes, in_bytes: copied so far.
     """
 
-    def __init__(self, bytes_per_second: float) -> None:
+    def __init__(self, bytes_per_second: float, spare: int | None = None) -> None:
+        self.spare = spare
         self.compute = _Stream()
         self.host_seconds = 0.0
         self.out_bytes = self.in_bytes = 0
@@ -92,6 +94,17 @@ class VirtualAccelerator:
 
     def share(self, memory: torch.Tensor, stream: Any) -> None:
         pass
+
+    def mark(self, stream: _Stream) -> Marker:
+        return _At(self, stream.seconds)
+
+    def seconds_between(self, earlier: Marker, later: Marker) -> float:
+        assert earlier.query()
+        assert later.query()
+        return _seconds_of(later) - _seconds_of(earlier)
+
+    def spare_bytes(self, device: torch.device) -> int | None:
+        return self.spare
 
     def _carry(self, stream: _Stream, nbytes: int, not_before: float) -> _At:
         stream.comes_to(not_before)

@@ -37,6 +37,19 @@ class _Copied:
         self._event.set()
 
 
+class _Mark:
+    """A `Marker` of which the time is kept."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """It is over."""
+
+
 class SimulatedCopies:
     """A copy engine (`Copies`) without an accelerator: every tensor counts as one's, and copies run on a thread.
 
@@ -83,6 +96,20 @@ class SimulatedCopies:
 
     def share(self, memory: torch.Tensor, stream: Any) -> None:
         """See `Copies`; what is queued on a stream is done at once, so there is nothing to come after."""
+
+    def mark(self, stream: Any) -> Marker:
+        """See `Copies`; over at once, as all that is queued on a stream is."""
+        return _Mark(time.perf_counter())
+
+    def seconds_between(self, earlier: Marker, later: Marker) -> float:
+        """See `Copies`."""
+        if not isinstance(earlier, _Mark) or not isinstance(later, _Mark):
+            raise TypeError("these are no marks of a simulated stream")
+        return later.seconds - earlier.seconds
+
+    def spare_bytes(self, device: torch.device) -> int | None:
+        """See `Copies`."""
+        return None
 
     def synchronize(self) -> None:
         """Return when all that was queued is copied. Blocks.
@@ -135,6 +162,9 @@ class FaultyCopies:
         self.device_of = copies.device_of
         self.current_stream = copies.current_stream
         self.share = copies.share
+        self.mark = copies.mark
+        self.seconds_between = copies.seconds_between
+        self.spare_bytes = copies.spare_bytes
 
     def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
         """See `Copies`."""

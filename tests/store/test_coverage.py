@@ -1,0 +1,102 @@
+"""What of a graph has to stay on an accelerator, found from times; which are made up here."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from tierstore.coverage import Coverage, GraphTimes, Measured
+
+
+def _measured(forward_wait: float = 0.0, backward_wait: float = 0.0) -> Measured:
+    return Measured(10.0, forward_wait, 1000, 20.0, backward_wait, 800)
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        (_measured(), 0),
+        (_measured(forward_wait=4.0), 400),
+        (_measured(backward_wait=10.0), 400),
+        (_measured(forward_wait=1.0, backward_wait=10.0), 400),
+        (_measured(forward_wait=0.1, backward_wait=0.2), 0),
+        (Measured(0.0, 0.0, 0, 0.0, 0.0, 0), 0),
+    ],
+    ids=["nothing waits", "forward", "backward", "the worse one decides", "noise", "no time at all"],
+)
+def test_uncovered_bytes_are_the_share_of_the_link_that_was_waited_for(measured: Measured, expected: int) -> None:
+    assert measured.uncovered_bytes() == expected
+
+
+class _Times:
+    """A graph's times that are known beforehand."""
+
+    def __init__(self, measured: Measured | None, staying_bytes: int = 0, spare: int | None = None) -> None:
+        self._measured, self.staying_bytes, self.spare = measured, staying_bytes, spare
+        self.over = True
+
+    def end(self) -> None:
+        pass
+
+    def is_over(self) -> bool:
+        return self.over
+
+    def measured(self) -> Measured | None:
+        return self._measured
+
+    def spare_bytes(self) -> int | None:
+        return self.spare
+
+
+def _note(coverage: Coverage, signature: int, times: _Times) -> _Times:
+    coverage.note(signature, cast("GraphTimes", cast("Any", times)))
+    return times
+
+
+def test_staying_bytes_of_each_graph_grow_by_what_still_waits() -> None:
+    coverage = Coverage()
+    assert coverage.staying_bytes(1) == 0
+    _note(coverage, 1, _Times(_measured(forward_wait=4.0)))
+    assert (coverage.staying_bytes(1), coverage.staying_bytes(2)) == (400, 0)
+    _note(coverage, 1, _Times(_measured(forward_wait=1.0), staying_bytes=400))
+    assert coverage.staying_bytes(1) == 500
+
+
+def test_staying_bytes_once_found_are_kept() -> None:
+    coverage = Coverage()
+    _note(coverage, 1, _Times(_measured(forward_wait=4.0)))
+    for later in (_measured(), None):
+        _note(coverage, 1, _Times(later, staying_bytes=400))
+        assert coverage.staying_bytes(1) == 400
+
+
+def test_staying_bytes_two_comings_under_the_same_count_once() -> None:
+    """The host was ahead: two steps had run before the first was looked at."""
+    coverage = Coverage()
+    for _ in range(2):
+        _note(coverage, 1, _Times(_measured(forward_wait=4.0)))
+    assert coverage.staying_bytes(1) == 400
+
+
+def test_staying_bytes_never_more_than_the_device_has_to_spare() -> None:
+    coverage = Coverage()
+    _note(coverage, 1, _Times(_measured(forward_wait=4.0), staying_bytes=50, spare=70))
+    assert coverage.staying_bytes(1) == 120
+
+
+def test_staying_bytes_wait_for_the_device_to_be_through() -> None:
+    coverage = Coverage()
+    times = _note(coverage, 1, _Times(_measured(forward_wait=4.0)))
+    times.over = False
+    assert coverage.staying_bytes(1) == 0
+    times.over = True
+    assert coverage.staying_bytes(1) == 400
+
+
+def test_staying_bytes_host_far_ahead_keeps_few_comings() -> None:
+    coverage = Coverage()
+    for _ in range(100):
+        _note(coverage, 1, _Times(_measured())).over = False
+    assert coverage.staying_bytes(1) == 0
+    assert len(coverage._unread) <= 4
