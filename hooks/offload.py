@@ -198,7 +198,13 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         recorder = traces.recorder if self._trace is None else traces.begin(self._trace)
         if self._trial is not None and recorder is not None:
             self._trial.enter(recorder)
-        return scope if recorder is None else RecordedScope(scope, traces, recorder, self._options)
+        if recorder is None:
+            return scope
+        options = self._options
+        if self._device_bytes is None:
+            found = self._store.books.moves.devices.resident.limit_bytes or 0
+            options = options._replace(device_bytes=found)
+        return RecordedScope(scope, traces, recorder, options)
 
     @uncompiled
     def __exit__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -12,6 +13,8 @@ from tests.conftest import MakeStore
 from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through
 from tierstore import ConfigError, TierStore, moves, tiered_offload
 from tierstore.device import DeviceTier
+from tierstore.tracing.events import Scope
+from tierstore.tracing.reader import read_trace
 
 NUM_LAYERS = 128
 LAYER_BYTES = 256 * 1024
@@ -144,3 +147,14 @@ def test_auto_graph_that_another_came_into_tells_nothing(make_store: MakeStore) 
 def test_auto_without_learning_is_refused(make_store: MakeStore, prefetch: str) -> None:
     with pytest.raises(ConfigError, match="learned"):
         tiered_offload(make_store(), device_bytes="auto", prefetch=prefetch)
+
+
+def test_auto_trace_tells_what_was_found(make_store: MakeStore, tmp_path: Path) -> None:
+    engine = VirtualAccelerator(bytes_per_second=0.5 * SAVED_BYTES / FORWARD_SECONDS)
+    store = make_store(host_bytes="1GiB", copies=engine)
+    with store.trace(tmp_path / "steps.jsonl"):
+        for _ in range(4):
+            _step(store, engine, "auto")
+    scopes = [event for event in read_trace(tmp_path / "steps.jsonl").events if isinstance(event, Scope)]
+    assert [scope.device_bytes for scope in scopes[:2]] == [0, 0]
+    assert scopes[3].device_bytes == store.stats().device_limit_bytes > 0
