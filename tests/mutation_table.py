@@ -1117,8 +1117,8 @@ MUTATIONS = [
         "R10",
         "what was fetched ahead is dropped before a pack waits",
         _MOVES,
-        "            if not (self._spill_next() or self._drop(next_to_drop())):",
-        "            if not self._spill_next():",
+        "            if not (self._spill(next_to_spill()) or self._drop(next_to_drop())):",
+        "            if not self._spill(next_to_spill()):",
         ("store/test_store_budgets.py", "store/test_residency_stages.py"),
     ),
     Mutation(
@@ -1128,6 +1128,14 @@ MUTATIONS = [
         "is_awaited=self._num_packing > 0",
         "is_awaited=True",
         ("simulator/test_same_decisions.py::test_restores_record_without_room_in_backward_are_not_repeated",),
+    ),
+    Mutation(
+        "R10",
+        "what backward will ask for is written for nobody but who waits",
+        _MOVES,
+        "order.next_dirty if takes_from_backward else order.next_unasked",
+        "order.next_dirty",
+        ("simulator/test_same_decisions.py::test_spills_that_backward_cancelled_are_not_queued_again",),
     ),
     Mutation(
         "R10",

@@ -80,11 +80,15 @@ class EvictionOrder(Generic[R]):
 
     def next_dirty(self) -> R | None:
         """What to write next; None where there is nothing."""
+        return self.next_unasked() or next(iter(self._asked.values()), None)
+
+    def next_unasked(self) -> R | None:
+        """What to write next of what was not asked for on its way out; None where there is nothing."""
         while self._worths:
             if (record := self._dirty.get(self._worths[0][1])) is not None:
                 return record
             heappop(self._worths)
-        return next(iter(self._asked.values()), None)
+        return None
 
     def next_leaving(self) -> R | None:
         """What the plan sends to disk next, though it need not leave yet; None where there is nothing."""

@@ -1,7 +1,7 @@
 """Every move of a record between states. The store's lock is held in all of it, and nothing in it waits.
 
 The way down: of what is `pending`, `examine` finds the records that are ours alone, `admit` gives them a place in the
-host budget or sends them out at once, `_spill_next` makes room by sending out what is needed last; `spilled` ends a
+host budget or sends them out at once, `_spill` makes room by sending out what is needed last; `spilled` ends a
 write. The way up: `start_restore`, `restored`. The end: `_release`, when a handle is gone, and `end_all`, when the
 store is.
 
@@ -166,14 +166,15 @@ class Moves:
     def admit_blocked(self, *, is_awaited: bool) -> None:
         """There may be room now for those that found none; `is_awaited`: a thread waits until there is.
 
-        Unless one does, what was prefetched stays: it would be read again at once, and dropped again, and so on.
+        Unless one does, what backward is about to ask for stays. What was prefetched would be read again at once, and
+        dropped again, and so on; what was kept on its way out would be written before anything else is read.
         """
         while self.blocked:
             record = self.blocked[0]
             if record.state in (State.PENDING, State.DEVICE):
                 if not (record.forced or is_sole_owner(record)):
                     self._hand_back(record)
-                elif not self._try_admit(record, drops_prefetched=is_awaited):
+                elif not self._try_admit(record, takes_from_backward=is_awaited):
                     return
             self.blocked.popleft()
             self._offload_surplus()
@@ -184,13 +185,15 @@ class Moves:
             if not self._try_admit(record):
                 self.blocked.append(record)
 
-    def _try_admit(self, record: Record, *, drops_prefetched: bool = True) -> bool:
+    def _try_admit(self, record: Record, *, takes_from_backward: bool = True) -> bool:
         """Find a place in host memory, or begin to move out what is there already; False: not yet."""
-        next_to_drop = self._eviction.next_clean if drops_prefetched else self._eviction.next_used
+        order = self._eviction
+        next_to_spill = order.next_dirty if takes_from_backward else order.next_unasked
+        next_to_drop = order.next_clean if takes_from_backward else order.next_used
         nbytes, host = record.nbytes, self.books.host
         window = self.books.staging if nbytes > (host.limit_bytes or 0) or self._goes_at_once(record) else host
         while not (self._may_move(nbytes) if window is self.books.staging else host.fits(nbytes)):
-            if not (self._spill_next() or self._drop(next_to_drop())):
+            if not (self._spill(next_to_spill()) or self._drop(next_to_drop())):
                 return False
         if record.device is not None:
             self._offload(record, window)
@@ -238,10 +241,6 @@ class Moves:
 
     # --- down: host memory to disk ----------------------------------------------------------------------------
 
-    def _spill_next(self) -> bool:
-        """Begin to move out what is needed last; False: nothing can be moved now."""
-        return self._spill(self._eviction.next_dirty())
-
     def send_ahead(self) -> None:
         """Begin to move out what the plan sends to disk, as far as staging has room."""
         while (record := self._eviction.next_leaving()) is not None and self.books.staging.fits(record.nbytes):
@@ -249,6 +248,7 @@ class Moves:
                 return
 
     def _spill(self, victim: Record | None) -> bool:
+        """Begin to move it out; False: nothing can be moved now."""
         if victim is None or victim.demanded or self.disk_is_full or self.is_closed:
             return False
         if not (victim.forced or victim.slot is not None or is_sole_owner(victim)):

@@ -125,6 +125,8 @@ _NOTED_VIEW_HOLDS_STORAGE = _step(
     Pack(0), Pack(1), LetGo(0), Pack(2), Pack(3), Pack(4), Pack(5), EndScope(),
     nodes=(0, 1, 1, 1, 1, 2), views=(1,),
 )  # fmt: skip
+_RECORD_WITHOUT_ROOM_IN_BACKWARD = _chain(*[1] * 12), Settings(0, 9 * _UNIT), Script([*[0] * 13, 2, 1, 1, 1], [0])
+"""As backward begins six records are being written, three are queued, and there is no room for the last."""
 
 
 # A run is two stores and three steps: what Hypothesis finds is printed as it is, and not made smaller.
@@ -143,6 +145,7 @@ _random_steps = settings(
 )
 @example(_FREED_LETS_OTHERS_GO_ON, Settings(0, _UNIT), Script([], [0, 11]))
 @example(_GIVEN_BACK_LETS_OTHERS_GO_ON, Settings(5 * _UNIT, 5 * _UNIT), Script([], [5]))
+@example(*_RECORD_WITHOUT_ROOM_IN_BACKWARD)
 @example(_NOTED_VIEW_HOLDS_STORAGE, Settings(2 * _UNIT, 12 * _UNIT), Script([], [0]))
 def test_decisions_random_steps_are_those_of_the_store(workload: Workload, how: Settings, script: Script) -> None:
     _check(workload, how, script)
@@ -180,3 +183,13 @@ def test_restores_record_without_room_in_backward_are_not_repeated(tmp_path: Pat
     script = Script([2, 2, 2, 0, 0, 60], [0])
     real, _ = real_decisions(tmp_path, workload, how, script, num_steps=1)
     assert sum(1 for decision in real if decision.what == "restored") <= len(workload.saved)
+
+
+def test_spills_that_backward_cancelled_are_not_queued_again(tmp_path: Path) -> None:
+    decisions, _ = real_decisions(tmp_path, *_RECORD_WITHOUT_ROOM_IN_BACKWARD, num_steps=1)
+    cancelled: set[int] = set()
+    for decision in decisions:
+        if decision.what == "spill cancelled":
+            cancelled.add(decision.record)
+        assert decision.what != "spill queued" or decision.record not in cancelled
+    assert cancelled

@@ -154,3 +154,5 @@ def test_any_sequence_matches_the_model(actions: list[tuple[str, int]]) -> None:
         next_clean, next_dirty = order.next_clean(), order.next_dirty()
         assert (next_clean and next_clean.key) == ((used + clean) or [None])[0]
         assert (next_dirty and next_dirty.key) == ((sorted(dirty) + asked) or [None])[0]
+        next_unasked = order.next_unasked()
+        assert (next_unasked and next_unasked.key) == (sorted(dirty) or [None])[0]

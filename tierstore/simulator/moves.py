@@ -187,7 +187,7 @@ class SimulatedMoves:
             if record.state in (State.PENDING, State.DEVICE):
                 if not self._is_sole_owner(record):
                     self._hand_back(record)
-                elif not self._try_admit(record, drops_prefetched=is_awaited):
+                elif not self._try_admit(record, takes_from_backward=is_awaited):
                     return
             self.blocked.popleft()
             self._offload_surplus()
@@ -197,12 +197,14 @@ class SimulatedMoves:
             if not self._try_admit(record):
                 self.blocked.append(record)
 
-    def _try_admit(self, record: SimulatedRecord, *, drops_prefetched: bool = True) -> bool:
-        next_to_drop = self._eviction.next_clean if drops_prefetched else self._eviction.next_used
+    def _try_admit(self, record: SimulatedRecord, *, takes_from_backward: bool = True) -> bool:
+        order = self._eviction
+        next_to_spill = order.next_dirty if takes_from_backward else order.next_unasked
+        next_to_drop = order.next_clean if takes_from_backward else order.next_used
         nbytes, host = record.nbytes, self.books.host
         window = self.books.staging if nbytes > (host.limit_bytes or 0) or self._goes_at_once(record) else host
         while not (self._may_move(nbytes) if window is self.books.staging else host.fits(nbytes)):
-            if not (self._spill(self._eviction.next_dirty()) or self._drop(next_to_drop())):
+            if not (self._spill(next_to_spill()) or self._drop(next_to_drop())):
                 return False
         self.books.charge(record, window)
         if record.device is not None:
