@@ -649,6 +649,14 @@ MUTATIONS = [
     ),
     Mutation(
         "R6",
+        "what was seen is known when a graph begins with restored bytes",
+        _RESIDENCY,
+        "            if not log.nodes:\n                self.moves.noted.drop_ended()",
+        "            if log.nodes:\n                self.moves.noted.drop_ended()",
+        ("hooks/test_order.py::test_known_graph_that_begins_with_restored_bytes_is_known_from_there_on",),
+    ),
+    Mutation(
+        "R6",
         "a node's tensors come in the order of packing",
         "tierstore/lookahead.py",
         "    return sorted(range(len(nodes)), key=lambda index: (-nodes[index], index))",

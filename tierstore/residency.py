@@ -150,9 +150,12 @@ class Residency:
                 self._withdraw(record)
                 raise
 
+    @_whole
     def enter(self, log: NotedLog, record: Record, node: int) -> int:
         """A record was packed, by the autograd node of that number; returns its index in the log."""
         with self.lock:
+            if not log.nodes:
+                self.moves.noted.drop_ended()  # what was seen of earlier ones tells how this one goes on
             return log.append_booked(record, node)
 
     @_whole

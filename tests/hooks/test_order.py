@@ -259,6 +259,30 @@ def test_known_graph_goes_on_otherwise_nothing_more_goes_early(make_store: MakeS
     assert spilled[3] == (0, 6 * MATRIX_BYTES), "it may be the smaller one again, all of which may stay"
 
 
+def test_known_graph_that_begins_with_restored_bytes_is_known_from_there_on(make_store: MakeStore) -> None:
+    """The one before goes when the store was asked for those bytes, and is asked for nothing else before a pack."""
+    store = make_store(host_bytes=4 * MATRIX_BYTES, staging_bytes=MATRIX_BYTES)
+    weights = [torch.randn(256, 256, requires_grad=True) for _ in range(10)]
+    batch, *others = [store.put(torch.randn(256, 256)) for _ in range(5)]
+    store.flush()
+    del others
+    loss: torch.Tensor | None = None
+    is_known = []
+    for _ in range(3):
+        hidden = store.get(batch)
+        del loss
+        with tiered_offload(store, min_bytes=0):
+            loss = (hidden * weights[0]).tanh()
+            (log,) = (reference() for reference in store.of_thread.logs.values())
+            is_known.append(log.plan is not None)
+            for weight in weights[1:]:
+                loss = (loss * weight).tanh()
+            loss = loss.sum()
+        loss.backward(retain_graph=True)
+        del log
+    assert is_known == [False, True, True]
+
+
 def test_graphs_by_turns_each_keep_their_order(make_store: MakeStore) -> None:
     """One that backward goes through from its first root to its last, and one in between that it does not."""
     store = make_store(staging_bytes="600KiB")
