@@ -8,8 +8,9 @@ others::
     │ bit 31: stored as it is      │ a zstd frame (of the │
     │ bits 0-30: length of payload │ bytes or of their    │
     │                              │ byte planes), packed │
-    │                              │ bits, or the bytes   │
-    │                              │ themselves           │
+    │                              │ bits, a word that is │
+    │                              │ repeated, or the     │
+    │                              │ bytes themselves     │
     └──────────────────────────────┴──────────────────────┘
 
 Blocks of their own let a record be decoded straight into its destination from chunks of any size, and let the
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .bits import pack_bits, packed_bytes, unpack_bits
 from .byte_planes import join_planes, split_planes
+from .constant import WORD_BYTES, fill_with, word_of
 from .errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BITS",
     "BLOCK_BYTES",
+    "CONSTANT",
     "ENCODED_BLOCK_BYTES",
     "NO_CODEC",
     "BlockDecoder",
@@ -79,7 +82,7 @@ class Codec(NamedTuple):
     """How bytes are encoded.
 
     Attributes:
-        family: "none", "zstd", "shuffle-zstd", or "bits", which only "auto" uses.
+        family: "none", "zstd", "shuffle-zstd", or "bits" or "constant", which only "auto" uses.
         level: zstd's; 0 for the others.
     """
 
@@ -93,6 +96,8 @@ class Codec(NamedTuple):
 NO_CODEC = Codec("none")
 BITS = Codec("bits")
 """Bytes that are 0 or 1, as bits; others are stored as they are."""
+CONSTANT = Codec("constant")
+"""Blocks that repeat one word, as that word; others are stored as they are."""
 
 
 def parse_codec(text: str) -> Codec | None:
@@ -166,14 +171,24 @@ def encode_block(block: memoryview, out: memoryview, codec: Codec, itemsize_byte
     room = out[_HEADER_BYTES : _HEADER_BYTES + len(block)]
     if codec == BITS:
         length = pack_bits(block, room) or len(block)
+    elif codec == CONSTANT:
+        length = _keep_word(block, room) or len(block)
     else:
         length = _compress(block, room, codec, itemsize_bytes, workspace)
     header = length
-    if length == len(block):  # no bits; or the room is used up: the frame is cut, or no shorter than the block
+    if length == len(block):  # no bits, no word; or the room is used up: the frame is cut, or no shorter than the block
         room[:] = block
         header |= _STORED_AS_IS
     out[:_HEADER_BYTES] = header.to_bytes(_HEADER_BYTES, "little")
     return _HEADER_BYTES + length
+
+
+def _keep_word(block: memoryview, room: memoryview) -> int | None:
+    word = word_of(block)
+    if word is None:
+        return None
+    room[:WORD_BYTES] = word
+    return WORD_BYTES
 
 
 def _compress(block: memoryview, room: memoryview, codec: Codec, itemsize_bytes: int, workspace: Workspace) -> int:
@@ -233,6 +248,10 @@ class BlockDecoder:
             if len(payload) != packed_bytes(len(block)):
                 raise DamagedBytesError(f"{len(block)} bits", f"{len(payload)} bytes")
             unpack_bits(payload, block)
+        elif self._codec == CONSTANT:
+            if len(payload) != WORD_BYTES:
+                raise DamagedBytesError(f"a word of {WORD_BYTES} bytes", f"{len(payload)} bytes")
+            fill_with(payload, block)
         elif self._codec.family == "shuffle-zstd":
             planes = self._workspace.planes[: len(block)]
             self._decompress(payload, planes)

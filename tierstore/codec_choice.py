@@ -18,11 +18,11 @@ Where a figure is missing, nothing is encoded. Near the end of the disk budget t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .codec import BITS, NO_CODEC, Codec, is_shrinking
+from .codec import BITS, CONSTANT, NO_CODEC, Codec, is_shrinking
 from .disk.tier import Kind
 
 __all__ = ["SMALLEST_PROBED_BYTES", "UNKNOWN_LOAD", "Choice", "CodecChooser", "Load", "Sample", "candidates"]
@@ -30,6 +30,8 @@ __all__ = ["SMALLEST_PROBED_BYTES", "UNKNOWN_LOAD", "Choice", "CodecChooser", "L
 SMALLEST_PROBED_BYTES = 64 * 2**10
 """Shorter records are not encoded unless space is short."""
 
+_FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD = Codec("zstd", -3), Codec("zstd", 1), Codec("shuffle-zstd", 1)
+_CHEAPEST_FIRST = (CONSTANT, BITS, _FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD)
 _PROBE_AFTER_RECORDS = (4, 16, 64, 256)  # the first of a kind may be unlike the others; then ever more seldom
 _PROBE_AFTER_BYTES = 64 * 2**20  # a probe costs some milliseconds at most: below 2 % of what it rides on
 _TRIAL_AFTER_RECORDS = (16, 64, 256)  # encoded ones: then raw ones show what the disk can do now
@@ -41,6 +43,7 @@ _SHARED_CORES = 0.5  # of the idle ones: a busy training's cores are idle for mo
 _NEWEST_WEIGHT = 0.25
 _MOST_GROWTH = 1.5  # of a CPU time at once: a single record may have paid for fresh pages
 _WORST_RATIO = 15 / 16
+_SAME_RATIO = 1 / 64  # of the bytes: a cheaper codec that leaves hardly more is better, whatever their times seem to be
 _MOST_KINDS = 1024
 
 
@@ -135,8 +138,8 @@ class _ClassState:
 def candidates(itemsize_bytes: int) -> tuple[Codec, ...]:
     """The codecs that "auto" tries, the cheapest first; byte planes only where an element has several bytes."""
     if itemsize_bytes == 1:
-        return BITS, Codec("zstd", 1)
-    return Codec("zstd", -3), Codec("zstd", 1), Codec("shuffle-zstd", 1)
+        return CONSTANT, BITS, _ZSTD
+    return CONSTANT, _FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD
 
 
 class CodecChooser:
@@ -276,7 +279,7 @@ class CodecChooser:
             return NO_CODEC
         shrinking = {codec: figures for codec, figures in state.figures.items() if figures.ratio < _WORST_RATIO}
         disk = self._disk_seconds_per_byte()
-        costs = {codec: self._cost(figures, load, disk) for codec, figures in shrinking.items()}
+        costs = {codec: self._cost(figures, load, disk) for codec, figures in _undominated(shrinking).items()}
         costs[NO_CODEC] = self._cost(None, load, disk)
         best = min(costs, key=lambda codec: costs[codec])
         present = state.codec if state.codec in costs else NO_CODEC
@@ -311,6 +314,19 @@ class CodecChooser:
             return candidates(kind.itemsize_bytes)[-1]  # tried blind: the encoder stops early if it is in vain
         best = min(tried, key=lambda codec: tried[codec])
         return best if is_shrinking(int(tried[best] * 2**20), 2**20) else NO_CODEC
+
+
+def _undominated(figures: Mapping[Codec, _Figures]) -> dict[Codec, _Figures]:
+    """Those that shrink more than every cheaper one.
+
+    Which are cheaper is known beforehand; times do not tell it of what has been tried on a sample alone, which is in
+    the cache, beside what has encoded whole records.
+    """
+    found: dict[Codec, _Figures] = {}
+    for codec in sorted(figures, key=_CHEAPEST_FIRST.index):
+        if all(figures[codec].ratio < cheaper.ratio - _SAME_RATIO for cheaper in found.values()):
+            found[codec] = figures[codec]
+    return found
 
 
 def _least(known: float | None, newest: float) -> float:

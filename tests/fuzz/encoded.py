@@ -8,14 +8,14 @@ from functools import cache
 from typing import NamedTuple
 
 from tests.fuzz.target import Target, raises
-from tierstore.codec import BITS, BLOCK_BYTES, BlockDecoder, Codec, DamagedBytesError
+from tierstore.codec import BITS, BLOCK_BYTES, CONSTANT, BlockDecoder, Codec, DamagedBytesError
 from tierstore.disk.encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
 from tierstore.disk.records import WriteOrder
 from tierstore.disk.scratch import Scratch
 
 __all__ = ["TARGETS", "small_scratch"]
 
-_CODECS = (Codec("zstd", 1), Codec("shuffle-zstd", 1), BITS, Codec("zstd", -3), Codec("shuffle-zstd", 3))
+_CODECS = (Codec("zstd", 1), Codec("shuffle-zstd", 1), BITS, Codec("zstd", -3), Codec("shuffle-zstd", 3), CONSTANT)
 _ITEMSIZES = (1, 2, 4, 8, 3, 16, 1024, 5)
 _LENGTHS = (0, 1, 7, 8, 9, 64, 4096, 65_537, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES + 5)
 _MOST_LOGICAL_BYTES = _LENGTHS[-1]
@@ -60,12 +60,13 @@ def _bench() -> _Bench:
     bench = _Bench(Scratch(), small_scratch(_READ_BYTES), small_scratch(60_000), destinations, os.memfd_create("fuzz"))  # type: ignore[arg-type]
     for scratch in bench[:3]:
         for codec in _CODECS:  # loads the codecs' modules, and makes their contexts
-            if codec.family != "bits":
+            if codec not in (BITS, CONSTANT):
                 scratch.workspace.compressor(codec.level)
         decode = BlockDecoder(memoryview(bytearray(1)), _CODECS[0], 1, scratch.workspace)
         raises(DamagedBytesError, lambda decode=decode: decode.feed(memoryview(b"\1\0\0\0\0")))
     _encode(bytes(4096), _Case(_CODECS[1], 2, 0, 0, b""), bench)
-    _encode(bytes(4096), _Case(BITS, 1, 0, 0, b""), bench)
+    for codec in (BITS, CONSTANT):
+        _encode(bytes(4096), _Case(codec, 1, 0, 0, b""), bench)
     return bench
 
 
@@ -164,7 +165,13 @@ def _content_seeds() -> list[bytes]:
     return [bytes([codec, 2, 11, 1]) + content for codec in range(len(_CODECS)) for content in contents]
 
 
-_MODULES = ("tierstore.codec", "tierstore.byte_planes", "tierstore.bits", "tierstore.disk.encoded_records")
+_MODULES = (
+    "tierstore.codec",
+    "tierstore.byte_planes",
+    "tierstore.bits",
+    "tierstore.constant",
+    "tierstore.disk.encoded_records",
+)
 
 TARGETS = (
     Target("encoded_values", _run_decode, _encoded_seeds, _MODULES, (b"\x28\xb5\x2f\xfd", b"\0\0\0\x80")),

@@ -37,7 +37,7 @@ _BUFFERED = IoMode(False, 1, "buffered (a test)")
 
 # Values of a location's fields, to be combined: sound ones, neighbours, and what no record has.
 _NUMBERS = (None, 0, 1, 7, -1, 4096, 8192, 4095, 100, 65_536, 2**20, 2**40, 2**63, 2**64 - 1, value_charge_bytes(100))
-_WORDS = ("none", "zstd", "shuffle-zstd", "bits", "", "zstd:1", "none\0", "ß")
+_WORDS = ("none", "zstd", "shuffle-zstd", "bits", "constant", "", "zstd:1", "none\0", "ß")
 _NUM_FIELDS = len(Location.__struct_fields__)
 
 

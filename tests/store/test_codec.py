@@ -12,6 +12,7 @@ from tierstore.byte_planes import join_planes, split_planes
 from tierstore.codec import (
     BITS,
     BLOCK_BYTES,
+    CONSTANT,
     ENCODED_BLOCK_BYTES,
     NO_CODEC,
     BlockDecoder,
@@ -27,6 +28,7 @@ from tierstore.errors import ConfigError
 
 CODECS = [
     BITS,
+    CONSTANT,
     Codec("zstd", 1),
     Codec("zstd", -5),
     Codec("zstd", 19),
@@ -143,6 +145,42 @@ def test_bits_of_another_length_are_refused(num_bytes: int) -> None:
     encoded = encode(mask_bytes(1000), BITS, 1)
     with pytest.raises(DamagedBytesError, match=f"{num_bytes} bits"):
         decode(encoded, num_bytes, BITS, 1, 10_000)
+
+
+ONE, WORD = b"\0\0\x80\x3f", bytes(range(8))
+
+
+@pytest.mark.parametrize("unit", [b"\0", ONE, WORD], ids=["zeros", "ones", "words"])
+@pytest.mark.parametrize("num_bytes", [9, 15, 16, 4001, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 77])
+def test_one_value_takes_a_word_for_each_block(unit: bytes, num_bytes: int) -> None:
+    content = (unit * num_bytes)[:num_bytes]
+    encoded = encode(content, CONSTANT, 4)
+    assert len(encoded) == -(-num_bytes // BLOCK_BYTES) * (4 + 8)
+    assert decode(encoded, num_bytes, CONSTANT, 4, 5) == content
+
+
+@pytest.mark.parametrize("place", [0, 7, 8, 100_000, BLOCK_BYTES - 1])
+@pytest.mark.parametrize("length", [BLOCK_BYTES, BLOCK_BYTES + 3])
+def test_a_byte_that_differs_leaves_its_block_as_it_is(place: int, length: int) -> None:
+    content = bytearray(BLOCK_BYTES + length)
+    content[BLOCK_BYTES + place] = 1
+    encoded = encode(bytes(content), CONSTANT, 2)
+    assert len(encoded) == 4 + 8 + 4 + BLOCK_BYTES + (4 + 3 if length > BLOCK_BYTES else 0)
+    assert decode(encoded, len(content), CONSTANT, 2, ENCODED_BLOCK_BYTES) == content
+
+
+def test_last_bytes_that_differ_are_not_taken_for_the_word() -> None:
+    """A block need not be a multiple of a word."""
+    for rest in range(1, 8):
+        content = WORD * 3 + bytes(rest - 1) + b"x"
+        assert decode(encode(content, CONSTANT, 1), len(content), CONSTANT, 1, 100) == content
+
+
+@pytest.mark.parametrize("num_bytes", [0, 7, 9])
+def test_word_of_another_length_is_refused(num_bytes: int) -> None:
+    damaged = num_bytes.to_bytes(4, "little") + bytes(num_bytes)
+    with pytest.raises(DamagedBytesError, match="a word of 8 bytes" if num_bytes else "a block of 1 to 1000 bytes"):
+        decode(damaged, 1000, CONSTANT, 4, 100)
 
 
 def test_planes_help_floats() -> None:

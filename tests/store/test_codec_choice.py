@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierstore.codec import BITS, NO_CODEC, Codec
+from tierstore.codec import BITS, CONSTANT, NO_CODEC, Codec
 from tierstore.codec_choice import UNKNOWN_LOAD, CodecChooser, Load, Sample, candidates
 from tierstore.disk.tier import Kind
 
@@ -22,7 +22,7 @@ BESIDE_TRAINING = Load(demand=0.5, free_cores=0.2)
 ACTIVATIONS = ((FAST, 1.0, 2.0, 9.0), (ZSTD, 1 / 1.32, 0.84, 1.43), (SHUFFLE, 1 / 1.73, 0.54, 1.4))
 RELU = ((FAST, 1 / 6.0, 1.6, 3.9), (ZSTD, 1 / 7.7, 1.0, 2.9), (SHUFFLE, 1 / 6.5, 0.6, 1.3))
 MASKS = ((BITS, 1 / 8, 20.0, 13.0), (ZSTD, 1 / 8, 0.46, 0.9))
-ZEROS = ((FAST, 0.001, 7.8, 29.0), (ZSTD, 0.001, 6.0, 28.0), (SHUFFLE, 0.001, 2.2, 3.1))
+ZEROS = ((CONSTANT, 0.0001, 17.0, 9.5), (FAST, 0.001, 7.8, 29.0), (ZSTD, 0.001, 6.0, 28.0), (SHUFFLE, 0.001, 2.2, 3.1))
 NOISE = ((FAST, 1.0, 6.9, 30.0), (ZSTD, 1.0, 6.2, 30.0), (SHUFFLE, 1.0, 2.1, 30.0))
 
 Measured = tuple[tuple[Codec, float, float, float], ...]
@@ -72,7 +72,7 @@ def test_unknown_disk_speed_is_none() -> None:
 @pytest.mark.parametrize("load", [MOVING_ALONE, BESIDE_TRAINING, UNKNOWN_LOAD])
 @pytest.mark.parametrize(
     ("measured", "expected"),
-    [(NOISE, {NO_CODEC}), (ACTIVATIONS, {NO_CODEC}), (ZEROS, {FAST, ZSTD}), (MASKS, {BITS})],
+    [(NOISE, {NO_CODEC}), (ACTIVATIONS, {NO_CODEC}), (ZEROS, {CONSTANT}), (MASKS, {BITS})],
     ids=["noise", "activations", "zeros", "masks"],
 )
 def test_on_a_fast_disk_most_kinds_have_one_answer(measured: Measured, expected: set[Codec], load: Load) -> None:
@@ -135,6 +135,19 @@ def test_slow_decoding_overrules_the_probe() -> None:
     for _ in range(60):
         made.learn_read(FLOAT, RECORD, ZSTD, RECORD / 0.01 / GB)
     assert choose(made) == NO_CODEC
+
+
+def test_times_do_not_overrule_what_is_known_to_be_cheaper() -> None:
+    """Whole records come from memory, a sample is in the cache: whatever has not been used seems to be faster."""
+    made = chooser(measured=ZEROS)
+    for _ in range(20):
+        made.learn_written(FLOAT, RECORD, CONSTANT, RECORD // 10_000, RECORD / 5.0 / GB)
+        assert choose(made) == CONSTANT
+
+
+def test_more_that_is_saved_overrules_what_is_cheaper() -> None:
+    half_constant = ((CONSTANT, 0.5, 17.0, 9.5), (FAST, 0.4, 8.0, 16.0))
+    assert choose(chooser(0.5, 0.5, half_constant)) == FAST
 
 
 def test_one_read_into_fresh_pages_does_not_overrule_the_probe() -> None:
@@ -243,6 +256,6 @@ def test_a_lower_bound_raises_the_disk_speed_and_never_lowers_it() -> None:
     assert unknown.disk_seconds(1, 1) is None
 
 
-@pytest.mark.parametrize(("itemsize", "expected"), [(1, {BITS, ZSTD}), (2, {FAST, ZSTD, SHUFFLE})])
+@pytest.mark.parametrize(("itemsize", "expected"), [(1, {CONSTANT, BITS, ZSTD}), (2, {CONSTANT, FAST, ZSTD, SHUFFLE})])
 def test_bits_are_for_bytes_and_planes_for_wider_elements(itemsize: int, expected: set[Codec]) -> None:
     assert set(candidates(itemsize)) == expected

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from tierstore.codec import BITS, Codec
+from tierstore.codec import BITS, CONSTANT, Codec
 from tierstore.codec_choice import candidates
 from tierstore.disk.probing import SAMPLE_BYTES, content_of, probe
 from tierstore.disk.scratch import Scratch
@@ -75,6 +75,13 @@ def test_probe_sees_the_whole_record() -> None:
     content = memoryview(bytes(2**20) + random.Random(0).randbytes(2**20))
     found = {sample.codec: sample.encoded_bytes / sample.raw_bytes for sample in probe(content, 2, Scratch())}
     assert found[Codec("zstd", 1)] == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_probe_knows_one_value(value: float) -> None:
+    content = bytes_of(torch.full((2**20,), value))
+    samples = {sample.codec: sample for sample in probe(content, 4, Scratch())}
+    assert samples[CONSTANT].encoded_bytes < samples[Codec("zstd", -3)].encoded_bytes
 
 
 def test_probe_knows_masks() -> None:

@@ -20,7 +20,7 @@ class Location(msgspec.Struct, frozen=True, array_like=True, gc=False):
         taken_bytes: taken on disk, padding included.
         encoded_bytes: of these, what was written for the record.
         logical_bytes: the record's length.
-        codec: "none", "zstd", "shuffle-zstd" or "bits".
+        codec: "none", "zstd", "shuffle-zstd", "bits" or "constant".
         level: zstd's; 0 for the others.
         itemsize_bytes: the byte planes' stride.
         head_bytes: of an unencoded record in a segment, how many bytes precede the aligned interior (they and

@@ -15,7 +15,7 @@ from .location import Location
 __all__ = ["Spans", "drop_unsound"]
 
 _MOST_ITEMSIZE_BYTES = 1024  # as in `wire.Write`; decoding takes a turn for each
-_FAMILIES = frozenset((NO_CODEC.family, "zstd", "shuffle-zstd", "bits"))
+_FAMILIES = frozenset((NO_CODEC.family, "zstd", "shuffle-zstd", "bits", "constant"))
 
 Spans = dict[int, dict[int, int]]
 """Of each segment that holds something, by number: offset -> length of what is in use."""

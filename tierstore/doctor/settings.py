@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ..codec import BITS, Codec, parse_codec
+from ..codec import BITS, CONSTANT, NO_CODEC, Codec, parse_codec
 from ..codec_choice import CodecChooser, Load, Sample
 from ..config import format_bytes
 from .drive_findings import are_cores_shared, is_drive_shared
@@ -30,6 +30,7 @@ _STAGING_SHARE = 16
 _LEAST_MIN_BYTES, _MOST_MIN_BYTES = MIB, 16 * MIB
 _RECORD_BYTES = 16 * MIB
 _SAMPLE_BYTES = 2**20
+_CODECS_OF_AUTO = {str(codec): codec for codec in (BITS, CONSTANT)}
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -164,7 +165,7 @@ def _samples_of(machine: Measurements, name: str) -> list[Sample]:
 
 
 def _codec_of(text: str) -> Codec:
-    return BITS if text == str(BITS) else parse_codec(text) or BITS
+    return _CODECS_OF_AUTO.get(text) or parse_codec(text) or NO_CODEC
 
 
 def _outlook_in_words(machine: Measurements) -> str:
