@@ -61,8 +61,8 @@ class HeldDisk(LocalDisk):
         assert held.wait(20)
 
     def let_go(self) -> None:
-        for door in self._doors.values():
-            self._loop.call_soon_threadsafe(door.set)
+        """In one call: once the first door is open, all may come to its end, and the loop is closed."""
+        self._loop.call_soon_threadsafe(lambda: [door.set() for door in self._doors.values()])
 
     def await_begin(self, what: str, handle: Handle) -> None:
         """Until the job of the handle has begun."""
@@ -434,8 +434,10 @@ def test_close_with_long_queues_abandons_them(bench: Bench) -> None:
     queued = [store.put(_tensor(i)) for i in range(30)]
     store.prefetch(on_disk)
     num_written = len(disk.written)
-    threading.Timer(0.05, disk.let_go).start()
-    store.close()
+    closing = ThreadPoolExecutor(1).submit(store.close)
+    until(lambda: store.books.closed is not None)
+    disk.let_go()
+    closing.result(20)
     assert len(disk.written) - num_written <= NUM_SPILLS
     del on_disk, queued
 
