@@ -24,20 +24,35 @@ _TELLING = ("_raise_cause", "_raise_spill_error")
 def is_interrupt(error: BaseException) -> bool:
     """Whether this came between two lines of ours, so that what they were about may be half done.
 
-    No program's own function is called under the store's lock. So one that stands in the traceback is a handler's. Our
-    own errors are none, which may be told again, with the traceback of the last time.
+    No program's own function is called under the store's lock. So one that stands in the traceback is a handler's. Nor
+    is an error of another kind than the system, torch and we have to tell something that one of our lines has raised:
+    another thread has (PyThreadState_SetAsyncExc), or there was no stack left for a call, or no memory. Our own errors
+    are none, which may be told again, with the traceback of the last time.
     """
     if isinstance(error, TierStoreError):
         return isinstance(error, StoreBusyError)
     if not isinstance(error, Exception):
         return True
+    is_known = _is_of_system(error) and _package_of(type(error).__module__) in _NO_HANDLERS
     traceback = error.__traceback__
-    while traceback is not None and traceback.tb_frame.f_code.co_name not in _TELLING:
-        package = str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0]
-        if package not in _NO_HANDLERS:
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_name in _TELLING:
+            return False
+        if _package_of(traceback.tb_frame.f_globals.get("__name__")) not in _NO_HANDLERS:
             return True
         traceback = traceback.tb_next
-    return False
+    return not is_known
+
+
+def _is_of_system(error: Exception) -> bool:
+    """Whether it may be a call's that has failed: of the system, or of torch, whose errors are all RuntimeErrors."""
+    if isinstance(error, OSError):
+        return error.errno is not None  # a time limit's TimeoutError has none
+    return isinstance(error, RuntimeError) and not isinstance(error, RecursionError)
+
+
+def _package_of(module: object) -> str:
+    return str(module).partition(".")[0]
 
 
 @contextmanager
