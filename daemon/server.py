@@ -127,7 +127,8 @@ class Daemon:
             await self._serve(home, listener)
 
     async def _serve(self, home: NamedHome, listener: socket.socket) -> None:
-        threads = IoThreads(2 * _NUM_JOBS + 2, "tierstore-io")
+        with _opened_at(self.settings.path):
+            threads = IoThreads(2 * _NUM_JOBS + 2, "tierstore-io")
         try:
             await self._open_disk(home, threads)
             async with asyncio.TaskGroup() as tasks:
@@ -207,7 +208,11 @@ class Daemon:
     # --- connections ----------------------------------------------------------------------------------------------
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have it run to its end, whatever becomes of the other things that run."""
+        """Have it run to its end, whatever becomes of the other things that run.
+
+        Whatever a client waits for is guarded by its connection, which tells it of a bug of ours (`Connection`). What
+        is not, is the end of a session whose client is gone.
+        """
         self._tasks.create_task(self._contain(work))
 
     async def _contain(self, work: Coroutine[Any, Any, None]) -> None:

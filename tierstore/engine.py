@@ -123,7 +123,12 @@ class Engine:
         self._on_death = on_death
         self._loop = uvloop.new_event_loop()
         self._user = None if user is None else self._remains_of(user)
-        self._thread = start_thread(lambda: self._run(open_disk, owner), f"{name}-loop")
+        try:
+            self._thread = start_thread(lambda: self._run(open_disk, owner), f"{name}-loop")
+        except OSError:
+            self._user = None  # before the loop takes no more calls
+            self._loop.close()
+            raise
         self.disk = self._wait_until_open()
 
     def _wait_until_open(self) -> DiskTier:
@@ -208,18 +213,17 @@ class Engine:
 
     def _run(self, open_disk: OpenDisk, owner: object) -> None:
         error: BaseException | None = None
-        self._io_threads = IoThreads(_NUM_THREADS, f"{self._name}-io")
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 try:
-                    runner.run(self._main(open_disk))
+                    with IoThreads(_NUM_THREADS, f"{self._name}-io") as self._io_threads:
+                        runner.run(self._main(open_disk))
                 finally:
                     self._user = None  # the loop takes no more calls
                     self._on_death = _do_nothing  # a cycle with its owner else, which would keep its memory
         except BaseException as failure:  # noqa: BLE001 - delivered: to the constructor, or to every thread that waits
             error = failure
         finally:
-            self._io_threads.shutdown()
             self._error = error
             if self._is_open:
                 self._transfers.engine_ended(error)

@@ -8,6 +8,7 @@ backward may still be running; hence an executor of our own.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from collections import deque
@@ -32,7 +33,11 @@ Not further: at 19 they starve, and whoever waits for them with them (sched(7)).
 
 
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread, at a slightly lower priority than the process has."""
+    """Start a daemon thread, at a slightly lower priority than the process has.
+
+    Raises:
+        OSError: the system allows the process, its user or its control group no more threads.
+    """
 
     def run() -> None:
         of_process = os.getpriority(os.PRIO_PROCESS, os.getpid())  # not of the thread that starts this one
@@ -40,7 +45,11 @@ def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
         target()
 
     thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # all that CPython says; the system has said EAGAIN (pthread_create(3))
+        reason = "no more threads can be started; see RLIMIT_NPROC (ulimit -u), and pids.max of the control group"
+        raise OSError(errno.EAGAIN, reason) from error
     return thread
 
 
@@ -50,13 +59,22 @@ class IoThreads(Executor):
     What jobs return is handed to the loop in batches: a wake-up takes everything that was ready by then. So `submit`
     returns a future of the loop, not of `concurrent.futures`, whose locks would cost more than many a job; it is still
     an `Executor` for `loop.run_in_executor`, since `asyncio.wrap_future` returns a future of the loop as it is.
+
+    Raises:
+        OSError: they cannot all be started; none is left.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._ended: deque[_Ended] = deque()
         self._is_loop_told = False
-        self._threads = [start_thread(self._run, f"{name}-{i}") for i in range(num_threads)]
+        self._threads: list[threading.Thread] = []
+        try:
+            for number in range(num_threads):
+                self._threads.append(start_thread(self._run, f"{name}-{number}"))
+        except OSError:
+            self.shutdown()
+            raise
 
     def submit(  # type: ignore[override]
         self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
