@@ -31,7 +31,7 @@ from .booking import Booking
 from .copies import AcceleratorCopies, Copies
 from .device import DeviceTier
 from .disk.tier import Loaded, Stored
-from .errors import CorruptDataError, StoreFullError
+from .errors import CorruptDataError, StorageIOError, StoreFullError
 from .eviction import EvictionOrder
 from .handle import Record, State
 from .host import HostBooks, Window
@@ -392,7 +392,11 @@ class Moves:
     # --- up: disk to host memory, host memory to the device -----------------------------------------------------
 
     def start_restore(self, record: Record, *, demanded: bool) -> bool:
-        """Give the record a slot and have it read; False: there is no room for what nobody waits for."""
+        """Give the record a slot and have it read; False: there is no room for what nobody waits for.
+
+        Raises:
+            StorageIOError: the system has no memory for what is demanded.
+        """
         if not self.books.host.fits(self.uncharged_bytes() + record.nbytes):
             self.examine(0)
         window = self.books.window_for_prefetch(record.nbytes)
@@ -403,7 +407,13 @@ class Moves:
                 if not self._drop(self._eviction.next_clean()):
                     break
             window = window or self.books.staging  # overdrawn, by one tensor for each thread that waits
-        record.slot = self.slots.allocate(record.nbytes, record.phase)
+        try:
+            record.slot = self.slots.allocate(record.nbytes, record.phase)
+        except OSError as error:
+            if not demanded:
+                return False
+            place = f"{record.nbytes} bytes of host memory"
+            raise StorageIOError("read", place, str(error), "the record is on disk") from error
         self.books.charge(record, window)
         self.slots.trim()
         record.move(State.READING)

@@ -159,9 +159,16 @@ class Slab:
         self._pinned_for: torch.device | None = None
 
     def allocate(self, nbytes: int, phase: int = 0) -> Slot:
-        """A slot of `nbytes` whose address is `phase` modulo 4096. Never fails while the system has memory."""
+        """A slot of `nbytes` whose address is `phase` modulo 4096.
+
+        Raises:
+            OSError: the system gives the process no more memory, or addresses.
+        """
         size = round_up(nbytes + phase)
-        region = self._mapped()
+        try:
+            region = self._mapped()
+        except OSError:  # a limit on addresses (ulimit -v, strict overcommit), of which most are never used
+            return Slot(_map(size), None, phase, nbytes, size)
         if self._warm.longest_bytes < size and not self._warm_up(size):
             return Slot(_map(size), None, phase, nbytes, size)
         start = self._warm.allocate(size)
