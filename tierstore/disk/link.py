@@ -217,13 +217,13 @@ class DaemonLink:
         connection.setblocking(False)
         try:
             await loop.sock_connect(connection, self.address)
+            channel = Channel(
+                connection, wire.DaemonMessage, f"the daemon at {self.address}", self._receive, self._connection_ended
+            )
         except BaseException:
             connection.close()
             self.inodes.discard(inode)
             raise
-        channel = Channel(
-            connection, wire.DaemonMessage, f"the daemon at {self.address}", self._receive, self._connection_ended
-        )
         try:
             await self._greet(channel)
             answer = await self._ask(channel, message, signs_of_life=isinstance(message, wire.Resume))
@@ -361,6 +361,7 @@ class DaemonLink:
             return False
         except Exception as error:  # noqa: BLE001 - delivered: to everybody who waits, when time is up
             self._lost_because = _words(error)
+            self._drop()  # it may have been resumed already, without what belongs to it
             return False
         self._has_given_up = False
         if not self._pending:

@@ -134,13 +134,13 @@ class RemoteDisk:
         try:
             await link.open()
             if slab.num_bytes > link.max_slab_bytes:
-                await link.close()
                 allowed = f"the daemon allows {link.max_slab_bytes} bytes of shared memory"
                 raise ConfigError("window_bytes", window_bytes, allowed)
+            link.share(slab)
         except BaseException:
+            await link.close()
             slab.close()
             raise
-        link.share(slab)
         return cls(link, slab, executor, name)
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
