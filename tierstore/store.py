@@ -39,7 +39,7 @@ from .disk.local import LocalDisk
 from .disk.remote import RemoteDisk
 from .disk.tier import DiskTier, Kind
 from .engine import NUM_RESTORES, NUM_SPILLS, Engine, OpenDisk
-from .errors import ConfigError, StorageIOError, TierStoreError, TierStoreWarning
+from .errors import ConfigError, StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
 from .handle import Handle, Record
 from .layout import alias_of, is_storable, layout_of
 from .lifetime import watch_over
@@ -463,8 +463,9 @@ class _Core:
         self.books = Residency(name, host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
         try:
             self.engine = Engine(open_disk, self.books, "tierstore", owner=self, user=store, on_death=self._store_died)
-        except OSError as error:
-            raise StorageIOError("open", name, str(error), "nothing was stored") from error
+        except (OSError, StoreFullError) as error:
+            reason = error.reason if isinstance(error, StoreFullError) else str(error)
+            raise StorageIOError("open", name, reason, "nothing was stored") from error
         self.books.moves.engine = self.engine
         usage = self.engine.disk.usage()
         self.books.disk_budget_bytes = usage.budget_bytes
