@@ -44,6 +44,7 @@ RULES = {
     "N4": "what is promised of kills",
     "N5": "what is promised of a drive's endurance",
     "N6": "what is promised of forks, signals and exit",
+    "N7": "what is promised where the system refuses a process what it asks for",
 }
 
 
@@ -288,9 +289,9 @@ MUTATIONS = [
         "R2",
         "the I/O threads work to the end",
         "tierstore/engine.py",
-        '        self._io_threads = IoThreads(_NUM_THREADS, f"{self._name}-io")',
-        "        from concurrent.futures import ThreadPoolExecutor\n"
-        "        self._io_threads = ThreadPoolExecutor(_NUM_THREADS)",
+        '                    with IoThreads(_NUM_THREADS, f"{self._name}-io") as self._io_threads:',
+        "                    from concurrent.futures import ThreadPoolExecutor\n"
+        "                    with ThreadPoolExecutor(_NUM_THREADS) as self._io_threads:",
         ("store/test_lifetime.py::test_exit_with_a_store_open_is_clean",),
     ),
     Mutation(
@@ -1201,8 +1202,8 @@ MUTATIONS = [
         "R10",
         "a fragmented slab takes a one-off slot",
         "tierstore/slab.py",
-        "            return Slot(_map(size), None, phase, nbytes, size)",
-        "            raise MemoryError",
+        "self._warm_up(size):\n            return Slot(_map(size), None, phase, nbytes, size)",
+        "self._warm_up(size):\n            raise MemoryError",
         ("store/test_slab.py::test_allocate_beyond_the_slab_gives_a_mapping_of_its_own",),
     ),
     Mutation(
@@ -2181,6 +2182,104 @@ MUTATIONS = [
         "    _open.add(Remains(mortal, _dead.append))\n",
         "    _open.add(Remains(mortal, lambda remains: _dead.append(remains)))\n",
         ("store/test_remains.py::test_interrupt_where_a_store_dies_is_not_lost_nor_is_its_end",),
+    ),
+    Mutation(
+        "N6",
+        "an error that another thread raises in the midst of a change closes the store",
+        "tierstore/interrupts.py",
+        "    return not is_known\n",
+        "    return False\n",
+        ("reliability/test_limits.py::test_error_that_another_thread_raises_in_the_midst_of_a_call_closes_the_store",),
+    ),
+    Mutation(
+        "N6",
+        "where the stack is used up in the midst of a change too",
+        "tierstore/interrupts.py",
+        "    return isinstance(error, RuntimeError) and not isinstance(error, RecursionError)",
+        "    return isinstance(error, Exception)",
+        ("reliability/test_limits.py::test_stack_used_up_within_a_call_closes_the_store_or_changes_nothing",),
+    ),
+    Mutation(
+        "N7",
+        "threads that are refused end the opening of a store",
+        "tierstore/engine.py",
+        '                    with IoThreads(_NUM_THREADS, f"{self._name}-io") as self._io_threads:\n'
+        "                        runner.run(self._main(open_disk))\n"
+        "                finally:\n"
+        "                    self._user",
+        '                    self._io_threads = IoThreads(_NUM_THREADS, f"{self._name}-io")\n'
+        "                    runner.run(self._main(open_disk))\n"
+        "                finally:\n"
+        "                    self._io_threads.shutdown()\n"
+        "                    self._user",
+        ("reliability/test_limits.py::test_threads_refused_while_a_store_is_opened_say_so_and_nothing_is_left",),
+    ),
+    Mutation(
+        "N7",
+        "those that were started before end",
+        "tierstore/threads.py",
+        "        except OSError:\n            self.shutdown()\n            raise",
+        "        except OSError:\n            raise",
+        ("reliability/test_limits.py::test_threads_refused_while_a_store_is_opened_say_so_and_nothing_is_left",),
+    ),
+    Mutation(
+        "N7",
+        "the loop of an engine without a thread is closed",
+        "tierstore/engine.py",
+        "            self._user = None  # before the loop takes no more calls\n            self._loop.close()\n",
+        "            self._user = None\n",
+        ("reliability/test_limits.py::test_threads_refused_while_a_store_is_opened_say_so_and_nothing_is_left",),
+    ),
+    Mutation(
+        "N7",
+        "a session whose window cannot be shared is closed",
+        "tierstore/disk/remote.py",
+        "            await link.close()\n            slab.close()\n            raise",
+        "            slab.close()\n            raise",
+        ("reliability/test_limits.py::test_descriptors_used_up_while_a_store_is_opened_say_so_and_nothing_is_left",),
+    ),
+    Mutation(
+        "N7",
+        "a session that was resumed without its window is resumed again",
+        "tierstore/disk/link.py",
+        "            self._drop()  # it may have been resumed already, without what belongs to it\n",
+        "",
+        ("reliability/test_limits.py::test_descriptors_used_up_while_a_client_reconnects_are_waited_for",),
+    ),
+    Mutation(
+        "N7",
+        "memory that is refused to a read is told of as a read's failure",
+        "tierstore/moves.py",
+        '            raise StorageIOError("read", place, str(error), "the record is on disk") from error',
+        "            raise",
+        (
+            "reliability/test_limits.py::test_memory_refused_to_backward_raises_and_what_is_on_disk_can_be_asked_for_again",
+        ),
+    ),
+    Mutation(
+        "N7",
+        "memory that is refused to a prefetch is no error",
+        "tierstore/moves.py",
+        "            if not demanded:\n                return False\n            place",
+        "            place",
+        ("reliability/test_limits.py::test_memory_refused_to_a_prefetch_is_no_error",),
+    ),
+    Mutation(
+        "N7",
+        "a slab whose addresses are refused maps its slots one by one",
+        "tierstore/slab.py",
+        "        except OSError:  # a limit on addresses (ulimit -v, strict overcommit), of which most are never used\n"
+        "            return Slot(_map(size), None, phase, nbytes, size)",
+        "        except OSError:\n            raise",
+        ("reliability/test_limits.py::test_addresses_for_the_slab_refused_its_slots_are_mapped_one_by_one",),
+    ),
+    Mutation(
+        "N2",
+        "a store that finds no room to open says that the drive refuses",
+        "tierstore/store.py",
+        "        except (OSError, StoreFullError) as error:",
+        "        except OSError as error:",
+        ("reliability/test_full_disk.py::test_store_that_finds_no_room_to_open_says_that_the_drive_refuses",),
     ),
 ]
 

@@ -14,7 +14,7 @@ from tests.hooks.programs import all_bits, assert_same_bits, assert_same_gradien
 from tests.reliability.conftest import DRIVE_BYTES, OpenStore
 from tests.reliability.drives import MIB, fill_up, used_bytes
 from tests.store.disk_conformance import PLAIN, gather, on_loop, read_back
-from tierstore import QuotaExceededError, StoreFullError, TierStore, tiered_offload
+from tierstore import QuotaExceededError, StorageIOError, StoreFullError, TierStore, tiered_offload
 from tierstore.disk.home import FOLDER_NAME
 from tierstore.disk.local import LocalDisk
 
@@ -157,6 +157,15 @@ def test_tensor_that_fits_nowhere_is_refused_and_smaller_ones_go_on(open_store: 
     assert torch.equal(found, weight.detach().exp())
     del caught, loss, found
     assert_trains_again(store, Graphs())
+
+
+def test_store_that_finds_no_room_to_open_says_that_the_drive_refuses(small_drive: Path) -> None:
+    """There is no graph to free yet, nor a budget to raise."""
+    filler = fill_up(small_drive)
+    with pytest.raises(StorageIOError, match=r"open failed.*No space left on device.*nothing was stored"):
+        TierStore(small_drive, disk_bytes="1GiB")
+    filler.unlink()
+    TierStore(small_drive, disk_bytes="1GiB").close()
 
 
 # --- what the index cannot even delete ------------------------------------------------------------------------------

@@ -1,0 +1,373 @@
+"""What the system refuses to a process: threads, descriptors, memory, stack. The limits are real, and this one's."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.daemon.conftest import DaemonProcess, environment_of_tests, tierstore
+from tierstore import DaemonUnavailableError, StorageIOError, StoreClosedError, TierStore, tiered_offload
+from tierstore.disk.home import FOLDER_NAME
+
+MIB = 2**20
+STACK_BYTES = 64 * MIB  # more than the C library keeps of threads that have ended
+REFUSED = (StorageIOError, DaemonUnavailableError)
+
+Open = Callable[[], TierStore]
+
+
+@pytest.fixture(params=["embedded", "sidecar"])
+def open_one(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """Opens a store that sends everything to disk; with a daemon, no session of it may be left at the end."""
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    if request.param == "embedded":
+        yield lambda: TierStore(drive, host_bytes=0, disk_bytes="256MiB", codec="none")
+        assert list(drive.iterdir()) == []
+        return
+    daemon: DaemonProcess = request.getfixturevalue("start_daemon")(drive)
+    yield lambda: TierStore.connect(daemon.socket, host_bytes=0)
+    assert "a bug" not in daemon.log
+    assert "client lost" not in daemon.log, "it went without closing its session"
+    assert '"sessions":[]' in tierstore("stat", f"--socket={daemon.socket}", "--json").stdout.replace(" ", "")
+
+
+@contextmanager
+def limit_on(what: int, limit: int) -> Iterator[None]:
+    """A limit of this process: `resource.RLIMIT_...`."""
+    before = resource.getrlimit(what)
+    resource.setrlimit(what, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, before)
+
+
+@contextmanager
+def room_for(num_bytes: int) -> Iterator[None]:
+    """Of addresses that are not in use yet."""
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    with limit_on(resource.RLIMIT_AS, num_pages * mmap.PAGESIZE + num_bytes):
+        yield
+
+
+@contextmanager
+def descriptors_left(number: int) -> Iterator[None]:
+    """So many that can still be opened."""
+    held: list[int] = []
+    with limit_on(resource.RLIMIT_NOFILE, max(map(int, os.listdir("/proc/self/fd"))) + 8):
+        try:
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            pass
+        try:
+            while number:
+                os.close(held.pop())
+                number -= 1
+            yield
+        finally:
+            for descriptor in held:
+                os.close(descriptor)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    ends_at = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < ends_at, "it did not come to that"
+        time.sleep(0.001)
+
+
+def _num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _store_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tierstore")]
+
+
+def _tensor(number: int) -> torch.Tensor:
+    return torch.full((MIB // 4,), float(number))
+
+
+def _check(store: TierStore) -> None:
+    """It stores what it is given, and holds nothing in the end."""
+    handles = [store.put(_tensor(number)) for number in range(4)]
+    store.flush()
+    for number, handle in enumerate(handles):
+        assert torch.equal(store.get(handle), _tensor(number))
+    del handle, handles
+    gc.collect()  # errors and the frames that they came through
+    store.flush()
+    now = store.stats()
+    assert (now.live_handles, now.disk_bytes, now.staging_used_bytes, now.lent_bytes) == (0, 0, 0, 0)
+
+
+def _open_with(open_one: Open, limited: Callable[[int], Any], most: int) -> list[bool]:
+    """Opens stores with 0, 1, ... of what is limited, until three in a row come to be: which of them did."""
+    open_one().close()  # whatever is opened once
+    num_descriptors = _num_descriptors()
+    were_opened: list[bool] = []
+    while were_opened[-3:] != [True] * 3:
+        assert len(were_opened) < most
+        try:
+            with limited(len(were_opened)):
+                store = open_one()
+            _check(store)
+            store.close()
+            del store
+            were_opened.append(True)
+        except REFUSED:
+            were_opened.append(False)
+            assert not _store_threads()
+        gc.collect()
+        assert _num_descriptors() == num_descriptors
+    return were_opened
+
+
+def test_threads_refused_while_a_store_is_opened_say_so_and_nothing_is_left(open_one: Open) -> None:
+    @contextmanager
+    def threads_left(number: int) -> Iterator[None]:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            with room_for(STACK_BYTES * number + STACK_BYTES // 2):
+                yield
+        finally:
+            threading.stack_size(before)
+
+    with threads_left(0), pytest.raises(StorageIOError, match="no more threads can be started"):
+        open_one()
+    assert _open_with(open_one, lambda number: threads_left(4 * number), 40)[:2] == [False, False]
+
+
+def test_descriptors_used_up_while_a_store_is_opened_say_so_and_nothing_is_left(open_one: Open) -> None:
+    assert _open_with(open_one, descriptors_left, 30)[:6] == [False] * 6
+
+
+def test_descriptors_used_up_beneath_an_open_store_keep_the_bytes_in_memory(store_directory: Path) -> None:
+    """Its first segment cannot be opened."""
+    with TierStore(store_directory, host_bytes=0, disk_bytes="256MiB") as store:
+        with descriptors_left(0):
+            handle = store.put(_tensor(1))
+            with pytest.raises(StorageIOError, match="Too many open files"):
+                store.flush()
+            assert torch.equal(store.get(handle), _tensor(1))
+        store.flush()
+        del handle
+        _check(store)
+
+
+@pytest.fixture
+def endless_daemon(tmp_path: Path, short_directory: Path) -> Iterator[Path]:
+    """The socket of a daemon that a shell starts again whenever it ends: this process may have no descriptor left."""
+    (tmp_path / "drive").mkdir()
+    socket = short_directory / "t.sock"
+    serve = [sys.executable, "-m", "tierstore.cli", "serve", f"--path={tmp_path / 'drive'}", f"--socket={socket}"]
+    with (tmp_path / "log").open("wb") as log:
+        shell = subprocess.Popen(
+            ["sh", "-c", 'while :; do "$@"; done', "sh", *serve],
+            stdout=log,
+            stderr=log,
+            env=environment_of_tests(),
+            start_new_session=True,
+        )
+    try:
+        DaemonProcess(shell, tmp_path / "drive", socket, tmp_path / "log").wait_until_ready()
+        yield socket
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+
+
+def test_descriptors_used_up_while_a_client_reconnects_are_waited_for(endless_daemon: Path, tmp_path: Path) -> None:
+    """It has two again when the connection is lost; a third is for the copy of the window's that goes along."""
+    daemon = int((tmp_path / "drive" / FOLDER_NAME / "lock").read_text())
+    with TierStore.connect(endless_daemon, host_bytes=0) as store, ThreadPoolExecutor(1) as thread:
+        handle = store.put(_tensor(1))
+        store.flush()
+        num_descriptors = _num_descriptors()
+        link: Any = store._core.engine.disk._link
+        with descriptors_left(0):
+            os.kill(daemon, signal.SIGKILL)
+            until(lambda: "Too many open files" in link._lost_because)
+            got = thread.submit(store.get, handle)
+            until(lambda: link._pending or link._reaching)
+        assert torch.equal(got.result(), _tensor(1))
+        assert "refused" not in (tmp_path / "log").read_text(), "it asked before it had shared its window again"
+        assert _num_descriptors() == num_descriptors
+        del handle, got
+        _check(store)
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+def _graph(store: TierStore, weights: list[torch.Tensor]) -> torch.Tensor:
+    with tiered_offload(store, min_bytes=0):
+        return torch.stack([(weight * 2).exp().sum() for weight in weights]).sum()
+
+
+def _check_gradients(weights: list[torch.Tensor]) -> None:
+    for weight in weights:
+        assert weight.grad is not None
+        assert torch.equal(weight.grad, 2 * (weight * 2).exp().detach())
+        weight.grad = None
+
+
+@pytest.fixture
+def weights() -> list[torch.Tensor]:
+    return [torch.randn(2 * MIB // 4, requires_grad=True) for _ in range(6)]
+
+
+def test_memory_refused_to_backward_raises_and_what_is_on_disk_can_be_asked_for_again(
+    store_directory: Path, weights: list[torch.Tensor]
+) -> None:
+    options: dict[str, Any] = {"host_bytes": 0, "disk_bytes": "256MiB", "codec": "none"}
+    with TierStore(store_directory, **options) as store:
+        loss = _graph(store, weights)
+        store.flush()
+        with room_for(MIB), pytest.raises(StorageIOError, match=r"host memory.*the record is on disk"):
+            loss.backward(retain_graph=True)
+        for weight in weights:
+            weight.grad = None
+        loss.backward()
+        _check_gradients(weights)
+        del loss
+        _check(store)
+
+
+def test_memory_refused_to_a_prefetch_is_no_error(store_directory: Path) -> None:
+    with TierStore(store_directory, host_bytes=0, disk_bytes="256MiB") as store:
+        handle = store.put(_tensor(1))
+        store.flush()
+        with room_for(0):
+            store.prefetch([handle])
+        assert torch.equal(store.get(handle), _tensor(1))
+        del handle
+        _check(store)
+
+
+def test_addresses_for_the_slab_refused_its_slots_are_mapped_one_by_one(
+    store_directory: Path, weights: list[torch.Tensor]
+) -> None:
+    """As under `ulimit -v`, or strict overcommit: the slab's addresses are many, and most of them never used."""
+    options: dict[str, Any] = {"host_bytes": 0, "disk_bytes": "256MiB", "codec": "none", "staging_bytes": "8MiB"}
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    with TierStore(store_directory, **options) as store:
+        loss = _graph(store, weights)
+        store.flush()
+        with room_for(256 * MIB):  # the slab alone has a gigabyte to spare
+            loss.backward()
+        _check_gradients(weights)
+        del loss
+        _check(store)
+
+
+# --- stack, and what other threads raise ---------------------------------------------------------------------------
+
+
+def _with_stack_left(number: int, call: Callable[[], object]) -> object:
+    """`call` where so many more calls may be nested."""
+
+    def descend(left: int) -> object:
+        return call() if left == 0 else descend(left - 1)
+
+    depth = 0
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        depth, frame = depth + 1, frame.f_back
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(depth + 200)
+    try:
+        return descend(200 - number)
+    finally:
+        sys.setrecursionlimit(before)
+
+
+@pytest.mark.parametrize("what", ["put", "get", "backward"])
+def test_stack_used_up_within_a_call_closes_the_store_or_changes_nothing(store_directory: Path, what: str) -> None:
+    """With room for 1, 2, ... nested calls, until that is enough."""
+    options: dict[str, Any] = {"host_bytes": 0, "disk_bytes": "64MiB", "codec": "none"}
+    store = TierStore(store_directory, **options)
+    endings: list[str] = []
+    while endings[-1:] != ["done"]:
+        endings.append(_ending_of(store, what, len(endings) + 1))
+        if endings[-1] == "closed":
+            with pytest.raises(StoreClosedError, match="in the midst of a change of its books"):
+                store.flush()
+            store.close()
+            store = TierStore(store_directory, **options)
+        else:
+            _check(store)
+    store.close()
+    assert len(endings) > 6
+    assert "closed" in endings
+
+
+def _ending_of(store: TierStore, what: str, num_calls: int) -> str:
+    """What becomes of a call with room for so many within it."""
+    kept = store.put(_tensor(1))
+    loss = _graph(store, [torch.ones(1000, requires_grad=True)])
+    store.flush()
+    calls: dict[str, Callable[[], object]] = {
+        "put": lambda: store.put(_tensor(2)),
+        "get": lambda: store.get(kept),
+        "backward": loss.backward,
+    }
+    ending = "done"
+    try:
+        _with_stack_left(num_calls, calls[what])
+    except (RecursionError, ctypes.ArgumentError) as error:  # the latter: what ctypes makes of it
+        ending = "closed" if hasattr(error, "__notes__") else "refused"
+    torch.ones(1, requires_grad=True).sum().backward()  # until then torch keeps the graph of a backward that failed
+    return ending
+
+
+class _AskedToEndError(Exception):
+    """What one thread has another raise (PyThreadState_SetAsyncExc), as some time limits do."""
+
+
+def test_error_that_another_thread_raises_in_the_midst_of_a_call_closes_the_store(store_directory: Path) -> None:
+    """No handler stands in its traceback; it comes as soon as the thread has the lock that it waits for."""
+    errors: list[BaseException] = []
+    with TierStore(store_directory, host_bytes=0, disk_bytes="64MiB") as store:
+
+        def put() -> None:
+            try:
+                store.put(_tensor(1))
+            except _AskedToEndError as error:
+                errors.append(error)
+
+        begun = threading.Event()
+        thread = threading.Thread(target=lambda: (begun.set(), put()))
+        with store.books.lock:
+            thread.start()
+            assert begun.wait(20)
+            until(lambda: _is_in(thread, "store"))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_AskedToEndError))
+        thread.join(20)
+        assert "_AskedToEndError came in the midst" in errors[0].__notes__[0]
+        with pytest.raises(StoreClosedError, match="_AskedToEndError"):
+            store.flush()
+
+
+def _is_in(thread: threading.Thread, function: str) -> bool:
+    frame = sys._current_frames()[thread.ident or 0]
+    return frame.f_code.co_name == function
