@@ -2274,6 +2274,14 @@ MUTATIONS = [
         ("reliability/test_limits.py::test_addresses_for_the_slab_refused_its_slots_are_mapped_one_by_one",),
     ),
     Mutation(
+        "N7",
+        "a trace that could not begin leaves its file to the next",
+        "tierstore/tracing/recordings.py",
+        "        except OSError as error:  # of its thread\n            file.close()\n",
+        "        except OSError as error:\n",
+        ("reliability/test_limits.py::test_thread_refused_to_a_trace_says_so_and_the_next_one_is_whole",),
+    ),
+    Mutation(
         "N2",
         "a store that finds no room to open says that the drive refuses",
         "tierstore/store.py",

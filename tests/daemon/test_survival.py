@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -156,10 +157,12 @@ with TierStore.connect(sys.argv[1], host_bytes=0, name=f"trainer {seed}") as sto
         assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
     print(json.dumps({"restored": store.stats().restored_bytes}))
     if sys.argv[3] == "hang":
-        handles = [store.put(torch.randn(1 << 18)) for _ in range(8)]
+        tensors = [torch.randn(1 << 18) for _ in range(8)]
+        handles = [store.put(tensor) for tensor in tensors]
         store.flush()
         print("stored", flush=True)
         sys.stdin.read()
+        assert all(torch.equal(store.get(handle), tensor) for handle, tensor in zip(handles, tensors, strict=True))
 """
 
 
@@ -168,6 +171,7 @@ def start_trainer(daemon: DaemonProcess, seed: int, then: str = "") -> subproces
         [sys.executable, "-c", TRAINER, str(daemon.socket), str(seed), then],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
@@ -201,6 +205,36 @@ def test_killed_client_is_cleaned_up_after_the_grace_period(start_daemon: StartD
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert torch.equal(neighbour.get(handle), torch.arange(1 << 18))
+
+
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["the daemon stays", "the daemon is killed meanwhile"])
+def test_client_stopped_for_longer_than_the_grace_period_goes_on_or_is_told(
+    start_daemon: StartDaemon, is_restarted: bool
+) -> None:
+    """As in a debugger. While its connection is whole its session is kept; another's has ended meanwhile."""
+    daemon = start_daemon(grace_seconds=0.5)
+    stopped, killed = (start_trainer(daemon, seed, "hang") for seed in range(2))
+    for trainer in (stopped, killed):
+        assert trainer.stdout is not None
+        trainer.stdout.readline()
+        assert trainer.stdout.readline() == "stored\n"
+    stopped.send_signal(signal.SIGSTOP)
+    if is_restarted:
+        daemon.kill()
+        daemon = start_daemon(daemon.path, daemon.socket, grace_seconds=0.5)
+    killed.kill()
+    killed.communicate()
+    deadline = time.monotonic() + 20
+    while sessions_of(daemon) != (set() if is_restarted else {"trainer 0"}):  # leases end by the daemon's own clock
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGCONT)
+    _, said = stopped.communicate(timeout=60)
+    assert (stopped.returncode == 0) == (not is_restarted), said
+    if is_restarted:
+        assert "DaemonUnavailableError" in said
+        assert "its lease has ended" in said
+    assert sessions_of(daemon) == set()
 
 
 def sessions_of(daemon: DaemonProcess) -> set[str]:

@@ -24,6 +24,7 @@ import torch
 from tests.daemon.conftest import DaemonProcess, environment_of_tests, tierstore
 from tierstore import DaemonUnavailableError, StorageIOError, StoreClosedError, TierStore, tiered_offload
 from tierstore.disk.home import FOLDER_NAME
+from tierstore.tracing.reader import read_trace
 
 MIB = 2**20
 STACK_BYTES = 64 * MIB  # more than the C library keeps of threads that have ended
@@ -141,19 +142,33 @@ def _open_with(open_one: Open, limited: Callable[[int], Any], most: int) -> list
     return were_opened
 
 
-def test_threads_refused_while_a_store_is_opened_say_so_and_nothing_is_left(open_one: Open) -> None:
-    @contextmanager
-    def threads_left(number: int) -> Iterator[None]:
-        before = threading.stack_size(STACK_BYTES)
-        try:
-            with room_for(STACK_BYTES * number + STACK_BYTES // 2):
-                yield
-        finally:
-            threading.stack_size(before)
+@contextmanager
+def threads_left(number: int) -> Iterator[None]:
+    """About so many that can still be started."""
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        with room_for(STACK_BYTES * number + STACK_BYTES // 2):
+            yield
+    finally:
+        threading.stack_size(before)
 
+
+def test_threads_refused_while_a_store_is_opened_say_so_and_nothing_is_left(open_one: Open) -> None:
     with threads_left(0), pytest.raises(StorageIOError, match="no more threads can be started"):
         open_one()
     assert _open_with(open_one, lambda number: threads_left(4 * number), 40)[:2] == [False, False]
+
+
+def test_thread_refused_to_a_trace_says_so_and_the_next_one_is_whole(store_directory: Path, tmp_path: Path) -> None:
+    place = tmp_path / "trace.jsonl"
+    with TierStore(store_directory, host_bytes=0, disk_bytes="256MiB") as store:
+        num_descriptors = _num_descriptors()
+        with threads_left(0), pytest.raises(StorageIOError, match="no more threads can be started"):
+            store.traces.begin(place)
+        assert _num_descriptors() == num_descriptors
+        with store.trace(place):
+            _check(store)
+        assert read_trace(place).header.pid == os.getpid()
 
 
 def test_descriptors_used_up_while_a_store_is_opened_say_so_and_nothing_is_left(open_one: Open) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from ..errors import ConfigError
+from ..errors import ConfigError, StorageIOError
 from .events import Header
 from .file import TraceFile
 from .observer import Observer
@@ -60,7 +60,7 @@ class Recordings:
 
         Raises:
             ConfigError: the path cannot be written to, or another trace of this store is not over. Nothing has changed.
-            StorageIOError: an earlier trace could not be written to its end.
+            StorageIOError: an earlier trace could not be written to its end; or no thread can be started to write it.
             StoreClosedError: the store is closed.
         """
         self._books.check_open()
@@ -121,10 +121,14 @@ class Recordings:
     def _open(self, place: str) -> Recorder:
         is_continued = place in self._begun
         file = TraceFile(place, is_continued=is_continued)
+        try:
+            header = None if is_continued else self._describe()
+            recorder = Recorder(place, file, header, self._books.levels, self._look_away_if_idle)
+        except OSError as error:  # of its thread
+            file.close()
+            raise StorageIOError("trace", place, str(error), "nothing is recorded, training is not affected") from error
         self._begun.add(place)
-        return Recorder(
-            place, file, None if is_continued else self._describe(), self._books.levels, self._look_away_if_idle
-        )
+        return recorder
 
     def _end_idle(self, current: Recorder, place: str) -> None:
         with self._books.lock:
