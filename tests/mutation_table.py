@@ -2282,6 +2282,31 @@ MUTATIONS = [
         ("reliability/test_limits.py::test_thread_refused_to_a_trace_says_so_and_the_next_one_is_whole",),
     ),
     Mutation(
+        "N7",
+        "descriptors that are used up are no full disk",
+        "tierstore/disk/extents.py",
+        "        if refusal is not None and not is_out_of_space(refusal.error):\n            return refusal.error\n",
+        "",
+        ("reliability/test_limits.py::test_descriptors_used_up_beneath_an_open_store_keep_the_bytes_in_memory",),
+    ),
+    Mutation(
+        "N2",
+        "a drive that fails for good is told of as a failure",
+        "tierstore/disk/boundary.py",
+        "        raise StorageIOError(operation, place, str(error), data) from error",
+        "        raise",
+        ("reliability/test_failing_drive.py",),
+    ),
+    Mutation(
+        "N4",
+        "a client that is connected keeps its session",
+        "daemon/server.py",
+        "        self._connection_of[session.lease.number] = connection\n\n    def is_connection_of",
+        "        self._connection_of[session.lease.number] = connection\n"
+        "        self._start_grace(session)\n\n    def is_connection_of",
+        ("daemon/test_survival.py::test_client_stopped_for_longer_than_the_grace_period_goes_on_or_is_told",),
+    ),
+    Mutation(
         "N2",
         "a store that finds no room to open says that the drive refuses",
         "tierstore/store.py",
