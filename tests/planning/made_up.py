@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import structs
 
 from tierstore.hardware import CodecSpeed, DriveHardware, Hardware, HostHardware, Transfer
@@ -13,14 +15,16 @@ __all__ = ["GB", "MIB", "chain", "machine"]
 MIB, GB = 2**20, 10**9
 
 
-def chain(num: int = 40, gap_seconds: float = 0.01, cores: float = 1.0, kind: str = "float32") -> Workload:
-    """Layers of 16 MiB: forward computes and saves, backward asks in reverse and computes for as long."""
-    saved = [Saved(16 * MIB, node, kind=kind) for node in range(num)]
+def chain(
+    sizes: Sequence[int] = (16 * MIB,) * 40, gap_seconds: float = 0.01, cores: float = 1.0, kind: str = "float32"
+) -> Workload:
+    """Layers of these bytes: forward computes and saves, backward asks in reverse and computes for as long."""
+    saved = [Saved(nbytes, node, kind=kind) for node, nbytes in enumerate(sizes)]
     actions: list[Action] = []
-    for index in range(num):
+    for index in range(len(sizes)):
         actions += [Compute(gap_seconds), Pack(index)]
     actions += [Compute(gap_seconds), EndScope()]
-    for index in reversed(range(num)):
+    for index in reversed(range(len(sizes))):
         actions += [Unpack(index), Compute(gap_seconds), Release(index)]
     return Workload(saved, actions, cores)
 

@@ -166,7 +166,10 @@ def test_tier_that_is_too_small_is_an_answer(
     assert (answer["prediction"], answer["costs"]) == (None, None)
     misfit = answer["misfit"]
     assert (misfit["tier"], misfit["available_bytes"]) == ("disk", 16 * 2**10)
-    assert _TENSOR_BYTES <= misfit["needed_bytes"] <= _LENGTH * _TENSOR_BYTES
+    needed_bytes = misfit["needed_bytes"]
+    assert _TENSOR_BYTES <= needed_bytes <= _LENGTH * _TENSOR_BYTES
+    assert planned(*options, f"--disk-bytes={needed_bytes}")["answers"][0]["prediction"]
+    assert planned(*options, f"--disk-bytes={needed_bytes * 9 // 10}")["answers"][0]["misfit"]
 
 
 def test_list_names_every_machine_and_needs_no_trace(command: Command) -> None:

@@ -57,16 +57,17 @@ _SLOW_CODEC = CodecSpeed(
 
 
 @pytest.mark.parametrize(
-    ("where", "codec", "limit"),
+    ("where", "codec", "gap_seconds", "limit"),
     [
-        (machine(), "none", "nothing"),
-        (machine(write=0.3 * GB), "none", "drive writes"),
-        (machine(read=0.3 * GB), "none", "drive reads"),
-        (machine(codecs=(_SLOW_CODEC,), cores=1.0), "zstd:1", "CPU"),
+        (machine(), "none", 0.02, "nothing"),
+        (machine(), "none", 0.004, "CPU"),  # of the calls that queue a record
+        (machine(write=0.3 * GB), "none", 0.01, "drive writes"),
+        (machine(read=0.3 * GB), "none", 0.01, "drive reads"),
+        (machine(codecs=(_SLOW_CODEC,), cores=1.0), "zstd:1", 0.01, "CPU"),
     ],
 )
-def test_prediction_names_what_bounds_the_step(where: Machine, codec: str, limit: Limit) -> None:
-    found = _predict(chain(gap_seconds=0.02), where, replace(_SOME, codec=codec))
+def test_prediction_names_what_bounds_the_step(where: Machine, codec: str, gap_seconds: float, limit: Limit) -> None:
+    found = _predict(chain(gap_seconds=gap_seconds), where, replace(_SOME, codec=codec))
     assert found.limit == limit
     assert (found.slowdown > 1.02) == (limit != "nothing") == bool(found.seconds_without)
     if found.seconds_without:
@@ -95,13 +96,27 @@ def test_prediction_of_more_ranks_than_cores_is_compared_with_compute_on_those_c
     assert found.limit == "nothing"
 
 
-def test_drive_too_small_needs_what_fits_and_half_of_it_is_refused() -> None:
-    small = machine(capacity_bytes=100 * MIB)
-    misfit = _refused(chain(), small, num_ranks=2)
-    assert (misfit.tier, misfit.available_bytes) == ("disk", 100 * MIB)
-    assert misfit.needed_bytes > 100 * MIB
-    _predict(chain(), machine(capacity_bytes=misfit.needed_bytes), num_ranks=2)
-    _refused(chain(), machine(capacity_bytes=misfit.needed_bytes // 2), num_ranks=2)
+@pytest.mark.parametrize(
+    ("capacity_bytes", "codec"), [(0, "none"), (100 * MIB, "none"), (760 * MIB, "none"), (100 * MIB, "auto")]
+)
+def test_drive_too_small_needs_the_least_that_works_and_less_is_refused(capacity_bytes: int, codec: str) -> None:
+    def where(capacity_bytes: int) -> Machine:
+        return machine(capacity_bytes=capacity_bytes, codecs=(_SLOW_CODEC,))
+
+    how = replace(_SOME, codec=codec)
+    misfit = _refused(chain(), where(capacity_bytes), how, num_ranks=2)
+    assert (misfit.tier, misfit.available_bytes) == ("disk", capacity_bytes)
+    assert misfit.needed_bytes > capacity_bytes
+    _predict(chain(), where(misfit.needed_bytes), how, num_ranks=2)
+    _refused(chain(), where(misfit.needed_bytes * 9 // 10), how, num_ranks=2)
+
+
+def test_drive_just_large_enough_for_a_slow_step_but_not_for_a_faster_one_is_bound_all_the_same() -> None:
+    sizes = [nbytes * MIB for nbytes in (64, 16, 64, 64, 64, 64, 4)]
+    how = Settings(host_bytes=16 * MIB, staging_bytes=64 * MIB)
+    found = _predict(chain(sizes), machine(0.2 * GB, 0.2 * GB, capacity_bytes=260 * MIB), how)
+    assert found.limit == "drive reads"
+    assert "drive writes" not in found.seconds_without, "then all that is saved is on the drive at once"
 
 
 def test_disk_budget_beyond_the_drive_is_cut_to_it() -> None:
@@ -119,6 +134,7 @@ def test_host_memory_too_small_for_all_ranks_is_told() -> None:
     assert (misfit.tier, misfit.available_bytes) == ("host memory", 300 * MIB)
     assert misfit.needed_bytes > 2 * 128 * MIB
     _predict(chain(), machine(memory_bytes=misfit.needed_bytes), num_ranks=2)
+    _refused(chain(), machine(memory_bytes=misfit.needed_bytes - 1), num_ranks=2)
 
 
 def test_codec_shrinks_what_is_written_by_the_figures_of_its_content() -> None:

@@ -1,14 +1,15 @@
 """What a step takes on a machine, by the simulator; or that it does not fit there. Pure.
 
 What bounds a step is found by trying: it is simulated again with writes, reads or the store's CPU work that take next
-to no time, each alone. What helps most is the bound.
+to no time, each alone. What helps most is the bound. The least drive that would do is found by trying too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 from typing import Literal
 
 from ..codec import parse_codec
@@ -28,6 +29,8 @@ _UNLIMITED_BYTES = 2**62
 _WORTH_A_WORD = 1.02
 """Times compute alone: what is not slower than that is bound by nothing."""
 _LEAST_GAIN = 0.1  # of the time that is lost: a cause that explains less is none
+_NEAR = 0.05  # of the least drive that would do: so much less is too little
+_BLOCK_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Prediction:
         written_bytes, read_bytes: of all ranks.
         host_bytes_peak, staging_bytes_peak, disk_bytes_peak: the most at once, of all ranks, added up.
         limit: what bounds the step.
-        seconds_without: what it would take if this alone took no time; empty where nothing bounds it.
+        seconds_without: what it would take if this alone took no time; empty where nothing bounds it. What the drive
+            would be too small for then is left out.
     """
 
     seconds: float
@@ -67,8 +71,9 @@ class Misfit:
 
     Attributes:
         tier: which.
-        needed_bytes: of all ranks of a host, uncompressed where a codec might help. Of disk, what refuses no write:
-            some less does, where staging has room for what is refused.
+        needed_bytes: of all ranks of a host. Of disk the least with which a step ends, up to 5 %: a write that it
+            refuses is tried again when there is room, which a pack may have to wait for. Of host memory, what these
+            budgets take.
         available_bytes: that there are.
     """
 
@@ -79,6 +84,8 @@ class Misfit:
 
 def predict(workload: Workload, machine: Machine, settings: Settings, *, num_ranks: int = 1) -> Prediction | Misfit:
     """What a step takes. Neither blocks nor touches a file; takes some milliseconds for each saved tensor and rank.
+
+    A drive that is too small takes some ten simulations: the least one that would do is looked for.
 
     Args:
         workload: of each rank.
@@ -97,8 +104,8 @@ def predict(workload: Workload, machine: Machine, settings: Settings, *, num_ran
     try:
         steps = _last_steps(workload, hardware, settings, num_ranks)
     except StoreFullError:
-        unlimited = _last_steps(workload, hardware, replace(settings, disk_bytes=_UNLIMITED_BYTES), num_ranks)
-        return Misfit("disk", sum(step.disk_bytes_peak for step in unlimited), disk_bytes * num_ranks)
+        least_bytes = _least_disk_bytes(disk_bytes, workload, hardware, settings, num_ranks)
+        return Misfit("disk", least_bytes * num_ranks, disk_bytes * num_ranks)
     needed_bytes = sum(step.host_bytes_peak + step.staging_bytes_peak for step in steps)
     if needed_bytes > machine.hardware.host.capacity_bytes:
         return Misfit("host memory", needed_bytes, machine.hardware.host.capacity_bytes)
@@ -106,7 +113,8 @@ def predict(workload: Workload, machine: Machine, settings: Settings, *, num_ran
     seconds_without: dict[Limit, float] = {}
     if _slowest(steps).seconds > _WORTH_A_WORD * compute_seconds:
         for limit, better in _without(hardware).items():
-            seconds_without[limit] = _slowest(_last_steps(workload, better, settings, num_ranks)).seconds
+            with suppress(StoreFullError):  # what is written sooner may need more room at once
+                seconds_without[limit] = _slowest(_last_steps(workload, better, settings, num_ranks)).seconds
     return _prediction(steps, compute_seconds, seconds_without)
 
 
@@ -143,6 +151,37 @@ def _last_steps(workload: Workload, hardware: Hardware, settings: Settings, num_
     return [steps[-1] for steps in simulate(workload, hardware, settings, num_ranks=num_ranks)]
 
 
+def _least_disk_bytes(
+    refused_bytes: int, workload: Workload, hardware: Hardware, settings: Settings, num_ranks: int
+) -> int:
+    """A budget of each rank with which the steps end, while with hardly less they do not; nor with `refused_bytes`.
+
+    Bisected, in blocks, between that and what refuses no write: each simulation halves what is in question.
+    """
+
+    def ends(num_blocks: int) -> bool:
+        budget = replace(settings, disk_bytes=num_blocks * _BLOCK_BYTES)
+        try:
+            simulate(workload, hardware, budget, num_ranks=num_ranks)
+        except StoreFullError:
+            return False
+        return True
+
+    unlimited = simulate(workload, hardware, replace(settings, disk_bytes=_UNLIMITED_BYTES), num_ranks=num_ranks)
+    peak_bytes = max(step.disk_bytes_peak for steps in unlimited for step in steps)
+    refused = refused_bytes // _BLOCK_BYTES
+    enough = max(refused + 1, ceil(peak_bytes / _BLOCK_BYTES))
+    while not ends(enough):  # "auto" chooses otherwise where space is short, and then other records are there at once
+        refused, enough = enough, 2 * enough
+    while enough - refused > max(1, _NEAR * enough):
+        middle = (refused + enough) // 2
+        if ends(middle):
+            enough = middle
+        else:
+            refused = middle
+    return enough * _BLOCK_BYTES
+
+
 def _slowest(steps: Sequence[SimulatedStep]) -> SimulatedStep:
     return max(steps, key=lambda step: step.seconds)
 
@@ -162,13 +201,15 @@ def _without(hardware: Hardware) -> dict[Limit, Hardware]:
     return {
         "drive writes": replace(hardware, drive=replace(drive, writes=at_once, write_latency_seconds=0.0)),
         "drive reads": replace(hardware, drive=replace(drive, reads=at_once, read_latency_seconds=0.0)),
-        "CPU": replace(hardware, codecs=codecs, cpu_seconds_per_record=0.0, cpu_seconds_per_byte=0.0),
+        "CPU": replace(
+            hardware, codecs=codecs, cpu_seconds_per_record=0.0, cpu_seconds_per_byte=0.0, call_seconds_per_record=0.0
+        ),
     }
 
 
 def _limit(seconds: float, compute_seconds: float, seconds_without: Mapping[Limit, float]) -> Limit:
-    if not seconds_without:
+    if seconds <= _WORTH_A_WORD * compute_seconds:
         return "nothing"
-    best = min(seconds_without, key=seconds_without.__getitem__)
-    lost_seconds = seconds - compute_seconds
-    return best if seconds - seconds_without[best] > _LEAST_GAIN * lost_seconds else "several"
+    least_gain_seconds = _LEAST_GAIN * (seconds - compute_seconds)
+    helping = {limit: better for limit, better in seconds_without.items() if seconds - better > least_gain_seconds}
+    return min(helping, key=helping.__getitem__, default="several")
