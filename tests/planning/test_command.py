@@ -98,7 +98,7 @@ def test_plan_has_a_row_for_each_machine_and_number_of_ranks(command: Command, r
     assert (done.returncode, done.stderr) == (0, "")
     for machine in ("sata", "cloud-l32s-v3"):
         rows = re.findall(rf"^{machine} +(\d+) ", done.stdout, re.MULTILINE)
-        assert rows == ["1", "3"] * 2, "in each of two tables"
+        assert rows == ["1", "3"] * 3, "in each of three tables"
     assert any("Step 2 of" in line for line in done.stdout.splitlines())
 
 

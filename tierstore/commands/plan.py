@@ -143,11 +143,11 @@ def _print_json(trace: str, number: int, settings: Settings, answers: Sequence[A
 def _print_tables(question: str, answers: Sequence[Answer], use: Use) -> None:
     from rich.console import Console
 
-    from .plan_views import costs_table, remarks, steps_table
+    from .plan_views import costs_table, moved_table, remarks, steps_table
 
     console = Console(highlight=False)
     console.print(question, markup=False)
-    for table in (steps_table(answers), costs_table(answers)):
+    for table in (steps_table(answers), moved_table(answers), costs_table(answers)):
         if table.row_count:
             console.print()
             console.print(table)

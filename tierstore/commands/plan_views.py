@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.markup import escape
 from rich.table import Table
 
 from ..config import format_bytes
-from ..planning import Answer, Costs, Limit, Machine, Misfit, Prediction, Use
+from ..planning import Answer, Costs, Machine, Misfit, Prediction, Use
 from ..simulator import Settings
 from ..tracing.steps import Step
 
-__all__ = ["asked", "costs_table", "machines_table", "remarks", "steps_table"]
+__all__ = ["asked", "costs_table", "machines_table", "moved_table", "remarks", "steps_table"]
 
 _DAYS = 365.0
 _MOST_YEARS = 100.0
-_LIMITS: Mapping[Limit, str] = {
-    "nothing": "nothing",
-    "drive writes": "drive writes",
-    "drive reads": "drive reads",
-    "CPU": "the store's CPU time",
-    "several": "several at once",
-}
 _TIERS = {"disk": "on disk", "host memory": "of host memory"}
 
 
@@ -47,55 +40,68 @@ def asked(trace: str, step: Step, settings: Settings) -> str:
 def steps_table(answers: Sequence[Answer]) -> Table:
     """How long a step takes: a row for each answer."""
     table = _table("hardware", "ranks", "step", "compute", "slower", "waits")
-    table.add_column("bound by")
+    table.add_column("bound by", no_wrap=True)
     for each in answers:
         table.add_row(escape(each.machine), str(each.num_ranks), *_times(each.outcome))
     return table
 
 
-def costs_table(answers: Sequence[Answer]) -> Table:
-    """What moves, what the tiers of a host hold at most, and what it costs: a row for each answer that fits."""
-    has_price = any(each.costs is not None and each.costs.price_per_step is not None for each in answers)
-    names = ["ranks", "written", "read", "memory", "disk", "a year", "worn out in", "worn"]
-    table = _table("hardware", *names, *(["price"] if has_price else []))
+def moved_table(answers: Sequence[Answer]) -> Table:
+    """What a step moves, and the most that it holds in the tiers of a host: a row for each answer that fits."""
+    table = _table("hardware", "ranks", "written", "read", "memory", "disk")
     for each in answers:
-        if isinstance(each.outcome, Prediction) and each.costs is not None:
+        if isinstance(each.outcome, Prediction):
+            table.add_row(escape(each.machine), str(each.num_ranks), *_moved(each.outcome))
+    return table
+
+
+def costs_table(answers: Sequence[Answer]) -> Table:
+    """What it costs: a row for each answer that fits."""
+    has_price = any(each.costs is not None and each.costs.price_per_step is not None for each in answers)
+    table = _table("hardware", "ranks", "TB a year", "worn out in", "drives/year", *(["price"] if has_price else []))
+    for each in answers:
+        if each.costs is not None:
             price = [_figure(each.costs.price_per_step)] if has_price else []
-            table.add_row(escape(each.machine), str(each.num_ranks), *_moved(each.outcome), *_spent(each.costs), *price)
+            table.add_row(escape(each.machine), str(each.num_ranks), *_spent(each.costs), *price)
     return table
 
 
 def remarks(answers: Sequence[Answer], use: Use) -> Iterator[str]:
     """What the tables have no room for: what they are about, and how much better a step would be without its bound."""
-    yield (
-        "Written, read, memory and disk: of all ranks of a host, in a step. A year: what is written to its drives, "
-        f"{use.hours_per_day:g} hours a day. Worn: drives in a year, of {_count(use.num_hosts, 'host')}; "
-        "price: of a step, likewise."
-    )
+    if any(each.costs is not None for each in answers):
+        yield (
+            "Written, read, memory, disk: of all ranks of a host, in a step. TB a year: written to its drives, "
+            f"{use.hours_per_day:g} hours a day. Drives/year: worn out, of {_count(use.num_hosts, 'host')}; price: of "
+            "a step, likewise."
+        )
     for each in answers:
-        if isinstance(each.outcome, Prediction) and each.outcome.limit != "nothing":
-            yield f"{_name(each)} is bound by {_bound(each.outcome)}."
+        outcome = each.outcome
+        if isinstance(outcome, Misfit):
+            yield f"{_name(each)} does not fit: {_needs(outcome)}."
+        elif not outcome.written_bytes:
+            yield f"{_name(each)} writes nothing: all stays in memory."
         if each.costs is not None and use.steps_per_day is not None and each.costs.steps_per_day < use.steps_per_day:
             yield f"{_name(each)} takes {each.costs.steps_per_day:,.0f} steps a day at most."
-    if any(isinstance(each.outcome, Prediction) and each.outcome.limit == "nothing" for each in answers):
-        yield 'Bound by "nothing": a step takes hardly longer than its computing does.'
+    better = [line for each in answers if isinstance(each.outcome, Prediction) for line in _better(each, each.outcome)]
+    if better:
+        yield "If what bounds it (CPU: the store's own work) took no time, a step would take:"
+        yield from better
 
 
 def _table(first: str, *others: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
+    table.add_column(first, overflow="fold")
     for name in others:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
 def _times(outcome: Prediction | Misfit) -> list[str]:
     if isinstance(outcome, Misfit):
-        return [*["-"] * 4, f"does not fit: {_needs(outcome)}"]
+        return [*["-"] * 4, "does not fit"]
     waited_seconds = sum(outcome.stall_seconds.values())
-    times = [f"{seconds:.3g} s" for seconds in (outcome.seconds, outcome.compute_seconds, waited_seconds)]
-    bound = _LIMITS[outcome.limit] if outcome.written_bytes else "nothing: all stays in memory"
-    return [*times[:2], f"x{outcome.slowdown:.2f}", times[2], bound]
+    step, compute, waits = (_seconds(each) for each in (outcome.seconds, outcome.compute_seconds, waited_seconds))
+    return [step, compute, f"x{outcome.slowdown:.2f}", waits, outcome.limit]
 
 
 def _moved(prediction: Prediction) -> list[str]:
@@ -105,8 +111,12 @@ def _moved(prediction: Prediction) -> list[str]:
 
 
 def _spent(costs: Costs) -> list[str]:
-    year = f"{costs.written_bytes_per_year / 1e12:,.0f} TB"
+    year = f"{costs.written_bytes_per_year / 1e12:,.0f}"
     return [year, _lifetime(costs.years_to_rating), _figure(costs.worn_drives_per_year)]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:#.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
 
 
 def _figure(value: float | None) -> str:
@@ -126,12 +136,12 @@ def _needs(misfit: Misfit) -> str:
     return f"needs {needed} {_TIERS[misfit.tier]}, has {available}"
 
 
-def _bound(prediction: Prediction) -> str:
-    what = _LIMITS[prediction.limit]
+def _better(answer: Answer, prediction: Prediction) -> Iterator[str]:
     if prediction.limit == "several":
-        return f"{what}: no drive and no core alone makes much of a difference to its {prediction.seconds:.3g} s"
-    seconds = prediction.seconds_without[prediction.limit]
-    return f"{what}: if that took no time, a step would take {seconds:.3g} s instead of {prediction.seconds:.3g} s"
+        yield f"  {_name(answer)}: hardly less, whichever it is"
+    elif prediction.limit != "nothing":
+        seconds = _seconds(prediction.seconds_without[prediction.limit])
+        yield f"  {_name(answer)}: {seconds} instead of {_seconds(prediction.seconds)} ({prediction.limit})"
 
 
 def _name(answer: Answer) -> str:
