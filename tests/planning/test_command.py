@@ -172,6 +172,30 @@ def test_tier_that_is_too_small_is_an_answer(
     assert planned(*options, f"--disk-bytes={needed_bytes * 9 // 10}")["answers"][0]["misfit"]
 
 
+def test_view_is_a_page_of_the_simulated_step(
+    command: Command, planned: Callable[..., dict[str, Any]], recorded: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "step.html"
+    done = command("--trace", recorded, "--hardware=sata", "--ranks=2", "--view", page)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == f"wrote {page}"
+    assert "Step 3 of 3, simulated: sata, the first of 2 ranks" in page.read_text(encoding="utf-8")
+    page.unlink()
+    planned("--hardware=sata", "--view", page)
+    assert "simulated: sata<" in page.read_text(encoding="utf-8")
+
+
+def test_view_of_several_steps_of_none_or_to_nowhere_is_refused(
+    refused: Callable[..., str], recorded: Path, tmp_path: Path
+) -> None:
+    asked = ("--trace", recorded, "--view", tmp_path / "step.html")
+    assert "one --hardware" in refused(*asked)
+    assert "one --hardware" in refused(*asked, "--hardware=sata", "--ranks=1", "--ranks=2")
+    assert "on disk, has 16 KiB" in refused(*asked, "--hardware=sata", "--disk-bytes=16KiB", "--staging-bytes=16KiB")
+    assert list(tmp_path.iterdir()) == []
+    assert "--view" in refused("--trace", recorded, "--hardware=sata", "--view", tmp_path / "no" / "step.html")
+
+
 def test_list_names_every_machine_and_needs_no_trace(command: Command) -> None:
     done = command("--list-hardware")
     assert done.returncode == 0

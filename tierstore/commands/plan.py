@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError
+from .files import write_file
 
 if TYPE_CHECKING:
     from ..planning import Answer, Machine, Use
-    from ..simulator import Settings
+    from ..simulator import Settings, Workload
 
 __all__ = ["plan"]
 
@@ -78,6 +79,13 @@ def plan(
     price_per_hour: Annotated[
         float | None, typer.Option(metavar="PRICE", help="Of a host, in any currency. Default: the hardware file's.")
     ] = None,
+    view: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT",
+            help="Draw the simulated step as a page, as `tierstore trace view` does. Of one machine.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON, nothing else.")] = False,
 ) -> None:
     """Tell what a recorded step would take on hardware that one does not have: time, memory, wear of drives, price.
@@ -97,6 +105,8 @@ def plan(
         raise ConfigError("--trace", None, "give the file that tiered_offload(store, trace=FILE) has written")
     if training_cores is not None and not 0 < training_cores < inf:
         raise ConfigError("--training-cores", training_cores, "give more than 0")
+    if view is not None and (len(hardware or ()) != 1 or len(ranks or [1]) != 1):
+        raise ConfigError("--view", str(view), "a page shows one step; give one --hardware, and --ranks once at most")
     use = Use(hosts, hours_per_day, steps_per_day, price_per_hour)
     machines = [find_machine(each) for each in hardware] if hardware else shipped_machines()
     recorded = read_trace(trace)
@@ -110,14 +120,41 @@ def plan(
         for machine in machines
         for num_ranks in ranks or [1]
     ]
+    if view is not None:
+        _draw(view, workload, machines[0], settings, answers[0])
     if as_json:
         _print_json(str(trace), step.number, settings, answers)
     else:
         _print_tables(asked(str(trace), step, settings), answers, use)
+        if view is not None:
+            print(f"wrote {view}")
 
 
 def _said(options: dict[str, Text]) -> dict[str, str]:
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _draw(view: Path, workload: Workload, machine: Machine, settings: Settings, answer: Answer) -> None:
+    from ..planning import Misfit, simulated_trace
+    from ..tracing.page import page_of
+    from ..tracing.steps import steps_of, thread_names_of
+    from ..tracing.summary import summarize
+    from ..tracing.timeline import timeline_of
+    from .plan_views import needs
+
+    if isinstance(answer.outcome, Misfit):
+        raise ConfigError("--view", str(view), f"there is no step to draw: it {needs(answer.outcome)}")
+    num_ranks = answer.num_ranks
+    simulated = simulated_trace(workload, machine, settings, num_ranks=num_ranks)
+    steps = steps_of(simulated)
+    ranks = "" if num_ranks == 1 else f", the first of {num_ranks} ranks"
+    page = page_of(
+        timeline_of(steps[-1], thread_names_of(simulated)),
+        summarize(steps[-1], simulated.header),
+        len(steps),
+        remark=f", simulated: {machine.name}{ranks}",
+    )
+    write_file(view, "--view", page.encode())
 
 
 def _print_machines(machines: Sequence[Machine]) -> None:

@@ -12,7 +12,7 @@ from ..planning import Answer, Costs, Machine, Misfit, Prediction, Use
 from ..simulator import Settings
 from ..tracing.steps import Step
 
-__all__ = ["asked", "costs_table", "machines_table", "moved_table", "remarks", "steps_table"]
+__all__ = ["asked", "costs_table", "machines_table", "moved_table", "needs", "remarks", "steps_table"]
 
 _DAYS = 365.0
 _MOST_YEARS = 100.0
@@ -77,7 +77,7 @@ def remarks(answers: Sequence[Answer], use: Use) -> Iterator[str]:
     for each in answers:
         outcome = each.outcome
         if isinstance(outcome, Misfit):
-            yield f"{_name(each)} does not fit: {_needs(outcome)}."
+            yield f"{_name(each)} does not fit: {needs(outcome)}."
         elif not outcome.written_bytes:
             yield f"{_name(each)} writes nothing: all stays in memory."
         if each.costs is not None and use.steps_per_day is not None and each.costs.steps_per_day < use.steps_per_day:
@@ -131,7 +131,8 @@ def _lifetime(years: float | None) -> str:
     return f"{years:.1f} years" if years >= 1 else f"{years * _DAYS:.0f} days"
 
 
-def _needs(misfit: Misfit) -> str:
+def needs(misfit: Misfit) -> str:
+    """What the tier lacks, in words."""
     needed, available = format_bytes(misfit.needed_bytes), format_bytes(misfit.available_bytes)
     return f"needs {needed} {_TIERS[misfit.tier]}, has {available}"
 

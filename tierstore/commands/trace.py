@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError
+from .files import unwritable, write_file
 
 if TYPE_CHECKING:
     from ..tracing.events import Header
@@ -44,26 +45,26 @@ def view(
     """
     from ..tracing.page import page_of
     from ..tracing.picture import draw_picture
-    from ..tracing.steps import choose_step
+    from ..tracing.steps import choose_step, thread_names_of
     from ..tracing.summary import summarize
     from ..tracing.timeline import timeline_of
 
     trace, steps = _read(file)
     chosen = choose_step(steps, step)
     summary = summarize(chosen, trace.header)
-    names = _thread_names(trace)
+    names = thread_names_of(trace)
     timeline = timeline_of(chosen, names)
     if html is None and perfetto is None and png is None:
         html = file.with_suffix(".html")
     if html is not None:
-        _write(html, "--html", page_of(timeline, summary, len(steps)).encode())
+        write_file(html, "--html", page_of(timeline, summary, len(steps)).encode())
     if perfetto is not None:
-        _write(perfetto, "--perfetto", _as_perfetto(steps, names, trace.header))
+        write_file(perfetto, "--perfetto", _as_perfetto(steps, names, trace.header))
     if png is not None:
         try:
             draw_picture(timeline, summary, len(steps), png)
         except OSError as error:
-            raise _unwritable("--png", png, error) from error
+            raise unwritable("--png", png, error) from error
     for written in filter(None, (html, perfetto, png)):
         print(f"wrote {written}")
     print(f"step {summary.number} of {len(steps)}: {' '.join(summary.headline)}")
@@ -109,26 +110,9 @@ def _read(file: Path) -> tuple[RecordedTrace, list[Step]]:
     return trace, steps
 
 
-def _thread_names(trace: RecordedTrace) -> dict[int, str]:
-    from ..tracing.events import Scope
-
-    return {event.thread: event.thread_name for event in trace.events if isinstance(event, Scope)}
-
-
 def _as_perfetto(steps: list[Step], names: dict[int, str], header: Header) -> bytes:
     import msgspec
 
     from ..tracing.perfetto import trace_events
 
     return msgspec.json.encode(trace_events(steps, names, header.pid, header.began_ns))
-
-
-def _write(file: Path, option: str, content: bytes) -> None:
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise _unwritable(option, file, error) from error
-
-
-def _unwritable(option: str, file: Path, error: OSError) -> ConfigError:
-    return ConfigError(option, str(file), f"it cannot be written: {error.strerror or error}")

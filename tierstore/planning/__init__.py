@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from .answers import Answer, answer
 from .costs import Costs, Use, costs_of
+from .drawn import simulated_trace
 from .machines import Machine, find_machine, shipped_machines
 from .prediction import Limit, Misfit, Prediction, predict
 from .settings import last_whole_step, planned_settings
@@ -39,4 +40,5 @@ __all__ = [
     "planned_settings",
     "predict",
     "shipped_machines",
+    "simulated_trace",
 ]

@@ -19,7 +19,7 @@ from ..simulator.from_hardware import hardware_of
 from .contents import sample_data_of
 from .machines import Machine
 
-__all__ = ["Limit", "Misfit", "Prediction", "predict"]
+__all__ = ["Limit", "Misfit", "Prediction", "predict", "situation"]
 
 Limit = Literal["nothing", "drive writes", "drive reads", "CPU", "several"]
 """What bounds a step; "several": none of them does alone."""
@@ -96,11 +96,8 @@ def predict(workload: Workload, machine: Machine, settings: Settings, *, num_ran
     Raises:
         ConfigError: a number is below 1, or the machine's file has no figures of the codec.
     """
-    _check_codec(machine, settings.codec)
-    hardware = hardware_of(machine.hardware, kinds=sample_data_of(workload))
-    share_bytes = hardware.drive.capacity_bytes // max(1, num_ranks)
-    disk_bytes = share_bytes if settings.disk_bytes is None else min(settings.disk_bytes, share_bytes)
-    settings = replace(settings, disk_bytes=disk_bytes)
+    hardware, settings = situation(workload, machine, settings, num_ranks)
+    disk_bytes = settings.disk_bytes or 0
     try:
         steps = _last_steps(workload, hardware, settings, num_ranks)
     except StoreFullError:
@@ -116,6 +113,15 @@ def predict(workload: Workload, machine: Machine, settings: Settings, *, num_ran
             with suppress(StoreFullError):  # what is written sooner may need more room at once
                 seconds_without[limit] = _slowest(_last_steps(workload, better, settings, num_ranks)).seconds
     return _prediction(steps, compute_seconds, seconds_without)
+
+
+def situation(workload: Workload, machine: Machine, settings: Settings, num_ranks: int) -> tuple[Hardware, Settings]:
+    """What is simulated. Arguments and errors as those of `predict`."""
+    _check_codec(machine, settings.codec)
+    hardware = hardware_of(machine.hardware, kinds=sample_data_of(workload))
+    share_bytes = hardware.drive.capacity_bytes // max(1, num_ranks)
+    disk_bytes = share_bytes if settings.disk_bytes is None else min(settings.disk_bytes, share_bytes)
+    return hardware, replace(settings, disk_bytes=disk_bytes)
 
 
 def _prediction(

@@ -109,10 +109,14 @@ class SimulatedDevice:
         self._busy: deque[tuple[Copy, SimulatedRecord | None]] = deque()  # that arrives with it; None: none does
 
     @property
+    def held_bytes(self) -> int:
+        """See `DeviceTier`."""
+        return self._window.resident.used_bytes + self._window.in_flight.used_bytes
+
+    @property
     def used_bytes(self) -> int:
         """What is the store's alone now."""
-        window = self._window
-        return window.resident.used_bytes + window.in_flight.used_bytes + window.reloaded.used_bytes
+        return self.held_bytes + self._window.reloaded.used_bytes
 
     @property
     def is_busy(self) -> bool:

@@ -6,14 +6,14 @@ writes. A read waits for a turn, reads, decodes, and takes its checksum when it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
 from ..disk.tier import Loaded, Stored
 from ..errors import StoreFullError
-from .clock import Clock, Process, Turns
+from .clock import Clock, Process, Turns, Wait
 from .codecs import CodecOfRecords
 from .hardware import Activity, Hardware
 from .record import SimulatedRecord
@@ -142,29 +142,41 @@ class SimulatedEngine:
         yield self._clock.work(Activity.CPU, self._raw_cpu_seconds(record))
         yield self._writes.take
         yield self._clock.work(Activity.CPU, encoded.encode_seconds)
-        yield from self._transfer(Activity.WRITE, self._hardware.drive.write_latency_seconds, stored_bytes)
+        drive_seconds = yield from self._transfer(
+            Activity.WRITE, self._hardware.drive.write_latency_seconds, stored_bytes
+        )
         self._writes.give_back()
         record.codec = encoded.codec
-        self._codecs.learn_written(record, encoded, self._raw_cpu_seconds(record) + encoded.encode_seconds)
-        self.transfers.end_spill(record, Stored(stored_bytes, encoded.codec, record.kind))
+        cpu_seconds = self._raw_cpu_seconds(record) + encoded.encode_seconds
+        self._codecs.learn_written(record, encoded, cpu_seconds)
+        self.transfers.end_spill(
+            record, Stored(stored_bytes, encoded.codec, record.kind, None, drive_seconds, cpu_seconds)
+        )
 
     def _restore(self, record: SimulatedRecord) -> Process:
         if not self.transfers.begin_restore(record):
             return
         stored_bytes = record.stored_bytes
         yield self._reads.take
-        yield from self._transfer(Activity.READ, self._hardware.drive.read_latency_seconds, stored_bytes)
-        yield self._clock.work(Activity.CPU, self._codecs.decode_seconds(record))
+        drive_seconds = yield from self._transfer(
+            Activity.READ, self._hardware.drive.read_latency_seconds, stored_bytes
+        )
+        decode_seconds = self._codecs.decode_seconds(record)
+        yield self._clock.work(Activity.CPU, decode_seconds)
         self._reads.give_back()
         self._codecs.learn_read(record, stored_bytes)
         yield self._clock.work(Activity.CPU, self._raw_cpu_seconds(record))
-        self.transfers.end_restore(record, Loaded(stored_bytes))
+        cpu_seconds = self._raw_cpu_seconds(record) + decode_seconds
+        self.transfers.end_restore(record, Loaded(stored_bytes, drive_seconds, cpu_seconds))
 
-    def _transfer(self, direction: Activity, latency_seconds: float, num_bytes: int) -> Process:
+    def _transfer(self, direction: Activity, latency_seconds: float, num_bytes: int) -> Generator[Wait, None, float]:
+        """Returns for how long it was at the drive, or waited for that."""
+        began_seconds = self._clock.now_seconds
         yield self._device.take
         yield self._clock.sleep(latency_seconds)
         yield self._clock.work(direction, num_bytes)
         self._device.give_back()
+        return self._clock.now_seconds - began_seconds
 
     def _raw_cpu_seconds(self, record: SimulatedRecord) -> float:
         return self._hardware.cpu_seconds_per_record + record.nbytes * self._hardware.cpu_seconds_per_byte

@@ -13,11 +13,13 @@ from ..engine import NUM_RESTORES, NUM_SPILLS
 from ..errors import ConfigError
 from ..lookahead import LearnedOrders
 from ..stats import Counters
+from ..tracing.events import Event
 from ..tracing.observer import Observer
 from .clock import Clock, Process, Turns
 from .codecs import CodecOfRecords
 from .device import SimulatedDevice
 from .engine import SimulatedEngine
+from .events import EventsSeen
 from .flows import Flows
 from .hardware import Activity, Hardware, Sharing
 from .link import LinkCopies
@@ -111,6 +113,7 @@ def simulate(
     num_steps: int = 3,
     num_ranks: int = 1,
     observer: Observer | None = None,
+    events: list[Event] | None = None,
 ) -> Sequence[Sequence[SimulatedStep]]:
     """The steps of each rank, in turn. The first knows nothing of the graph; the last is the one that goes on and on.
 
@@ -125,6 +128,7 @@ def simulate(
             has left behind.
         num_ranks: how many share the machine.
         observer: is told of every move of the first rank, besides.
+        events: gets what a trace of the first rank would have but its header.
 
     Raises:
         ConfigError: a number is below 1, there is no such codec, or tensors are saved on an accelerator and there is
@@ -151,6 +155,7 @@ def simulate(
             LinkCopies(clock, number),
             _engine(clock, flows, device, workload, hardware, settings, disk_bytes),
             observer if number == 0 else None,
+            events if number == 0 else None,
         )
         for number in range(num_ranks)
     ]
@@ -203,6 +208,7 @@ class _Run:
         copies: LinkCopies,
         engine: SimulatedEngine,
         observer: Observer | None,
+        events: list[Event] | None,
     ) -> None:
         self.done: list[SimulatedStep] = []
         self._clock = clock
@@ -211,7 +217,8 @@ class _Run:
         self._call_seconds = call_seconds
         self._copies = copies
         self._next_key = 0
-        self._jobs = JobsSeen(clock, observer)
+        self._seen = None if events is None else EventsSeen(clock, observer, self._levels, events)
+        self._jobs = self._seen or JobsSeen(clock, observer)
         self._moves = SimulatedMoves(
             host_bytes=settings.host_bytes,
             staging_bytes=settings.staging_bytes,
@@ -227,25 +234,37 @@ class _Run:
         """One after the other."""
         settings = self._settings
         budgets = Budgets(settings.host_bytes, settings.device_bytes, settings.staging_bytes)
-        for _ in range(num_steps):
+        for number in range(num_steps):
             began_seconds, before = self._clock.now_seconds, deepcopy(self._moves.counters)
             waited_seconds = self._copies.waited_seconds
             self._begin_peaks()
             log = GraphLog(self._workload.saved, self._next_key, settings.reach_bytes, self._orders, budgets)
-            yield from self._step(log)
+            yield from self._step(number, log)
             self._next_key = log.next_key
             self.done.append(self._step_since(began_seconds, before, waited_seconds))
 
-    def _step(self, log: GraphLog) -> Process:
+    def _step(self, number: int, log: GraphLog) -> Process:
         self._rank.begin(log)
+        if self._seen is not None:
+            settings = self._settings
+            self._seen.step_began(number, settings.device_bytes, settings.prefetch, settings.reach_bytes)
         for action in self._workload.actions:
-            num_before = self._jobs.num_queued
+            num_before, began_seconds = self._jobs.num_queued, self._clock.now_seconds
             yield from self._rank.act(log, action)
             if isinstance(action, Pack | Unpack):
                 call_seconds = self._call_seconds * (self._jobs.num_queued - num_before)
                 if call_seconds:
                     yield self._clock.work(Activity.COMPUTE, call_seconds)
+            if self._seen is not None:
+                self._seen.acted(number, log, action, began_seconds)
         self._rank.end()
+        if self._seen is not None:
+            self._seen.step_ended(number)
+
+    def _levels(self) -> tuple[int, ...]:
+        moves, books = self._moves, self._moves.books
+        in_host_memory = books.host.used_bytes, books.staging.used_bytes, books.lent.used_bytes
+        return moves.device.held_bytes, moves.uncharged_bytes(), *in_host_memory, moves.disk_bytes
 
     def _begin_peaks(self) -> None:
         for window in (self._moves.books.host, self._moves.books.staging):

@@ -34,12 +34,12 @@ class JobsSeen(Observer):
         self._clock = clock
         self._other = other or Observer()
         self._open = OpenJobs()
-        self._ended: list[Transfer] = []
+        self._transfers: list[Transfer] = []
 
     def take_ended(self) -> Sequence[Transfer]:
         """Those that have ended since the last time."""
-        ended, self._ended = self._ended, []
-        return ended
+        transfers, self._transfers = self._transfers, []
+        return transfers
 
     def spill_queued(self, record: int, nbytes: int) -> None:
         """See `Observer`."""
@@ -106,7 +106,10 @@ class JobsSeen(Observer):
     def _take(self, event: tuple[Any, ...] | None) -> None:
         if event is not None:
             kind, *fields = event
-            self._ended.append(kind(*fields))
+            self._ended(kind(*fields))
+
+    def _ended(self, transfer: Transfer) -> None:
+        self._transfers.append(transfer)
 
     def _now_ns(self) -> int:
         return round(self._clock.now_seconds * 1e9)

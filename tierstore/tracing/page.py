@@ -19,11 +19,11 @@ __all__ = ["page_of"]
 _PHASES = ("forward", "backward")
 
 
-def page_of(timeline: Timeline, summary: StepSummary, num_steps: int) -> str:
-    """The page. Times in it are milliseconds from the step's beginning."""
+def page_of(timeline: Timeline, summary: StepSummary, num_steps: int, *, remark: str = "") -> str:
+    """The page. Times in it are milliseconds from the step's beginning; `remark` stands behind its title."""
     page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     data = msgspec.json.encode(_data(timeline)).decode().replace("<", "\\u003c")
-    title = f"Step {summary.number} of {num_steps}"
+    title = html.escape(f"Step {summary.number} of {num_steps}{remark}")
     headline = "".join(f"<p>{html.escape(line)}</p>" for line in summary.headline)
     for mark, text in {"TITLE": title, "HEADLINE": headline, "TABLE": _table(summary), "DATA": data}.items():
         page = page.replace(f"<!--{mark}-->", text)

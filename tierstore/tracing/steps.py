@@ -26,7 +26,7 @@ from .events import (
 )
 from .reader import RecordedTrace
 
-__all__ = ["Step", "Wait", "choose_step", "records_of", "steps_of"]
+__all__ = ["Step", "Wait", "choose_step", "records_of", "steps_of", "thread_names_of"]
 
 _T = TypeVar("_T")
 _ONE_WAIT_NS = 1_000_000
@@ -130,6 +130,11 @@ def records_of(events: Iterable[Event]) -> dict[tuple[int, int], int]:
     return records
 
 
+def thread_names_of(trace: RecordedTrace) -> dict[int, str]:
+    """Of the threads that entered a scope, by their number."""
+    return {event.thread: event.thread_name for event in trace.events if isinstance(event, Scope)}
+
+
 class _Events:
     """The events of a trace by kind. What is asked for must have the fields that the question is about."""
 
@@ -195,7 +200,8 @@ def _waits(stalls: Iterable[Stall]) -> list[Wait]:
         before = waits[last[stall.thread]] if stall.thread in last else None
         is_same = before is not None and (before.cause, before.record) == (stall.cause, stall.record)
         if before is not None and is_same and stall.began_ns - before.end_ns < _ONE_WAIT_NS:
-            waits[last[stall.thread]] = Wait(before.began_ns, stall.end_ns, stall.thread, stall.cause, stall.record)
+            end_ns = max(before.end_ns, stall.end_ns)  # they may overlap by what rounding makes of a time
+            waits[last[stall.thread]] = Wait(before.began_ns, end_ns, stall.thread, stall.cause, stall.record)
         else:
             last[stall.thread] = len(waits)
             waits.append(Wait(stall.began_ns, stall.end_ns, stall.thread, stall.cause, stall.record))
