@@ -75,7 +75,7 @@ class ConfigError(TierStoreError, ValueError):
 
     Attributes:
         option: the name of the argument, option or file.
-        given: what was passed, as the caller wrote it.
+        given: what was passed, as the caller wrote it; None where nothing was.
         allowed: what would have been accepted, in words.
     """
 
@@ -84,7 +84,9 @@ class ConfigError(TierStoreError, ValueError):
     allowed: str
 
     def __str__(self) -> str:
-        return f"{self.option}={_shown(self.given)} cannot be used: {self.allowed}"
+        what = "is missing" if self.given is None else "cannot be used"
+        value = "" if self.given is None else f"={_shown(self.given)}"
+        return f"{self.option}{value} {what}: {self.allowed}"
 
 
 @dataclass(eq=False)

@@ -157,7 +157,8 @@ def _held(each: SessionState) -> tuple[str, ...]:
 
 
 def _codecs(report: Report) -> Table:
-    table = Table(title="records stored, by kind and codec", title_justify="left")
+    title = "records stored, by kind and codec"
+    table = Table(title=title, title_justify="left", min_width=len(title))
     table.add_column("kind")
     table.add_column("codecs")
     for kind, counts in sorted(report.codec_choices.items()):

@@ -37,6 +37,8 @@ def watch_daemon(address: str, interval_seconds: float, num_looks: int | None) -
                 if number == num_looks:
                     break
                 time.sleep(interval_seconds)
+        if not console.is_terminal:
+            console.line()
     except KeyboardInterrupt:
         return True
     finally:

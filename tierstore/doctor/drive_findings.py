@@ -134,7 +134,7 @@ def worth_of_figures(machine: Measurements) -> Found:
         yield note(
             "drive-shared",
             f"Others used the drive meanwhile: it moved {format_bytes(drive.device_bytes or 0)}, "
-            f"{format_bytes(_measured_bytes(drive))} of it for these figures: it can do more than they say.",
+            f"{format_bytes(_measured_bytes(drive))} of it for these figures, so it can do more than they say.",
             "Measure again when the machine is idle.",
         )
     if are_cores_shared(machine):

@@ -79,13 +79,13 @@ def _place(machine: Measurements) -> Iterator[Setting]:
 
 def _host_bytes(machine: Measurements) -> Setting:
     available_bytes, trainers = machine.memory.available_bytes, machine.num_trainers
-    of_memory = f"of the {format_bytes(available_bytes)} that can be taken"
     if machine.accelerators.links:
-        share, why = _HOST_SHARE_BESIDE_ACCELERATORS, "half, since the model itself is on the accelerator"
+        share, part, why = _HOST_SHARE_BESIDE_ACCELERATORS, "half", "the model itself is on the accelerator"
     else:
-        share, why = _HOST_SHARE, "a quarter, since training itself needs memory here"
+        share, part, why = _HOST_SHARE, "a quarter", "training itself needs memory here"
     among = "" if trainers == 1 else f", for {trainers} trainers"
-    return _set("host_bytes", _size(available_bytes // share // trainers), f"{why}, {of_memory}{among}")
+    reason = f"{part} of the {format_bytes(available_bytes)} that are available{among}: {why}"
+    return _set("host_bytes", _size(available_bytes // share // trainers), reason)
 
 
 def _movement(machine: Measurements) -> Iterator[Setting]:
@@ -101,7 +101,7 @@ def _movement(machine: Measurements) -> Iterator[Setting]:
         reason = f"a sixteenth of the {format_bytes(available_bytes)} of memory for a trainer, not the usual 112 MiB"
     yield _set("staging_bytes", _size(staging_bytes, MIB), reason)
     yield _set("inline_bytes", "128KiB", "smaller values take half the time in LMDB, larger ones longer")
-    yield _set("max_write_bytes_per_day", None, "no limit; what one would mean is said under wear")
+    yield _set("max_write_bytes_per_day", None, "no limit; the finding about writes in a day says what one would mean")
 
 
 def _min_bytes(machine: Measurements) -> Setting:
@@ -113,7 +113,7 @@ def _min_bytes(machine: Measurements) -> Setting:
         return _offload("min_bytes", "1MiB", "the default; the drive was not measured")
     if is_drive_shared(machine) or are_cores_shared(machine):
         return _offload(
-            "min_bytes", "1MiB", "the default; beside others, how long the drive takes to answer says little"
+            "min_bytes", "1MiB", "the default; others used the machine, so the latency that was measured says little"
         )
     moved_bytes = int(answer_seconds * min(speeds))
     value = min(max(_LEAST_MIN_BYTES, 1 << moved_bytes.bit_length()), _MOST_MIN_BYTES)
@@ -124,7 +124,7 @@ def _min_bytes(machine: Measurements) -> Setting:
 
 
 def _lookahead() -> Setting:
-    return _offload("lookahead_bytes", None, "as far as there is room: a distance of its own lets the drive idle")
+    return _offload("lookahead_bytes", None, "as far ahead as there is room; any fixed distance lets the drive idle")
 
 
 def _size(num_bytes: int, round_bytes: int = _ROUND_BYTES) -> str:

@@ -78,7 +78,8 @@ def _drive(machine: Measurements) -> Iterator[Table]:
     drive = machine.drive
     if not drive.writes and not drive.reads:
         return
-    table = Table(title="The drive, by block size and transfers at once", title_justify="left")
+    title = "The drive, by block size and transfers at once"
+    table = Table(title=title, title_justify="left", min_width=len(title))
     for name in ("block", "at once", "write", "read"):
         table.add_column(name, justify="right")
     written, read = _by_combination(drive.writes), _by_combination(drive.reads)
