@@ -9,61 +9,26 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-import torch
 
+from tests.command_line import LENGTH, TENSOR_BYTES, Command, command_of, complaint_of, record_two_steps
 from tests.daemon.conftest import END_SECONDS, environment_of_tests
 from tests.doctor.machines import machine as measured_machine
-from tierstore import TierStore, cli, tiered_offload
 from tierstore.doctor.diagnosis import hardware_of
 from tierstore.hardware import hardware_text
 from tierstore.planning import shipped_machines
 
-_SIDE, _LENGTH = 128, 4
-_TENSOR_BYTES = _SIDE * _SIDE * 4
-
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace of two steps whose tensors go to disk."""
-    folder = tmp_path_factory.mktemp("recorded")
-    (folder / "drive").mkdir()
-    with TierStore(folder / "drive", host_bytes=0, disk_bytes="1GiB", codec="none") as store:
-        for _ in range(2):
-            with tiered_offload(store, min_bytes=0, trace=folder / "step.jsonl"):
-                link = torch.randn(_SIDE, _SIDE, requires_grad=True)
-                for _ in range(_LENGTH):
-                    link = torch.exp(-link)
-                loss = link.sum()
-            del link
-            store.flush()  # time enough to write in a plan too
-            loss.backward()
-    return folder / "step.jsonl"
-
-
-class Done(NamedTuple):
-    returncode: object
-    stdout: str
-    stderr: str
-
-
-Command = Callable[..., Done]
+    return record_two_steps(tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs `tierstore plan ...` in this process: a fresh one takes a second."""
-
-    def run(*arguments: object) -> Done:
-        monkeypatch.setenv("COLUMNS", "150")
-        monkeypatch.setattr(sys, "argv", ["tierstore", "plan", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Done(ended.value.code or 0, *capsys.readouterr())
-
-    return run
+    return command_of("plan", monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -81,16 +46,8 @@ def planned(command: Command, recorded: Path) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def refused(command: Command) -> Callable[..., str]:
-    """Exit code 2, nothing on standard output, and one line that says what is wrong, which is returned."""
-
-    def run(*arguments: object) -> str:
-        done = command(*arguments)
-        assert (done.returncode, done.stdout) == (2, ""), done.stderr
-        (complaint,) = done.stderr.strip().splitlines()
-        assert complaint.startswith("tierstore: ")
-        return complaint
-
-    return run
+    """What it says is wrong."""
+    return lambda *arguments: complaint_of(command(*arguments))
 
 
 def test_plan_has_a_row_for_each_machine_and_number_of_ranks(command: Command, recorded: Path) -> None:
@@ -117,7 +74,7 @@ def test_plan_as_json_has_the_settings_of_the_trace_and_the_bytes_of_its_step(
     (answer,) = result["answers"]
     assert (answer["num_ranks"], answer["num_hosts"]) == (2, 3)
     moved = answer["prediction"]
-    assert 0 < moved["read_bytes"] <= moved["written_bytes"] <= 2 * _LENGTH * _TENSOR_BYTES
+    assert 0 < moved["read_bytes"] <= moved["written_bytes"] <= 2 * LENGTH * TENSOR_BYTES
     costs = answer["costs"]
     assert costs["written_bytes_per_year"] == 3650 * moved["written_bytes"]
     assert costs["price_per_step"] == pytest.approx(2 * 3 * moved["seconds"] / 3600)
@@ -129,7 +86,7 @@ def test_plan_with_other_settings_follows_them(planned: Callable[..., dict[str, 
     roomy = planned("--hardware=sata", "--config", file)["answers"][0]["prediction"]
     assert (roomy["written_bytes"], roomy["limit"]) == (0, "nothing")
     tight = planned("--hardware=sata", "--config", file, "--host-bytes=64KiB")["answers"][0]["prediction"]
-    assert 0 < tight["written_bytes"] <= _LENGTH * _TENSOR_BYTES
+    assert 0 < tight["written_bytes"] <= LENGTH * TENSOR_BYTES
     assert tight["host_bytes_peak"] <= 64 * 2**10
 
 
@@ -139,7 +96,7 @@ def test_plan_takes_the_file_that_a_doctor_writes(planned: Callable[..., dict[st
     file.write_text(hardware_text(described))
     (answer,) = planned("--hardware", file)["answers"]
     assert answer["machine"] == "hw"
-    assert 0 < answer["prediction"]["written_bytes"] <= _LENGTH * _TENSOR_BYTES
+    assert 0 < answer["prediction"]["written_bytes"] <= LENGTH * TENSOR_BYTES
     assert answer["costs"]["years_to_rating"] is None
 
 
@@ -167,7 +124,7 @@ def test_tier_that_is_too_small_is_an_answer(
     misfit = answer["misfit"]
     assert (misfit["tier"], misfit["available_bytes"]) == ("disk", 16 * 2**10)
     needed_bytes = misfit["needed_bytes"]
-    assert _TENSOR_BYTES <= needed_bytes <= _LENGTH * _TENSOR_BYTES
+    assert TENSOR_BYTES <= needed_bytes <= LENGTH * TENSOR_BYTES
     assert planned(*options, f"--disk-bytes={needed_bytes}")["answers"][0]["prediction"]
     assert planned(*options, f"--disk-bytes={needed_bytes * 9 // 10}")["answers"][0]["misfit"]
 

@@ -7,69 +7,29 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import torch
 
+from tests.command_line import LENGTH, TENSOR_BYTES, Command, command_of, complaint_of, record_two_steps
 from tests.daemon.conftest import environment_of_tests
-from tierstore import TierStore, cli, tiered_offload
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace of two steps whose tensors go to disk."""
-    folder = tmp_path_factory.mktemp("recorded")
-    (folder / "drive").mkdir()
-    with TierStore(folder / "drive", host_bytes=0, disk_bytes="1GiB", codec="none") as store:
-        for _ in range(2):
-            with tiered_offload(store, min_bytes=0, trace=folder / "step.jsonl"):
-                link = torch.randn(64, 64, requires_grad=True)
-                for _ in range(4):
-                    link = (link * 1.1).tanh()
-                loss = link.sum()
-            del link
-            store.flush()
-            loss.backward()
-    return folder / "step.jsonl"
-
-
-class Done(NamedTuple):
-    returncode: object
-    stdout: str
-    stderr: str
-
-
-Command = Callable[..., Done]
+    return record_two_steps(tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs `tierstore trace ...` in this process: a fresh one takes a second."""
-
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["tierstore", "trace", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Done(ended.value.code or 0, *capsys.readouterr())
-
-    return run
+    return command_of("trace", monkeypatch, capsys)
 
 
 @pytest.fixture
 def refused(command: Command) -> Callable[..., str]:
-    """Likewise: exit code 2, nothing on standard output, and one line that says what is wrong, which is returned."""
-
-    def run(*arguments: object) -> str:
-        done = command(*arguments)
-        assert (done.returncode, done.stdout) == (2, ""), done.stderr
-        (complaint,) = done.stderr.strip().splitlines()
-        assert complaint.startswith("tierstore: ")
-        return complaint
-
-    return run
+    """What it says is wrong."""
+    return lambda *arguments: complaint_of(command(*arguments))
 
 
 def test_view_writes_what_is_asked_for_and_says_why_it_is_slow(
@@ -100,8 +60,8 @@ def test_show_json_has_the_figures_of_every_step(command: Command, recorded: Pat
     result = json.loads(done.stdout)
     assert result["is_complete"] is True
     assert [step["number"] for step in result["steps"]] == [1, 2]
-    assert [step["num_packed"] for step in result["steps"]] == [4, 4]
-    assert all(step["written"]["nbytes"] == step["read"]["nbytes"] == 4 * 64 * 64 * 4 for step in result["steps"])
+    assert [step["num_packed"] for step in result["steps"]] == [LENGTH, LENGTH]
+    assert all(step["written"]["nbytes"] == step["read"]["nbytes"] == LENGTH * TENSOR_BYTES for step in result["steps"])
     assert all(step["headline"] for step in result["steps"])
 
 
@@ -141,10 +101,7 @@ def test_view_output_that_cannot_be_written_refused(
         (("show",), ["--json", "--step"]),
     ],
 )
-def test_help_names_the_options(
-    command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], named: list[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "150")
+def test_help_names_the_options(command: Command, words: tuple[str, ...], named: list[str]) -> None:
     done = command(*words, "--help")
     assert done.returncode == 0
     assert all(word in done.stdout for word in named)

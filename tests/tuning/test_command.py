@@ -9,14 +9,14 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from tests.command_line import Command, Done, command_of
 from tests.daemon.conftest import environment_of_tests
-from tierstore import TierStore, cli, tiered_offload
+from tierstore import TierStore, tiered_offload
 
 MIB = 2**20
 TRAINING = """
@@ -36,12 +36,6 @@ print("came to the end")
 """
 
 
-class Done(NamedTuple):
-    returncode: object
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture(autouse=True)
 def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the command is run, and where its temporary files are."""
@@ -54,16 +48,8 @@ def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """Runs `tierstore tune ...` in this process."""
-
-    def run(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["tierstore", "tune", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Done(ended.value.code or 0, *capsys.readouterr())
-
-    return run
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return command_of("tune", monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -79,7 +65,7 @@ def training(tmp_path: Path, store_directory: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # seven processes import torch
 def test_tune_program_ends_with_a_file_a_table_and_a_heat_map(
-    command: Callable[..., Done],
+    command: Command,
     training: Sequence[str],
     hardware_file: Path,
     store_directory: Path,
@@ -134,18 +120,18 @@ def _complaint(done: Done, code: int) -> str:
     return complaint
 
 
-def test_tune_program_without_a_scope_fails(command: Callable[..., Done], working_directory: Path) -> None:
+def test_tune_program_without_a_scope_fails(command: Command, working_directory: Path) -> None:
     assert "entered no scope" in _complaint(command("--", "true"), 1)
     assert list(working_directory.glob("*.toml")) == []
 
 
-def test_tune_program_that_crashes_fails_with_its_last_words(command: Callable[..., Done]) -> None:
+def test_tune_program_that_crashes_fails_with_its_last_words(command: Command) -> None:
     done = command("--", "sh", "-c", "echo alas; exit 3")
     assert "sh ended with 3" in _complaint(done, 1)
     assert "alas" in done.stderr
 
 
-def test_tune_program_that_hangs_fails_in_bounded_time(command: Callable[..., Done]) -> None:
+def test_tune_program_that_hangs_fails_in_bounded_time(command: Command) -> None:
     assert "not in its time" in _complaint(command("--trial-seconds=1", "--", "sleep", "1000"), 1)
 
 
@@ -160,24 +146,23 @@ def test_tune_program_that_hangs_fails_in_bounded_time(command: Callable[..., Do
     ],
 )
 def test_tune_with_an_argument_that_cannot_be_used_is_refused(
-    arguments: tuple[str, ...], word: str, command: Callable[..., Done]
+    arguments: tuple[str, ...], word: str, command: Command
 ) -> None:
     assert word in _complaint(command(*arguments), 2)
 
 
-def test_tune_does_not_write_over_a_file(command: Callable[..., Done], working_directory: Path) -> None:
+def test_tune_does_not_write_over_a_file(command: Command, working_directory: Path) -> None:
     (working_directory / "tierstore.toml").write_text("mine")
     assert "already" in _complaint(command("--", "true"), 2)
     assert (working_directory / "tierstore.toml").read_text() == "mine"
 
 
 @pytest.mark.parametrize("arguments", [(), ("--rounds=2", "--", "true"), ("--steps=0", "--", "true"), ("--faster",)])
-def test_tune_used_wrongly_exit_code_2(arguments: tuple[str, ...], command: Callable[..., Done]) -> None:
+def test_tune_used_wrongly_exit_code_2(arguments: tuple[str, ...], command: Command) -> None:
     assert command(*arguments).returncode == 2
 
 
-def test_tune_help_names_every_option(command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+def test_tune_help_names_every_option(command: Command) -> None:
     done = command("--help")
     assert done.returncode == 0
     for option in ("--config", "--host-bytes", "--steps", "--rounds", "--candidates", "--trial-seconds", "--heat-map"):
@@ -185,7 +170,7 @@ def test_tune_help_names_every_option(command: Callable[..., Done], monkeypatch:
     assert "tierstore tune -- python train.py" in done.stdout
 
 
-def test_options_behind_the_command_are_its_own(command: Callable[..., Done]) -> None:
+def test_options_behind_the_command_are_its_own(command: Command) -> None:
     assert "entered no scope" in _complaint(command("sh", "-c", "exit 0", "--help"), 1)
 
 
