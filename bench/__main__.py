@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--plot", action="store_true", help="run nothing: tables and plots of the last run again")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(NAMES):
-        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     rounds = 1 if arguments.quick else arguments.rounds
     if rounds is not None and rounds < 1:
         parser.error("--rounds: give 1 or more")

@@ -121,9 +121,11 @@ def _pass_unbroken(mutations: list[Mutation]) -> bool:
 def main() -> int:
     """Run the mutations of the rules that are named (default: all); 1 if one of them is not caught."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rules", nargs="*", metavar="RULE", choices=[[], *RULES], help="such as R4")
+    parser.add_argument("rules", nargs="*", metavar="RULE", help=f"of {', '.join(RULES)}; all by default")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once")
     given = parser.parse_args()
+    if unknown := [rule for rule in given.rules if rule not in RULES]:
+        parser.error(f"no rule is called {', '.join(unknown)}; there are {', '.join(RULES)}")
     chosen = [mutation for mutation in MUTATIONS if not given.rules or mutation.rule in given.rules]
     table = Table()
     for column in ("rule", "clause that was broken", "caught by"):

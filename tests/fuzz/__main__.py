@@ -67,7 +67,7 @@ def main(
     """Feed parsers what no sound peer, file or user would, guided by what it reaches."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     if unknown := set(names or ()) - set(TARGETS):
-        raise typer.BadParameter(f"no target is called {', '.join(sorted(unknown))}")
+        raise typer.BadParameter(f"no target is called {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
     chosen = [TARGETS[name] for name in names or TARGETS]
     if repeat is not None:
         for target in chosen:

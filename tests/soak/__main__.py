@@ -34,7 +34,7 @@ def main(
         Path | None, typer.Option(help="A directory on the disk to use; a temporary one by default.")
     ] = None,
 ) -> None:
-    """Soak the store."""
+    """Train while daemons are killed, disks fill up and errors are thrown; nothing may be left behind."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     ends_at = time.monotonic() + minutes * 60
     number = only or 0
