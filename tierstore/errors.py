@@ -75,7 +75,7 @@ class ConfigError(TierStoreError, ValueError):
 
     Attributes:
         option: the name of the argument, option or file.
-        given: what was passed, as the caller wrote it; None where nothing was.
+        given: what was passed, as the caller wrote it; None also where an option or a key of a file is missing.
         allowed: what would have been accepted, in words.
     """
 
@@ -84,9 +84,9 @@ class ConfigError(TierStoreError, ValueError):
     allowed: str
 
     def __str__(self) -> str:
-        what = "is missing" if self.given is None else "cannot be used"
-        value = "" if self.given is None else f"={_shown(self.given)}"
-        return f"{self.option}{value} {what}: {self.allowed}"
+        is_missing = self.given is None and not self.option.isidentifier()  # an argument may be given as None
+        problem = " is missing" if is_missing else f"={_shown(self.given)} cannot be used"
+        return f"{self.option}{problem}: {self.allowed}"
 
 
 @dataclass(eq=False)

@@ -26,6 +26,9 @@ from tierstore.errors import (
 
 EXAMPLES: list[tuple[TierStoreError, dict[str, object], str]] = [
     (ConfigError("size", -1, "more"), {"option": "size", "given": -1, "allowed": "more"}, "size=-1 .*more"),
+    (ConfigError("--path", None, "one"), {"given": None}, "--path is missing: one"),
+    (ConfigError("hw.toml: drive.size", None, "one"), {"given": None}, "drive.size is missing: one"),
+    (ConfigError("size", None, "more"), {"given": None}, "size=None cannot be used"),
     (StoreClosedError("/nvme"), {"store": "/nvme", "reason": "it was closed"}, "/nvme.*closed.*freed"),
     (StoreClosedError("/nvme", "fork"), {"reason": "fork"}, "/nvme.*fork"),
     (StoreBusyError("/nvme"), {"store": "/nvme"}, "/nvme.*signal handler.*nothing was done"),
