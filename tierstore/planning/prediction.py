@@ -83,9 +83,10 @@ class Misfit:
 
 
 def predict(workload: Workload, machine: Machine, settings: Settings, *, num_ranks: int = 1) -> Prediction | Misfit:
-    """What a step takes. Neither blocks nor touches a file; takes some milliseconds for each saved tensor and rank.
+    """What a step takes. Neither blocks nor touches a file.
 
-    A drive that is too small takes some ten simulations: the least one that would do is looked for.
+    A simulation takes about a millisecond for each saved tensor and rank. There are five where something bounds the
+    step, and some eight where a drive is too small: the least that would do is looked for.
 
     Args:
         workload: of each rank.
