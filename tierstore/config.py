@@ -22,6 +22,7 @@ __all__ = [
     "free_disk_bytes",
     "local_world_size",
     "memory_cgroup_limits",
+    "parse_io_depth",
     "parse_size",
     "program_name",
     "rank_of_process",
@@ -41,6 +42,7 @@ _UNITS: Mapping[str, int] = {
     "t": 2**40, "tib": 2**40, "tb": 10**12,
 }  # fmt: skip
 _SIZE = re.compile(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*([a-zA-Z]*)\s*", re.ASCII)
+_MOST_IO_DEPTH = 64
 _ALLOWED_SIZE = 'give a number of bytes (0 or more) or a string such as "8GiB", "64KiB", "1.5GB"'
 
 
@@ -62,6 +64,13 @@ def parse_size(value: SizeLike, option: str) -> int:
         if (factor := _UNITS.get(unit.lower())) is not None:
             return int(float(number) * factor) if "." in number else int(number) * factor
     raise ConfigError(option, value, _ALLOWED_SIZE)
+
+
+def parse_io_depth(value: int) -> int:
+    """Check how many records may be at a drive at once. Raises ConfigError: not a whole number from 1 to 64."""
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_IO_DEPTH:
+        return value
+    raise ConfigError("io_depth", value, f"give a whole number from 1 to {_MOST_IO_DEPTH}")
 
 
 def format_bytes(nbytes: float) -> str:

@@ -47,6 +47,7 @@ class StoreTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     staging_bytes: SizeLike | UnsetType = UNSET
     inline_bytes: SizeLike | UnsetType | None = UNSET
     checksum: bool | UnsetType = UNSET
+    io_depth: int | UnsetType = UNSET
     max_write_bytes_per_day: SizeLike | UnsetType | None = UNSET
     window_bytes: SizeLike | UnsetType = UNSET
     reconnect_seconds: float | UnsetType = UNSET

@@ -32,10 +32,13 @@ __all__ = ["Engine", "OpenDisk", "Spill", "Transfers"]
 
 NUM_SPILLS = 6
 NUM_RESTORES = 6
-"""Records in flight each way. The disk tier lets fewer to the device at once: while those are written or read, others
-are checksummed, entered into the index, or on their way between threads, and the device never waits for that."""
+"""Records in flight each way, by default. The disk tier lets fewer to the device at once: while those are written or
+read, others are checksummed, entered into the index, or on their way between threads, and the device never waits."""
 
-_NUM_THREADS = NUM_SPILLS + NUM_RESTORES + 2  # two for the index and the segments: every lane may be waiting for a turn
+NUM_BESIDE_DEVICE = 2
+"""Of them, so many more than are at the device."""
+
+_NUM_OTHER_THREADS = 2  # for the index and the segments: every lane may be waiting for a turn
 
 DEMAND, PREFETCH = 0, 1
 
@@ -93,6 +96,8 @@ class Engine:
     `request_stop` never block and may be called from any thread; `stop` blocks. The thread keeps `owner` alive until
     it has ended.
 
+    `num_spills` and `num_restores` records are in flight each way at once, at most.
+
     When `user` dies the engine is asked to end, and `on_death` is called on the loop: see NOTE [No finalizers] in
     `remains.py`. That holds from before the thread is started, so an interrupt of the constructor leaves none behind.
     """
@@ -103,11 +108,14 @@ class Engine:
         transfers: Transfers,
         name: str,
         *,
+        num_spills: int = NUM_SPILLS,
+        num_restores: int = NUM_RESTORES,
         owner: object = None,
         user: object = None,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
+        self._num_spills, self._num_restores = num_spills, num_restores
         self._transfers = transfers
         self._inbox: deque[tuple[_Queue, tuple[int, int, Record]]] = deque()
         self._discards: deque[int] = deque()
@@ -213,10 +221,11 @@ class Engine:
 
     def _run(self, open_disk: OpenDisk, owner: object) -> None:
         error: BaseException | None = None
+        num_threads = self._num_spills + self._num_restores + _NUM_OTHER_THREADS
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 try:
-                    with IoThreads(_NUM_THREADS, f"{self._name}-io") as self._io_threads:
+                    with IoThreads(num_threads, f"{self._name}-io") as self._io_threads:
                         runner.run(self._main(open_disk))
                 finally:
                     self._user = None  # the loop takes no more calls
@@ -237,9 +246,9 @@ class Engine:
         self._opening.put(disk)
         try:
             async with asyncio.TaskGroup() as lanes:
-                for _ in range(NUM_SPILLS):
+                for _ in range(self._num_spills):
                     lanes.create_task(self._spill_lane(disk))
-                for _ in range(NUM_RESTORES):
+                for _ in range(self._num_restores):
                     lanes.create_task(self._restore_lane(disk))
                 lanes.create_task(self._discard_lane(disk))
                 await self._stop_wanted.wait()
@@ -252,7 +261,7 @@ class Engine:
         self._on_death()
 
     def _end_lanes(self) -> None:
-        for queue, num_lanes in ((self._spills, NUM_SPILLS), (self._restores, NUM_RESTORES)):
+        for queue, num_lanes in ((self._spills, self._num_spills), (self._restores, self._num_restores)):
             while not queue.empty():
                 queue.get_nowait()
             for _ in range(num_lanes):

@@ -30,15 +30,16 @@ from .config import (
     check_directory,
     free_disk_bytes,
     local_world_size,
+    parse_io_depth,
     parse_size,
     program_name,
     rank_of_process,
 )
 from .config_file import ConfigSource, store_options
-from .disk.local import LocalDisk
+from .disk.local import NUM_AT_ONCE, LocalDisk
 from .disk.remote import RemoteDisk
 from .disk.tier import DiskTier, Kind
-from .engine import NUM_RESTORES, NUM_SPILLS, Engine, OpenDisk
+from .engine import NUM_BESIDE_DEVICE, Engine, OpenDisk
 from .errors import ConfigError, StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
 from .handle import Handle, Record
 from .layout import alias_of, is_storable, layout_of
@@ -79,9 +80,11 @@ class TierStore:
             divided likewise. More than is free is legal.
         codec: "auto", "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". "auto" encodes where that saves time.
         staging_bytes: a fixed window for what is being moved, beside `host_bytes`. `stats().staging_bytes` also counts
-            the 16 MiB that the I/O jobs work in, so that it is 128 MiB by default.
+            the 16 MiB that the I/O jobs work in (see `io_depth`), so that it is 128 MiB by default.
         inline_bytes: encoded values up to this size live in LMDB itself, larger ones in extents; None: all in LMDB.
         checksum: verify what is read against what was written.
+        io_depth: so many records are at the drive each way at once; from 1 to 64. Four keep most drives busy; more are
+            for those that take long to answer. Each has 2 MiB to work in, which `stats().staging_bytes` counts.
         max_write_bytes_per_day: what may be written to the drive, which wears out by it; None: no limit. The allowance
             refills evenly over 24 hours and may be spent at once; it begins full with each store. When it is spent,
             what fits stays in host memory, and then `StoreFullError` says when it will have refilled enough.
@@ -109,30 +112,35 @@ class TierStore:
         staging_bytes: SizeLike = "112MiB",
         inline_bytes: SizeLike | None = "128KiB",
         checksum: bool = True,
+        io_depth: int = NUM_AT_ONCE,
         max_write_bytes_per_day: SizeLike | None = None,
         copies: Copies | None = None,
         **unknown: Never,
     ) -> None:
         options = (
-            "host_bytes, disk_bytes, codec, staging_bytes, inline_bytes, checksum, max_write_bytes_per_day, copies"
+            "host_bytes, disk_bytes, codec, staging_bytes, inline_bytes, checksum, io_depth, max_write_bytes_per_day, "
+            "copies"
         )
         refuse_unknown(unknown, options)
         if (trial := trial_of_process()) is not None:
             host_bytes = trial.store.get("host_bytes", host_bytes)
             staging_bytes = trial.store.get("staging_bytes", staging_bytes)
             codec = trial.store.get("codec", codec)
+            io_depth = trial.store.get("io_depth", io_depth)
+            inline_bytes = trial.store.get("inline_bytes", inline_bytes)
         directory = check_directory(path)
         parse_codec(codec)
         if disk_bytes is None:
             disk_bytes = int(free_disk_bytes(directory) * _DISK_SHARE) // local_world_size()
         disk_budget_bytes = parse_size(disk_bytes, "disk_bytes")
         inline_limit_bytes = None if inline_bytes is None else parse_size(inline_bytes, "inline_bytes")
+        depth = parse_io_depth(io_depth)
         day_bytes = max_write_bytes_per_day
         if day_bytes is not None:
             day_bytes = parse_size(day_bytes, "max_write_bytes_per_day")
         self.host_bytes = _host_budget(host_bytes)
         self.staging_bytes = parse_size(staging_bytes, "staging_bytes")
-        self._disk_options: _DiskOptions | None = _DiskOptions(codec, inline_limit_bytes, checksum)
+        self._disk_options: _DiskOptions | None = _DiskOptions(codec, inline_limit_bytes, checksum, depth)
 
         async def open_disk(executor: Executor) -> DiskTier:
             return LocalDisk(
@@ -142,6 +150,7 @@ class TierStore:
                 codec=codec,
                 checksum=checksum,
                 executor=executor,
+                num_at_once=depth,
                 max_write_bytes_per_day=day_bytes,
             )
 
@@ -441,6 +450,7 @@ class _DiskOptions(NamedTuple):
     codec: str
     inline_bytes: int | None
     checksum: bool
+    io_depth: int
 
 
 class _Core:
@@ -461,8 +471,19 @@ class _Core:
         self._opened_at = time.monotonic()
         self._closed_at: float | None = None
         self.books = Residency(name, host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
+        io_depth = NUM_AT_ONCE if disk_options is None else disk_options.io_depth
+        num_spills = num_restores = io_depth + NUM_BESIDE_DEVICE
         try:
-            self.engine = Engine(open_disk, self.books, "tierstore", owner=self, user=store, on_death=self._store_died)
+            self.engine = Engine(
+                open_disk,
+                self.books,
+                "tierstore",
+                num_spills=num_spills,
+                num_restores=num_restores,
+                owner=self,
+                user=store,
+                on_death=self._store_died,
+            )
         except (OSError, StoreFullError) as error:
             reason = error.reason if isinstance(error, StoreFullError) else str(error)
             raise StorageIOError("open", name, reason, "nothing was stored") from error
@@ -478,9 +499,10 @@ class _Core:
             codec=None if disk_options is None else disk_options.codec,
             inline_bytes=None if disk_options is None else disk_options.inline_bytes,
             checksum=None if disk_options is None else disk_options.checksum,
-            num_spill_lanes=NUM_SPILLS,
-            num_restore_lanes=NUM_RESTORES,
+            num_spill_lanes=num_spills,
+            num_restore_lanes=num_restores,
             io_mode=usage.io_mode,
+            io_depth=None if disk_options is None else disk_options.io_depth,
         )
         self.traces = Recordings(self.books, partial(header_of, settings))
         watch_over(self)

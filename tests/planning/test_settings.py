@@ -108,6 +108,13 @@ def test_settings_of_a_file_come_before_the_trace_and_after_the_caller(tmp_path:
     assert (found.host_bytes, found.codec, found.prefetch, found.lookahead_bytes) == (3072, "auto", "reverse", 1024)
 
 
+def test_settings_with_a_depth_have_its_turns_and_lanes() -> None:
+    found = _settings(_trace(), store={"io_depth": 9})
+    assert (found.num_turns, found.num_spill_lanes, found.num_restore_lanes) == (9, 11, 11)
+    with pytest.raises(ConfigError, match="io_depth"):
+        _settings(_trace(), store={"io_depth": 0})
+
+
 @pytest.mark.parametrize(
     ("old", "new", "place"),
     [

@@ -46,6 +46,7 @@ def test_store_of_a_file_has_its_arguments(write: Write, store_directory: Path) 
         staging_bytes = "9MiB"
         inline_bytes = 0
         checksum = false
+        io_depth = 9
         max_write_bytes_per_day = "1GiB"
         """
     )
@@ -53,6 +54,7 @@ def test_store_of_a_file_has_its_arguments(write: Write, store_directory: Path) 
         disk = store._core.engine.disk
         assert (store.host_bytes, store.staging_bytes, disk.usage().budget_bytes) == (3 * MIB, 9 * MIB, 64 * MIB)
         assert store.stats().write_allowance_bytes == 2**30
+        assert store.stats().staging_bytes == (9 + 9 * 4) * MIB
         values = [torch.zeros(MIB), torch.ones(MIB)]
         handles = [store.put(value) for value in values]
         store.flush()

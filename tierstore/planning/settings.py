@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..codec import parse_codec
-from ..config import SizeLike, parse_size
+from ..config import SizeLike, parse_io_depth, parse_size
 from ..config_file import ConfigSource, FileOptions, offload_options, store_options
+from ..disk.local import NUM_AT_ONCE
+from ..engine import NUM_BESIDE_DEVICE
 from ..errors import ConfigError
 from ..simulator import Settings
 from ..tracing.events import Scope, StoreSettings
@@ -48,7 +50,7 @@ def planned_settings(
     Args:
         trace, step: what was recorded.
         config: as `TierStore.from_config` takes it.
-        store: arguments as `TierStore`'s: host_bytes, disk_bytes, staging_bytes, codec.
+        store: arguments as `TierStore`'s: host_bytes, disk_bytes, staging_bytes, codec, io_depth.
         offload: arguments as `tiered_offload`'s: prefetch, lookahead_bytes.
 
     Raises:
@@ -66,6 +68,8 @@ def planned_settings(
         disk_bytes = _size_or_none(values, "disk_bytes", None)
         codec = values.get("codec", recorded.codec or _CODEC_OF_A_DAEMON)
         parse_codec(codec)
+        io_depth = parse_io_depth(values.get("io_depth", recorded.io_depth or NUM_AT_ONCE))
+        num_lanes = io_depth + NUM_BESIDE_DEVICE if "io_depth" in values else None
     with in_offload.naming_their_place():
         values = in_offload.values
         return Settings(
@@ -75,8 +79,9 @@ def planned_settings(
             codec=codec,
             prefetch=values.get("prefetch", scope.prefetch if scope is not None else "learned"),
             lookahead_bytes=_size_or_none(values, "lookahead_bytes", _recorded_lookahead(scope, recorded)),
-            num_spill_lanes=recorded.num_spill_lanes,
-            num_restore_lanes=recorded.num_restore_lanes,
+            num_spill_lanes=num_lanes or recorded.num_spill_lanes,
+            num_restore_lanes=num_lanes or recorded.num_restore_lanes,
+            num_turns=io_depth,
         )
 
 

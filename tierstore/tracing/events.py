@@ -75,6 +75,7 @@ class StoreSettings(msgspec.Struct, frozen=True):
         host_bytes, staging_bytes, disk_bytes: its budgets.
         num_spill_lanes, num_restore_lanes: so many records are on their way down and up at once, at most.
         io_mode: how it reads and writes.
+        io_depth: so many of them are at the drive at once, each way; None: the daemon's, or an older trace.
     """
 
     place: str
@@ -88,6 +89,7 @@ class StoreSettings(msgspec.Struct, frozen=True):
     num_spill_lanes: int
     num_restore_lanes: int
     io_mode: str
+    io_depth: int | None = None
 
 
 class _Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower):
