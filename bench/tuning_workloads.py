@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +25,20 @@ from tierstore.demo.model import ByteTransformer, ModelShape
 from .branching import ROWS, WIDTH, Stage
 from .gpu.models import ResNet, ResNetShape
 
-__all__ = ["NUM_THREADS", "SAVED_BYTES", "WORKLOADS", "Workload", "make_workload"]
+__all__ = [
+    "NUM_THREADS",
+    "SAVED_BYTES",
+    "TRANSFORMER_BATCH",
+    "WORKLOADS",
+    "Workload",
+    "make_transformer",
+    "make_workload",
+]
 
 NUM_THREADS = 1
 """Given to `torch.set_num_threads` by who measures; the saved bytes do not depend on it, the last bits may."""
+
+TRANSFORMER_BATCH = 8
 
 SAVED_BYTES = {"transformer": 174_063_616, "convolutional": 232_783_872, "branching": 189_792_256}
 """What one step saves in storages of 1 MiB and more that nobody else holds; all is alive at the end of forward."""
@@ -76,9 +87,10 @@ def make_workload(name: str) -> Workload:
     return Workload(name, *WORKLOADS[name]())
 
 
-def _transformer() -> tuple[nn.Module, tuple[Tensor, ...]]:
+def make_transformer(batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The transformer for so many texts; what it saves is in proportion. Draws on torch's default generator."""
     shape = ModelShape(layers=5, width=256, heads=4, context=256)
-    text = torch.randint(256, (8, shape.context + 1))
+    text = torch.randint(256, (batch, shape.context + 1))
     return ByteTransformer(shape), (text[:, :-1], text[:, 1:])
 
 
@@ -93,7 +105,7 @@ def _branching() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 WORKLOADS: Mapping[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
-    "transformer": _transformer,
+    "transformer": partial(make_transformer, batch=TRANSFORMER_BATCH),
     "convolutional": _convolutional,
     "branching": _branching,
 }

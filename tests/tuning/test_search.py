@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from tierstore.errors import ConfigError
-from tierstore.tuning.search import CODECS, PREFETCHES, Space, search
+from tierstore.tuning.search import CODECS, IO_DEPTHS, PREFETCHES, Space, search
 from tierstore.tuning.settings import LEAST_STAGING_BYTES, TrialSettings, default_settings
 
 MIB = 2**20
@@ -21,7 +21,7 @@ def _always() -> bool:
 
 
 def _seconds(settings: TrialSettings) -> float:
-    """Less with memory up to what is saved, with 150 MiB ahead, with a quarter of the window and without a codec."""
+    """Less with memory up to what is saved, 150 MiB ahead, a quarter of the window, depth, and without a codec."""
     ahead = 300 * MIB if settings.lookahead_bytes is None else settings.lookahead_bytes
     host = min(settings.host_bytes, 300 * MIB)
     return (
@@ -31,15 +31,16 @@ def _seconds(settings: TrialSettings) -> float:
         + settings.staging_bytes / (112 * MIB)
         + (settings.codec != "none")
         + (settings.prefetch != "learned")
+        + 1 / settings.io_depth
     )
 
 
 def test_search_finds_what_all_combinations_hold() -> None:
     found = search(SPACE, [START], _seconds, _always)
     every = [
-        TrialSettings(host, window, codec, prefetch, ahead)
-        for window in SPACE.windows()
-        for host, ahead, codec, prefetch in product(SPACE.hosts(window), SPACE.lookaheads, CODECS, PREFETCHES)
+        TrialSettings(host, window, codec, prefetch, ahead, depth)
+        for window, depth in product(SPACE.windows(), IO_DEPTHS)
+        for host, ahead, codec, prefetch in product(SPACE.hosts(window, depth), SPACE.lookaheads, CODECS, PREFETCHES)
     ]
     assert _seconds(found.best(1)[0]) == pytest.approx(min(map(_seconds, every)))
     assert len(found.predicted) < len(every) / 3
@@ -56,12 +57,35 @@ def test_search_where_time_ties_prefers_less_memory() -> None:
     found = search(SPACE, [START], lambda settings: 1.0 if settings.host_bytes >= 150 * MIB else 2.0, _always)
     best = found.best(1)[0]
     assert best.host_bytes == 150 * MIB
-    assert best.staging_bytes == min(SPACE.windows())
+    assert (best.staging_bytes, best.io_depth) == (min(SPACE.windows()), min(IO_DEPTHS))
 
 
 def test_search_where_nothing_matters_leaves_the_rest_alone() -> None:
     best = search(SPACE, [START], lambda settings: 1.0, _always).best(1)[0]
-    assert best == replace(START, host_bytes=0, staging_bytes=min(SPACE.windows()))
+    assert best == replace(START, host_bytes=0, staging_bytes=min(SPACE.windows()), io_depth=min(IO_DEPTHS))
+
+
+def test_search_where_the_host_budget_counts_pays_for_depth_with_it() -> None:
+    space = Space(memory_bytes=128 * MIB, saved_bytes=300 * MIB)
+    start = default_settings(space.memory_bytes)
+
+    def seconds(settings: TrialSettings) -> float:
+        return 100.0 - settings.io_depth - settings.host_bytes / (8 * MIB)
+
+    (found,) = search(space, [start], seconds, _always).best(1)
+    assert found.io_depth == 16
+    assert found.memory_bytes == space.memory_bytes  # 48 MiB of it are what 12 more turns each way work in
+    assert found.host_bytes + found.staging_bytes == space.memory_bytes - 48 * MIB
+
+
+def test_search_gives_the_host_budget_what_a_smaller_window_frees_also_where_that_alone_is_slower() -> None:
+    def seconds(settings: TrialSettings) -> float:
+        return 100.0 - settings.host_bytes / (8 * MIB) - settings.staging_bytes / (16 * MIB)
+
+    space = Space(memory_bytes=160 * MIB, saved_bytes=300 * MIB)
+    (found,) = search(space, [default_settings(space.memory_bytes)], seconds, _always).best(1)
+    assert found.staging_bytes == min(space.windows())
+    assert found.memory_bytes == space.memory_bytes
 
 
 def test_search_told_to_stop_has_what_it_must_and_says_so() -> None:
@@ -78,10 +102,17 @@ def test_search_passes_over_settings_that_would_fail() -> None:
     assert search(SPACE, [START], lambda settings: None, _always).best(3) == []
 
 
-def test_best_has_the_other_codec_and_then_what_is_predicted_otherwise() -> None:
-    first, second, third = search(SPACE, [START], _seconds, _always).best(3)
-    assert second == replace(first, codec="auto")
-    assert _seconds(third) > _seconds(first)
+def test_best_has_two_other_codecs_the_better_first_and_then_what_is_predicted_otherwise() -> None:
+    penalty = {"none": 0.0, "shuffle-zstd:1": 0.1, "auto": 0.2, "zstd:1": 0.3}
+
+    def seconds(settings: TrialSettings) -> float:
+        return _seconds(replace(settings, codec="none")) + penalty[settings.codec]
+
+    first, second, third, fourth = search(SPACE, [START], seconds, _always).best(4)
+    assert [each.codec for each in (first, second, third)] == ["none", "shuffle-zstd:1", "auto"]
+    assert replace(second, codec="none") == replace(third, codec="none") == first
+    assert fourth.codec == "none"
+    assert seconds(fourth) > seconds(first)
 
 
 def test_best_has_the_fastest_too_where_it_is_hardly_faster_and_takes_more_memory() -> None:

@@ -37,7 +37,7 @@ def test_process_without_variable_is_no_trial(monkeypatch: pytest.MonkeyPatch, s
 
 def test_trial_gives_store_and_scope_its_settings(begin_trial: BeginTrial, make_store: MakeStore) -> None:
     folder = begin_trial(
-        store={"host_bytes": 3 * MIB, "staging_bytes": 20 * MIB, "codec": "zstd:1"},
+        store={"host_bytes": 3 * MIB, "staging_bytes": 20 * MIB, "codec": "zstd:1", "io_depth": 7, "inline_bytes": 9},
         offload={"prefetch": "reverse", "lookahead_bytes": 5 * MIB},
     )
     store = make_store(host_bytes=MIB, codec="none")
@@ -48,6 +48,7 @@ def test_trial_gives_store_and_scope_its_settings(begin_trial: BeginTrial, make_
     found = recording.settings
     assert (found.host_bytes, found.staging_bytes, found.codec) == (3 * MIB, 20 * MIB, "zstd:1")
     assert (found.prefetch, found.lookahead_bytes) == ("reverse", 5 * MIB)
+    assert (found.io_depth, found.inline_bytes) == (7, 9)
 
 
 def test_trial_lookahead_of_program_gives_way_to_the_default(begin_trial: BeginTrial, make_store: MakeStore) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from tierstore import TierStore, tiered_offload
+from tierstore.tracing.reader import read_trace
 from tierstore.tuning.search import Found
 from tierstore.tuning.settings import TrialSettings
 from tierstore.tuning.tuned import Candidate, Tuned, choose
 
 MIB = 2**20
-SETTINGS = TrialSettings(8 * MIB, 16 * MIB, "zstd:1", "reverse", 4 * MIB)
+SETTINGS = TrialSettings(8 * MIB, 16 * MIB, "zstd:1", "reverse", 4 * MIB, 9, 64 * 2**10)
 
 
 def _candidate(name: str, *seconds: float, is_allowed: bool = True, failure: str | None = None) -> Candidate:
@@ -56,7 +57,7 @@ def test_choice_where_the_program_is_above_the_limit_is_by_the_defaults() -> Non
 def _tuned(place: str, settings: TrialSettings) -> Tuned:
     chosen = Candidate("found\n1", settings, None, (0.5, 0.6), failure=None)
     found = Found({settings: 1.0}, [8 * MIB], [None], settings, is_whole=True)
-    return Tuned(place, MIB, 2**17, [REFERENCE, chosen], chosen, found, "it is\nfaster")
+    return Tuned(place, MIB, [REFERENCE, chosen], chosen, found, "it is\nfaster")
 
 
 @pytest.mark.parametrize("lookahead_bytes", [None, 4 * MIB])
@@ -71,6 +72,10 @@ def test_file_of_outcome_opens_a_store_and_a_scope_as_measured(
             scope = tiered_offload.from_config(store, config)
             assert (store.host_bytes, store.staging_bytes) == (8 * MIB, 16 * MIB)
             assert scope._options.prefetch == "reverse"
+            with store.trace(tmp_path / "trace.jsonl"):
+                pass
+            recorded = read_trace(tmp_path / "trace.jsonl").header.store
+            assert (recorded.io_depth, recorded.inline_bytes) == (9, 64 * 2**10)
             assert scope._options.lookahead_bytes == (lookahead_bytes or 24 * MIB)
 
 

@@ -23,7 +23,7 @@ def tune(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to measure in each trial, after two that are not.")] = 5,
     rounds: Annotated[int, typer.Option(min=3, help="How often each candidate is measured.")] = 5,
-    candidates: Annotated[int, typer.Option(min=1, help="How many of those that were simulated to measure.")] = 3,
+    candidates: Annotated[int, typer.Option(min=1, help="How many of those that were simulated to measure.")] = 4,
     trial_seconds: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="End a trial after so long.")] = 300.0,
     search_seconds: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="For all simulations.")] = 60.0,
     hardware: Annotated[

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..disk.local import NUM_AT_ONCE
 from ..errors import ConfigError
 from ..simulator import Compute, Workload
 from ..simulator.from_trace import workload_of
@@ -62,6 +63,8 @@ class Recording:
             store.codec,
             scope.prefetch,
             None if is_default else scope.lookahead_bytes,
+            store.io_depth or NUM_AT_ONCE,
+            store.inline_bytes,
         )
 
     @property

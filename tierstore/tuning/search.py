@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
-from .settings import LEAST_STAGING_BYTES, USUAL_STAGING_BYTES, TrialSettings
+from .settings import LEAST_STAGING_BYTES, USUAL_STAGING_BYTES, TrialSettings, working_bytes
 
-__all__ = ["Found", "Space", "search"]
+__all__ = ["CODECS", "IO_DEPTHS", "PREFETCHES", "Found", "Space", "search"]
 
-CODECS = ("auto", "none")
+CODECS = ("auto", "none", "zstd:1", "shuffle-zstd:1")
 PREFETCHES = ("learned", "reverse")
+IO_DEPTHS = (2, 4, 8, 16)
+_NUM_OTHER_CODECS = 2
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.125, 0.0)
 _TIE = 1.005
 """Predictions this close are the same: then less memory is better."""
@@ -29,16 +32,21 @@ class Space:
     """What may be tried.
 
     Attributes:
-        memory_bytes: the most that `host_bytes` and `staging_bytes` may be together.
+        memory_bytes: the most that `host_bytes` and `staging_bytes` may be together, and what depth takes beyond the
+            usual one.
         saved_bytes: of one step: a larger lookahead, or host budget, does nothing more.
     """
 
     memory_bytes: int
     saved_bytes: int
 
-    def hosts(self, staging_bytes: int) -> Sequence[int]:
+    def most_host_bytes(self, staging_bytes: int, io_depth: int) -> int:
+        """What the limit leaves beside this window at this depth; below 0: they cannot be had together."""
+        return self.memory_bytes - staging_bytes - working_bytes(io_depth)
+
+    def hosts(self, staging_bytes: int, io_depth: int) -> Sequence[int]:
         """Host budgets to try beside this window, rising."""
-        most = self.memory_bytes - staging_bytes
+        most = self.most_host_bytes(staging_bytes, io_depth)
         useful = min(most, self.saved_bytes)
         return sorted({int(useful * share) for share in _SHARES} | {most})
 
@@ -77,16 +85,22 @@ class Found:
     def best(self, number: int) -> list[TrialSettings]:
         """So many that are worth measuring.
 
-        First the best; then the fastest, where that takes more memory; then the best with another codec, since what a
+        First the best; then the fastest, where that takes more memory; then the best with other codecs, since what a
         codec makes of a program's tensors is what a prediction knows least of; then those that are predicted to differ.
         """
         ranked = _ranked(self.predicted)
-        chosen = dict.fromkeys(ranked[:1] + sorted(ranked, key=lambda each: self.predicted[each] or 0.0)[:1])
-        chosen |= dict.fromkeys(replace(each, codec=codec) for each in ranked[:1] for codec in CODECS)
+        chosen = dict.fromkeys(ranked[:1] + sorted(ranked, key=self._seconds)[:1])
+        coded = [replace(each, codec=codec) for each in ranked[:1] for codec in CODECS if codec != each.codec]
+        chosen |= dict.fromkeys(sorted(coded, key=self._seconds)[:_NUM_OTHER_CODECS])
         by_seconds: dict[str, TrialSettings] = {}
         for settings in ranked:
             by_seconds.setdefault(f"{self.predicted[settings]:.3g}", settings)
         return list(chosen | dict.fromkeys(by_seconds.values()))[:number]
+
+    def _seconds(self, settings: TrialSettings) -> float:
+        """Predicted; infinite where that is not known, or it would fail."""
+        seconds = self.predicted.get(settings)
+        return inf if seconds is None else seconds
 
 
 def search(space: Space, known: Sequence[TrialSettings], predict: Predict, goes_on: Callable[[], bool]) -> Found:
@@ -100,7 +114,7 @@ def search(space: Space, known: Sequence[TrialSettings], predict: Predict, goes_
     """
     start = known[0]
     predicted = {settings: predict(settings) for settings in known}
-    hosts, lookaheads = space.hosts(start.staging_bytes), space.lookaheads
+    hosts, lookaheads = space.hosts(start.staging_bytes, start.io_depth), space.lookaheads
     grid = [
         replace(start, host_bytes=host, lookahead_bytes=lookahead) for lookahead in lookaheads[::-1] for host in hosts
     ]
@@ -129,15 +143,19 @@ def _try(
 
 
 def _untried(space: Space, best: TrialSettings, known: Mapping[TrialSettings, float | None]) -> list[TrialSettings]:
-    """One setting changed; another window takes from the host budget what it needs."""
+    """One setting changed; another window, or depth, takes from the host budget what it needs, or gives it the rest."""
     nearby = [replace(best, codec=codec) for codec in CODECS]
     nearby += [replace(best, prefetch=prefetch) for prefetch in PREFETCHES]
     nearby += [replace(best, lookahead_bytes=lookahead) for lookahead in space.lookaheads]
+    moved = [replace(best, staging_bytes=window) for window in space.windows()]
+    moved += [replace(best, io_depth=depth) for depth in IO_DEPTHS]
     nearby += [
-        replace(best, staging_bytes=window, host_bytes=min(best.host_bytes, space.memory_bytes - window))
-        for window in space.windows()
+        replace(each, host_bytes=host)
+        for each in moved
+        if (most := space.most_host_bytes(each.staging_bytes, each.io_depth)) >= 0
+        for host in (min(each.host_bytes, most), most)
     ]
-    nearby += [replace(best, host_bytes=host) for host in space.hosts(best.staging_bytes)]
+    nearby += [replace(best, host_bytes=host) for host in space.hosts(best.staging_bytes, best.io_depth)]
     return [each for each in nearby if each not in known]
 
 

@@ -7,13 +7,24 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..config import format_bytes
+from ..disk.local import NUM_AT_ONCE
+from ..disk.scratch import SCRATCH_BYTES
+from ..engine import NUM_BESIDE_DEVICE
 from ..errors import ConfigError
 from ..simulator import Settings
 
-__all__ = ["LEAST_STAGING_BYTES", "USUAL_STAGING_BYTES", "TrialSettings", "default_settings"]
+__all__ = [
+    "LEAST_STAGING_BYTES",
+    "USUAL_INLINE_BYTES",
+    "USUAL_STAGING_BYTES",
+    "TrialSettings",
+    "default_settings",
+    "working_bytes",
+]
 
 USUAL_STAGING_BYTES = 112 * 2**20
 LEAST_STAGING_BYTES = 16 * 2**20
+USUAL_INLINE_BYTES = 128 * 2**10
 _MOST_STAGING_SHARE = 0.75  # where little memory is allowed, what moves needs it more than what stays
 
 
@@ -23,6 +34,7 @@ class TrialSettings:
 
     Attributes:
         lookahead_bytes: None: as far as there is room.
+        inline_bytes: None: everything lives in LMDB.
     """
 
     host_bytes: int
@@ -30,11 +42,13 @@ class TrialSettings:
     codec: str = "auto"
     prefetch: str = "learned"
     lookahead_bytes: int | None = None
+    io_depth: int = NUM_AT_ONCE
+    inline_bytes: int | None = USUAL_INLINE_BYTES
 
     @property
     def memory_bytes(self) -> int:
-        """Of host memory, what both windows may hold."""
-        return self.host_bytes + self.staging_bytes
+        """Of host memory, what both windows may hold, and what the depth takes beyond the usual one's share."""
+        return self.host_bytes + self.staging_bytes + working_bytes(self.io_depth)
 
     @property
     def store(self) -> Mapping[str, Any]:
@@ -55,15 +69,31 @@ class TrialSettings:
             codec=self.codec,
             prefetch=self.prefetch,
             lookahead_bytes=self.lookahead_bytes,
+            num_turns=self.io_depth,
+            num_spill_lanes=self.io_depth + NUM_BESIDE_DEVICE,
+            num_restore_lanes=self.io_depth + NUM_BESIDE_DEVICE,
         )
 
     def __str__(self) -> str:
         """In one line, for people."""
         lookahead = "" if self.lookahead_bytes is None else f" {format_bytes(self.lookahead_bytes)} ahead"
-        return (
+        text = (
             f"{format_bytes(self.host_bytes)} + {format_bytes(self.staging_bytes)}, "
             f"codec {self.codec}, prefetch {self.prefetch}{lookahead}"
         )
+        if self.io_depth != NUM_AT_ONCE:
+            text += f", depth {self.io_depth}"
+        if self.inline_bytes != USUAL_INLINE_BYTES:
+            text += f", inline {'all' if self.inline_bytes is None else format_bytes(self.inline_bytes)}"
+        return text
+
+
+def working_bytes(io_depth: int) -> int:
+    """What the I/O jobs of that depth work in, both ways, beyond those of the usual depth; below that it is negative.
+
+    The usual 16 MiB are nobody's choice, so a limit on host memory does not count them.
+    """
+    return 2 * (io_depth - NUM_AT_ONCE) * SCRATCH_BYTES
 
 
 def default_settings(memory_bytes: int) -> TrialSettings:

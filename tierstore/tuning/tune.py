@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from ..config import format_bytes
 from ..errors import StoreFullError
 from ..hardware import Hardware
 from ..simulator import Hardware as SimulatedHardware
@@ -30,6 +31,8 @@ __all__ = ["Plan", "Progress", "Run", "tune"]
 
 _NUM_SIMULATED_STEPS = 3
 _NUM_SIMULATED_FOR_FIT = 20
+_MOST_INLINE_BYTES = 2**20  # beyond that, extents are faster on any drive that was seen (bench/disk_layouts.py)
+_LEAST_INLINE_SHARE = 0.05  # of the bytes of a step; moving less cannot gain what a choice asks for
 
 Run = Callable[[TrialSettings | None, Path], None]
 """Runs a trial with these settings, or those that it has of itself, traced to the folder. Blocks.
@@ -60,7 +63,7 @@ class Plan:
 
     host_bytes: int | None = None
     rounds: int = 5
-    num_found: int = 3
+    num_found: int = 4
     search_seconds: float = 60.0
 
 
@@ -88,14 +91,17 @@ def tune(run: Run, measure: Measure, plan: Plan, progress: Progress) -> Tuned:
     found = _search(workload, measure(Path(place)), recording, known, memory_bytes, plan.search_seconds, progress)
     named = {settings: "defaults" if settings == defaults else "as it is"}
     named.setdefault(defaults, "defaults")
-    for number, each in enumerate(found.best(plan.num_found), 1):
+    best = found.best(plan.num_found)
+    for number, each in enumerate(best, 1):
         named.setdefault(each, f"found {number}")
+    for each in best[:1]:
+        for limit_bytes in _inline_limits(workload, each.inline_bytes):
+            named.setdefault(replace(each, inline_bytes=limit_bytes), f"inline {format_bytes(limit_bytes)}")
     candidates = _measure_by_turns(run, _candidates(named, found, memory_bytes), plan.rounds, progress)
     chosen, reason = choose(candidates)
     return Tuned(
         place=place,
         min_bytes=recording.scope.min_bytes,
-        inline_bytes=recording.trace.header.store.inline_bytes,
         candidates=candidates,
         chosen=chosen,
         found=found,
@@ -117,6 +123,21 @@ def _try(run: Run, settings: TrialSettings | None) -> Recording:
 def _saved_bytes(workload: Workload) -> int:
     """Of one step, views once."""
     return sum(saved.nbytes for saved in workload.saved if saved.record is None)
+
+
+def _inline_limits(workload: Workload, has_bytes: int | None) -> list[int]:
+    """Other values of `inline_bytes` that are worth a trial: nothing in LMDB, and everything that is small.
+
+    None where hardly a byte is in records that they would move. The simulator does not know LMDB, so it is not asked.
+    """
+    sizes = [saved.nbytes for saved in workload.saved if saved.record is None and not saved.is_shared]
+
+    def inline(limit_bytes: int | None) -> int:
+        most_bytes = _MOST_INLINE_BYTES if limit_bytes is None else min(limit_bytes, _MOST_INLINE_BYTES)
+        return sum(size for size in sizes if size <= most_bytes)
+
+    least_bytes = _LEAST_INLINE_SHARE * sum(sizes)
+    return [limit for limit in (0, _MOST_INLINE_BYTES) if abs(inline(limit) - inline(has_bytes)) > least_bytes]
 
 
 def _fitted(hardware: SimulatedHardware, workload: Workload, recording: Recording, seconds: float) -> SimulatedHardware:

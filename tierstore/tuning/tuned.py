@@ -55,7 +55,7 @@ class Tuned:
 
     Attributes:
         place: the store's directory, as it goes into the file.
-        min_bytes, inline_bytes: as the program has them: they were not searched.
+        min_bytes: as the program has it: it was not searched.
         candidates: what was measured, the reference first.
         chosen: of them.
         found: what the simulator said.
@@ -64,7 +64,6 @@ class Tuned:
 
     place: str
     min_bytes: int
-    inline_bytes: int | None
     candidates: Sequence[Candidate]
     chosen: Candidate
     found: Found
@@ -73,7 +72,7 @@ class Tuned:
     @property
     def config(self) -> Mapping[str, Mapping[str, Any]]:
         """For `TierStore.from_config` and `tiered_offload.from_config`."""
-        store = {"path": self.place, **self.chosen.settings.store, "inline_bytes": self.inline_bytes}
+        store = {"path": self.place, **self.chosen.settings.store}
         return {"store": store, "offload": {"min_bytes": self.min_bytes, **self.chosen.settings.offload}}
 
     @property
@@ -90,7 +89,7 @@ class Tuned:
             name: {key: value for key, value in table.items() if value is not None}
             for name, table in self.config.items()
         }
-        if self.inline_bytes is None:
+        if self.chosen.settings.inline_bytes is None:
             title.append("The program has inline_bytes=None, which TOML cannot say: give it beside this file.")
         return "".join(f"# {_one_line(line)}\n" for line in title) + toml_text(tables)
 

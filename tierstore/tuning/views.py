@@ -2,45 +2,84 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+
 from rich.console import Group
 from rich.table import Table
 
+from ..config import format_bytes
 from .heat_map import heat_table
+from .settings import USUAL_INLINE_BYTES
 from .tuned import Candidate, Tuned
 
 __all__ = ["tuned_view"]
 
+_MOST_SPACED_COLUMNS = 6
+
 
 def tuned_view(tuned: Tuned) -> Group:
-    """The table of what was measured, the heat map, and the outcome."""
-    num_tried = len(tuned.found.predicted)
-    cut = "" if tuned.found.is_whole else ", until the time for that was up"
-    failures = [f"{each.name!r} failed: {each.failure}" for each in tuned.candidates if each.failure is not None]
-    table, heat_map = _candidates(tuned), heat_table(tuned.found)
-    return Group(table, "", heat_map, "", f"{num_tried} settings were simulated{cut}.", *failures, tuned.reason)
-
-
-def _candidates(tuned: Tuned) -> Table:
-    rounds = max(len(each.step_seconds) for each in tuned.candidates)
-    table = Table(title=f"Seconds of a step; measured: the median of {rounds} rounds", title_justify="left", box=None)
-    table.add_column("", no_wrap=True)
-    for name in ("predicted", "measured", "least to most"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("host_bytes + staging_bytes, ...")
+    """Tables of what was measured and of its settings, the heat map, and the outcome. 80 columns are enough."""
+    notes = [f"{len(tuned.found.predicted)} settings were simulated{'' if tuned.found.is_whole else ' in the time'}."]
     for each in tuned.candidates:
-        table.add_row(*_row(each), style="bold" if each is tuned.chosen else "")
+        if not each.is_allowed:
+            notes.append(f"{each.name!r} takes more memory than the limit; it is there to compare with.")
+        if each.failure is not None:
+            notes.append(f"{each.name!r} failed: {each.failure}")
+    return Group(_steps(tuned), "", _settings(tuned), "", heat_table(tuned.found), "", *notes, tuned.reason)
+
+
+def _steps(tuned: Tuned) -> Table:
+    rounds = max(len(each.step_seconds) for each in tuned.candidates)
+    reference = next(each for each in tuned.candidates if each.is_allowed)
+    table = _table(
+        f"Seconds of a step; measured: the median of {rounds} rounds",
+        ("predicted", "measured", "least to most", f"of {reference.name!r}"),
+    )
+    for each in tuned.candidates:
+        seconds = each.step_seconds
+        cells = (
+            _figure(each.predicted_seconds),
+            "failed" if each.failure is not None else _figure(each.median_seconds),
+            f"{min(seconds):.4f} to {max(seconds):.4f}" if seconds else "-",
+            f"{statistics.median(each.ratios_to(reference)):.2f}" if each.median_seconds else "-",
+        )
+        _add_row(table, each, tuned, cells)
     return table
 
 
-def _row(candidate: Candidate) -> list[str]:
-    seconds = candidate.step_seconds
-    return [
-        candidate.name if candidate.is_allowed else f"{candidate.name} (above the limit)",
-        _figure(candidate.predicted_seconds),
-        "failed" if candidate.failure is not None else _figure(candidate.median_seconds),
-        f"{min(seconds):.4f} to {max(seconds):.4f}" if seconds else "-",
-        str(candidate.settings),
-    ]
+def _settings(tuned: Tuned) -> Table:
+    """`inline_bytes` only where they differ in it, or it is not the default."""
+    with_inline = any(each.settings.inline_bytes != USUAL_INLINE_BYTES for each in tuned.candidates)
+    names = ("host", "staging", "codec", "prefetch", "ahead", "depth", *(["inline"] if with_inline else []))
+    table = _table("Their settings", names)
+    for each in tuned.candidates:
+        settings = each.settings
+        cells = [
+            format_bytes(settings.host_bytes),
+            format_bytes(settings.staging_bytes),
+            settings.codec,
+            settings.prefetch,
+            "all room" if settings.lookahead_bytes is None else format_bytes(settings.lookahead_bytes),
+            str(settings.io_depth),
+        ]
+        if with_inline:
+            cells.append("all" if settings.inline_bytes is None else format_bytes(settings.inline_bytes))
+        _add_row(table, each, tuned, cells)
+    return table
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    gap = 2 if len(columns) <= _MOST_SPACED_COLUMNS else 1
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 0, 0, gap), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _add_row(table: Table, candidate: Candidate, tuned: Tuned, cells: Sequence[str]) -> None:
+    table.add_row(candidate.name, *cells, style="bold" if candidate is tuned.chosen else "")
 
 
 def _figure(seconds: float | None) -> str:
