@@ -21,9 +21,15 @@ def check_new_file(option: str, file: Path) -> None:
 
 
 def make_file(option: str, file: Path, text: str) -> None:
-    """Make it, in UTF-8. Raises ConfigError: it has come to be there meanwhile, or could not be written."""
+    """Make it, in UTF-8. Raises ConfigError: it has come to be there meanwhile, or could not be written whole; then
+    there is none."""
     try:
         with file.open("x", encoding="utf-8") as made:
-            made.write(text)
+            try:
+                made.write(text)
+                made.flush()
+            except BaseException:
+                file.unlink()
+                raise
     except OSError as error:
         raise ConfigError(option, str(file), f"the file could not be made: {error.strerror}") from error

@@ -121,7 +121,9 @@ def _complaint(done: Done, code: int) -> str:
 
 
 def test_tune_program_without_a_scope_fails(command: Command, working_directory: Path) -> None:
-    assert "entered no scope" in _complaint(command("--", "true"), 1)
+    done = command("--", "echo", "alas")
+    assert "echo entered no scope of tiered_offload before it ended" in _complaint(done, 1)
+    assert "alas" in done.stderr
     assert list(working_directory.glob("*.toml")) == []
 
 
@@ -132,7 +134,8 @@ def test_tune_program_that_crashes_fails_with_its_last_words(command: Command) -
 
 
 def test_tune_program_that_hangs_fails_in_bounded_time(command: Command) -> None:
-    assert "not in its time" in _complaint(command("--trial-seconds=1", "--", "sleep", "1000"), 1)
+    complaint = _complaint(command("--trial-seconds=1", "--", "sleep", "1000"), 1)
+    assert "sleep entered no scope of tiered_offload in its 1 s" in complaint
 
 
 @pytest.mark.parametrize(
@@ -140,6 +143,7 @@ def test_tune_program_that_hangs_fails_in_bounded_time(command: Command) -> None
     [
         (("--", "/no/such/program"), "COMMAND"),
         (("--host-bytes", "12 parsecs", "--", "true"), "--host-bytes"),
+        (("--host-bytes", "1MiB", "--", "true"), "host_bytes"),
         (("--hardware", "nothing.toml", "--", "true"), "hardware"),
         (("--config", "no/such/folder.toml", "--", "true"), "--config"),
         (("--heat-map", "map.doc", "--", "true"), "--heat-map"),

@@ -19,6 +19,12 @@ from tierstore.tuning.program import Program, TrialFailedError
 _NEVER = 1000.0
 
 
+@pytest.fixture(autouse=True)
+def trace_of_a_scope(tmp_path: Path) -> None:
+    """As if each program had entered one: what comes of it is told by `test_command.py`."""
+    (tmp_path / "1-1.jsonl").touch()
+
+
 def _shell(script: str, seconds: float = 60.0) -> Program:
     return Program(("sh", "-c", script), num_graphs=3, trial_seconds=seconds)
 

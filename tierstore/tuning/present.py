@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from ..errors import ConfigError
 from ..hardware import Hardware, read_hardware
 from ..interrupts import ended_by_sigterm
 from ..new_file import check_new_file, make_file
@@ -66,7 +67,11 @@ def present(program: Program, plan: Plan, wanted: Wanted) -> None:
     else:
         Console(highlight=False).print(tuned_view(tuned))
     sys.stdout.flush()
-    make_file("--config", wanted.config, tuned.toml)
+    try:
+        make_file("--config", wanted.config, tuned.toml)
+    except ConfigError:
+        messages.print(tuned.toml, markup=False)  # what took minutes is not lost with a full disk
+        raise
     if wanted.heat_map is not None:
         write_heat_map(tuned.found, wanted.heat_map)
     messages.print(f"wrote {wanted.config}", markup=False)

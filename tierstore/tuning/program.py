@@ -61,7 +61,7 @@ class Program:
 
         Raises:
             ConfigError: there is no such program.
-            TrialFailedError: it failed. What it recorded until then is in `folder`.
+            TrialFailedError: it failed, or recorded nothing. What it recorded until then is in `folder`.
         """
         plan = TrialPlan(
             folder=str(folder),
@@ -78,6 +78,9 @@ class Program:
             if exit_code == -signal.SIGKILL:
                 how += " (out of memory?)"
             raise TrialFailedError(f"{self.command[0]} {how}", _last_words(said))
+        if not any(folder.glob("*.jsonl")):
+            when = f"in its {self.trial_seconds:g} s" if exit_code is None else "before it ended"
+            raise TrialFailedError(f"{self.command[0]} entered no scope of tiered_offload {when}", _last_words(said))
 
     def _run(self, environment: dict[str, str], said: Path) -> int | None:
         """The exit code; None: it was ended because its time was up."""
