@@ -7,7 +7,19 @@ import pytest
 
 from tierstore.errors import ConfigError
 from tierstore.simulator import Compute, Workload
-from tierstore.tracing.events import Event, Gone, Header, Machine, Pack, Release, Scope, ScopeEnd, StoreSettings, Unpack
+from tierstore.tracing.events import (
+    Event,
+    Gone,
+    Header,
+    Machine,
+    Pack,
+    Release,
+    Scope,
+    ScopeEnd,
+    Spill,
+    StoreSettings,
+    Unpack,
+)
 from tierstore.tracing.reader import RecordedTrace
 from tierstore.tuning.recording import Recording, step_seconds_of
 
@@ -73,6 +85,33 @@ def test_workload_is_a_typical_step_of_the_largest_graph_and_what_is_between_ste
     assert isinstance(last, Compute)
     assert last.seconds == pytest.approx(1.0)
     assert workload.compute_seconds == pytest.approx(2.0 + 1.0, abs=0.01)
+
+
+def _spill(queued_ns: int) -> Spill:
+    at = queued_ns + 1
+    return Spill(
+        record=0,
+        nbytes=1000,
+        stored_bytes=1000,
+        codec="none",
+        kind="float32",
+        lane=0,
+        queued_ns=queued_ns,
+        began_ns=at,
+        end_ns=at,
+        drive_seconds=0.0,
+        cpu_seconds=0.0,
+        failed=None,
+    )
+
+
+def test_workload_is_without_what_calls_took_for_the_records_that_they_moved() -> None:
+    graphs = [_graph(number, number * 4.0, number * 4.0 + 2) for number in range(5)]
+    quiet = _workload(*graphs).compute_seconds
+    moved = [_spill(4 * number * _SECOND + 1000 + offset) for number in range(5) for offset in range(100)]
+    assert _workload(*graphs, moved).compute_seconds == pytest.approx(quiet - 100 * 0.3e-3, rel=1e-6)
+    too_many = [_spill(4 * number * _SECOND + 1000 + offset) for number in range(5) for offset in range(9000)]
+    assert _workload(*graphs, too_many).compute_seconds == pytest.approx(2.0)  # what is between two steps
 
 
 def test_workload_without_a_whole_step_is_refused() -> None:

@@ -8,7 +8,10 @@ from ..hardware import Hardware as DescribedHardware
 from ..hardware import Transfer
 from .hardware import CodecSpeed, DepthSpeed, Drive, Hardware
 
-__all__ = ["hardware_of"]
+__all__ = ["CALL_SECONDS_PER_RECORD", "hardware_of"]
+
+CALL_SECONDS_PER_RECORD = 0.3e-3
+"""See `hardware_of`."""
 
 
 def hardware_of(
@@ -16,7 +19,7 @@ def hardware_of(
     *,
     contention: float = 1.0,
     cpu_seconds_per_record: float = 0.5e-3,
-    call_seconds_per_record: float = 0.3e-3,
+    call_seconds_per_record: float = CALL_SECONDS_PER_RECORD,
     kinds: Mapping[str, str] | None = None,
 ) -> Hardware:
     """The machine of a description.

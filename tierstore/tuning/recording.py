@@ -14,6 +14,7 @@ import msgspec
 from ..disk.local import NUM_AT_ONCE
 from ..errors import ConfigError
 from ..simulator import Compute, Workload
+from ..simulator.from_hardware import CALL_SECONDS_PER_RECORD
 from ..simulator.from_trace import workload_of
 from ..tracing.events import Gone, Pack, Scope
 from ..tracing.reader import RecordedTrace, read_trace
@@ -90,7 +91,9 @@ class Recording:
         alike = sorted((step for step in whole if _saved_bytes(step) == most_bytes), key=_lasted_ns)
         step = alike[len(alike) // 2]
         workload = workload_of(self.trace, step, training_cores=self.num_threads)
-        return replace(workload, actions=[*workload.actions, Compute(_between_seconds(steps))])
+        pace = 1 - _call_seconds(step) / max(workload.compute_seconds, _call_seconds(step), 1e-9)
+        actions = [Compute(pace * each.seconds) if isinstance(each, Compute) else each for each in workload.actions]
+        return replace(workload, actions=[*actions, Compute(_between_seconds(steps))])
 
 
 def read_recording(folder: Path) -> Recording:
@@ -150,6 +153,16 @@ def _has_line(trace: Path) -> bool:
 
 def _saved_bytes(step: Step) -> int:
     return sum(pack.storage_bytes for pack in step.packs)
+
+
+def _call_seconds(step: Step) -> float:
+    """What its calls have taken for the records that they moved: a simulation adds that for those which it moves.
+
+    Taken to be what the simulator takes, so that the recorded settings come to what they came to; a trace does not tell
+    it from what calls take anyway.
+    """
+    moved = [*step.spills, *step.restores]
+    return CALL_SECONDS_PER_RECORD * sum(step.began_ns <= each.queued_ns <= step.ended_ns for each in moved)
 
 
 def _lasted_ns(step: Step) -> int:
