@@ -35,7 +35,7 @@ SUITE = (
     "sidecar_training",
     "trace_cost",
 )
-TUNING = ("simulator_accuracy", "prefetch_tuning", "tuned_settings")
+TUNING = ("simulator_accuracy", "io_depth", "prefetch_tuning", "tuned_settings")
 """As long again: those whose question is which settings are best."""
 NAMES = SUITE + TUNING
 
