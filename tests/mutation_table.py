@@ -289,9 +289,9 @@ MUTATIONS = [
         "R2",
         "the I/O threads work to the end",
         "tierstore/engine.py",
-        '                    with IoThreads(_NUM_THREADS, f"{self._name}-io") as self._io_threads:',
+        '                    with IoThreads(num_threads, f"{self._name}-io") as self._io_threads:',
         "                    from concurrent.futures import ThreadPoolExecutor\n"
-        "                    with ThreadPoolExecutor(_NUM_THREADS) as self._io_threads:",
+        "                    with ThreadPoolExecutor(num_threads) as self._io_threads:",
         ("store/test_lifetime.py::test_exit_with_a_store_open_is_clean",),
     ),
     Mutation(
@@ -1383,8 +1383,8 @@ MUTATIONS = [
         "R12",
         "the last reference ends the store",
         "tierstore/store.py",
-        ", user=store, ",
-        ", ",
+        "                user=store,\n",
+        "",
         ("store/test_store.py::test_store_unreferenced_without_close_ends_by_itself",),
     ),
     Mutation(
