@@ -99,6 +99,7 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
             "host_bytes": settings.host_bytes,
             "staging_bytes": settings.staging_bytes,
             "io_depth": settings.io_depth,
+            "has_fixed_codec": float(settings.codec not in ("auto", "none")),
             "settings_stay": float(settings == before),
         }
         return figures | _compare(workload, {"before": before, "tuned": settings, "same": before}, scratch)
