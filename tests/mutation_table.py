@@ -2203,11 +2203,11 @@ MUTATIONS = [
         "N7",
         "threads that are refused end the opening of a store",
         "tierstore/engine.py",
-        '                    with IoThreads(_NUM_THREADS, f"{self._name}-io") as self._io_threads:\n'
+        '                    with IoThreads(num_threads, f"{self._name}-io") as self._io_threads:\n'
         "                        runner.run(self._main(open_disk))\n"
         "                finally:\n"
         "                    self._user",
-        '                    self._io_threads = IoThreads(_NUM_THREADS, f"{self._name}-io")\n'
+        '                    self._io_threads = IoThreads(num_threads, f"{self._name}-io")\n'
         "                    runner.run(self._main(open_disk))\n"
         "                finally:\n"
         "                    self._io_threads.shutdown()\n"
