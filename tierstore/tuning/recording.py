@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..simulator import Compute, Workload
 from ..simulator.from_hardware import CALL_SECONDS_PER_RECORD
 from ..simulator.from_trace import workload_of
-from ..tracing.events import Gone, Pack, Scope
+from ..tracing.events import Gone, Pack, Restore, Scope, Spill
 from ..tracing.reader import RecordedTrace, read_trace
 from ..tracing.steps import Step, steps_of
 from ..trial import TracedStore
@@ -161,7 +161,7 @@ def _call_seconds(step: Step) -> float:
     Taken to be what the simulator takes, so that the recorded settings come to what they came to; a trace does not tell
     it from what calls take anyway.
     """
-    moved = [*step.spills, *step.restores]
+    moved: list[Spill | Restore] = [*step.spills, *step.restores]
     return CALL_SECONDS_PER_RECORD * sum(step.began_ns <= each.queued_ns <= step.ended_ns for each in moved)
 
 
