@@ -11,6 +11,7 @@ import pytest
 
 from tests.tuning.traces import graph_of_steps
 from tierstore.errors import ConfigError
+from tierstore.new_file import make_file
 from tierstore.tuning.present import Wanted, present
 from tierstore.tuning.program import Program
 from tierstore.tuning.settings import TrialSettings
@@ -43,15 +44,12 @@ def test_file_that_cannot_be_written_whole_is_not_there_and_what_it_would_say_is
     config = tmp_path / "tierstore.toml"
     made: list[Path] = []
 
-    def make_file(option: str, file: Path, text: str) -> None:
+    def make_short_file(option: str, file: Path, text: str) -> None:
         made.append(file)
         with _files_of_at_most(100):
-            original(option, file, text)
+            make_file(option, file, text)
 
-    from tierstore.tuning import present as module
-
-    original = module.make_file
-    monkeypatch.setattr(module, "make_file", make_file)
+    monkeypatch.setattr("tierstore.tuning.present.make_file", make_short_file)
     wanted = Wanted(config=config, heat_map=None, hardware=hardware_file, as_json=True)
     with pytest.raises(ConfigError, match="could not be made"):
         present(Pretended(("x",), 2, 1.0), Plan(rounds=3, num_found=1), wanted)
