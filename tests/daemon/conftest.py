@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tierstore.testing import FaultPlan
+
 READY_SECONDS = 30.0
 END_SECONDS = 60.0
 
@@ -110,6 +112,7 @@ def start_daemon(tmp_path: Path, short_directory: Path) -> Iterator[StartDaemon]
     """Starts daemons: on `tmp_path / "drive"` unless told otherwise, with options such as `grace_seconds=1`.
 
     `by`: how the options are given: "line", "environment" or "file". `arguments`, `environment`: as they are, beside.
+    `plan`: of faults in its system calls; then options are given on the line.
     """
     started: list[DaemonProcess] = []
 
@@ -121,6 +124,7 @@ def start_daemon(tmp_path: Path, short_directory: Path) -> Iterator[StartDaemon]
         arguments: Sequence[str] = (),
         environment: dict[str, str] | None = None,
         wait: bool = True,
+        plan: FaultPlan | None = None,
         **options: object,
     ) -> DaemonProcess:
         drive = path or tmp_path / "drive"
@@ -128,7 +132,8 @@ def start_daemon(tmp_path: Path, short_directory: Path) -> Iterator[StartDaemon]
         address = socket or short_directory / "d" / "t.sock"
         options = {"path": str(drive), "socket": str(address)} | options
         in_environment = variables_of(options) if by == "environment" else {}
-        command = [sys.executable, "-m", "tierstore.cli", "serve", *arguments]
+        program = ["tierstore.cli", "serve"] if plan is None else ["tierstore.testing.faulty_daemon", plan.to_json()]
+        command = [sys.executable, "-m", *program, *arguments]
         if by == "line":
             command += words_of(options)
         elif by == "file":

@@ -18,6 +18,7 @@ from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tes
 from tests.store.disk_conformance import PLAIN, DiskConformance, OpenTier, at_phase, on_loop, random_bytes, read_back
 from tierstore.disk.remote import RemoteDisk
 from tierstore.errors import ConfigError, CorruptDataError, DaemonUnavailableError, QuotaExceededError
+from tierstore.testing import FaultPlan, Latency, Rule
 
 MIB = 2**20
 OpenRemote = Callable[..., AbstractAsyncContextManager[RemoteDisk]]
@@ -224,13 +225,14 @@ def test_daemon_that_is_slow_is_waited_for(open_remote: OpenRemote, start_daemon
     """Its work takes longer than a lost daemon is waited for; it says that it lives."""
 
     async def test() -> None:
-        slow = start_daemon(tmp_path / "slow", tmp_path / "slow.sock", codec="zstd:19")
-        async with open_remote(address=str(slow.socket), reconnect_seconds=0.2, window_bytes=9 * MIB) as tier:
-            content = bytes(each & 15 for each in random_bytes(8 * MIB))
+        late = FaultPlan.of(Rule("pwritev", Latency(1.5)))
+        slow = start_daemon(tmp_path / "slow", tmp_path / "slow.sock", codec="none", plan=late)
+        async with open_remote(address=str(slow.socket), reconnect_seconds=0.2) as tier:
+            content = random_bytes(MIB)
             began_at = asyncio.get_running_loop().time()
             await tier.write(1, memoryview(content), PLAIN)
-            if asyncio.get_running_loop().time() - began_at < 1.2:
-                pytest.skip("this machine is too fast for the daemon to be slow")
+            assert asyncio.get_running_loop().time() - began_at >= 1.5
+            assert await read_back(tier, 1, MIB) == content
 
     on_loop(test)
 
