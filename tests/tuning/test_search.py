@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 
 from tierstore.errors import ConfigError
+from tierstore.simulator import Settings
 from tierstore.tuning.search import CODECS, IO_DEPTHS, PREFETCHES, Space, search
 from tierstore.tuning.settings import LEAST_STAGING_BYTES, TrialSettings, default_settings
 
@@ -128,6 +129,13 @@ def test_default_settings_of_any_limit_keep_to_it(memory_bytes: int) -> None:
     settings = default_settings(memory_bytes)
     assert settings.memory_bytes == memory_bytes
     assert settings.staging_bytes >= LEAST_STAGING_BYTES
+
+
+def test_simulated_settings_have_the_turns_and_lanes_that_a_store_of_that_depth_has() -> None:
+    simulated = TrialSettings(MIB, io_depth=9).simulated
+    assert (simulated.num_turns, simulated.num_spill_lanes, simulated.num_restore_lanes) == (9, 11, 11)
+    usual = TrialSettings(MIB).simulated
+    assert usual == Settings(MIB, codec="auto")
 
 
 def test_default_settings_of_too_little_memory_are_refused() -> None:

@@ -42,7 +42,7 @@ KIB, MIB = 2**10, 2**20
 BLOCKS = (128 * KIB, MIB, 16 * MIB)
 """What is larger than a store's `inline_bytes` goes to extents: from there up to a large saved tensor."""
 DEPTHS = (1, 4)
-"""A store has four transfers of each direction at the drive."""
+"""A store has four transfers of each direction at the drive, unless it is told otherwise."""
 
 SLACK_SECONDS = 10.0
 """How much longer than their time all steps may take until the drive counts as one that does not answer."""
