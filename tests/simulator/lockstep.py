@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -41,7 +42,9 @@ from tierstore.stats import Counters
 from tierstore.tracing.observer import Observer
 
 _WAIT_SECONDS = 20.0
+_PAUSE_SECONDS = 0.001
 _DEVICE_DTYPE = torch.uint8
+_NUM_LANES = {"spill": NUM_SPILLS, "restore": NUM_RESTORES}
 
 
 class Decision(NamedTuple):
@@ -138,13 +141,13 @@ class Decisions(Observer):
         """Those that run between host memory and disk."""
         return [job for job in self.running if not _is_copy(job)]
 
+    def num_idle(self, what: str) -> int:
+        """Of the engine's lanes that do such jobs."""
+        return _NUM_LANES[what] - sum(1 for job in self.running if job.what == what)
+
     def has_idle_lane_and_work(self) -> bool:
         """Whether some job is about to begin."""
-        return any(
-            any(job.what == what for job in self.waiting)
-            and sum(1 for job in self.running if job.what == what) < num_lanes
-            for what, num_lanes in (("spill", NUM_SPILLS), ("restore", NUM_RESTORES))
-        )
+        return any(any(job.what == what for job in self.waiting) and self.num_idle(what) for what in _NUM_LANES)
 
     def _began(self, job: Job) -> None:
         self.waiting.discard(job)
@@ -398,7 +401,7 @@ class Stepper:
         self.copies.queues = self.decisions.copies
         window = books.moves.devices._window
         window.in_flight.limit_bytes, window.reloaded.limit_bytes = windows.flight_bytes, windows.reload_bytes
-        engine = books.moves.engine
+        engine = self._engine = books.moves.engine
         deliver, self._end_discard = engine._deliver, books.end_discard
 
         def deliver_at_rest() -> None:
@@ -443,13 +446,35 @@ class Stepper:
         return has_discarded
 
     def _come_to_rest(self) -> None:
-        while True:
+        ends_at = time.monotonic() + _WAIT_SECONDS
+        while time.monotonic() < ends_at:
             self._news.clear()
-            with self._books.lock:
-                if self._is_quiet():
-                    return
-            if not self._news.wait(_WAIT_SECONDS):
-                raise TimeoutError("the engine does not come to rest")
+            num_seen = self._num_seen_at_rest()
+            self._go_round()  # a lane may have taken what nobody wants any more, which is no news
+            if num_seen is None:
+                self._news.wait(_PAUSE_SECONDS)
+            elif num_seen == self._num_seen_at_rest():
+                return
+        raise TimeoutError("the engine does not come to rest")
+
+    def _num_seen_at_rest(self) -> int | None:
+        """How many decisions have been seen; None: the engine is not at rest."""
+        with self._books.lock:
+            return len(self.decisions.seen) if self._is_quiet() else None
+
+    def _go_round(self) -> None:
+        """Return when the loop has done what it could do by now."""
+        passed = threading.Event()
+        self._engine._loop.call_soon_threadsafe(passed.set)
+        if not passed.wait(_WAIT_SECONDS):
+            raise TimeoutError("the engine's loop does not answer")
+
+    def _has_undelivered(self) -> bool:
+        """Whether a lane is about to look at something, which may be nothing that anybody wants."""
+        queues = (("spill", self._engine._spills), ("restore", self._engine._restores))
+        return bool(self._engine._inbox) or any(
+            not queue.empty() and self.decisions.num_idle(what) for what, queue in queues
+        )
 
     def let_go(self) -> None:
         """From now on the engine moves by itself, so that the store can be closed."""
@@ -489,6 +514,7 @@ class Stepper:
         decisions = self.decisions
         return (
             len(decisions.transfers) == len(self._gates) + self.copies.num_waiting
+            and not self._has_undelivered()
             and not decisions.has_idle_lane_and_work()
             and self._books.moves.num_discards == len(self.discarded)
         )
@@ -597,7 +623,7 @@ def real_decisions(
             while decisions.running or decisions.waiting:
                 store.stepper.finish_one()
         except StoreFullError:
-            decisions.seen.append(_FULL)
+            del decisions.seen[decisions.seen.index(_FULL) + 1 :]  # what follows, nobody simulates
         finally:
             store.stepper.let_go()
         return decisions.seen, store.books.moves.counters
@@ -605,7 +631,11 @@ def real_decisions(
 
 def _take(step: _RealStep, workload: Workload, stepper: Stepper, followed: _Script) -> None:
     for number, action in enumerate(workload.actions):
-        step.act(number, action)
+        try:
+            step.act(number, action)
+        except StoreFullError:
+            stepper.decisions.seen.append(_FULL)
+            raise
         stepper.settle()
         for _ in range(followed.num_after_action()):
             stepper.finish_one()
@@ -622,18 +652,18 @@ class _SteppedEngine:
         self._drive = drive
         self._decisions = decisions
         self._script = script
-        self._spills: list[tuple[int, int, SimulatedRecord]] = []
-        self._restores: list[tuple[int, int, SimulatedRecord]] = []
+        self._inbox: list[tuple[str, int, SimulatedRecord]] = []
+        self._queues: dict[str, list[tuple[int, int, SimulatedRecord]]] = {what: [] for what in _NUM_LANES}
         self._numbers = count()
         self._records: dict[Job, SimulatedRecord] = {}
         self._ready: dict[Job, Copy | None] = {}
         self._discards: list[int] = []
 
     def submit_spill(self, record: SimulatedRecord) -> None:
-        heappush(self._spills, (1, next(self._numbers), record))
+        self._inbox.append(("spill", 1, record))
 
     def submit_restore(self, record: SimulatedRecord, *, demanded: bool) -> None:
-        heappush(self._restores, (0 if demanded else 1, next(self._numbers), record))
+        self._inbox.append(("restore", 0 if demanded else 1, record))
 
     def submit_discard(self, key: int) -> None:
         self._discards.append(key)
@@ -641,27 +671,35 @@ class _SteppedEngine:
     def settle(self) -> bool:
         """See `Stepper`."""
         has_discarded = False
-        self._begin_all()
+        self._deliver()
         while self._discards:
             keys, self._discards = self._discards, []
             has_discarded = True
             self._drive.free(keys)
             self.transfers.end_discard(len(keys))
-            self._begin_all()
+            self._deliver()
         return has_discarded
 
-    def _begin_all(self) -> None:
-        for what, queue, num_lanes in (
-            ("spill", self._spills, NUM_SPILLS),
-            ("restore", self._restores, NUM_RESTORES),
-        ):
-            begin = self.transfers.begin_spill if what == "spill" else self.transfers.begin_restore
-            while queue and sum(1 for job in self._records if job.what == what) < num_lanes:
-                record = heappop(queue)[2]
-                if begin(record):
-                    job = Job(what, record.key)
-                    self._records[job] = record
-                    self._ready[job] = record.ready if what == "spill" else None
+    def _deliver(self) -> None:
+        """What is in the inbox wakes a lane each; see `Engine`."""
+        while self._inbox:
+            delivered, self._inbox = self._inbox, []
+            for what, urgency, record in delivered:
+                heappush(self._queues[what], (urgency, next(self._numbers), record))
+            for what, _, _ in delivered:
+                self._begin_next(what)
+
+    def _begin_next(self, what: str) -> None:
+        """A lane looks for something that is still wanted."""
+        queue = self._queues[what]
+        begin = self.transfers.begin_spill if what == "spill" else self.transfers.begin_restore
+        while queue and self._decisions.num_idle(what):
+            record = heappop(queue)[2]
+            if begin(record):
+                job = Job(what, record.key)
+                self._records[job] = record
+                self._ready[job] = record.ready if what == "spill" else None
+                return
 
     def finish_one(self) -> Job | None:
         """See `Stepper`."""
@@ -691,6 +729,7 @@ class _SteppedEngine:
             self.transfers.end_spill(record, Stored(record.nbytes, "none"))
         else:
             self.transfers.end_spill(record, StoreFullError(record.nbytes, 0, 0))
+        self._begin_next(job.what)
 
 
 class _StreamsOfSimulation:

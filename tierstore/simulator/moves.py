@@ -481,6 +481,10 @@ class SimulatedMoves:
             self.engine.submit_discard(record.key)
         record.move(State.FREED)
 
+    def withdraw(self, record: SimulatedRecord) -> None:
+        """See `Moves`."""
+        self._release(record)
+
     def discarded(self, num_records: int) -> None:
         """See `Moves`."""
         self.num_discards -= num_records

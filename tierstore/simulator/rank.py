@@ -94,7 +94,12 @@ class Rank:
             moves.counters.packed_tensors += 1
             self._drain()
             moves.relieve(NUM_EXAMINED_PER_PACK)
-            yield from self._make_room()
+            try:
+                yield from self._make_room()
+            except StoreFullError:
+                moves.withdraw(record)
+                self._advance()
+                raise
             log.fresh.append(record)
             log.fresh_node = log.saved[index].node
         log.enter(index, record)
@@ -126,6 +131,7 @@ class Rank:
                 self._num_packing -= 1
             elif not collected:
                 collected = True
+                self._drain()
                 moves.disk_is_full = False
             else:
                 raise self._full_error()
