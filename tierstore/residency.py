@@ -493,7 +493,7 @@ class Residency:
         try:
             if self.closed is None:
                 self.closed = closed
-            self.moves.end_all()  # again, where what was broken off half-way left something
+                self.moves.end_all()
         finally:
             self._progress.notify_all()
 
