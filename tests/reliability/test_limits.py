@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import mmap
 import os
 import resource
@@ -27,7 +28,7 @@ from tierstore.disk.home import FOLDER_NAME
 from tierstore.tracing.reader import read_trace
 
 MIB = 2**20
-STACK_BYTES = 64 * MIB  # more than the C library keeps of threads that have ended
+STACK_BYTES = itertools.count(64 * MIB, MIB)  # each larger than any that the C library has kept
 REFUSED = (StorageIOError, DaemonUnavailableError)
 
 Open = Callable[[], TierStore]
@@ -72,7 +73,7 @@ def room_for(num_bytes: int) -> Iterator[None]:
 def descriptors_left(number: int) -> Iterator[None]:
     """So many that can still be opened."""
     held: list[int] = []
-    with limit_on(resource.RLIMIT_NOFILE, max(map(int, os.listdir("/proc/self/fd"))) + 8):
+    with limit_on(resource.RLIMIT_NOFILE, max(map(int, os.listdir("/proc/self/fd"))) + 64):
         try:
             while True:
                 held.append(os.open(os.devnull, os.O_RDONLY))
@@ -145,9 +146,10 @@ def _open_with(open_one: Open, limited: Callable[[int], Any], most: int) -> list
 @contextmanager
 def threads_left(number: int) -> Iterator[None]:
     """About so many that can still be started."""
-    before = threading.stack_size(STACK_BYTES)
+    stack_bytes = next(STACK_BYTES)
+    before = threading.stack_size(stack_bytes)
     try:
-        with room_for(STACK_BYTES * number + STACK_BYTES // 2):
+        with room_for(stack_bytes * number + stack_bytes // 2):
             yield
     finally:
         threading.stack_size(before)

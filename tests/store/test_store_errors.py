@@ -356,7 +356,7 @@ def test_open_failed_cleans_up(
 
     monkeypatch.setattr("tierstore.store.LocalDisk", fail)
     before = set(threading.enumerate())
-    expected = StorageIOError if isinstance(error, OSError) else type(error)
+    expected = StorageIOError if isinstance(error, (OSError, StoreFullError)) else type(error)
     with pytest.raises(expected) as caught:
         TierStore(store_directory, host_bytes=0, disk_bytes="1GiB")
     assert error in _chain_of(caught.value)
