@@ -1613,12 +1613,30 @@ MUTATIONS = [
     ),
     Mutation(
         "P1",
-        "a write returns when the index has its record",
+        "a write returns when the index has its value",
         "tierstore/disk/shelf.py",
-        "            outcome = await self._commits.submit(put)\n",
-        "            __import__('asyncio').ensure_future(self._commits.submit(put))\n"
+        "        if outcome is None:\n            outcome = await self._commits.submit(put)\n",
+        "        if outcome is None:\n            __import__('asyncio').ensure_future(self._commits.submit(put))\n"
         "            outcome = Outcome(None)\n",
-        ("store/test_commit_order.py",),
+        ("store/test_commit_order.py::test_write_is_done_when_the_index_has_committed",),
+    ),
+    Mutation(
+        "P1",
+        "a write returns when the index has its extent",
+        "tierstore/disk/shelf.py",
+        "        return _Filled(written, self._commits.commit_now(Put(record.key, location, None)))\n",
+        "        put = Put(record.key, location, None)\n"
+        "        __import__('threading').Thread(target=self._commits.commit_now, args=(put,)).start()\n"
+        "        return _Filled(written, Outcome(None))\n",
+        ("store/test_commit_order.py::test_write_is_done_when_the_index_has_committed",),
+    ),
+    Mutation(
+        "P1",
+        "calls of the index do not overlap",
+        "tierstore/disk/commits.py",
+        "        with self._one_at_a_time:\n",
+        "        if True:\n",
+        ("store/test_index.py::test_commits_of_jobs_and_batches_do_not_overlap",),
     ),
     Mutation(
         "P1",

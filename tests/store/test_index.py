@@ -6,7 +6,8 @@ import asyncio
 import errno
 import os
 import resource
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,6 +139,54 @@ def test_commits_gather_what_comes_while_one_is_in_flight(index: Index) -> None:
     uvloop.run(test())
     assert sum(batches) == 500
     assert len(batches) <= 3
+
+
+def test_commits_of_jobs_and_batches_do_not_overlap(index: Index) -> None:
+    """A batch is in flight while a job commits: the job's operation waits for its end."""
+    batch_began, batch_may_end, job_began = threading.Event(), threading.Event(), threading.Event()
+    running: list[int] = []
+    most_at_once = []
+
+    class Watched(Index):
+        def __init__(self) -> None:
+            self.allocated_bytes = 0
+
+        def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+            running.append(len(operations))
+            most_at_once.append(len(running))
+            batch_began.set()
+            try:
+                assert batch_may_end.wait(10)
+                return index.apply(operations)
+            finally:
+                running.pop()
+
+    def job(commits: Commits) -> Outcome:
+        job_began.set()
+        return commits.commit_now(Put(2, location(3), b"def"))
+
+    async def test() -> None:
+        with ThreadPoolExecutor(2) as executor:
+            commits = Commits(Watched(), executor)
+            batch = asyncio.ensure_future(commits.submit(Put(1, location(3), b"abc")))
+            await asyncio.to_thread(batch_began.wait, 10)
+            batch_began.clear()
+            of_job = asyncio.get_running_loop().run_in_executor(executor, job, commits)
+            await asyncio.to_thread(job_began.wait, 10)
+            assert not await asyncio.to_thread(batch_began.wait, 0.05), "a longer wait shows no less"
+            batch_may_end.set()
+            assert (await batch).error is None
+            assert (await of_job).error is None
+
+    uvloop.run(test())
+    assert most_at_once == [1, 1]
+    assert [fetch(index, key) for key in (1, 2)] == [b"abc", b"def"]
+
+
+def test_commit_of_a_job_that_fails_is_its_outcome(index: Index) -> None:
+    index.close()
+    with ThreadPoolExecutor(1) as executor:
+        assert Commits(index, executor).commit_now(Delete(1)).error is not None
 
 
 def test_commits_report_a_pool_that_is_gone(index: Index) -> None:

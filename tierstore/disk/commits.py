@@ -1,10 +1,15 @@
-"""Index operations in batches: one job in flight; what comes meanwhile goes in the next."""
+"""Index operations in batches: one job in flight; what comes meanwhile goes in the next.
+
+A record whose bytes a job has just written does not come here by way of the loop: that job enters it too, which spares
+two hops between threads, during which a client's slot would be held for nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 
 from .index import Index
@@ -18,13 +23,18 @@ _BATCH_OPERATIONS = 4096
 
 
 class Commits:
-    """The only way to an index that is in use. Lives on one loop; never blocks it."""
+    """The only way to an index that is in use. Lives on one loop, and never blocks it; `commit_now` is for jobs."""
 
     def __init__(self, index: Index, executor: Executor) -> None:
         self._index = index
         self._executor = executor
+        self._one_at_a_time = threading.Lock()  # calls of the index must not overlap
         self._queue: deque[tuple[Operation, asyncio.Future[Outcome]]] = deque()
         self._flight: asyncio.Task[None] | None = None
+
+    def commit_now(self, operation: Operation) -> Outcome:
+        """Have it done, and return what became of it. Blocks, for a batch that is in flight too: in a job only."""
+        return self._do((operation,))[0]
 
     async def submit(self, operation: Operation) -> Outcome:
         """Have it done with the next batch, and return what became of it.
@@ -58,11 +68,18 @@ class Commits:
 
     async def _apply(self, batch: list[tuple[Operation, asyncio.Future[Outcome]]]) -> None:
         try:
-            outcomes = await run_job(self._executor, self._index.apply, [operation for operation, _ in batch])
+            outcomes = await run_job(self._executor, self._do, [operation for operation, _ in batch])
         except Exception as error:  # noqa: BLE001  (handed to everybody who waits for this batch)
             outcomes = [Outcome(error)] * len(batch)
         for (_, future), outcome in zip(batch, outcomes, strict=True):
             future.set_result(outcome)
+
+    def _do(self, operations: Sequence[Operation]) -> list[Outcome]:
+        with self._one_at_a_time:
+            try:
+                return self._index.apply(operations)
+            except Exception as error:  # noqa: BLE001  (it is the outcome: raised again where each came from)
+                return [Outcome(error)] * len(operations)
 
     def _next_batch(self) -> list[tuple[Operation, asyncio.Future[Outcome]]]:
         batch: list[tuple[Operation, asyncio.Future[Outcome]]] = []

@@ -46,6 +46,10 @@ class Extent(NamedTuple):
         """Where it lies on the allocator's line."""
         return self.segment * _SEGMENT_STRIDE + self.offset
 
+    def trimmed(self, num_bytes: int) -> Extent:
+        """Its first `num_bytes`, rounded up to 4096."""
+        return self._replace(num_bytes=max(round_up(num_bytes), ALIGNMENT_BYTES))
+
 
 class _Refusal(NamedTuple):
     """What the file system said to a segment of at least this size."""
@@ -162,7 +166,7 @@ class ExtentSpace:
 
     def trim(self, extent: Extent, num_bytes: int) -> Extent:
         """Give back all but the first `num_bytes`, rounded up to 4096; returns what is kept."""
-        kept = extent._replace(num_bytes=max(round_up(num_bytes), ALIGNMENT_BYTES))
+        kept = extent.trimmed(num_bytes)
         if kept.num_bytes < extent.num_bytes:
             self._allocator.free(kept.start + kept.num_bytes, extent.num_bytes - kept.num_bytes)
             self._announce()

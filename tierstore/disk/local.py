@@ -6,7 +6,8 @@ Start here::
                  └──► small: one value ─────────────────────────────────┘
     read  ─► location in memory ─► one job: read + checksum + decode
 
-All bookkeeping is the loop's; the pool's jobs only move bytes. Where the files live is the *home's* matter: without
+All bookkeeping is the loop's; the pool's jobs only move bytes, and the one that has written an extent enters it in the
+index, where extents belong there. Where the files live is the *home's* matter: without
 names, so that a process that is killed leaves nothing behind, or with names, and then the next one finds the records.
 """
 

@@ -56,6 +56,18 @@ class _Record(NamedTuple):
     order: WriteOrder
 
 
+class _Filled(NamedTuple):
+    """What became of a record's extent.
+
+    Attributes:
+        written: as `write_record` says.
+        outcome: of entering it in the index; None: not tried yet, or it does not belong there.
+    """
+
+    written: Written
+    outcome: Outcome | None
+
+
 def _is_quick(record: _Record) -> bool:
     order = record.order
     return order.codec == NO_CODEC and not order.probe and len(record.source) <= _QUICK_BYTES
@@ -174,31 +186,31 @@ class RecordShelf:
         extent = await self._take(record)
         self._space.promise()  # encoding gives a tail back
         try:
-            written = await self._fill_or_free(record, extent)
+            written, outcome = await self._fill_or_free(record, extent)
         finally:
             self._space.settle_promise()
         if written.value is not None:
             return await self._enter_value(record, written)
         extent = self._space.trim(extent, written.encoded_bytes)
         try:
-            return await self._enter(record, written, extent)
+            return await self._enter(record, written, extent, outcome)
         except BaseException:
             self._space.give_back(extent)
             raise
 
-    async def _fill_or_free(self, record: _Record, extent: Extent) -> Written:
+    async def _fill_or_free(self, record: _Record, extent: Extent) -> _Filled:
         """Fill the extent; it is free again if that fails, or if the record became a value (charged then)."""
         try:
-            written = await self._fill(record, extent, self._inline_bytes or 0)
-            charge_bytes = value_charge_bytes(written.encoded_bytes)
-            if written.value is not None and not self._budget.add_value(charge_bytes):
-                written = await self._fill(record, extent, 0)
+            filled = await self._fill(record, extent, self._inline_bytes or 0)
+            charge_bytes = value_charge_bytes(filled.written.encoded_bytes)
+            if filled.written.value is not None and not self._budget.add_value(charge_bytes):
+                filled = await self._fill(record, extent, 0)
         except BaseException:
             self._space.give_back(extent)
             raise
-        if written.value is not None:
+        if filled.written.value is not None:
             self._space.give_back(extent)
-        return written
+        return filled
 
     async def _enter_value(self, record: _Record, written: Written) -> Stored:
         try:
@@ -218,7 +230,7 @@ class RecordShelf:
                     raise
                 return await self._space.take(longest_bytes)
 
-    async def _fill(self, record: _Record, extent: Extent, value_limit_bytes: int) -> Written:
+    async def _fill(self, record: _Record, extent: Extent, value_limit_bytes: int) -> _Filled:
         place = Place(
             self._space.descriptor(extent.segment),
             extent.offset,
@@ -228,30 +240,29 @@ class RecordShelf:
         try:
             where = f"segment {extent.segment} at offset {extent.offset}"
             with self._write_errors(record, where):
-                return await self._run(
-                    write_record, place, record.source, record.order, value_limit_bytes, self._turns.writes
-                )
+                return await self._run(self._fill_and_enter, record, place, extent, value_limit_bytes)
         except DoesNotFitError:
             reason = f"encoded, it does not fit into the longest free extent of {extent.num_bytes} bytes"
             raise StoreFullError(len(record.source), *self.usage(), reason=reason) from None
 
-    async def _enter(self, record: _Record, written: Written, extent: Extent | None) -> Stored:
-        """Commit a record to the index, if it belongs there; from here on it exists."""
+    def _fill_and_enter(self, record: _Record, place: Place, extent: Extent, value_limit_bytes: int) -> _Filled:
+        """A job: write the record, and enter it in the index at once, unless it became a value."""
+        written = write_record(place, record.source, record.order, value_limit_bytes, self._turns.writes)
+        if written.value is not None:
+            return _Filled(written, None)
+        location = _location_of(record, written, extent.trimmed(written.encoded_bytes))
+        if not self._is_in_index(location):
+            return _Filled(written, None)
+        return _Filled(written, self._commits.commit_now(Put(record.key, location, None)))
+
+    async def _enter(
+        self, record: _Record, written: Written, extent: Extent | None, outcome: Outcome | None = None
+    ) -> Stored:
+        """Commit a record to the index, if it belongs there, and its job has not; from here on it exists."""
         value = written.value if extent is None else None
-        location = Location(
-            segment=None if extent is None else extent.segment,
-            offset=None if extent is None else extent.offset,
-            taken_bytes=value_charge_bytes(written.encoded_bytes) if extent is None else extent.num_bytes,
-            encoded_bytes=written.encoded_bytes,
-            logical_bytes=len(record.source),
-            codec=written.codec.family,
-            level=written.codec.level,
-            itemsize_bytes=record.order.itemsize_bytes,
-            head_bytes=written.head_bytes,
-            checksum=written.checksum,
-        )
+        location = _location_of(record, written, extent)
         if self._is_in_index(location):
-            outcome = await self._put(Put(record.key, location, value))
+            outcome = await self._put(Put(record.key, location, value), outcome)
             with self._write_errors(record, "the index"):
                 if outcome.error is not None:
                     raise outcome.error
@@ -268,15 +279,19 @@ class RecordShelf:
         """Of the record's checksum; None: there are none in this store."""
         return record_seed(self._session, key) if self._has_checksums else None
 
-    async def _put(self, put: Put) -> Outcome:
-        """Have the index take it. A file system that is full of empty segments, or of one being tried, is not full."""
-        is_last_try = False
-        while True:
+    async def _put(self, put: Put, outcome: Outcome | None) -> Outcome:
+        """Have the index take it. A file system that is full of empty segments, or of one being tried, is not full.
+
+        `outcome`: of the first try, if that was made already.
+        """
+        if outcome is None:
             outcome = await self._commits.submit(put)
-            if outcome.error is None or not means_full(outcome.error) or is_last_try:
-                return outcome
+        is_last_try = False
+        while outcome.error is not None and means_full(outcome.error) and not is_last_try:
             self._space.free_budget_for(0)
             is_last_try = not await self._space.wait_for_news()
+            outcome = await self._commits.submit(put)
+        return outcome
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
         """As `DiskTier.read`."""
@@ -356,3 +371,19 @@ class RecordShelf:
     def _write_errors(self, record: _Record, place: str) -> AbstractContextManager[None]:
         num_bytes = len(record.source)
         return translated("write", place, _STILL_IN_MEMORY, key=record.key, num_bytes=num_bytes, usage=self.usage())
+
+
+def _location_of(record: _Record, written: Written, extent: Extent | None) -> Location:
+    """Where the record lies; `extent`: as long as it takes, None: it is a value, whose place is not known yet."""
+    return Location(
+        segment=None if extent is None else extent.segment,
+        offset=None if extent is None else extent.offset,
+        taken_bytes=value_charge_bytes(written.encoded_bytes) if extent is None else extent.num_bytes,
+        encoded_bytes=written.encoded_bytes,
+        logical_bytes=len(record.source),
+        codec=written.codec.family,
+        level=written.codec.level,
+        itemsize_bytes=record.order.itemsize_bytes,
+        head_bytes=written.head_bytes,
+        checksum=written.checksum,
+    )
