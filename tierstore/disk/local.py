@@ -7,8 +7,8 @@ Start here::
     read  ─► location in memory ─► one job: read + checksum + decode
 
 All bookkeeping is the loop's; the pool's jobs only move bytes, and the one that has written an extent enters it in the
-index, where extents belong there. Where the files live is the *home's* matter: without
-names, so that a process that is killed leaves nothing behind, or with names, and then the next one finds the records.
+index, where extents belong there. Where the files live is the *home's* matter: without names, so that a process that is
+killed leaves nothing behind, or with names, and then the next one finds the records.
 """
 
 from __future__ import annotations
