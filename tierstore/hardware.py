@@ -133,7 +133,7 @@ class CodecSpeed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     decode_bytes_per_second: Rate
 
 
-class AcceleratorLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AcceleratorLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Copies between host memory and an accelerator.
 
     Attributes:
@@ -141,6 +141,7 @@ class AcceleratorLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         memory_bytes: of the device.
         host_memory: what the host's side was: "pinned", or "pageable" and why.
         to_host_bytes_per_second: of one copy at a time; likewise `to_device_bytes_per_second`.
+        both_bytes_per_second: of two copies, one each way, together; None: not known, as fast as both alone.
     """
 
     name: str
@@ -148,6 +149,7 @@ class AcceleratorLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     host_memory: str
     to_host_bytes_per_second: Rate
     to_device_bytes_per_second: Rate
+    both_bytes_per_second: Rate | None = None
 
 
 class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

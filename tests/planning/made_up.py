@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from tierstore.hardware import CodecSpeed, DriveHardware, Hardware, HostHardware, Transfer
+from tierstore.hardware import AcceleratorLink, CodecSpeed, DriveHardware, Hardware, HostHardware, Transfer
 from tierstore.planning import Machine
 from tierstore.simulator import Action, Compute, EndScope, Pack, Release, Saved, Unpack, Workload
 
-__all__ = ["GB", "MIB", "chain", "machine"]
+__all__ = ["GB", "MIB", "accelerator", "chain", "machine"]
 
 MIB, GB = 2**20, 10**9
 
@@ -29,6 +29,17 @@ def chain(
     return Workload(saved, actions, cores)
 
 
+def accelerator(speed: float = 20 * GB, memory_bytes: int = 80 * GB) -> AcceleratorLink:
+    """One to and from which so many bytes go in a second."""
+    return AcceleratorLink(
+        name="made-up",
+        memory_bytes=memory_bytes,
+        host_memory="pinned",
+        to_host_bytes_per_second=speed,
+        to_device_bytes_per_second=speed,
+    )
+
+
 def machine(
     write: float = 20 * GB,
     read: float = 20 * GB,
@@ -37,6 +48,7 @@ def machine(
     memory_bytes: int = 64 * GB,
     cores: float = 16.0,
     codecs: tuple[CodecSpeed, ...] = (),
+    accelerators: tuple[AcceleratorLink, ...] = (),
     **drive: int,
 ) -> Machine:
     """A machine with a drive of that many bytes per second."""
@@ -54,5 +66,6 @@ def machine(
     host = HostHardware(
         cores=cores, capacity_bytes=memory_bytes, copy_bytes_per_second=1e10, fresh_bytes_per_second=3e9
     )
-    hardware = Hardware(version=1, host=host, drive=structs.replace(described, **drive), codecs=codecs)
+    described = structs.replace(described, **drive)
+    hardware = Hardware(version=1, host=host, drive=described, codecs=codecs, accelerators=accelerators)
     return Machine("made-up", "", hardware)

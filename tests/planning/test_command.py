@@ -20,6 +20,8 @@ from tierstore.doctor.diagnosis import hardware_of
 from tierstore.hardware import hardware_text
 from tierstore.planning import shipped_machines
 
+_ON_CUDA = b'"device":"cpu"', b'"device":"cuda:0"'
+
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -172,10 +174,51 @@ def test_trace_that_cannot_be_planned_is_one_line_and_exit_code_2(
         (b"", "line 1 "),
         (lines[0], "no step"),
         (b"".join(line for line in lines if b'"gone"' not in line), "no step"),
-        (b"".join(lines).replace(b'"device":"cpu"', b'"device":"cuda:0"'), "only host memory is simulated"),
+        (b'"device":"cuda:1"'.join(b"".join(lines).rsplit(_ON_CUDA[0], 1)).replace(*_ON_CUDA), "one accelerator"),
     ):
         file.write_bytes(content)
         assert words in refused("--trace", file)
+
+
+def test_trace_of_an_accelerator_is_planned_on_machines_that_have_one(
+    command: Command, refused: Callable[..., str], recorded: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_bytes(recorded.read_bytes().replace(*_ON_CUDA))
+    done = command("--trace", file)
+    assert (done.returncode, done.stderr) == (0, "")
+    having = {each.name for each in shipped_machines() if each.hardware.accelerators}
+    assert set(re.findall(r"^(\S+) +1 ", done.stdout, re.MULTILINE)) == having
+    assert 'prefetch "learned", device_bytes 0 B.' in " ".join(done.stdout.split())
+    assert "copied out" in done.stdout
+    assert "CUDA_LAUNCH_BLOCKING" in done.stdout
+    assert "its file has none" in refused("--trace", file, "--hardware=cloud-l32s-v3")
+
+
+def test_trace_whose_launches_block_is_planned_without_a_warning(
+    command: Command, recorded: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    blocking = b'"launches_block":false', b'"launches_block":true'
+    file.write_bytes(recorded.read_bytes().replace(*_ON_CUDA).replace(*blocking))
+    done = command("--trace", file, "--hardware=sata", "--device-bytes=1MiB", "--json")
+    (answer,) = json.loads(done.stdout)["answers"]
+    assert json.loads(done.stdout)["warnings"] == []
+    assert answer["prediction"]["offloaded_bytes"] == 0
+    assert answer["prediction"]["device_bytes_peak"] == LENGTH * TENSOR_BYTES
+
+
+def test_plan_as_if_on_an_accelerator_says_so_and_computes_faster(
+    command: Command, planned: Callable[..., dict[str, Any]], refused: Callable[..., str], recorded: Path
+) -> None:
+    plain = planned("--hardware=grace-hopper")["answers"][0]["prediction"]
+    imagined = planned("--hardware=grace-hopper", "--accelerator-speed=4")["answers"][0]["prediction"]
+    assert imagined["compute_seconds"] == pytest.approx(plain["compute_seconds"] / 4, rel=0.01)
+    assert plain["offloaded_bytes"] == 0 < imagined["offloaded_bytes"]
+    done = command("--trace", recorded, "--hardware=sata", "--accelerator-speed=4")
+    assert "as if an accelerator computed it, 4 times as fast" in " ".join(done.stdout.split())
+    for value in ("nan", "-1", "0", "inf"):
+        assert "accelerator_speed" in refused("--trace", recorded, "--accelerator-speed", value)
 
 
 def test_hardware_or_settings_that_cannot_be_read_are_one_line_and_exit_code_2(

@@ -21,7 +21,8 @@ def _hardware(price: float | None = None, **drive: int) -> Hardware:
 
 
 def _step(seconds: float = 10.0, written_bytes: int = 10**9) -> Prediction:
-    return Prediction(seconds, seconds, {}, written_bytes, written_bytes, 0, 0, 0, "nothing", {})
+    moved = (written_bytes, written_bytes, 0, 0)
+    return Prediction(seconds, seconds, {}, 0.0, *moved, 0, 0, 0, 0, "nothing", {})
 
 
 def test_wear_of_a_drive_is_what_a_year_writes_over_what_it_is_rated_for() -> None:

@@ -36,6 +36,14 @@ def test_shipped_machine_says_where_its_figures_come_from_and_claims_no_measurem
     assert not any(each.measured_bytes for each in (*drive.writes, *drive.reads))
 
 
+def test_shipped_machines_have_accelerators_but_the_clouds() -> None:
+    assert {name for name, each in _SHIPPED.items() if not each.hardware.accelerators} == {"cloud-l32s-v3"}
+    for each in _SHIPPED.values():
+        for link in each.hardware.accelerators:
+            out, back = link.to_host_bytes_per_second, link.to_device_bytes_per_second
+            assert max(out, back) <= (link.both_bytes_per_second or out + back) <= out + back
+
+
 def test_shipped_machines_differ_in_drives_not_in_codecs() -> None:
     codecs = {machine.hardware.codecs for machine in _SHIPPED.values()}
     assert len(codecs) == 1

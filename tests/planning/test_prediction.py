@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.planning.made_up import GB, MIB, chain, machine
+from tests.planning.made_up import GB, MIB, accelerator, chain, machine
 from tierstore.errors import ConfigError
 from tierstore.hardware import CodecSpeed
 from tierstore.planning import Limit, Machine, Misfit, Prediction, predict
@@ -160,3 +160,54 @@ def test_codec_without_figures_is_refused(codecs: tuple[CodecSpeed, ...]) -> Non
 def test_ranks_below_one_are_refused() -> None:
     with pytest.raises(ConfigError):
         predict(chain(), machine(), _SOME, num_ranks=0)
+
+
+def test_prediction_on_an_accelerator_is_the_simulation_s_last_step() -> None:
+    workload, where = chain().on_accelerator(10.0), machine(accelerators=(accelerator(),))
+    step = simulate(workload, hardware_of(where.hardware), _SOME)[0][-1]
+    found = _predict(workload, where)
+    assert (found.seconds, found.link_wait_seconds) == (step.seconds, step.link_wait_seconds)
+    moved = step.counters.offloaded_bytes, step.counters.reloaded_bytes, step.device_bytes_peak
+    assert (found.offloaded_bytes, found.reloaded_bytes, found.device_bytes_peak) == moved
+    assert all(moved)
+    two = _predict(workload, where, num_ranks=2)
+    assert two.offloaded_bytes == pytest.approx(2 * moved[0], rel=0.1)
+    assert two.device_bytes_peak < 2 * moved[2], "of one"
+
+
+@pytest.mark.parametrize(
+    ("speed", "where", "limit"),
+    [
+        (1.0, machine(accelerators=(accelerator(0.5 * GB),)), "link"),
+        (1.0, machine(0.2 * GB, accelerators=(accelerator(),)), "drive writes"),
+        (1.0, machine(read=0.5 * GB, accelerators=(accelerator(),)), "drive reads"),
+        (0.1, machine(accelerators=(accelerator(),)), "nothing"),
+    ],
+)
+def test_prediction_on_an_accelerator_names_what_bounds_it(speed: float, where: Machine, limit: Limit) -> None:
+    found = _predict(chain().on_accelerator(speed), where)
+    assert found.limit == limit
+    assert (limit == "nothing") == (not found.seconds_without)
+
+
+def test_prediction_on_an_accelerator_that_keeps_everything_is_its_compute() -> None:
+    found = _predict(chain().on_accelerator(4.0), machine(accelerators=(accelerator(1.0),)), _ON_DEVICE)
+    assert (found.offloaded_bytes, found.written_bytes, found.limit) == (0, 0, "nothing")
+    assert found.seconds == pytest.approx(chain().compute_seconds / 4)
+
+
+_ON_DEVICE = replace(_SOME, device_bytes=_STEP_BYTES)
+
+
+def test_accelerator_without_the_memory_for_it_is_too_small() -> None:
+    where = machine(accelerators=(accelerator(memory_bytes=_STEP_BYTES - 1),))
+    assert _refused(chain().on_accelerator(4.0), where, _ON_DEVICE) == Misfit(
+        "accelerator", _STEP_BYTES, _STEP_BYTES - 1
+    )
+    not_known = machine(accelerators=(accelerator(memory_bytes=0),))
+    assert _predict(chain().on_accelerator(4.0), not_known, _ON_DEVICE).limit == "nothing"
+
+
+def test_step_on_an_accelerator_needs_a_machine_that_has_one() -> None:
+    with pytest.raises(ConfigError, match="its file has none"):
+        predict(chain().on_accelerator(4.0), machine(), _SOME)

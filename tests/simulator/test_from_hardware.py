@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from msgspec import structs
 
+from tierstore.hardware import AcceleratorLink, DriveHardware, HostHardware, Transfer
 from tierstore.hardware import CodecSpeed as DescribedCodec
-from tierstore.hardware import DriveHardware, HostHardware, Transfer
 from tierstore.hardware import Hardware as DescribedHardware
-from tierstore.simulator import CodecSpeed, DepthSpeed
+from tierstore.simulator import CodecSpeed, DepthSpeed, Link
 from tierstore.simulator.from_hardware import hardware_of
 
 
@@ -44,6 +46,17 @@ def test_hardware_of_description_has_its_figures() -> None:
     assert hardware.drive.reads == [DepthSpeed(1, 5e8)]
     assert (hardware.drive.write_latency_seconds, hardware.drive.read_latency_seconds) == (1e-4, 2e-4)
     assert hardware.drive.capacity_bytes == 123
+
+
+def test_hardware_of_description_has_the_link_of_its_first_accelerator() -> None:
+    assert hardware_of(_DESCRIBED).link is None
+    first = AcceleratorLink(
+        name="x", memory_bytes=1, host_memory="pinned", to_host_bytes_per_second=3e10, to_device_bytes_per_second=2e10
+    )
+    second = structs.replace(first, to_host_bytes_per_second=1.0)
+    assert hardware_of(structs.replace(_DESCRIBED, accelerators=(first, second))).link == Link(3e10, 2e10, inf)
+    known = structs.replace(first, both_bytes_per_second=4e10)
+    assert hardware_of(structs.replace(_DESCRIBED, accelerators=(known,))).link == Link(3e10, 2e10, 4e10)
 
 
 def test_hardware_of_description_with_two_drives_is_twice_as_fast() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tests.conftest import MakeStore
 from tierstore import tiered_offload
@@ -19,6 +20,7 @@ from tierstore.simulator import (
     EndScope,
     Hardware,
     LetGo,
+    Link,
     Pack,
     Release,
     Settings,
@@ -27,12 +29,15 @@ from tierstore.simulator import (
     simulate,
 )
 from tierstore.simulator.from_trace import workload_of
+from tierstore.testing import SimulatedCopies
 from tierstore.tracing.events import (
     Event,
     Gone,
     Header,
     Machine,
+    Offload,
     Ours,
+    Reload,
     Scope,
     ScopeEnd,
     Stall,
@@ -151,13 +156,51 @@ def test_workload_of_step_has_storage_shared_of_which_a_view_was_packed_after_it
         _FORWARD,
         (*_FORWARD, *_BACKWARD[:-1]),
         (_FORWARD[0], _FORWARD[2], *_BACKWARD),
-        (_pack(1, 0, device="cuda:0"), *_BACKWARD),
+        (_pack(1, 0, device="cuda:0"), _pack(2, 1, device="cuda:1"), *_BACKWARD),
     ],
-    ids=["no backward", "not gone", "pack lost", "accelerator"],
+    ids=["no backward", "not gone", "pack lost", "two accelerators"],
 )
 def test_workload_of_step_that_cannot_be_simulated_is_refused(events: tuple[Event, ...]) -> None:
     with pytest.raises(ConfigError):
         _workload(*events)
+
+
+def test_workload_of_step_has_what_is_on_an_accelerator_there_and_a_core_that_queues_its_work() -> None:
+    packs = (_pack(1, 0, device="cuda:0"), _pack(3, 1), _pack(8, 2, device="cuda:0"))
+    workload = _workload(*packs, *_BACKWARD)
+    assert [saved.on_device for saved in workload.saved] == [True, False, True]
+    assert workload.training_cores == 1.0
+
+
+def test_workload_of_step_recorded_on_an_accelerator_simulates(make_store: MakeStore, tmp_path: Path) -> None:
+    """The tensors of the copy engine for tests are in host memory, and traces say so; what it does is in them too."""
+    file, side, length = tmp_path / "step.jsonl", 128, 6
+    held = torch.randn(side, side, requires_grad=True) * 2
+    with SimulatedCopies() as copies:
+        store = make_store(host_bytes=0, copies=copies)
+        with tiered_offload(store, min_bytes=0, trace=file):
+            tensor = held.sin()
+            for _ in range(length):
+                tensor = torch.exp(-tensor)
+        loss = tensor.sum()
+        del tensor
+        loss.backward()
+        del loss
+        store.close()
+    trace = read_trace(file)
+    moved = [event for event in trace.events if isinstance(event, Offload | Reload)]
+    assert {event.nbytes for event in moved} == {side * side * 4}
+    events = [replace(event, device="cuda:0") if isinstance(event, PackEvent) else event for event in trace.events]
+    trace = RecordedTrace(trace.header, events, is_complete=True)
+    (step,) = steps_of(trace)
+    workload = workload_of(trace, step)
+    assert [(saved.nbytes, saved.on_device) for saved in workload.saved] == [(side * side * 4, True)] * (length + 1)
+    assert [saved.is_shared for saved in workload.saved] == [True] + [False] * length, "what is held is ours too"
+    speeds = [DepthSpeed(1, 1e9)]
+    link = Link(1e8, 1e8)
+    last = simulate(workload, Hardware(Drive(speeds, speeds), 4, link=link), Settings(0))[0][-1]
+    assert last.counters.offloaded_bytes == length * side * side * 4
+    assert last.counters.reloaded_bytes
 
 
 def test_workload_of_recorded_step_simulates(make_store: MakeStore, tmp_path: Path) -> None:

@@ -64,10 +64,22 @@ def plan(
     lookahead_bytes: Annotated[
         Text, typer.Option(metavar="SIZE", help="How far ahead of backward is fetched. Default: the trace's.")
     ] = None,
+    device_bytes: Annotated[
+        Text, typer.Option(metavar="SIZE", help="What stays on the accelerator. Default: the trace's.")
+    ] = None,
+    accelerator_speed: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="As if an accelerator computed the step, N times as fast as where it was recorded, and all were saved "
+            "there.",
+        ),
+    ] = None,
     training_cores: Annotated[
         float | None,
         typer.Option(
-            metavar="N", help="That the training of a rank keeps busy. Default: all of where it was recorded."
+            metavar="N",
+            help="That the training of a rank keeps busy. Default: all of where it was recorded; on an accelerator 1.",
         ),
     ] = None,
     hours_per_day: Annotated[
@@ -91,9 +103,10 @@ def plan(
     """Tell what a recorded step would take on hardware that one does not have: time, memory, wear of drives, price.
 
     A simulation in virtual time: nothing is measured, and nothing is written. Computing is taken to last as long as
-    where the trace was recorded. Steps recorded on an accelerator are refused.
+    where the trace was recorded, or as --accelerator-speed says. Steps with tensors on an accelerator need hardware
+    that has one.
     """
-    from ..planning import Use, answer, find_machine, last_whole_step, planned_settings, shipped_machines
+    from ..planning import Use, answer, find_machine, last_whole_step, planned_settings, shipped_machines, warnings_of
     from ..simulator.from_trace import workload_of
     from ..tracing.reader import read_trace
     from .plan_views import asked
@@ -108,13 +121,18 @@ def plan(
     if view is not None and (len(hardware or ()) != 1 or len(ranks or [1]) != 1):
         raise ConfigError("--view", str(view), "a page shows one step; give one --hardware, and --ranks once at most")
     use = Use(hosts, hours_per_day, steps_per_day, price_per_hour)
-    machines = [find_machine(each) for each in hardware] if hardware else shipped_machines()
     recorded = read_trace(trace)
     step = last_whole_step(recorded, str(trace))
     store = {"host_bytes": host_bytes, "staging_bytes": staging_bytes, "disk_bytes": disk_bytes, "codec": codec}
-    offload = {"prefetch": prefetch, "lookahead_bytes": lookahead_bytes}
+    offload = {"prefetch": prefetch, "lookahead_bytes": lookahead_bytes, "device_bytes": device_bytes}
     settings = planned_settings(recorded, step, config, _said(store), _said(offload))
     workload = workload_of(recorded, step, training_cores=training_cores)
+    warnings = warnings_of(recorded, workload)
+    if accelerator_speed is not None:
+        workload = workload.on_accelerator(accelerator_speed)
+    machines = [find_machine(each) for each in hardware or ()]
+    if not machines:
+        machines = [each for each in shipped_machines() if each.hardware.accelerators or not workload.uses_device]
     answers = [
         answer(workload, machine, settings, num_ranks=num_ranks, use=use)
         for machine in machines
@@ -123,9 +141,10 @@ def plan(
     if view is not None:
         _draw(view, workload, machines[0], settings, answers[0])
     if as_json:
-        _print_json(str(trace), step.number, settings, answers)
+        _print_json(str(trace), step.number, settings, answers, warnings)
     else:
-        _print_tables(asked(str(trace), step, settings), answers, use)
+        question = asked(str(trace), step, settings, accelerator_speed, uses_device=workload.uses_device)
+        _print_tables([question, *warnings], answers, use)
         if view is not None:
             print(f"wrote {view}")
 
@@ -165,26 +184,30 @@ def _print_machines(machines: Sequence[Machine]) -> None:
     Console(highlight=False).print(machines_table(machines))
 
 
-def _print_json(trace: str, number: int, settings: Settings, answers: Sequence[Answer]) -> None:
+def _print_json(
+    trace: str, number: int, settings: Settings, answers: Sequence[Answer], warnings: Sequence[str]
+) -> None:
     import msgspec
 
     whole = {
         "trace": trace,
         "step": number,
         "settings": asdict(settings),
+        "warnings": warnings,
         "answers": [each.as_dict() for each in answers],
     }
     print(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())
 
 
-def _print_tables(question: str, answers: Sequence[Answer], use: Use) -> None:
+def _print_tables(about: Sequence[str], answers: Sequence[Answer], use: Use) -> None:
     from rich.console import Console
 
-    from .plan_views import costs_table, moved_table, remarks, steps_table
+    from .plan_views import copies_table, costs_table, moved_table, remarks, steps_table
 
     console = Console(highlight=False)
-    console.print(question, markup=False)
-    for table in (steps_table(answers), moved_table(answers), costs_table(answers)):
+    for line in about:
+        console.print(line, markup=False)
+    for table in (steps_table(answers), copies_table(answers), moved_table(answers), costs_table(answers)):
         if table.row_count:
             console.print()
             console.print(table)

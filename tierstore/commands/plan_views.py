@@ -12,11 +12,21 @@ from ..planning import Answer, Costs, Machine, Misfit, Prediction, Use
 from ..simulator import Settings
 from ..tracing.steps import Step
 
-__all__ = ["asked", "costs_table", "machines_table", "moved_table", "needs", "remarks", "steps_table"]
+__all__ = [
+    "asked",
+    "copies_table",
+    "costs_table",
+    "machines_table",
+    "moved_table",
+    "needs",
+    "remarks",
+    "steps_table",
+]
 
 _DAYS = 365.0
 _MOST_YEARS = 100.0
-_TIERS = {"disk": "on disk", "host memory": "of host memory"}
+_TIERS = {"accelerator": "on an accelerator", "disk": "on disk", "host memory": "of host memory"}
+_CPU, _LINK = "CPU: the store's own work", "link: copies from and to the accelerator"
 
 
 def machines_table(machines: Sequence[Machine]) -> Table:
@@ -28,12 +38,14 @@ def machines_table(machines: Sequence[Machine]) -> Table:
     return table
 
 
-def asked(trace: str, step: Step, settings: Settings) -> str:
-    """The question, in a sentence."""
+def asked(trace: str, step: Step, settings: Settings, speed: float | None, *, uses_device: bool) -> str:
+    """The question, in a sentence. `speed`: of the accelerator that is imagined; None: none is."""
+    imagined = "" if speed is None else f" as if an accelerator computed it, {speed:g} times as fast"
+    on_device = f", device_bytes {format_bytes(settings.device_bytes)}" if uses_device else ""
     return (
-        f"Step {step.number} of {trace}; each rank with host_bytes {format_bytes(settings.host_bytes)}, "
+        f"Step {step.number} of {trace}{imagined}; each rank with host_bytes {format_bytes(settings.host_bytes)}, "
         f'staging_bytes {format_bytes(settings.staging_bytes)}, codec "{settings.codec}", '
-        f'prefetch "{settings.prefetch}".'
+        f'prefetch "{settings.prefetch}"{on_device}.'
     )
 
 
@@ -66,6 +78,18 @@ def costs_table(answers: Sequence[Answer]) -> Table:
     return table
 
 
+def copies_table(answers: Sequence[Answer]) -> Table:
+    """What the accelerator of a rank holds and waits for: a row for each answer that keeps anything on one."""
+    table = _table("hardware", "ranks", "on device", "copied out", "copied back", "link waits")
+    for each in answers:
+        outcome = each.outcome
+        if isinstance(outcome, Prediction) and outcome.device_bytes_peak:
+            sizes = (outcome.device_bytes_peak, outcome.offloaded_bytes, outcome.reloaded_bytes)
+            waits = _seconds(outcome.link_wait_seconds)
+            table.add_row(escape(each.machine), str(each.num_ranks), *map(format_bytes, sizes), waits)
+    return table
+
+
 def remarks(answers: Sequence[Answer], use: Use) -> Iterator[str]:
     """What the tables have no room for: what they are about, and how much better a step would be without its bound."""
     if any(each.costs is not None for each in answers):
@@ -74,17 +98,26 @@ def remarks(answers: Sequence[Answer], use: Use) -> Iterator[str]:
             f"{use.hours_per_day:g} hours a day. Drives/year: worn out, of {_count(use.num_hosts, 'host')}; price: of "
             "a step, likewise."
         )
+    if any(isinstance(each.outcome, Prediction) and each.outcome.device_bytes_peak for each in answers):
+        yield (
+            "On device: the most at once on the accelerator of what is the store's alone, of one rank; what the model "
+            "itself takes, and what is saved and still held by others, comes on top. Copied: of all ranks, in a step. "
+            "Link waits: of the accelerator of the slowest rank, besides its waits."
+        )
     for each in answers:
         outcome = each.outcome
         if isinstance(outcome, Misfit):
             yield f"{_name(each)} does not fit: {needs(outcome)}."
         elif not outcome.written_bytes:
-            yield f"{_name(each)} writes nothing: all stays in memory."
+            kept = "on the accelerator" if outcome.device_bytes_peak and not outcome.offloaded_bytes else "in memory"
+            yield f"{_name(each)} writes nothing: all stays {kept}."
         if each.costs is not None and use.steps_per_day is not None and each.costs.steps_per_day < use.steps_per_day:
             yield f"{_name(each)} takes {each.costs.steps_per_day:,.0f} steps a day at most."
     better = [line for each in answers if isinstance(each.outcome, Prediction) for line in _better(each, each.outcome)]
     if better:
-        yield "If what bounds it (CPU: the store's own work) took no time, a step would take:"
+        on_device = any(isinstance(each.outcome, Prediction) and each.outcome.device_bytes_peak for each in answers)
+        what = f"{_CPU}; {_LINK}" if on_device else _CPU
+        yield f"If what bounds it ({what}) took no time, a step would take:"
         yield from better
 
 

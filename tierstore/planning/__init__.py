@@ -23,7 +23,7 @@ from .costs import Costs, Use, costs_of
 from .drawn import simulated_trace
 from .machines import Machine, find_machine, shipped_machines
 from .prediction import Limit, Misfit, Prediction, predict
-from .settings import last_whole_step, planned_settings
+from .settings import last_whole_step, planned_settings, warnings_of
 
 __all__ = [
     "Answer",
@@ -41,4 +41,5 @@ __all__ = [
     "predict",
     "shipped_machines",
     "simulated_trace",
+    "warnings_of",
 ]

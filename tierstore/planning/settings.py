@@ -11,12 +11,12 @@ from ..config_file import ConfigSource, FileOptions, offload_options, store_opti
 from ..disk.local import NUM_AT_ONCE
 from ..engine import NUM_BESIDE_DEVICE
 from ..errors import ConfigError
-from ..simulator import Settings
+from ..simulator import Settings, Workload
 from ..tracing.events import Scope, StoreSettings
 from ..tracing.reader import RecordedTrace
 from ..tracing.steps import Step, steps_of
 
-__all__ = ["last_whole_step", "planned_settings"]
+__all__ = ["last_whole_step", "planned_settings", "warnings_of"]
 
 _CODEC_OF_A_DAEMON = "auto"  # its default; a trace of a client does not tell
 
@@ -44,14 +44,15 @@ def planned_settings(
 ) -> Settings:
     """The settings of each rank. `store` and `offload` come before `config`, that before the trace. Blocks for a file.
 
-    What cannot be planned (`min_bytes`, `device_bytes`, `inline_bytes`, ...) is passed over. `disk_bytes` is not taken
-    from the trace, where it followed from what was free on another drive: if nobody says it, ranks share the drive.
+    What cannot be planned (`min_bytes`, `inline_bytes`, ...) is passed over. `disk_bytes` is not taken from the trace,
+    where it followed from what was free on another drive: if nobody says it, ranks share the drive. `device_bytes` of
+    the trace are those that "auto" had found, if that was asked for.
 
     Args:
         trace, step: what was recorded.
         config: as `TierStore.from_config` takes it.
         store: arguments as `TierStore`'s: host_bytes, disk_bytes, staging_bytes, codec, io_depth.
-        offload: arguments as `tiered_offload`'s: prefetch, lookahead_bytes.
+        offload: arguments as `tiered_offload`'s: prefetch, lookahead_bytes, device_bytes.
 
     Raises:
         ConfigError: the file cannot be used, or a value; names its place.
@@ -79,10 +80,21 @@ def planned_settings(
             codec=codec,
             prefetch=values.get("prefetch", scope.prefetch if scope is not None else "learned"),
             lookahead_bytes=_size_or_none(values, "lookahead_bytes", _recorded_lookahead(scope, recorded)),
+            device_bytes=_size(values, "device_bytes", 0 if scope is None else scope.device_bytes),
             num_spill_lanes=num_lanes or recorded.num_spill_lanes,
             num_restore_lanes=num_lanes or recorded.num_restore_lanes,
             num_turns=io_depth,
         )
+
+
+def warnings_of(trace: RecordedTrace, workload: Workload) -> list[str]:
+    """What makes a trace a poor witness of its step; `workload`: as it was recorded."""
+    if workload.uses_device and not trace.header.machine.launches_block:
+        return [
+            "Kernels were launched without waiting for them, so what passed between calls of the store is the host's "
+            "time, not the accelerator's, and may be far too short: record with CUDA_LAUNCH_BLOCKING=1."
+        ]
+    return []
 
 
 def _said(values: Mapping[str, Any] | None) -> FileOptions:

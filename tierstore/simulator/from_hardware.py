@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
+from ..hardware import AcceleratorLink, Transfer
 from ..hardware import Hardware as DescribedHardware
-from ..hardware import Transfer
-from .hardware import CodecSpeed, DepthSpeed, Drive, Hardware
+from .hardware import CodecSpeed, DepthSpeed, Drive, Hardware, Link
 
 __all__ = ["CALL_SECONDS_PER_RECORD", "hardware_of"]
 
@@ -25,7 +26,8 @@ def hardware_of(
     """The machine of a description.
 
     Of each direction the speeds of the largest blocks count, as records are large. Checksum and system call are taken
-    to cost what a copy of the bytes costs, at most: a file says nothing nearer.
+    to cost what a copy of the bytes costs, at most: a file says nothing nearer. Of several accelerators the first
+    counts: each rank has one like it.
 
     Args:
         described: see `read_hardware`.
@@ -50,7 +52,15 @@ def hardware_of(
         cpu_seconds_per_record,
         1 / described.host.copy_bytes_per_second,
         call_seconds_per_record,
+        _link(described.accelerators),
     )
+
+
+def _link(accelerators: Sequence[AcceleratorLink]) -> Link | None:
+    if not accelerators:
+        return None
+    first = accelerators[0]
+    return Link(first.to_host_bytes_per_second, first.to_device_bytes_per_second, first.both_bytes_per_second or inf)
 
 
 def _largest_blocks(transfers: Iterable[Transfer]) -> list[DepthSpeed]:

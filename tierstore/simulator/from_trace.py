@@ -19,6 +19,8 @@ from .workload import Action, Saved, Workload
 
 __all__ = ["workload_of"]
 
+_HOST = "cpu"
+
 
 def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | None = None) -> Workload:
     """The workload of a step of a trace.
@@ -29,20 +31,23 @@ def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | Non
     Args:
         trace: whole.
         step: of it; its forward and its backward follow each other, on whichever threads.
-        training_cores: that compute keeps busy; None: all of the machine that it was recorded on.
+        training_cores: that compute keeps busy; None: all of the machine that it was recorded on, or one, where an
+            accelerator computes.
 
     Raises:
-        ConfigError: the step was recorded only in part, or on an accelerator, which is not simulated.
+        ConfigError: the step was recorded only in part, or on several accelerators; one is simulated.
     """
     if not step.is_whole or step.backward_began_ns is None:
         raise ConfigError("step", step.number, "give a step that was recorded from its forward to its end")
-    devices = {pack.device for pack in step.packs} - {"cpu"}
-    if devices:
-        raise ConfigError("step", step.number, f"only host memory is simulated; it saved tensors on {sorted(devices)}")
+    devices = {pack.device for pack in step.packs} - {_HOST}
+    if len(devices) > 1:
+        raise ConfigError("step", step.number, f"one accelerator is simulated; it saved tensors on {sorted(devices)}")
     packs = sorted(step.packs, key=lambda pack: pack.index)
     if [pack.index for pack in packs] != list(range(len(packs))):
         raise ConfigError("step", step.number, "events are missing; the trace lost them")
-    cores = trace.header.machine.num_cores if training_cores is None else training_cores
+    cores = training_cores
+    if cores is None:
+        cores = 1.0 if devices else trace.header.machine.num_cores
     records = records_of(trace.events)
     first: dict[int, int] = {}
     roots = [first.setdefault(records[step.graph, pack.index], pack.index) for pack in packs]
@@ -55,6 +60,7 @@ def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | Non
             None if root == pack.index else root,
             kinds.get(records[step.graph, pack.index], pack.dtype),
             is_shared=let_go is not None and root not in let_go,
+            on_device=pack.device != _HOST,
         )
         for pack, root in zip(packs, roots, strict=True)
     ]

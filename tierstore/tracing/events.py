@@ -58,12 +58,15 @@ class Machine(msgspec.Struct, frozen=True):
         num_cores: that the process may use.
         memory_bytes: of the machine.
         versions: of the kernel, Python, torch and tierstore.
+        launches_block: CUDA was told to have the host wait for each kernel (`CUDA_LAUNCH_BLOCKING`), so that what
+            passes between two calls of a thread is what the accelerator computes.
     """
 
     cpu: str
     num_cores: int
     memory_bytes: int
     versions: Mapping[str, str]
+    launches_block: bool = False
 
 
 class StoreSettings(msgspec.Struct, frozen=True):

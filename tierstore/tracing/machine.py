@@ -28,6 +28,7 @@ def _this_machine() -> Machine:
         num_cores=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         versions=versions | {name: _version_of(name) for name in ("torch", "tierstore")},
+        launches_block=os.environ.get("CUDA_LAUNCH_BLOCKING") == "1",
     )
 
 

@@ -81,7 +81,7 @@ class Recording:
         """A typical step of the largest graph, and the time between two steps.
 
         Raises:
-            ConfigError: no step was recorded whole, or it cannot be simulated: it has tensors on an accelerator.
+            ConfigError: no step was recorded whole, or it has tensors on an accelerator.
         """
         steps = steps_of(self.trace)
         whole = [step for step in steps[NUM_WARMUPS:] if step.is_whole and step.backward_began_ns is not None]
@@ -91,6 +91,8 @@ class Recording:
         alike = sorted((step for step in whole if _saved_bytes(step) == most_bytes), key=_lasted_ns)
         step = alike[len(alike) // 2]
         workload = workload_of(self.trace, step, training_cores=self.num_threads)
+        if workload.uses_device:
+            raise ConfigError("step", step.number, "it saved tensors on an accelerator; only host memory is tuned")
         pace = 1 - _call_seconds(step) / max(workload.compute_seconds, _call_seconds(step), 1e-9)
         actions = [Compute(pace * each.seconds) if isinstance(each, Compute) else each for each in workload.actions]
         return replace(workload, actions=[*actions, Compute(_between_seconds(steps))])
