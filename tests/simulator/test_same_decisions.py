@@ -128,6 +128,11 @@ _NOTED_VIEW_HOLDS_STORAGE = _step(
 _RECORD_WITHOUT_ROOM_IN_BACKWARD = _chain(*[1] * 12), Settings(0, 9 * _UNIT), Script([*[0] * 13, 2, 1, 1, 1], [0])
 """As backward begins six records are being written, three are queued, and there is no room for the last."""
 
+_ASKED_AGAIN_AFTER_IT_WAS_DROPPED = Workload(
+    [Saved(_UNIT, index, on_device=True) for index in range(4)],
+    [*map(Pack, range(4)), EndScope(), *(Unpack(index) for index in (3, 2, 1, 0, 3, 2, 1, 0))],
+)
+
 
 # A run is two stores and three steps: what Hypothesis finds is printed as it is, and not made smaller.
 _random_steps = settings(
@@ -161,6 +166,7 @@ def test_decisions_many_random_steps_are_those_of_the_store(workload: Workload, 
 
 @settings(_random_steps, max_examples=60, derandomize=True)
 @given(workloads(_ON_A_DEVICE), device_options, scripts, windows)
+@example(_ASKED_AGAIN_AFTER_IT_WAS_DROPPED, Settings(0, _UNIT), Script([1] * 40, [0]), Windows(8 * _UNIT, 8 * _UNIT))
 def test_decisions_random_steps_on_an_accelerator_are_those_of_the_store(
     workload: Workload, how: Settings, script: Script, between: Windows
 ) -> None:
