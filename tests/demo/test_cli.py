@@ -166,8 +166,8 @@ def made_up_runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """
     stats = StoreStats.of(
         Counters(spilled_bytes=3 * 2**30),
-        **dict.fromkeys(("live_handles", "device_bytes", "host_bytes", "host_bytes_peak", "staging_bytes"), 0),
-        **dict.fromkeys(("staging_used_bytes", "lent_bytes", "disk_bytes", "disk_bytes_peak"), 0),
+        **dict.fromkeys(("live_handles", "device_bytes", "device_limit_bytes", "host_bytes", "host_bytes_peak"), 0),
+        **dict.fromkeys(("staging_bytes", "staging_used_bytes", "lent_bytes", "disk_bytes", "disk_bytes_peak"), 0),
         write_allowance_bytes=None,
         open_seconds=1.0,
         io_mode="O_DIRECT",

@@ -75,7 +75,7 @@ def test_tune_program_ends_with_a_file_a_table_and_a_heat_map(
     done = command(*options, hardware_file, "--", *training)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert [each["name"] for each in said["candidates"]] == ["defaults", "found 1"]
+    assert [each["name"] for each in said["candidates"]] == ["defaults", "found 1", "inline 1 MiB"]
     assert all(len(each["step_seconds"]) == 3 for each in said["candidates"])
     reference = said["candidates"][0]
     assert (reference["host_bytes"], reference["staging_bytes"]) == (4 * MIB, 16 * MIB)
