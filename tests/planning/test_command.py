@@ -155,6 +155,15 @@ def test_view_of_several_steps_of_none_or_to_nowhere_is_refused(
     assert "--view" in refused("--trace", recorded, "--hardware=sata", "--view", tmp_path / "no" / "step.html")
 
 
+def test_view_of_a_step_on_an_accelerator_has_its_copies(command: Command, recorded: Path, tmp_path: Path) -> None:
+    asked, page = ("--trace", recorded, "--hardware=sata", "--view"), tmp_path / "step.html"
+    for speed, num_lanes in ((["--accelerator-speed=4"], 1), ([], 0)):
+        done = command(*asked, page, *speed)
+        assert (done.returncode, done.stderr) == (0, "")
+        drawn = page.read_text(encoding="utf-8")
+        assert [drawn.count('"to host"'), drawn.count('"to device"')] == [num_lanes] * 2
+
+
 def test_list_names_every_machine_and_needs_no_trace(command: Command) -> None:
     done = command("--list-hardware")
     assert done.returncode == 0

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.planning.made_up import GB, MIB, chain, machine
-from tierstore.errors import StoreFullError
+from tests.planning.made_up import GB, MIB, accelerator, chain, machine
+from tierstore.errors import ConfigError, StoreFullError
 from tierstore.planning import Prediction, predict, simulated_trace
 from tierstore.simulator import Settings, simulate
 from tierstore.simulator.from_hardware import hardware_of
@@ -45,6 +45,18 @@ def test_trace_of_a_simulated_step_on_a_slow_drive_says_that_it_waits_for_the_dr
     outcome = predict(chain(), machine(0.3 * GB, 0.3 * GB), _HOW)
     assert isinstance(outcome, Prediction)
     assert summary.seconds == pytest.approx(outcome.seconds)
+
+
+def test_trace_of_a_simulated_step_on_an_accelerator_has_its_copies_and_what_it_holds() -> None:
+    workload, where = chain().on_accelerator(10.0), machine(accelerators=(accelerator(),))
+    simulated = simulate(workload, hardware_of(where.hardware), _HOW)[0]
+    for step, expected in zip(steps_of(simulated_trace(workload, where, _HOW)), simulated, strict=True):
+        assert sum(copy.nbytes for copy in step.offloads) == expected.counters.offloaded_bytes > 0
+        assert sum(copy.nbytes for copy in step.reloads) == expected.counters.reloaded_bytes > 0
+        held_bytes = max(levels.device_bytes for levels in step.levels)
+        assert 0 < held_bytes <= expected.device_bytes_peak, "without what is copied back"
+    with pytest.raises(ConfigError, match="its file has none"):
+        simulated_trace(workload, machine(), _HOW)
 
 
 def test_trace_of_a_step_that_does_not_fit_is_refused() -> None:

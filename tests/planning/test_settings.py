@@ -18,14 +18,14 @@ _HOST, _STAGING = 1000, 100
 _THREAD = 7
 
 
-def _step(graph: int, *, is_whole: bool = True, lookahead_bytes: int, prefetch: str) -> list[Event]:
+def _step(graph: int, *, is_whole: bool = True, lookahead_bytes: int, prefetch: str, device_bytes: int) -> list[Event]:
     at, name = 100 * graph, (graph, 0)
     pack = Pack(
         began_ns=at + 1, end_ns=at + 2, thread=_THREAD, scope=graph, graph=graph, index=0, key=graph, record=None,
         node=0, storage=graph, version=0, storage_bytes=8, view_bytes=8, dtype="float32", device="cpu", shape=(2,),
     )  # fmt: skip
     forward = [
-        Scope(at, _THREAD, "main", graph, 0, 0, prefetch, lookahead_bytes, False),
+        Scope(at, _THREAD, "main", graph, 0, device_bytes, prefetch, lookahead_bytes, False),
         pack,
         ScopeEnd(at + 3, _THREAD, graph, False),
     ]
@@ -39,6 +39,7 @@ def _trace(
     codec: str | None = "zstd:1",
     lookahead_bytes: int = _HOST + _STAGING,
     prefetch: str = "learned",
+    device_bytes: int = 0,
 ) -> RecordedTrace:
     """Some whole steps, and one that is not."""
     recorded = StoreSettings("/x", codec is None, _HOST, _STAGING, 5000, codec, 0, True, 3, 5, "buffered")
@@ -46,7 +47,13 @@ def _trace(
     events: list[Event] = []
     for graph in range(num_whole + 1):
         is_whole = graph < num_whole
-        events += _step(graph, is_whole=is_whole, lookahead_bytes=lookahead_bytes, prefetch=prefetch)
+        events += _step(
+            graph,
+            is_whole=is_whole,
+            lookahead_bytes=lookahead_bytes,
+            prefetch=prefetch,
+            device_bytes=device_bytes,
+        )
     return RecordedTrace(header, events, is_complete=False)
 
 
@@ -135,6 +142,18 @@ def test_settings_of_a_file_that_are_wrong_are_refused_by_file_and_key(
     with pytest.raises(ConfigError) as caught:
         _settings(_trace(), config=file)
     assert caught.value.option == f"{file}: {place}"
+
+
+def test_what_stays_on_an_accelerator_is_the_trace_s_unless_somebody_says_a_size() -> None:
+    """A trace has the bytes that "auto" had found; to find others takes a run."""
+    trace = _trace(device_bytes=300)
+    assert _settings(trace).device_bytes == 300
+    assert _settings(trace, offload={"device_bytes": "1KiB"}).device_bytes == 1024
+    file = {"store": {"path": "/nowhere"}, "offload": {"device_bytes": "auto"}}
+    assert _settings(trace, config=file, offload={"device_bytes": 7}).device_bytes == 7
+    with pytest.raises(ConfigError, match="of the trace is 300 bytes") as caught:
+        _settings(trace, config=file)
+    assert caught.value.option.endswith("offload.device_bytes")
 
 
 def test_settings_of_a_damaged_trace_are_refused_by_name() -> None:

@@ -25,6 +25,10 @@ __all__ = [
 
 _DAYS = 365.0
 _MOST_YEARS = 100.0
+_SHORT_SECONDS = 0.1
+_TWO_PLACES_BELOW = 9.995  # what is more is rounded to 10
+_MOST_WITH_PLACES = 99.995
+_MOST_IN_FULL = 9999.5
 _TIERS = {"accelerator": "on an accelerator", "disk": "on disk", "host memory": "of host memory"}
 _CPU, _LINK = "CPU: the store's own work", "link: copies from and to the accelerator"
 
@@ -134,7 +138,7 @@ def _times(outcome: Prediction | Misfit) -> list[str]:
         return [*["-"] * 4, "does not fit"]
     waited_seconds = sum(outcome.stall_seconds.values())
     step, compute, waits = (_seconds(each) for each in (outcome.seconds, outcome.compute_seconds, waited_seconds))
-    return [step, compute, f"x{outcome.slowdown:.2f}", waits, outcome.limit]
+    return [step, compute, _times_over(outcome.slowdown), waits, outcome.limit]
 
 
 def _moved(prediction: Prediction) -> list[str]:
@@ -149,7 +153,17 @@ def _spent(costs: Costs) -> list[str]:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:#.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+    """In seven places, up to hours."""
+    if 0 < seconds < _SHORT_SECONDS:
+        milliseconds = 1000 * seconds
+        return f"{milliseconds:.2f} ms" if milliseconds < _TWO_PLACES_BELOW else f"{milliseconds:.1f} ms"
+    return f"{seconds:#.3g}".removesuffix(".") + " s" if seconds < 1000 else f"{seconds:,.0f} s"
+
+
+def _times_over(ratio: float) -> str:
+    if ratio >= _MOST_IN_FULL:
+        return f"x{ratio:.0e}"
+    return f"x{ratio:.2f}" if ratio < _MOST_WITH_PLACES else f"x{ratio:,.0f}"
 
 
 def _figure(value: float | None) -> str:

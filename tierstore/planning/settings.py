@@ -80,7 +80,7 @@ def planned_settings(
             codec=codec,
             prefetch=values.get("prefetch", scope.prefetch if scope is not None else "learned"),
             lookahead_bytes=_size_or_none(values, "lookahead_bytes", _recorded_lookahead(scope, recorded)),
-            device_bytes=_size(values, "device_bytes", 0 if scope is None else scope.device_bytes),
+            device_bytes=_device_bytes(values, 0 if scope is None else scope.device_bytes),
             num_spill_lanes=num_lanes or recorded.num_spill_lanes,
             num_restore_lanes=num_lanes or recorded.num_restore_lanes,
             num_turns=io_depth,
@@ -104,6 +104,13 @@ def _said(values: Mapping[str, Any] | None) -> FileOptions:
 def _size(values: Mapping[str, Any], name: str, recorded: int) -> int:
     given: SizeLike | None = values.get(name)
     return parse_size(recorded if given is None else given, name)
+
+
+def _device_bytes(values: Mapping[str, Any], recorded: int) -> int:
+    if values.get("device_bytes") == "auto":
+        allowed = f'give a size: "auto" finds one in a run of its own, and the one of the trace is {recorded} bytes'
+        raise ConfigError("device_bytes", "auto", allowed)
+    return _size(values, "device_bytes", recorded)
 
 
 def _size_or_none(values: Mapping[str, Any], name: str, recorded: int | None) -> int | None:
