@@ -27,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # a shell's background; whoever is started from here inherits it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # read at MKL's first call: plain training repeats itself
     num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, torch.get_num_threads() // num_workers))
     if config.pluginmanager.hasplugin("dsession"):  # pytest-xdist, in the process that hands out the tests
