@@ -123,13 +123,15 @@ def _words(verdict: Verdict) -> tuple[str, str, str]:
 
 
 def _machines(results: Mapping[str, Results | None]) -> list[str]:
-    """In plain words; one line unless the files come from several machines."""
-    found = {}
-    for each in results.values():
+    """In plain words; one line, or, where the files come from several machines, an item for each and what ran there."""
+    found: dict[str, list[str]] = {}
+    for name, each in results.items():
         if each is not None:
             machine, versions = each.machine, each.versions
             gibibytes = machine["memory_bytes"] / 2**30
             words = f"{machine['cpu']}, {machine['cores']} cores, {gibibytes:.0f} GiB of memory, {machine['disk']}, "
             words += f"{machine['file_system']}; Linux {versions['linux']}, Python {versions['python']}, "
-            found[f"{words}torch {versions['torch']}."] = None
-    return list(found)
+            found.setdefault(f"{words}torch {versions['torch']}", []).append(name)
+    if len(found) < 2:
+        return [f"{words}." for words in found]
+    return [f"* {words}: {', '.join(names)}." for words, names in found.items()]

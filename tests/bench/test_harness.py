@@ -155,6 +155,16 @@ def test_show_goals_and_their_page(toy_results: Path) -> None:
     assert f"{os.cpu_count()} cores" in page or "cores" in page
 
 
+def test_page_of_goals_tells_what_ran_on_which_machine(toy_results: Path) -> None:
+    toy = read_results("toy", toy_results)
+    other = Results(toy.records, toy.machine | {"cpu": "another"}, toy.versions)
+    page = goals_as_markdown({}, {"toy": toy, "late": other, "later": other})
+    assert page.count("\n* ") == 2
+    assert "* another, " in page
+    assert f"torch {toy.versions['torch']}: late, later." in page
+    assert f"torch {toy.versions['torch']}: toy." in page
+
+
 @pytest.mark.parametrize("plotted", [None, ("size_bytes", "width_seconds"), ("absent",)])
 def test_draw_a_panel_for_each_figure(toy_results: Path, tmp_path: Path, plotted: tuple[str, ...] | None) -> None:
     results, benchmark = read_results("toy", toy_results), dataclasses.replace(TOY, plotted=plotted)
