@@ -4,8 +4,6 @@ from __future__ import annotations
 
 __all__ = ["pack_bits", "packed_bytes", "unpack_bits"]
 
-_PIECE_BYTES = 8 * 2**10  # unpacked by pieces whose copy stays in the cache
-
 
 def packed_bytes(num_bytes: int) -> int:
     """How many bytes hold so many bits."""
@@ -30,7 +28,7 @@ def pack_bits(source: memoryview, destination: memoryview) -> int | None:
 
 
 def unpack_bits(source: memoryview, destination: memoryview) -> None:
-    """Undo `pack_bits`.
+    """Undo `pack_bits`. One call for all of it: each gives up the interpreter's lock, and others wait for that too.
 
     Args:
         source: uint8, shape [packed_bytes(n)].
@@ -38,8 +36,5 @@ def unpack_bits(source: memoryview, destination: memoryview) -> None:
     """
     import numpy as np
 
-    packed = np.frombuffer(source, np.uint8)
     values = np.frombuffer(destination, np.uint8)
-    for start in range(0, len(packed), _PIECE_BYTES):
-        piece = values[8 * start : 8 * (start + _PIECE_BYTES)]
-        piece[:] = np.unpackbits(packed[start : start + _PIECE_BYTES], count=len(piece))
+    values[:] = np.unpackbits(np.frombuffer(source, np.uint8), count=len(values))
