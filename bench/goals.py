@@ -2,10 +2,15 @@
 
 A goal about two variants is judged round by round: within a round the variants ran one after another, so what the
 machine did to one it mostly did to the other too. The median over the rounds decides.
+
+There is no ratio to what is not above zero, such as a cost beyond a variant that happened to be the slower one: noise
+hides it. To leave such rounds out would flatter, since the others are those in which the divisor came out high. So each
+counts as a round in which the goal was missed by far, and where such a round is the median, nothing was measured.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,7 +102,10 @@ class Goal:
         return value == self.equals
 
     def value_in(self, variants: Mapping[str, Figures]) -> float | None:
-        """What one round says; None if a variant gave no such figure there."""
+        """What one round says; None if a variant gave no such figure there.
+
+        Infinite, on the wrong side of the bound, if that would be a ratio to something that is not above zero.
+        """
         if any(self.figure not in variants.get(name, {}) for name in self.variants):
             return None
         level = variants[self.beyond][self.figure] if self.beyond else 0
@@ -106,15 +114,25 @@ class Goal:
             return value
         best = max if self.at_least is not None else min
         other = best(variants[name][self.figure] - level for name in self.of)
-        return value / other if other else float("inf")
+        if other > 0:
+            return value / other
+        return -math.inf if self.at_least is not None else math.inf
+
+    @property
+    def hidden(self) -> str:
+        """In words, why there is no ratio."""
+        others = ", ".join(self.of)
+        return f"noise hides what {others} costs" if self.beyond else f"nothing was seen of {others}"
 
 
 class Verdict(NamedTuple):
     """A goal and what came of it.
 
     Attributes:
-        median, least, most: over the rounds; None: not measured.
+        median: over the rounds; None: not measured.
+        least, most: of the rounds in which there is a ratio.
         outcome: of the median.
+        num_hidden: rounds in which there is none.
     """
 
     goal: Goal
@@ -122,25 +140,29 @@ class Verdict(NamedTuple):
     least: float | None
     most: float | None
     outcome: Literal["met", "missed", "not measured"]
+    num_hidden: int = 0
 
     @property
     def measured(self) -> str:
-        """The median in words, with its spread."""
+        """The median in words, with its spread; or why there is none, where that is known."""
         if self.median is None or self.least is None or self.most is None:
-            return "-"
+            return self.goal.hidden if self.num_hidden else "-"
         unit = "" if self.goal.of else unit_of(self.goal.figure)[1]
         scale = 2**20 if unit == "MiB" else 1
         median, least, most = (f"{value / scale:.3g}" for value in (self.median, self.least, self.most))
-        return f"{median}{f' {unit}' if unit else ''}" + (f" ({least} to {most})" if least != most else "")
+        words = f"{median}{f' {unit}' if unit else ''}" + (f" ({least} to {most})" if least != most else "")
+        return words + (f"; in {self.num_hidden} of the rounds {self.goal.hidden}" if self.num_hidden else "")
 
 
 def judge(goal: Goal, rounds: Rounds) -> Verdict:
     """Whether a run met the goal."""
     values = [value for variants in rounds.values() if (value := goal.value_in(variants)) is not None]
-    if not values:
-        return Verdict(goal, None, None, None, "not measured")
+    seen = [value for value in values if math.isfinite(value)]
+    num_hidden = len(values) - len(seen)
+    if 2 * num_hidden >= len(values):
+        return Verdict(goal, None, None, None, "not measured", num_hidden)
     median = statistics.median(values)
-    return Verdict(goal, median, min(values), max(values), "met" if goal.admits(median) else "missed")
+    return Verdict(goal, median, min(seen), max(seen), "met" if goal.admits(median) else "missed", num_hidden)
 
 
 def figures_by_round(runs: Sequence[tuple[int, str, Figures | None]]) -> Rounds:

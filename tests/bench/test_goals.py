@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.goals import Goal, figures_by_round, judge
+from bench.goals import Goal, Verdict, figures_by_round, judge
 
 ROUND = {"floor": {"time_seconds": 2.0}, "peer": {"time_seconds": 5.0}, "ours": {"time_seconds": 3.0}}
 
@@ -69,6 +69,46 @@ def test_judge_round_without_one_of_the_variants_does_not_count() -> None:
     assert judge(goal, figures_by_round(runs)).median == 2
     unmeasured = judge(goal, figures_by_round(runs[:2]))
     assert (unmeasured.outcome, unmeasured.measured) == ("not measured", "-")
+
+
+def judged_costs(costs: list[tuple[float, float]], **bound: float) -> Verdict:
+    """Of (a peer's cost, ours) in each round, both beyond a floor of 5."""
+    goal = Goal("goal", "pack_microseconds", "ours", of=("peer",), beyond="floor", **bound)
+    rounds = {
+        number: {
+            "floor": {"pack_microseconds": 5.0},
+            "peer": {"pack_microseconds": 5.0 + theirs},
+            "ours": {"pack_microseconds": 5.0 + ours},
+        }
+        for number, (theirs, ours) in enumerate(costs)
+    }
+    return judge(goal, rounds)
+
+
+@pytest.mark.parametrize("bound", [{"at_most": 8.0}, {"at_least": 8.0}])
+def test_judge_noise_hides_what_is_divided_by_in_half_of_the_rounds_nothing_was_measured(
+    bound: dict[str, float],
+) -> None:
+    for costs in ([(-2.5, 6.0)], [(-2.5, 6.0), (1.0, 5.0)], [(-2.5, 6.0), (1.0, 5.0), (0.0, 6.0)]):
+        verdict = judged_costs(costs, **bound)
+        assert (verdict.outcome, verdict.median) == ("not measured", None)
+        assert verdict.measured == "noise hides what peer costs"
+
+
+def test_judge_round_whose_ratio_noise_hides_counts_as_one_that_missed() -> None:
+    costs = [(1.0, 6.0), (-2.5, 6.0), (1.0, 7.0), (1.0, 9.0), (1.0, 5.0)]
+    verdict = judged_costs(costs, at_most=6.5)
+    assert (verdict.outcome, verdict.median) == ("missed", 7.0), "without that round it would be 6.5, and met"
+    assert verdict.measured == "7 (5 to 9); in 1 of the rounds noise hides what peer costs"
+    assert judged_costs(costs, at_least=6.5).median == 6.0
+    assert judged_costs(costs, at_least=6.5).outcome == "missed"
+
+
+def test_judge_nothing_to_divide_by_is_not_measured() -> None:
+    verdict = judge(
+        Goal("goal", "loss", "ours", equals=1, of=("peer",)), {1: {"peer": {"loss": 0}, "ours": {"loss": 1}}}
+    )
+    assert (verdict.outcome, verdict.measured) == ("not measured", "nothing was seen of peer")
 
 
 @pytest.mark.parametrize(
