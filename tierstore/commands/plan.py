@@ -21,84 +21,104 @@ __all__ = ["plan"]
 
 Text = str | None
 
+# --- the options, as --help shows them --------------------------------------------------------------------------------
+
+_Trace = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="What `tiered_offload(store, trace=FILE)` recorded; its last whole step."),
+]
+_Hardware = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="A machine of --list-hardware, or a file of `tierstore doctor --hardware`. May be given several "
+        "times. Default: every machine that comes with tierstore.",
+    ),
+]
+_ListHardware = Annotated[
+    bool, typer.Option("--list-hardware", help="Print the machines that come with tierstore, and leave.")
+]
+_Ranks = Annotated[
+    list[int] | None,
+    typer.Option(metavar="N", min=1, max=128, help="Of each host, sharing its drive. May be given several times."),
+]
+_Hosts = Annotated[int, typer.Option(metavar="N", min=1, help="Equal hosts, each with those ranks.")]
+_Config = Annotated[
+    Text,
+    typer.Option(metavar="FILE", help="Settings as TierStore.from_config() reads them, in place of the trace's."),
+]
+_HostBytes = Annotated[Text, typer.Option(metavar="SIZE", help="Of each rank. Default: the trace's.")]
+_StagingBytes = Annotated[Text, typer.Option(metavar="SIZE", help="Of each rank. Default: the trace's.")]
+_DiskBytes = Annotated[Text, typer.Option(metavar="SIZE", help="Of each rank. Default: an equal part of the drive.")]
+_Codec = Annotated[
+    Text,
+    typer.Option(
+        metavar="CODEC", help='"auto", "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". Default: the trace\'s.'
+    ),
+]
+_Prefetch = Annotated[
+    Text, typer.Option(metavar="ORDER", help='"learned", "reverse" or "none". Default: the trace\'s.')
+]
+_LookaheadBytes = Annotated[
+    Text, typer.Option(metavar="SIZE", help="How far ahead of backward is fetched. Default: the trace's.")
+]
+_DeviceBytes = Annotated[
+    Text, typer.Option(metavar="SIZE", help="What stays on the accelerator. Default: the trace's.")
+]
+_AcceleratorSpeed = Annotated[
+    float | None,
+    typer.Option(
+        metavar="N",
+        help="As if an accelerator computed the step, N times as fast as where it was recorded, and all were saved "
+        "there.",
+    ),
+]
+_TrainingCores = Annotated[
+    float | None,
+    typer.Option(
+        metavar="N",
+        help="That the training of a rank keeps busy. Default: all of where it was recorded; on an accelerator 1.",
+    ),
+]
+_HoursPerDay = Annotated[float, typer.Option(metavar="HOURS", help="In which there is training.", show_default=True)]
+_StepsPerDay = Annotated[float | None, typer.Option(metavar="N", help="Default: as many as those hours have room for.")]
+_PricePerHour = Annotated[
+    float | None, typer.Option(metavar="PRICE", help="Of a host, in any currency. Default: the hardware file's.")
+]
+_View = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="OUT",
+        help="Draw the simulated step as a page, as `tierstore trace view` does. Of one machine.",
+    ),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print the answers as JSON, nothing else.")]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
 
 def plan(
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="What `tiered_offload(store, trace=FILE)` recorded; its last whole step."),
-    ] = None,
-    hardware: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="A machine of --list-hardware, or a file of `tierstore doctor --hardware`. May be given several "
-            "times. Default: every machine that comes with tierstore.",
-        ),
-    ] = None,
-    list_hardware: Annotated[
-        bool, typer.Option("--list-hardware", help="Print the machines that come with tierstore, and leave.")
-    ] = False,
-    ranks: Annotated[
-        list[int] | None,
-        typer.Option(metavar="N", min=1, max=128, help="Of each host, sharing its drive. May be given several times."),
-    ] = None,
-    hosts: Annotated[int, typer.Option(metavar="N", min=1, help="Equal hosts, each with those ranks.")] = 1,
-    config: Annotated[
-        Text,
-        typer.Option(metavar="FILE", help="Settings as TierStore.from_config() reads them, in place of the trace's."),
-    ] = None,
-    host_bytes: Annotated[Text, typer.Option(metavar="SIZE", help="Of each rank. Default: the trace's.")] = None,
-    staging_bytes: Annotated[Text, typer.Option(metavar="SIZE", help="Of each rank. Default: the trace's.")] = None,
-    disk_bytes: Annotated[
-        Text, typer.Option(metavar="SIZE", help="Of each rank. Default: an equal part of the drive.")
-    ] = None,
-    codec: Annotated[
-        Text,
-        typer.Option(
-            metavar="CODEC", help='"auto", "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". Default: the trace\'s.'
-        ),
-    ] = None,
-    prefetch: Annotated[
-        Text, typer.Option(metavar="ORDER", help='"learned", "reverse" or "none". Default: the trace\'s.')
-    ] = None,
-    lookahead_bytes: Annotated[
-        Text, typer.Option(metavar="SIZE", help="How far ahead of backward is fetched. Default: the trace's.")
-    ] = None,
-    device_bytes: Annotated[
-        Text, typer.Option(metavar="SIZE", help="What stays on the accelerator. Default: the trace's.")
-    ] = None,
-    accelerator_speed: Annotated[
-        float | None,
-        typer.Option(
-            metavar="N",
-            help="As if an accelerator computed the step, N times as fast as where it was recorded, and all were saved "
-            "there.",
-        ),
-    ] = None,
-    training_cores: Annotated[
-        float | None,
-        typer.Option(
-            metavar="N",
-            help="That the training of a rank keeps busy. Default: all of where it was recorded; on an accelerator 1.",
-        ),
-    ] = None,
-    hours_per_day: Annotated[
-        float, typer.Option(metavar="HOURS", help="In which there is training.", show_default=True)
-    ] = 24.0,
-    steps_per_day: Annotated[
-        float | None, typer.Option(metavar="N", help="Default: as many as those hours have room for.")
-    ] = None,
-    price_per_hour: Annotated[
-        float | None, typer.Option(metavar="PRICE", help="Of a host, in any currency. Default: the hardware file's.")
-    ] = None,
-    view: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OUT",
-            help="Draw the simulated step as a page, as `tierstore trace view` does. Of one machine.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON, nothing else.")] = False,
+    trace: _Trace = None,
+    hardware: _Hardware = None,
+    list_hardware: _ListHardware = False,
+    ranks: _Ranks = None,
+    hosts: _Hosts = 1,
+    config: _Config = None,
+    host_bytes: _HostBytes = None,
+    staging_bytes: _StagingBytes = None,
+    disk_bytes: _DiskBytes = None,
+    codec: _Codec = None,
+    prefetch: _Prefetch = None,
+    lookahead_bytes: _LookaheadBytes = None,
+    device_bytes: _DeviceBytes = None,
+    accelerator_speed: _AcceleratorSpeed = None,
+    training_cores: _TrainingCores = None,
+    hours_per_day: _HoursPerDay = 24.0,
+    steps_per_day: _StepsPerDay = None,
+    price_per_hour: _PricePerHour = None,
+    view: _View = None,
+    as_json: _AsJson = False,
 ) -> None:
     """Tell what a recorded step would take on hardware that one does not have: time, memory, wear of drives, price.
 
@@ -106,7 +126,7 @@ def plan(
     where the trace was recorded, or as --accelerator-speed says. Steps with tensors on an accelerator need hardware
     that has one.
     """
-    from ..planning import Use, answer, find_machine, last_whole_step, planned_settings, shipped_machines, warnings_of
+    from ..planning import Use, answer, last_whole_step, planned_settings, shipped_machines, warnings_of
     from ..simulator.from_trace import workload_of
     from ..tracing.reader import read_trace
     from .plan_views import asked
@@ -118,7 +138,8 @@ def plan(
         raise ConfigError("--trace", None, "give the file that tiered_offload(store, trace=FILE) has written")
     if training_cores is not None and not 0 < training_cores < inf:
         raise ConfigError("--training-cores", training_cores, "give more than 0")
-    if view is not None and (len(hardware or ()) != 1 or len(ranks or [1]) != 1):
+    hardware, ranks = hardware or [], ranks or [1]
+    if view is not None and (len(hardware) != 1 or len(ranks) != 1):
         raise ConfigError("--view", str(view), "a page shows one step; give one --hardware, and --ranks once at most")
     use = Use(hosts, hours_per_day, steps_per_day, price_per_hour)
     recorded = read_trace(trace)
@@ -130,13 +151,9 @@ def plan(
     warnings = warnings_of(recorded, workload)
     if accelerator_speed is not None:
         workload = workload.on_accelerator(accelerator_speed)
-    machines = [find_machine(each) for each in hardware or ()]
-    if not machines:
-        machines = [each for each in shipped_machines() if each.hardware.accelerators or not workload.uses_device]
+    machines = _machines_for(workload, hardware)
     answers = [
-        answer(workload, machine, settings, num_ranks=num_ranks, use=use)
-        for machine in machines
-        for num_ranks in ranks or [1]
+        answer(workload, machine, settings, num_ranks=num_ranks, use=use) for machine in machines for num_ranks in ranks
     ]
     if view is not None:
         _draw(view, workload, machines[0], settings, answers[0])
@@ -150,7 +167,17 @@ def plan(
 
 
 def _said(options: dict[str, Text]) -> dict[str, str]:
+    """Of options those that were given."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _machines_for(workload: Workload, names: Sequence[str]) -> list[Machine]:
+    """Those of the names; without any, all that are shipped and can run such steps."""
+    from ..planning import find_machine, shipped_machines
+
+    if names:
+        return [find_machine(name) for name in names]
+    return [each for each in shipped_machines() if each.hardware.accelerators or not workload.uses_device]
 
 
 def _draw(view: Path, workload: Workload, machine: Machine, settings: Settings, answer: Answer) -> None:
