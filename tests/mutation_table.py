@@ -272,7 +272,7 @@ MUTATIONS = [
     Mutation(
         "R2",
         "at interpreter exit the engine is joined, not only told",
-        "tierstore/store.py",
+        "tierstore/core.py",
         "            self.engine.stop(deadline_seconds)\n        except",
         "            self.engine.request_stop()\n        except",
         ("store/test_lifetime.py::test_exit_leaves_no_thread_of_a_store_running",),
@@ -1382,7 +1382,7 @@ MUTATIONS = [
     Mutation(
         "R12",
         "the last reference ends the store",
-        "tierstore/store.py",
+        "tierstore/core.py",
         "                user=store,\n",
         "",
         ("store/test_store.py::test_store_unreferenced_without_close_ends_by_itself",),
@@ -2327,7 +2327,7 @@ MUTATIONS = [
     Mutation(
         "N2",
         "a store that finds no room to open says that the drive refuses",
-        "tierstore/store.py",
+        "tierstore/core.py",
         "        except (OSError, StoreFullError) as error:",
         "        except OSError as error:",
         ("reliability/test_full_disk.py::test_store_that_finds_no_room_to_open_says_that_the_drive_refuses",),

@@ -10,15 +10,13 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Never, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 
@@ -36,21 +34,17 @@ from .config import (
     rank_of_process,
 )
 from .config_file import ConfigSource, store_options
+from .core import Core, DiskOptions
 from .disk.local import NUM_AT_ONCE, LocalDisk
 from .disk.remote import RemoteDisk
 from .disk.tier import DiskTier, Kind
-from .engine import NUM_BESIDE_DEVICE, Engine, OpenDisk
-from .errors import ConfigError, StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
+from .engine import OpenDisk
+from .errors import ConfigError
 from .handle import Handle, Record
 from .layout import alias_of, is_storable, layout_of
-from .lifetime import watch_over
 from .lookahead import LearnedOrders
 from .ownership import claim, storage_address
-from .residency import Residency
 from .stats import StoreStats
-from .tracing.events import StoreSettings
-from .tracing.machine import header_of
-from .tracing.recordings import Recordings
 from .trial import trial_of_process
 from .uncompiled import uncompiled
 
@@ -140,7 +134,7 @@ class TierStore:
             day_bytes = parse_size(day_bytes, "max_write_bytes_per_day")
         self.host_bytes = _host_budget(host_bytes)
         self.staging_bytes = parse_size(staging_bytes, "staging_bytes")
-        self._disk_options: _DiskOptions | None = _DiskOptions(codec, inline_limit_bytes, checksum, depth)
+        self._disk_options: DiskOptions | None = DiskOptions(codec, inline_limit_bytes, checksum, depth)
 
         async def open_disk(executor: Executor) -> DiskTier:
             return LocalDisk(
@@ -241,7 +235,7 @@ class TierStore:
 
     def _begin(self, name: str, open_disk: OpenDisk, copies: Copies | None) -> None:
         """Open it. `tierstore.testing.FaultyStore` puts its wrappers around both here."""
-        self._core = _Core(
+        self._core = Core(
             self,
             name=name,
             host_bytes=self.host_bytes,
@@ -442,110 +436,6 @@ class TierStore:
         if handle.owner is not self:
             raise ConfigError("handle", handle, f"it belongs to another store than {self!r}")
         return handle.record
-
-
-class _DiskOptions(NamedTuple):
-    """Of a store that keeps its own disk tier, as `TierStore` has them."""
-
-    codec: str
-    inline_bytes: int | None
-    checksum: bool
-    io_depth: int
-
-
-class _Core:
-    """Books and engine of one store: all that goes on living when the store itself is not referenced any more."""
-
-    def __init__(
-        self,
-        store: TierStore,
-        *,
-        name: str,
-        host_bytes: int,
-        staging_bytes: int,
-        open_disk: OpenDisk,
-        disk_options: _DiskOptions | None,
-        copies: Copies | None,
-    ) -> None:
-        self.name = name
-        self._opened_at = time.monotonic()
-        self._closed_at: float | None = None
-        self.books = Residency(name, host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
-        io_depth = NUM_AT_ONCE if disk_options is None else disk_options.io_depth
-        num_spills = num_restores = io_depth + NUM_BESIDE_DEVICE
-        try:
-            self.engine = Engine(
-                open_disk,
-                self.books,
-                "tierstore",
-                num_spills=num_spills,
-                num_restores=num_restores,
-                owner=self,
-                user=store,
-                on_death=self._store_died,
-            )
-        except (OSError, StoreFullError) as error:
-            reason = error.reason if isinstance(error, StoreFullError) else str(error)
-            raise StorageIOError("open", name, reason, "nothing was stored") from error
-        self.books.moves.engine = self.engine
-        usage = self.engine.disk.usage()
-        self.books.disk_budget_bytes = usage.budget_bytes
-        settings = StoreSettings(
-            place=name,
-            is_connected=disk_options is None,
-            host_bytes=host_bytes,
-            staging_bytes=staging_bytes,
-            disk_bytes=usage.budget_bytes,
-            codec=None if disk_options is None else disk_options.codec,
-            inline_bytes=None if disk_options is None else disk_options.inline_bytes,
-            checksum=None if disk_options is None else disk_options.checksum,
-            num_spill_lanes=num_spills,
-            num_restore_lanes=num_restores,
-            io_mode=usage.io_mode,
-            io_depth=None if disk_options is None else disk_options.io_depth,
-        )
-        self.traces = Recordings(self.books, partial(header_of, settings))
-        watch_over(self)
-
-    @property
-    def open_seconds(self) -> float:
-        """Since it was opened, until it was closed."""
-        ends_at = time.monotonic() if self._closed_at is None else self._closed_at
-        return ends_at - self._opened_at
-
-    def close(self, deadline_seconds: float) -> None:
-        """See `TierStore.close`."""
-        if self._closed_at is None:
-            self._closed_at = time.monotonic()
-        self.books.close()
-        try:
-            self.engine.stop(deadline_seconds)
-        finally:
-            self.traces.end(deadline_seconds, "the store was closed")
-
-    def _store_died(self) -> None:
-        """Nobody refers to it any more. It may not even have come to be: an interrupt."""
-        traces: Recordings | None = getattr(self, "traces", None)
-        if traces is not None:
-            traces.request_stop()
-
-    def end_at_exit(self, deadline_seconds: float) -> None:
-        """See `Mortal`."""
-        self.books.close("the interpreter exits")
-        try:
-            self.engine.stop(deadline_seconds)
-        except TierStoreError:
-            pass  # a job that hangs at exit: its daemon thread ends with the process
-        try:
-            self.traces.end(deadline_seconds, "the interpreter exits")
-        except TierStoreError as error:
-            warnings.warn(str(error), TierStoreWarning, stacklevel=2)
-
-    def end_in_child(self) -> None:
-        """See `Mortal`."""
-        self.engine.disk.abandon_after_fork()  # first: what else there is may be in the middle of a change
-        self.traces.abandon()
-        self.books.abandon("it belongs to the process that this one was forked from")
 
 
 def _lasting(address: str | PathLike[str]) -> str:

@@ -1,0 +1,146 @@
+"""What of a store is at work: its books, its engine and its traces, how they begin, and how they end.
+
+It goes on living when nobody refers to the store itself any more, until the engine's thread has ended.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from .disk.local import NUM_AT_ONCE
+from .engine import NUM_BESIDE_DEVICE, Engine, OpenDisk
+from .errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
+from .lifetime import watch_over
+from .residency import Residency
+from .tracing.events import StoreSettings
+from .tracing.machine import header_of
+from .tracing.recordings import Recordings
+
+if TYPE_CHECKING:
+    from .copies import Copies
+
+__all__ = ["Core", "DiskOptions"]
+
+
+class DiskOptions(NamedTuple):
+    """Of a store that keeps its own disk tier, as `TierStore` has them."""
+
+    codec: str
+    inline_bytes: int | None
+    checksum: bool
+    io_depth: int
+
+
+class Core:
+    """Books, engine and traces of one store. A `Mortal`.
+
+    Args:
+        store: whoever hands it out; when that dies, the engine ends.
+        name: of the store, for messages.
+        host_bytes, staging_bytes: the limits of the two windows of host memory.
+        open_disk: opens the disk tier, on the engine's loop.
+        disk_options: as they were given; None: the disk tier is a daemon's, which has its own.
+        copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
+
+    The constructor blocks until the disk tier is open; `close` and `end_at_exit` for the I/O in progress.
+
+    Raises:
+        StorageIOError: the system or the drive refused; nothing was stored, and nothing is left behind.
+        TierStoreError: what else `open_disk` raises, as it is; likewise.
+    """
+
+    def __init__(
+        self,
+        store: object,
+        *,
+        name: str,
+        host_bytes: int,
+        staging_bytes: int,
+        open_disk: OpenDisk,
+        disk_options: DiskOptions | None,
+        copies: Copies | None,
+    ) -> None:
+        self.name = name
+        self._opened_at = time.monotonic()
+        self._closed_at: float | None = None
+        self.books = Residency(name, host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
+        num_lanes = NUM_BESIDE_DEVICE + (NUM_AT_ONCE if disk_options is None else disk_options.io_depth)
+        self._start_engine(store, open_disk, num_lanes)
+        self.books.moves.engine = self.engine
+        usage = self.engine.disk.usage()
+        self.books.disk_budget_bytes = usage.budget_bytes
+        settings = StoreSettings(
+            place=name,
+            is_connected=disk_options is None,
+            host_bytes=host_bytes,
+            staging_bytes=staging_bytes,
+            disk_bytes=usage.budget_bytes,
+            codec=None if disk_options is None else disk_options.codec,
+            inline_bytes=None if disk_options is None else disk_options.inline_bytes,
+            checksum=None if disk_options is None else disk_options.checksum,
+            num_spill_lanes=num_lanes,
+            num_restore_lanes=num_lanes,
+            io_mode=usage.io_mode,
+            io_depth=None if disk_options is None else disk_options.io_depth,
+        )
+        self.traces = Recordings(self.books, partial(header_of, settings))
+        watch_over(self)
+
+    def _start_engine(self, store: object, open_disk: OpenDisk, num_lanes: int) -> None:
+        try:
+            self.engine = Engine(
+                open_disk,
+                self.books,
+                "tierstore",
+                num_spills=num_lanes,
+                num_restores=num_lanes,
+                owner=self,
+                user=store,
+                on_death=self._store_died,
+            )
+        except (OSError, StoreFullError) as error:
+            reason = error.reason if isinstance(error, StoreFullError) else str(error)
+            raise StorageIOError("open", self.name, reason, "nothing was stored") from error
+
+    @property
+    def open_seconds(self) -> float:
+        """Since it was opened, until it was closed."""
+        ends_at = time.monotonic() if self._closed_at is None else self._closed_at
+        return ends_at - self._opened_at
+
+    def close(self, deadline_seconds: float) -> None:
+        """See `TierStore.close`."""
+        if self._closed_at is None:
+            self._closed_at = time.monotonic()
+        self.books.close()
+        try:
+            self.engine.stop(deadline_seconds)
+        finally:
+            self.traces.end(deadline_seconds, "the store was closed")
+
+    def _store_died(self) -> None:
+        """Nobody refers to it any more. It may not even have come to be: an interrupt."""
+        traces: Recordings | None = getattr(self, "traces", None)
+        if traces is not None:
+            traces.request_stop()
+
+    def end_at_exit(self, deadline_seconds: float) -> None:
+        """See `Mortal`."""
+        self.books.close("the interpreter exits")
+        try:
+            self.engine.stop(deadline_seconds)
+        except TierStoreError:
+            pass  # a job that hangs at exit: its daemon thread ends with the process
+        try:
+            self.traces.end(deadline_seconds, "the interpreter exits")
+        except TierStoreError as error:
+            warnings.warn(str(error), TierStoreWarning, stacklevel=2)
+
+    def end_in_child(self) -> None:
+        """See `Mortal`."""
+        self.engine.disk.abandon_after_fork()  # first: what else there is may be in the middle of a change
+        self.traces.abandon()
+        self.books.abandon("it belongs to the process that this one was forked from")
