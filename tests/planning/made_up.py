@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from tests.simulator import made_up
 from tierstore.hardware import AcceleratorLink, CodecSpeed, DriveHardware, Hardware, HostHardware, Transfer
 from tierstore.planning import Machine
-from tierstore.simulator import Action, Compute, EndScope, Pack, Release, Saved, Unpack, Workload
+from tierstore.simulator import Workload
 
 __all__ = ["GB", "MIB", "accelerator", "chain", "machine"]
 
@@ -19,14 +20,7 @@ def chain(
     sizes: Sequence[int] = (16 * MIB,) * 40, gap_seconds: float = 0.01, cores: float = 1.0, kind: str = "float32"
 ) -> Workload:
     """Layers of these bytes: forward computes and saves, backward asks in reverse and computes for as long."""
-    saved = [Saved(nbytes, node, kind=kind) for node, nbytes in enumerate(sizes)]
-    actions: list[Action] = []
-    for index in range(len(sizes)):
-        actions += [Compute(gap_seconds), Pack(index)]
-    actions += [Compute(gap_seconds), EndScope()]
-    for index in reversed(range(len(sizes))):
-        actions += [Unpack(index), Compute(gap_seconds), Release(index)]
-    return Workload(saved, actions, cores)
+    return made_up.chain(sizes, gap_seconds, backward=1.0, cores=cores, kind=kind)
 
 
 def accelerator(speed: float = 20 * GB, memory_bytes: int = 80 * GB) -> AcceleratorLink:

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.simulator.made_up import chain, drive
 from tierstore.device_window import FLIGHT_BYTES, RELOAD_BYTES
 from tierstore.errors import ConfigError
 from tierstore.simulator import (
     Action,
     Compute,
-    DepthSpeed,
-    Drive,
     EndScope,
     Hardware,
     Link,
@@ -36,17 +35,11 @@ _ROOMY = 2**40
 
 
 def _chain(num: int = 40, gap_seconds: float = 0.01) -> Workload:
-    """Layers that save a tensor each; backward asks in reverse, and computes for twice as long."""
-    actions: list[Action] = [act for index in range(num) for act in (Compute(gap_seconds), Pack(index))]
-    actions += [Compute(gap_seconds), EndScope()]
-    for index in reversed(range(num)):
-        actions += [Unpack(index), Compute(2 * gap_seconds), Release(index)]
-    return Workload([Saved(_TENSOR_BYTES, node, on_device=True) for node in range(num)], actions)
+    return chain([_TENSOR_BYTES] * num, gap_seconds, on_device=True)
 
 
-def _machine(link: Link | None, drive: float = inf) -> Hardware:
-    speeds = [DepthSpeed(1, drive)]
-    return Hardware(Drive(speeds, speeds), 16, contention=0.0, link=link)
+def _machine(link: Link | None, speed: float = inf) -> Hardware:
+    return Hardware(drive(speed), 16, contention=0.0, link=link)
 
 
 def _last(workload: Workload, hardware: Hardware, how: Settings, num_ranks: int = 1) -> SimulatedStep:
@@ -93,7 +86,7 @@ def test_step_is_faster_the_more_the_device_keeps() -> None:
 
 
 def test_step_on_a_slow_drive_behind_a_fast_link_waits_for_the_drive() -> None:
-    step = _last(_chain(), _machine(Link(inf, inf), drive=1e9), Settings(host_bytes=4 * _TENSOR_BYTES))
+    step = _last(_chain(), _machine(Link(inf, inf), speed=1e9), Settings(host_bytes=4 * _TENSOR_BYTES))
     assert step.counters.read_bytes > 30 * _TENSOR_BYTES
     assert sum(step.stall_seconds.values()) > 10 * step.link_wait_seconds
     assert step.seconds > (step.counters.written_bytes + step.counters.read_bytes) / 1e9 * 0.9
@@ -119,7 +112,7 @@ def test_device_holds_no_more_than_its_windows_and_a_tensor_each_way(
     how = Settings(host_mebibytes * _MIB, staging_bytes=512 * _MIB, device_bytes=device_mebibytes * _MIB)
     largest = max(size for size, _ in layers) * _MIB
     bound = how.device_bytes + max(FLIGHT_BYTES, largest) + max(RELOAD_BYTES, 2 * largest) + largest
-    for step in simulate(workload, _machine(Link(speed, speed), drive=1e9), how)[0]:
+    for step in simulate(workload, _machine(Link(speed, speed), speed=1e9), how)[0]:
         assert step.device_bytes_peak <= bound
         assert step.seconds >= workload.compute_seconds * (1 - 1e-9)
 
@@ -129,7 +122,7 @@ def test_ranks_have_a_link_each_and_share_the_drive() -> None:
     alone, beside = (_last(_chain(), _machine(Link(2e9, 2e9)), how, num_ranks) for num_ranks in (1, 4))
     assert beside.seconds == pytest.approx(alone.seconds)
     alone, beside = (
-        _last(_chain(), _machine(Link(inf, inf), drive=2e9), replace(how, host_bytes=0), num_ranks)
+        _last(_chain(), _machine(Link(inf, inf), speed=2e9), replace(how, host_bytes=0), num_ranks)
         for num_ranks in (1, 4)
     )
     assert beside.seconds > 3 * alone.seconds

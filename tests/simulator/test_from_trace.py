@@ -10,13 +10,12 @@ import torch
 from msgspec.structs import replace
 
 from tests.conftest import MakeStore
+from tests.simulator.made_up import drive
 from tierstore import tiered_offload
 from tierstore.errors import ConfigError
 from tierstore.simulator import (
     Action,
     Compute,
-    DepthSpeed,
-    Drive,
     EndScope,
     Hardware,
     LetGo,
@@ -196,9 +195,8 @@ def test_workload_of_step_recorded_on_an_accelerator_simulates(make_store: MakeS
     workload = workload_of(trace, step)
     assert [(saved.nbytes, saved.on_device) for saved in workload.saved] == [(side * side * 4, True)] * (length + 1)
     assert [saved.is_shared for saved in workload.saved] == [True] + [False] * length, "what is held is ours too"
-    speeds = [DepthSpeed(1, 1e9)]
     link = Link(1e12, 1e12)  # fast beside the recorded computing: the first tensor has left before backward asks
-    last = simulate(workload, Hardware(Drive(speeds, speeds), 4, link=link), Settings(0))[0][-1]
+    last = simulate(workload, Hardware(drive(1e9), 4, link=link), Settings(0))[0][-1]
     assert last.counters.offloaded_bytes == length * side * side * 4
     assert last.counters.reloaded_bytes
 
@@ -222,7 +220,6 @@ def test_workload_of_recorded_step_simulates(make_store: MakeStore, tmp_path: Pa
     waited = sum(wait.end_ns - wait.began_ns for wait in step.waits) / 1e9
     lasted = (step.ended_ns - step.began_ns) / 1e9
     assert workload.compute_seconds == pytest.approx(lasted - waited, rel=0.05)
-    drive = Drive([DepthSpeed(1, 1e6)], [DepthSpeed(1, 1e6)])
-    last = simulate(workload, Hardware(drive, 4), Settings(0, staging_bytes=2 * side * side * 4))[0][-1]
+    last = simulate(workload, Hardware(drive(1e6), 4), Settings(0, staging_bytes=2 * side * side * 4))[0][-1]
     assert last.seconds > workload.compute_seconds + last.counters.read_bytes / 2e6
     assert last.counters.spilled_bytes

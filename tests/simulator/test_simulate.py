@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.simulator.made_up import chain, drive
 from tierstore.disk.tier import Loaded
 from tierstore.errors import ConfigError, StoreFullError
 from tierstore.simulator import (
-    Action,
     CodecSpeed,
     Compute,
     DepthSpeed,
@@ -37,25 +37,12 @@ _MIB = 2**20
 _TOLERANCE = 1e-9
 
 
-def _chain(sizes: list[int], gaps: list[float], cores: float = 1.0, kind: str = "") -> Workload:
-    """A chain of layers: forward computes and saves, backward asks in reverse and computes for twice as long."""
-    saved = [Saved(nbytes, node, kind=kind) for node, nbytes in enumerate(sizes)]
-    actions: list[Action] = []
-    for index, gap in enumerate(gaps):
-        actions += [Compute(gap), Pack(index)]
-    actions += [Compute(gaps[-1]), EndScope()]
-    for index, gap in reversed(list(enumerate(gaps))):
-        actions += [Unpack(index), Compute(2 * gap), Release(index)]
-    return Workload(saved, actions, cores)
-
-
 def _even(num: int = 40, mebibytes: int = 16, gap: float = 0.01, cores: float = 1.0, kind: str = "") -> Workload:
-    return _chain([mebibytes * _MIB] * num, [gap] * num, cores, kind)
+    return chain([mebibytes * _MIB] * num, gap, cores=cores, kind=kind)
 
 
 def _machine(write: float, read: float | None = None, **options: float) -> Hardware:
-    read = write if read is None else read
-    return Hardware(Drive([DepthSpeed(1, write)], [DepthSpeed(1, read)]), **{"cores": 4, **options})
+    return Hardware(drive(write, read), **{"cores": 4, **options})
 
 
 def _drive_alone(write: float, read: float | None = None) -> Hardware:
@@ -64,7 +51,7 @@ def _drive_alone(write: float, read: float | None = None) -> Hardware:
 
 
 chains = st.lists(st.tuples(st.integers(64 * 2**10, 64 * _MIB), st.floats(1e-3, 0.1)), min_size=1, max_size=25).map(
-    lambda layers: _chain([nbytes for nbytes, _ in layers], [gap for _, gap in layers])
+    lambda layers: chain([nbytes for nbytes, _ in layers], [gap for _, gap in layers])
 )
 budgets = st.builds(
     Settings,
@@ -183,11 +170,11 @@ def test_step_budget_for_all_moves_nothing() -> None:
 
 
 def test_step_one_write_takes_latency_and_bytes_over_bandwidth() -> None:
-    drive = Drive([DepthSpeed(1, 1e9)], [DepthSpeed(1, 1e8)], write_latency_seconds=0.5, read_latency_seconds=0.25)
+    slow_to_answer = replace(drive(1e9, 1e8), write_latency_seconds=0.5, read_latency_seconds=0.25)
     nbytes = 25_000 * 4096
     actions = [Pack(0), EndScope(), Compute(10.0), Unpack(0), Release(0)]
     workload = Workload([Saved(nbytes, 0)], actions)
-    step = _steps(workload, Hardware(drive, cores=4), Settings(0), num_steps=1)[0]
+    step = _steps(workload, Hardware(slow_to_answer, cores=4), Settings(0), num_steps=1)[0]
     spill, restore = step.transfers
     assert spill.end_ns - spill.began_ns == pytest.approx((0.5 + 0.1024) * 1e9, abs=2)
     assert restore.end_ns - restore.began_ns == pytest.approx((0.25 + 1.024) * 1e9, abs=2)
@@ -195,8 +182,7 @@ def test_step_one_write_takes_latency_and_bytes_over_bandwidth() -> None:
 
 def test_step_deeper_queue_uses_what_the_drive_has() -> None:
     deep = Drive([DepthSpeed(1, 2e8), DepthSpeed(4, 8e8)], [DepthSpeed(1, 2e8), DepthSpeed(4, 8e8)])
-    narrow = replace(deep, writes=[DepthSpeed(1, 2e8)], reads=[DepthSpeed(1, 2e8)])
-    times = [_steps(_even(), Hardware(each, cores=4), Settings(64 * _MIB))[-1].seconds for each in (deep, narrow)]
+    times = [_steps(_even(), Hardware(each, cores=4), Settings(64 * _MIB))[-1].seconds for each in (deep, drive(2e8))]
     assert times[0] < 0.6 * times[1]
 
 
@@ -239,7 +225,7 @@ def test_step_calls_that_queue_records_cost_their_time() -> None:
 
 def test_drive_of_one_transfer_at_a_time_ends_the_first_first() -> None:
     """Both halves of the drive's time, or all of it for the first: the second ends at the same time."""
-    shared = Drive([DepthSpeed(1, 1e8)], [DepthSpeed(1, 1e8)])
+    shared = drive(1e8)
     actions = [Pack(0), Pack(1), EndScope(), Compute(10.0), Unpack(1), Release(1), Unpack(0), Release(0)]
     workload = Workload([Saved(10_000 * 4096, 0), Saved(10_000 * 4096, 1)], actions)
     ends = [
@@ -272,10 +258,10 @@ def test_codec_slow_one_costs_its_time() -> None:
     assert encoded.seconds > 2 * plain.seconds
 
 
-@pytest.mark.parametrize(("drive", "is_encoded"), [(1e8, True), (1e11, False)])
-def test_codec_auto_encodes_where_the_drive_is_slow(drive: float, is_encoded: bool) -> None:
+@pytest.mark.parametrize(("speed", "is_encoded"), [(1e8, True), (1e11, False)])
+def test_codec_auto_encodes_where_the_drive_is_slow(speed: float, is_encoded: bool) -> None:
     speeds = [CodecSpeed("floats", f"zstd:{level}", 0.5, 1e9, 2e9) for level in (-3, 1)]
-    step = _steps(_even(kind="floats"), replace(_machine(drive), codecs=speeds), Settings(64 * _MIB, codec="auto"))[-1]
+    step = _steps(_even(kind="floats"), replace(_machine(speed), codecs=speeds), Settings(64 * _MIB, codec="auto"))[-1]
     assert (step.counters.written_bytes < 0.8 * step.counters.spilled_bytes) == is_encoded
 
 
