@@ -2,14 +2,20 @@
 
 A chain of operations that do nothing but save a fresh tensor of 1 MiB each, whose memory nobody touches: what
 is left is autograd's own cost, and that of pack, unpack and release. All are live at once, as in training.
+
+The costs are of one microsecond to ten, and a busy machine makes one step slower than the next by more than that. So
+every variant takes a step in every turn, in an order that is drawn for each, and what counts is the median over the
+turns of how much longer its step took than the one without hooks. A burst of noise then spoils some turns and not a
+variant.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +28,33 @@ from .peers import detach_only, save_on_cpu
 
 TENSOR_BYTES = 2**20
 TENSORS_PER_STEP = 256
-STEPS = 40
+TURNS = 200
+WARMUP_TURNS = 50
+FLOOR = "no hooks"
+VARIANTS = (FLOOR, "detach hooks", "save_on_cpu", "tierstore")
 
 BENCHMARK = Benchmark(
     name="pack_cost",
     question="Cost of one saved tensor on the training thread, budget not reached (and beyond no hooks)",
-    variants=("no hooks", "detach hooks", "save_on_cpu", "tierstore"),
+    variants=VARIANTS,
+    processes={"by turns": VARIANTS},
+    rounds=5,
     compare="difference",
-    settings={"tensor_bytes": TENSOR_BYTES, "tensors_per_step": TENSORS_PER_STEP, "steps": STEPS},
+    settings={
+        "tensor_bytes": TENSOR_BYTES,
+        "tensors_per_step": TENSORS_PER_STEP,
+        "turns": TURNS,
+        "warmup_turns": WARMUP_TURNS,
+    },
     goals=(
-        Goal("pack, beyond no hooks", "forward_microseconds", "tierstore", at_most=8, beyond="no hooks"),
+        Goal("pack, beyond no hooks", "forward_microseconds", "tierstore", at_most=8, beyond=FLOOR),
         Goal(
             "pack, of what save_on_cpu costs",
             "forward_microseconds",
             "tierstore",
             at_most=8,
             of=("save_on_cpu",),
-            beyond="no hooks",
+            beyond=FLOOR,
         ),
         Goal(
             "pack, unpack and release, of what save_on_cpu costs",
@@ -46,7 +62,7 @@ BENCHMARK = Benchmark(
             "tierstore",
             at_most=8,
             of=("save_on_cpu",),
-            beyond="no hooks",
+            beyond=FLOOR,
         ),
     ),
 )
@@ -76,29 +92,48 @@ def tierstore(scratch: Path) -> Iterator[Forward]:
         yield lambda: tiered_offload(store, min_bytes=TENSOR_BYTES)
 
 
-VARIANTS: dict[str, Callable[[Path], AbstractContextManager[Forward]]] = {
-    "no hooks": lambda scratch: nullcontext(nullcontext),
+FORWARDS: dict[str, Callable[[Path], AbstractContextManager[Forward]]] = {
+    FLOOR: lambda scratch: nullcontext(nullcontext),
     "detach hooks": lambda scratch: nullcontext(detach_only),
     "save_on_cpu": lambda scratch: nullcontext(save_on_cpu),
     "tierstore": tierstore,
 }
 
 
-def measure(variant: str, scratch: Path) -> dict[str, float]:
-    """Median microseconds per saved tensor in forward, backward and both."""
+Step = Mapping[str, float]
+"""Microseconds per saved tensor in forward, backward and both."""
+
+Turn = Mapping[str, Step]
+"""A step of each variant, taken one after another."""
+
+
+def measure(process: str, scratch: Path) -> Turn:
+    """What a step of each variant takes."""
     torch.set_num_threads(1)
-    with VARIANTS[variant](scratch) as forward:
-        steps = [time_step(forward) for _ in range(STEPS)][STEPS // 4 :]
-    forwards, backwards = ([step[part] for step in steps] for part in (0, 1))
+    draw = random.Random(0)
+    with ExitStack() as opened:
+        forwards = {variant: opened.enter_context(FORWARDS[variant](scratch)) for variant in VARIANTS}
+        turns = [
+            {variant: time_step(forwards[variant]) for variant in draw.sample(VARIANTS, len(VARIANTS))}
+            for _ in range(TURNS)
+        ]
+    return typical(turns[WARMUP_TURNS:])
+
+
+def typical(turns: Sequence[Turn]) -> Turn:
+    """The floor's medians; and of the others these plus the median of what they took longer in the same turn."""
+    floor = {figure: statistics.median(turn[FLOOR][figure] for turn in turns) for figure in turns[0][FLOOR]}
     return {
-        "forward_microseconds": statistics.median(forwards),
-        "backward_microseconds": statistics.median(backwards),
-        "both_microseconds": statistics.median(map(sum, steps)),
+        variant: {
+            figure: level + statistics.median(turn[variant][figure] - turn[FLOOR][figure] for turn in turns)
+            for figure, level in floor.items()
+        }
+        for variant in VARIANTS
     }
 
 
-def time_step(forward: Forward) -> tuple[float, float]:
-    """Microseconds per saved tensor of one forward and of one backward."""
+def time_step(forward: Forward) -> Step:
+    """One forward and one backward."""
     x = torch.ones(1, requires_grad=True)
     started = time.perf_counter()
     with forward():
@@ -108,7 +143,11 @@ def time_step(forward: Forward) -> tuple[float, float]:
     halfway = time.perf_counter()
     y.backward()
     finished = time.perf_counter()
-    return tuple(1e6 * seconds / TENSORS_PER_STEP for seconds in (halfway - started, finished - halfway))
+    return {
+        "forward_microseconds": 1e6 * (halfway - started) / TENSORS_PER_STEP,
+        "backward_microseconds": 1e6 * (finished - halfway) / TENSORS_PER_STEP,
+        "both_microseconds": 1e6 * (finished - started) / TENSORS_PER_STEP,
+    }
 
 
 if __name__ == "__main__":
