@@ -93,20 +93,15 @@ class LocalDisk:
         """
         fixed = parse_codec(codec)
         self._directory = check_directory(directory)
-        if disk_bytes < 0:
-            raise ConfigError("disk_bytes", disk_bytes, "give 0 or more bytes")
-        if inline_bytes is not None and inline_bytes < 0:
-            raise ConfigError("inline_bytes", inline_bytes, "give 0 or more bytes, or None")
+        _refuse_negative("disk_bytes", disk_bytes, "give 0 or more bytes")
+        _refuse_negative("inline_bytes", inline_bytes, "give 0 or more bytes, or None")
         self._allowance = _allowance_of(max_write_bytes_per_day)
         self.scratch_bytes = 2 * num_at_once * SCRATCH_BYTES
         self._executor = executor
         self._closed_because: str | None = None
         self._budget = DiskBudget(round_up(disk_bytes))
         self._policy = CodecPolicy(fixed, num_at_once)
-        with translated("open", str(directory), "nothing was stored"):
-            self._home = UnnamedHome(self._directory, session) if home is None else home
-            self._mode = detect_io_mode(self._home.directory)
-            found = self._home.open(disk_bytes, self._mode)
+        found = self._open_home(home, disk_bytes, session)
         self.session = found.session
         self.leases = found.leases
         self._index = found.index
@@ -244,6 +239,12 @@ class LocalDisk:
         if self._closed_because is not None:
             raise StoreClosedError(str(self._directory), self._closed_because)
 
+    def _open_home(self, home: Home | None, disk_bytes: int, session: int) -> Contents:
+        with translated("open", str(self._directory), "nothing was stored"):
+            self._home = UnnamedHome(self._directory, session) if home is None else home
+            self._mode = detect_io_mode(self._home.directory)
+            return self._home.open(disk_bytes, self._mode)
+
     def _take_up(self, found: Contents) -> None:
         extent_bytes = sum(segment.num_bytes for segment in found.segments)
         value_bytes = sum(each.taken_bytes for each in found.locations.values() if each.segment is None)
@@ -258,9 +259,11 @@ class LocalDisk:
         await run_job(self._executor, partial(self._home.close, keep=keep))
 
 
+def _refuse_negative(option: str, num_bytes: int | None, allowed: str) -> None:
+    if num_bytes is not None and num_bytes < 0:
+        raise ConfigError(option, num_bytes, allowed)
+
+
 def _allowance_of(day_bytes: int | None) -> WriteAllowance | None:
-    if day_bytes is None:
-        return None
-    if day_bytes < 0:
-        raise ConfigError("max_write_bytes_per_day", day_bytes, "give 0 or more bytes, or None")
-    return WriteAllowance(day_bytes, monotonic())
+    _refuse_negative("max_write_bytes_per_day", day_bytes, "give 0 or more bytes, or None")
+    return None if day_bytes is None else WriteAllowance(day_bytes, monotonic())
