@@ -71,11 +71,11 @@ class Lanes:
         self._push(self.reads, session, num_bytes, job)
 
     def write(self, session: int, num_bytes: int, job: Job) -> None:
-        """Likewise one that writes."""
+        """Queue a job that writes so many bytes for a session."""
         self._push(self.writes, session, num_bytes, job)
 
     def forget(self, session: int) -> None:
-        """A session that has no jobs, and never will again."""
+        """Drop what is kept of a session that has no jobs, and never will have any again."""
         for way in (self.reads, self.writes):
             way.queue.forget(session)
 

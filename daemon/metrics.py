@@ -44,7 +44,7 @@ class ReportCollector(Collector):
         self._take_report = take_report
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
+        """Every metric, from a report that is taken now."""
         report = self._take_report()
         yield from _of_daemon(report)
         yield from _of_jobs(report)

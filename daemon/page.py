@@ -115,12 +115,12 @@ class _Exchange(asyncio.Protocol):
             self.drop()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is over."""
+        """The connection is over: stop its timer and forget it."""
         self._timer.cancel()
         self._exchanges.discard(self)
 
     def drop(self) -> None:
-        """End it without an answer, or without the rest of it."""
+        """End the connection without an answer, or without the rest of one."""
         self._transport.abort()
 
     def _parse(self) -> tuple[str, str]:

@@ -252,7 +252,7 @@ class Daemon:
             lobby[0].refuse("too many connections without a session, of which this was the oldest")
 
     def connection_ended(self, connection: Connection) -> None:
-        """It is over. Its session, if it still has one, is kept for a while."""
+        """A connection is over. Its session, if it still has one, is kept for a while."""
         self._connections.pop(connection, None)
         session = connection.session
         if session is not None and self.is_connection_of(session, connection):

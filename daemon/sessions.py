@@ -176,15 +176,15 @@ class Session:
         self.disk_bytes += num_bytes
 
     def settle(self, reserved_bytes: int, taken_bytes: int) -> None:
-        """It took so many bytes on disk instead; 0: nothing was written."""
+        """What was reserved for a write took so many bytes on disk instead; 0: nothing was written."""
         self.disk_bytes += taken_bytes - reserved_bytes
 
     def begin_job(self, key: int) -> None:
-        """A job about this key is queued."""
+        """Count a job about this key, which is queued."""
         self._jobs[key] += 1
 
     def end_job(self, key: int) -> None:
-        """It has ended."""
+        """A job about this key has ended: wake those who waited for it."""
         self._jobs[key] -= 1
         if not self._jobs[key]:
             del self._jobs[key]

@@ -237,7 +237,11 @@ def _enlist(log: PackLog) -> None:
 
 
 def living_log(number: int) -> PackLog:
-    """The log of that number. Its saved tensors keep it alive."""
+    """The log of that number. Its saved tensors keep it alive.
+
+    Raises:
+        RuntimeError: it is gone, which is a bug of ours: a traced graph holds what it asks for.
+    """
     log = _living[number]()
     if log is None:
         raise RuntimeError(f"log {number} is gone")

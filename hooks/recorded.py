@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 
 
 class ScopeOptions(NamedTuple):
-    """Those of `tiered_offload`; `has_select`: there is a `select`."""
+    """The options of a scope, as its trace has them. `has_select`: there is a `select`."""
 
     min_bytes: int
     device_bytes: int

@@ -213,7 +213,7 @@ class CodecChooser:
         self._write_bytes_per_second = _newer(self._write_bytes_per_second, bytes_per_second, is_lower_bound)
 
     def learn_read_speed(self, bytes_per_second: float, *, is_lower_bound: bool = False) -> None:
-        """Likewise from disk."""
+        """Take in what the disk read of late; a lower bound where it was not asked for all it can do."""
         self._read_bytes_per_second = _newer(self._read_bytes_per_second, bytes_per_second, is_lower_bound)
 
     def disk_seconds(self, written_bytes: int, read_bytes: int) -> float | None:
@@ -317,7 +317,7 @@ class CodecChooser:
 
 
 def _undominated(figures: Mapping[Codec, _Figures]) -> dict[Codec, _Figures]:
-    """Those that shrink more than every cheaper one.
+    """The codecs that shrink more than every cheaper one.
 
     Which are cheaper is known beforehand; times do not tell it of what has been tried on a sample alone, which is in
     the cache, beside what has encoded whole records.

@@ -9,7 +9,7 @@ State of a record        the bytes are                          who may move it
 PENDING                  where autograd left them; somebody     sole owner → HOST or DEVICE
                          else holds them too, or may still
                          write to them
-DEVICE                   on the accelerator, ours alone         chosen → OFFLOADING
+DEVICE                   on the accelerator, ours alone         chosen → OFFLOADING; shared again → PENDING
 OFFLOADING               on the accelerator, being copied       copied → HOST; chosen as victim → QUEUED
 HOST                     in host memory                         chosen as victim → QUEUED; shared again → PENDING
 QUEUED                   in host memory, write not begun        asked for → HOST; write begins → WRITING
@@ -20,7 +20,10 @@ READING                  on disk, being read                    read → CLEAN; 
 FAILED                   nowhere                                every request raises the same cause
 DOOMED                   the running job's; the handle is gone  job ends → FREED
 FREED                    nowhere; the handle is gone            -
-CLOSED                   nowhere; the store is closed           -
+CLOSED                   nowhere; the store is closed           released → FREED
+
+Beside these, a record whose handle is gone moves to FREED from any state, or to DOOMED while a job is about it; and all
+of them move to CLOSED when the store is closed.
 """
 
 from __future__ import annotations

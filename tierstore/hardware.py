@@ -153,7 +153,7 @@ class AcceleratorLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of it.
+    """The description of one machine, as a file holds it.
 
     Attributes:
         version: of this format.

@@ -69,7 +69,14 @@ class _Talk:
         self._connection.sendall(wire.frame_of([message]))
 
     def hear(self, kind: type[T]) -> T:
-        """The next message, which must be of this kind."""
+        """The next message, which must be of this kind. Blocks.
+
+        Raises:
+            ConnectionResetError: the daemon has closed the connection.
+            _RefusedError: it refuses.
+            ProtocolError: it says something else.
+            TimeoutError: it said nothing in time.
+        """
         while not self._heard:
             self._limit()
             data = self._connection.recv(_RECEIVE_BYTES)

@@ -89,7 +89,7 @@ class NotedTensor:
         raise TypeError("a tierstore saved tensor belongs to its graph and cannot be pickled")
 
     def become(self, handle: Handle, layout: Layout) -> None:
-        """It is booked."""
+        """The tensor is booked: from now on its bytes are the handle's."""
         self.layout = layout
         self.handle = handle
         self.alias = None  # last: see the module's docstring

@@ -210,7 +210,10 @@ class Residency:
 
     @_whole
     def join(self, record: Record, layout: Layout, nbytes: int) -> bool:
-        """Let one more view share the record; False if its bytes have been read already. Does not wait."""
+        """Let one more view share the record. Does not wait.
+
+        False: it may not, since the bytes have been read already, the handle is gone, or the store is closed.
+        """
         with self.lock:
             if record.span is not None or record.source is None or self.closed is not None:
                 return False
@@ -306,10 +309,11 @@ class Residency:
 
     @_whole
     def flush(self) -> None:
-        """Return when every write that was decided on is done.
+        """Return when every write that was decided on is done. Waits.
 
         Raises:
             StoreFullError, StorageIOError: a write failed; the bytes are in memory.
+            StoreClosedError: the store is closed.
         """
         with self.lock:
             self._check_open()
@@ -343,7 +347,7 @@ class Residency:
             self._end(StoreClosedError(self._name, reason))
 
     def end_interrupted(self, interrupt: BaseException) -> None:
-        """This has ended a call: if it is an interrupt, close the store, unless it came in a wait. See `_whole`.
+        """A call has ended by this: if it is an interrupt, close the store, unless it came in a wait. See `_whole`.
 
         The interrupt itself is given a note, so that whoever sees it knows at once that the store is closed.
         """

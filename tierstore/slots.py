@@ -60,7 +60,7 @@ class Slots:
             self._books.lent.charge(slot.nbytes)
 
     def take_back(self) -> None:
-        """Those over which the last tensor is gone are free, if the store has let go of them too."""
+        """Free the slots over which the last tensor is gone, if the store has let go of them too."""
         while self._returned:
             slot = self._returned.popleft().slot
             slot.returned = True

@@ -91,6 +91,10 @@ class TierStore:
     context manager; without `close`, it ends when neither it nor any handle is referenced any more. A forked child
     cannot use its parent's store.
 
+    Attributes:
+        host_bytes, staging_bytes: the two budgets of host memory, as numbers.
+        books, traces, learned_orders, keys, of_thread: for the hooks.
+
     Raises:
         ConfigError: an argument cannot be used; it says which, what was given and what is allowed.
         StorageIOError: the drive refused; nothing was left behind.
@@ -289,6 +293,7 @@ class TierStore:
         handle that are still alive; change none of them in place.
 
         Raises:
+            ConfigError: not a handle of this store.
             ModifiedInPlaceError: the tensor that was put, or one that was got, was changed in place.
             CorruptDataError: the bytes on disk are damaged and lost.
             StorageIOError: they could not be read; they are still on disk.
@@ -299,7 +304,11 @@ class TierStore:
 
     @uncompiled
     def prefetch(self, handles: Iterable[Handle]) -> None:
-        """Have the bytes read, in this order, as far as there is room. A hint: returns at once."""
+        """Have the bytes read, in this order, as far as there is room. A hint: returns at once.
+
+        Raises:
+            ConfigError: not a handle of this store; nothing was done.
+        """
         self.books.prefetch([self._record_of(handle) for handle in handles])
 
     @uncompiled
@@ -456,6 +465,10 @@ def _kind_of(dtype: torch.dtype) -> Kind:
 
 
 def refuse_unknown(unknown: Mapping[str, object], allowed: str) -> None:
-    """Say which option does not exist, and which do."""
+    """Refuse options that do not exist; `allowed`: those that do, in words.
+
+    Raises:
+        ConfigError: there are some.
+    """
     for option, value in unknown.items():
         raise ConfigError(option, value, f"there is no such option; there are {allowed}")

@@ -383,7 +383,7 @@ def fitting(text: str, most: int = _MOST_TEXT) -> str:
 
 
 def fitting_word(text: str) -> str:
-    """Likewise for the short ones: names, and what is known of a content."""
+    """The text as a short field can carry it: a name, or what is known of a content. See `fitting`."""
     return fitting(text, _MOST_WORD)
 
 

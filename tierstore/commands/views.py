@@ -68,7 +68,7 @@ def _moved(earlier: Totals, later: Totals, seconds: float) -> tuple[float, float
 
 
 def stat_view(report: Report) -> RenderableType:
-    """All of it, once."""
+    """What `tierstore stat` prints: the daemon, its figures, its sessions, and its codecs."""
     parts: list[RenderableType] = [_head(report), _figures(report, None), _sessions(report, None)]
     if report.codec_choices:
         parts.append(_codecs(report))
@@ -76,7 +76,7 @@ def stat_view(report: Report) -> RenderableType:
 
 
 def top_view(report: Report, rates: Rates | None) -> RenderableType:
-    """What changes, with throughput; `rates`: None: not known yet."""
+    """What `tierstore top` shows: the daemon, its figures and its sessions, with `rates`; None: not known yet."""
     return Group(_head(report), _figures(report, rates), _sessions(report, rates))
 
 

@@ -33,11 +33,11 @@ class Commits:
         self._flight: asyncio.Task[None] | None = None
 
     def commit_now(self, operation: Operation) -> Outcome:
-        """Have it done, and return what became of it. Blocks, for a batch that is in flight too: in a job only."""
+        """Have an operation done, and return what became of it. Blocks, for a batch in flight too: in a job only."""
         return self._do((operation,))[0]
 
     async def submit(self, operation: Operation) -> Outcome:
-        """Have it done with the next batch, and return what became of it.
+        """Have an operation done with the next batch, and return what became of it.
 
         Raises:
             RuntimeError: the executor takes no more jobs; nothing was done.
@@ -45,7 +45,11 @@ class Commits:
         return (await self.submit_all((operation,)))[0]
 
     async def submit_all(self, operations: Iterable[Operation]) -> list[Outcome]:
-        """Likewise for several; an operation that failed carries its error in its outcome."""
+        """Have several operations done; return what became of each. One that failed carries its error in its outcome.
+
+        Raises:
+            RuntimeError: the executor takes no more jobs; nothing was done.
+        """
         loop = asyncio.get_running_loop()
         operations = list(operations)
         futures = [loop.create_future() for _ in operations]

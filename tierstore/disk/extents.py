@@ -47,7 +47,7 @@ class Extent(NamedTuple):
         return self.segment * _SEGMENT_STRIDE + self.offset
 
     def trimmed(self, num_bytes: int) -> Extent:
-        """Its first `num_bytes`, rounded up to 4096."""
+        """The first `num_bytes` of this range, rounded up to 4096."""
         return self._replace(num_bytes=max(round_up(num_bytes), ALIGNMENT_BYTES))
 
 
@@ -293,7 +293,7 @@ class ExtentSpace:
             self._idle_timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._close_idle)
 
     def _idle_segments(self) -> list[int]:
-        """Those that have been empty for long; while all that are empty have been, one of them is kept."""
+        """The segments to close: empty for long. If all empty ones have been for so long, one of them is kept."""
         empty = self._empty_segments()
         latest = asyncio.get_running_loop().time() - self._idle_seconds
         idle = [number for number in empty if self._empty_since[number] <= latest]

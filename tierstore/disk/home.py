@@ -95,7 +95,7 @@ class Home(SegmentFiles, Protocol):
 
     @property
     def inodes(self) -> set[Inode]:
-        """Of what the home itself keeps open."""
+        """The files that the home itself keeps open."""
         ...
 
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
@@ -127,7 +127,7 @@ class UnnamedHome:
 
     @property
     def inodes(self) -> set[Inode]:
-        """None."""
+        """None: it keeps no file open."""
         return set()
 
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
@@ -139,7 +139,7 @@ class UnnamedHome:
         return open_unnamed(self.directory)
 
     def remove_segment(self, number: int) -> None:
-        """It never had a name."""
+        """Nothing to remove: the segment never had a name."""
 
     def close(self, *, keep: bool) -> None:
         """There is nothing to leave, or to keep."""

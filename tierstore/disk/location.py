@@ -47,7 +47,7 @@ def record_seed(session: int, key: int) -> int:
 
 
 def encoded_seed(seed: int, codec: str, itemsize_bytes: int, logical_bytes: int) -> int:
-    """Likewise of an encoded record: bytes that would be decoded otherwise than they were encoded are refused too."""
+    """The seed of an encoded record's checksum, so that bytes which would be decoded otherwise are refused too."""
     return xxhash.xxh3_64_intdigest(struct.pack("<QQQ", seed, itemsize_bytes, logical_bytes) + codec.encode())
 
 

@@ -169,7 +169,7 @@ class RecordShelf:
         return num_bytes <= limit
 
     async def _write_value(self, record: _Record) -> Stored:
-        """Its charge has been counted: that of the record as it is, not encoded."""
+        """Write a record as a value. It has been charged as it is, not encoded; what encoding saves is given back."""
         charge_bytes = value_charge_bytes(len(record.source))
         try:
             if _is_quick(record):

@@ -28,7 +28,7 @@ class WindowSlot(NamedTuple):
 
     @property
     def memory(self) -> memoryview:
-        """Its bytes, writable."""
+        """The bytes of the range: uint8, shape [num_bytes], writable."""
         return self.slab.memory[self.offset : self.offset + self.num_bytes]
 
 

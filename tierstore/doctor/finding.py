@@ -33,17 +33,17 @@ Found = Iterator[Finding]
 
 
 def problem(code: str, sentence: str, advice: str | None = None) -> Finding:
-    """Of that severity."""
+    """A finding of severity "problem"."""
     return Finding(severity="problem", code=code, sentence=sentence, advice=advice)
 
 
 def warning(code: str, sentence: str, advice: str | None = None) -> Finding:
-    """Of that severity."""
+    """A finding of severity "warning"."""
     return Finding(severity="warning", code=code, sentence=sentence, advice=advice)
 
 
 def note(code: str, sentence: str, advice: str | None = None) -> Finding:
-    """Of that severity."""
+    """A finding of severity "note"."""
     return Finding(severity="note", code=code, sentence=sentence, advice=advice)
 
 

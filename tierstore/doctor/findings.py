@@ -39,10 +39,10 @@ CODES = (
     "window-in-small-pages", "cpu-quota", "one-core", "few-descriptors", "locked-memory-limit", "daemon-runs",
     "daemon-silent", "partly-measured", "drive-shared", "cores-shared", "first-write-slow", "wear",
 )  # fmt: skip
-"""All there are, for programs and for the page that explains them (docs/doctor.md)."""
+"""All codes of findings, for programs and for the page that explains them (docs/doctor.md)."""
 
 
 def findings_of(machine: Measurements) -> tuple[Finding, ...]:
-    """All of them, the worst first; within a severity in the order of the checks."""
+    """Every finding about a machine, the worst first; within a severity in the order of the checks."""
     found = [finding for check in _CHECKS for finding in check(machine)]
     return tuple(sorted(found, key=lambda finding: _ORDER.index(finding.severity)))

@@ -184,7 +184,7 @@ class Daemon(Struct, frozen=True, kw_only=True):
 
 
 class Measurements(Struct, frozen=True, kw_only=True):
-    """All of it.
+    """All that was measured of one machine.
 
     Attributes:
         kernel: its release.

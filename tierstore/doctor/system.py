@@ -58,7 +58,7 @@ def describe_drive(directory: Path) -> Drive:
 
 
 def _block_device(directory: Path) -> Path | None:
-    """Its folder in sysfs(5), of the whole device where a partition is mounted; None: the file system has no device."""
+    """The drive's folder in sysfs(5), the whole device's where a partition is mounted; None: there is no device."""
     number = directory.stat().st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if not device.exists():

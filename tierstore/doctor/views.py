@@ -22,7 +22,7 @@ _VERDICTS = {True: "Offloading works here.", False: "Offloading does not work we
 
 
 def report_view(report: Report) -> RenderableType:
-    """All of it: figures, findings, settings, verdict."""
+    """What `tierstore doctor` prints: figures, findings, settings, verdict."""
     machine = report.measurements
     return Group(
         _machine(machine),

@@ -42,7 +42,7 @@ class Copy:
             self._waiting.append(resume)
 
     def end(self) -> None:
-        """It is over now."""
+        """The copy is over: let those who wait for it go on."""
         self.is_over = True
         waiting, self._waiting = self._waiting, []
         for resume in waiting:
@@ -199,7 +199,7 @@ class SimulatedDevice:
         return self._window.fits_reload(nbytes) or not self._num_ahead
 
     def forget(self, record: SimulatedRecord) -> None:
-        """Its bytes are on the device no more. See `DeviceTier.unload`."""
+        """The record's bytes are not on the device any more. See `DeviceTier.unload`."""
         record.has_device_bytes = False
         reload = self._reloaded.pop(record.key, None)
         if reload is not None:

@@ -54,7 +54,7 @@ class EventsSeen(JobsSeen):
     # --- the training thread ------------------------------------------------------------------------------------------
 
     def step_began(self, graph: int, device_bytes: int, prefetch: str, lookahead_bytes: int) -> None:
-        """Its scope is entered."""
+        """The scope of a step is entered."""
         options = 0, device_bytes, prefetch, lookahead_bytes, False
         self._events.append(Scope(self._now_ns(), THREAD, "training", graph, *options))
 
@@ -75,7 +75,7 @@ class EventsSeen(JobsSeen):
                 self._events.append(Release(now_ns, graph, index))
 
     def step_ended(self, graph: int) -> None:
-        """All of its graph is gone."""
+        """All of a step's graph is gone."""
         self._events.append(Gone(self._now_ns(), graph))
 
     def _pack(self, graph: int, log: GraphLog, index: int, began_ns: int, end_ns: int) -> Pack:

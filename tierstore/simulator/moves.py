@@ -86,7 +86,7 @@ class SimulatedMoves:
         self.log = log
 
     def end_graph(self) -> None:
-        """All of it is gone. As in the store, that is noticed only when something is drained."""
+        """All of the graph is gone. As in the store, that is noticed only when something is drained."""
         for index in range(len(self.log.records)):
             self.let_go(index)
 

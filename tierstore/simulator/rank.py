@@ -47,7 +47,7 @@ class Rank:
         self._moves.begin_graph(log)
 
     def end(self) -> None:
-        """All of it is gone."""
+        """All of the graph is gone."""
         self._moves.end_graph()
 
     def act(self, log: GraphLog, action: Action) -> Process:

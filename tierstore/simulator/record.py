@@ -208,7 +208,7 @@ class GraphLog:
         return record
 
     def take_key(self) -> int:
-        """The next of the store's."""
+        """The next of the store's keys."""
         key = self.next_key
         self.next_key += 1
         return key
@@ -219,7 +219,7 @@ class GraphLog:
             self.plan.place(record, index, self.first_key)
 
     def forget(self, record: SimulatedRecord) -> None:
-        """It is released."""
+        """The record is released: nothing can join it any more."""
         root = self.root_of(record.saved)
         if self._by_root.get(root) is record:
             del self._by_root[root]
@@ -233,7 +233,7 @@ class GraphLog:
         self._taken = self.root_of(index)
 
     def end_to_take(self) -> None:
-        """It has taken it."""
+        """Autograd has taken the tensor that `begin_to_take` named."""
         self._taken = None
 
     # --- backward -----------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class JobsSeen(Observer):
         self._transfers: list[Transfer] = []
 
     def take_ended(self) -> Sequence[Transfer]:
-        """Those that have ended since the last time."""
+        """The transfers that have ended since this was called last."""
         transfers, self._transfers = self._transfers, []
         return transfers
 

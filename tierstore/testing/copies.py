@@ -47,7 +47,7 @@ class _Mark:
         return True
 
     def synchronize(self) -> None:
-        """It is over."""
+        """Return at once: the moment has passed."""
 
 
 class SimulatedCopies:

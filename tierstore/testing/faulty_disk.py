@@ -120,7 +120,7 @@ class _Completions:
         self._num_running += 1
 
     async def end(self, num_others: int) -> None:
-        """It is done; returns when that may be said."""
+        """An operation is done; returns when that may be said, which others may have to come before."""
         self._num_running -= 1
         for held in self._held:
             held.num_others -= 1

@@ -48,7 +48,7 @@ _WITH_BYTES = _ALL - {"discard", "close", "fallocate"}
 
 
 class Latency(msgspec.Struct, frozen=True, tag=True):
-    """It begins later.
+    """The operation begins later.
 
     Attributes:
         seconds: by how much, in the mean.
@@ -76,7 +76,7 @@ class Bandwidth(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fails(msgspec.Struct, frozen=True, tag=True):
-    """It is not done. A read leaves garbage in its destination; a tier's close is done before it fails.
+    """The operation is not done. A read leaves garbage in its destination; a tier's close is done before it fails.
 
     Attributes:
         number: why, as `errno` has it: a system call raises it as OSError, the disk tier what its contract says for
@@ -87,7 +87,7 @@ class Fails(msgspec.Struct, frozen=True, tag=True):
 
 
 class Late(msgspec.Struct, frozen=True, tag=True):
-    """It is done, but not said to be before others are.
+    """The operation is done, but not said to be before others are.
 
     Of the disk tier: that many others, or as soon as no other runs, what is held back last first. Of the copy engine:
     the copy's event is not there before that many later copies are queued, or somebody waits for it.

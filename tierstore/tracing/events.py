@@ -130,7 +130,7 @@ class Scope(_Event, frozen=True):
 
 
 class ScopeEnd(_Event, frozen=True, tag="scope_end"):
-    """It leaves it. `failed`: with an exception."""
+    """A thread leaves a scope. `failed`: with an exception."""
 
     at_ns: int
     thread: int

@@ -1,4 +1,4 @@
-"""What a store tells of its records as they move. This observer does not look: it stands where no trace is on."""
+"""What a store tells of its records as they move. `Observer` itself does nothing: it stands where no trace is on."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ class Observer:
     """Told of every move of a record, by its key, under the store's lock; never blocks, never raises."""
 
     def spill_queued(self, record: int, nbytes: int) -> None:
-        """It was chosen to leave memory."""
+        """A record was chosen to leave memory."""
 
     def spill_began(self, record: int, nbytes: int) -> None:
-        """A lane writes so many bytes of it."""
+        """A lane of the engine begins to write so many bytes of a record."""
 
     def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
-        """They are on disk, or why not."""
+        """A write has ended: what was stored, or why it was not."""
 
     def spill_cancelled(self, record: int, nbytes: int) -> None:
-        """It is not written."""
+        """A record that was queued to be written stays in memory, or is gone."""
 
     def freed(self, record: int, nbytes: int) -> None:
-        """It is on disk, and its memory is free."""
+        """A record is on disk, and its memory is free."""
 
     def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
-        """It is to be read; `demanded`: somebody waits for it already."""
+        """A record is to be read; `demanded`: somebody waits for it already."""
 
     def restore_began(self, record: int) -> None:
-        """A lane reads it."""
+        """A lane of the engine begins to read a record."""
 
     def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
-        """It is in memory, or why not; not `is_wanted`: it was let go of meanwhile."""
+        """A read has ended: the record is in memory, or why it is not; not `is_wanted`: it was let go of meanwhile."""
 
     def restore_cancelled(self, record: int, nbytes: int) -> None:
-        """It was let go of before it was read."""
+        """A record was let go of before it was read."""
 
     def offloaded(self, record: int, nbytes: int) -> None:
-        """A copy from an accelerator was queued."""
+        """A copy of a record from its accelerator was queued."""
 
     def reloaded(self, record: int, nbytes: int) -> None:
-        """A copy back was queued."""
+        """A copy of a record back to its accelerator was queued."""
 
     def changed(self) -> None:
-        """Something was let go of."""
+        """Something was let go of, so what the tiers hold may have changed."""
 
     def stalled(self, seconds: float, cause: str, record: int | None) -> None:
-        """This thread has just waited so long, for these bytes or (None) for room."""
+        """The calling thread has just waited so long, for this record's bytes or (None) for room."""

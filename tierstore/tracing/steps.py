@@ -152,7 +152,7 @@ class _Events:
         return [event for event in self._by_kind.get(kind, []) if event.graph == graph]
 
     def lasting(self, kind: type[_T], began_ns: int, ended_ns: int) -> list[_T]:
-        """Those with a beginning and an end that were under way then."""
+        """Events of a kind that has a beginning and an end, as far as they were under way in that time."""
         events = self._by_kind.get(kind, [])
         return [event for event in events if event.end_ns > began_ns and event.began_ns < ended_ns]
 
