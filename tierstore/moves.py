@@ -64,6 +64,24 @@ class Moves:
     Args:
         host_bytes, staging_bytes: the limits of the two windows of host memory.
         copies: the copy engine for accelerators.
+
+    Attributes:
+        engine: does what is queued here. Set once, by whoever starts it.
+        books: what of host memory is charged to which window. (`books` of a store is its `Residency`.)
+        slots: memory for restored bytes, and for copies from accelerators.
+        devices: what is on accelerators.
+        counters: totals since the store was opened.
+        disk_bytes, disk_bytes_peak: taken on disk now, and at most so far.
+        released: records whose handle is gone; `drain` accounts for them.
+        booking, pending, noted: records and saved tensors before they are charged.
+        observer: of the trace that is recorded, if one is.
+        ahead: of the backward that asked last; None: none has.
+        blocked: records that are ours, and for which there is no room; packs wait until it is empty.
+        num_spills, num_restores, num_discards: of the engine, queued or running.
+        disk_is_full: a write found no room, and nothing was freed on disk since.
+        full_error: what the disk tier said then; None: it never was full.
+        spill_error: of a write that failed, for the next pack; None: it was told, or none has.
+        is_closed, is_abandoned: nothing can be stored any more; the latter in a forked child.
     """
 
     def __init__(self, *, host_bytes: int, staging_bytes: int, copies: Copies | None = None) -> None:
@@ -78,14 +96,14 @@ class Moves:
         self.pending = Pending[Record](is_sole_owner)
         self.booking = Booking(self.pending, self.counters)
         self.noted = self.booking.noted
-        self.observer = Observer()  # of the trace that is recorded, if one is
-        self.ahead: Lookahead[Record] | None = None  # of the backward that asked last
-        self.blocked: deque[Record] = deque()  # ours, but there is no room; packs wait until it is empty
-        self.num_spills = 0  # queued or running, those whose handle is gone included
+        self.observer = Observer()
+        self.ahead: Lookahead[Record] | None = None
+        self.blocked: deque[Record] = deque()
+        self.num_spills = 0  # those whose handle is gone included
         self.num_restores = 0
         self.num_discards = 0
         self.disk_is_full = False
-        self.full_error: StoreFullError | None = None  # what the disk tier said last
+        self.full_error: StoreFullError | None = None
         self.spill_error: Exception | None = None
         self.is_closed = False
         self.is_abandoned = False
