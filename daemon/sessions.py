@@ -115,6 +115,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 class Session:
     """What a client has stored, and what is being done for it.
 
+    Args:
+        most_queued_bytes: as `WriteQueue`'s.
+
     Attributes:
         lease: who it is.
         quota_bytes: the most that it may hold on disk.

@@ -50,6 +50,12 @@ class Packing(Protocol):
 class RecordedScope:
     """A scope, and a trace of what it packs. Belongs to the thread that makes it, like the scope.
 
+    Args:
+        scope: the scope itself, just entered.
+        traces: of the store: they are told when a traced scope begins and ends.
+        recorder: takes the events.
+        options: of the scope, for its event.
+
     Attributes:
         scope: the scope itself.
     """

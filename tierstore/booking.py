@@ -20,6 +20,10 @@ __all__ = ["Booking"]
 class Booking:
     """All records of a store, and what has none yet.
 
+    Args:
+        pending: gets what is booked here.
+        counters: of the store; tensors that turn out to be views of one storage are counted once.
+
     Attributes:
         records: of all living handles, by key.
         noted: saved tensors that have no record.

@@ -200,7 +200,13 @@ def _compress(block: memoryview, room: memoryview, codec: Codec, itemsize_bytes:
 
 
 class BlockDecoder:
-    """Fills a destination from encoded bytes that come in pieces of any size."""
+    """Fills a destination from encoded bytes that come in pieces of any size.
+
+    Args:
+        destination: uint8, shape [n], writable, n the record's length before it was encoded.
+        codec, itemsize_bytes: that it was encoded with.
+        workspace: the job's.
+    """
 
     def __init__(self, destination: memoryview, codec: Codec, itemsize_bytes: int, workspace: Workspace) -> None:
         self._destination = destination

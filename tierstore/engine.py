@@ -92,14 +92,24 @@ def _do_nothing() -> None: ...
 class Engine:
     """Owns the loop's thread, the I/O threads and the disk tier.
 
-    The constructor returns when the disk tier is open, or raises what opening it raised. `submit_*` and
-    `request_stop` never block and may be called from any thread; `stop` blocks. The thread keeps `owner` alive until
-    it has ended.
+    The constructor blocks until the disk tier is open, or raises what opening it raised. `submit_*` and
+    `request_stop` never block and may be called from any thread; `stop` blocks.
 
-    `num_spills` and `num_restores` records are in flight each way at once, at most.
+    Args:
+        open_disk: opens the disk tier, on the loop.
+        transfers: the books; called on the loop.
+        name: of the threads, and for messages.
+        num_spills, num_restores: so many records are in flight each way at once, at most.
+        owner: is kept alive by the thread until that has ended.
+        user: when that dies, the engine is asked to end: see NOTE [No finalizers] in `remains.py`. That holds from
+            before the thread is started, so an interrupt of the constructor leaves none behind.
+        on_death: called on the loop then.
 
-    When `user` dies the engine is asked to end, and `on_death` is called on the loop: see NOTE [No finalizers] in
-    `remains.py`. That holds from before the thread is started, so an interrupt of the constructor leaves none behind.
+    Attributes:
+        disk: the disk tier; its coroutines belong to the loop.
+
+    Raises:
+        OSError: not all threads can be started; or what `open_disk` raises. Nothing is left behind.
     """
 
     def __init__(

@@ -63,7 +63,11 @@ class Charged(Protocol):
 
 
 class HostBooks:
-    """The three windows, and the charge of each record in them."""
+    """The three windows, and the charge of each record in them.
+
+    Args:
+        host_bytes, staging_bytes: the limits of the first two.
+    """
 
     def __init__(self, host_bytes: int, staging_bytes: int) -> None:
         self.host = Window(host_bytes)

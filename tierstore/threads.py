@@ -60,6 +60,10 @@ class IoThreads(Executor):
     returns a future of the loop, not of `concurrent.futures`, whose locks would cost more than many a job; it is still
     an `Executor` for `loop.run_in_executor`, since `asyncio.wrap_future` returns a future of the loop as it is.
 
+    Args:
+        num_threads: started at once.
+        name: of each, with its number behind.
+
     Raises:
         OSError: they cannot all be started; none is left.
     """

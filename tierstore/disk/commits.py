@@ -23,7 +23,12 @@ _BATCH_OPERATIONS = 4096
 
 
 class Commits:
-    """The only way to an index that is in use. Lives on one loop, and never blocks it; `commit_now` is for jobs."""
+    """The only way to an index that is in use. Lives on one loop, and never blocks it; `commit_now` is for jobs.
+
+    Args:
+        index: open; the caller's to close.
+        executor: runs the jobs.
+    """
 
     def __init__(self, index: Index, executor: Executor) -> None:
         self._index = index

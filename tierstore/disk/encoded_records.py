@@ -30,7 +30,12 @@ _CARRY_BYTES = round_up(ENCODED_BLOCK_BYTES)  # room before a read for the block
 
 
 class ChunkWriter:
-    """Collects encoded blocks in the scratch's chunk and writes them to an extent as it fills.
+    """Collects encoded blocks in the scratch's chunk and writes them to an extent as it fills. Blocks: for jobs.
+
+    Args:
+        descriptor, offset: where the extent begins, in bytes from the start of the segment's file.
+        scratch: the job's.
+        hasher: takes in what is written; None: there is no checksum.
 
     Attributes:
         encoded_bytes: collected so far.

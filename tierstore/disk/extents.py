@@ -61,6 +61,13 @@ class _Refusal(NamedTuple):
 class ExtentSpace:
     """The segments of one tier. Lives on one loop; only `take` and `close` wait.
 
+    Args:
+        segment_files: makes and removes them.
+        budget: what they may take on disk, counted here as they come and go.
+        mode: how they are opened.
+        executor: runs the jobs that make and close them.
+        idle_seconds: for so long an empty segment is kept.
+
     Attributes:
         inodes: of every segment that is open, or just being opened or closed.
     """

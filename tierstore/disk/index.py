@@ -77,6 +77,10 @@ class Index:
     def __init__(self, file: io.FileIO, map_bytes: int) -> None:
         """Open the environment that lives in `file` (also one without a name: through /proc/self/fd).
 
+        Args:
+            file: open for reading and writing; from now on this index's.
+            map_bytes: of address space, as `map_bytes_for` says.
+
         Raises:
             lmdb.Error, DamagedBytesError: it is damaged, or the map cannot be made.
             OSError: likewise. In all cases `file` is closed.

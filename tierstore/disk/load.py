@@ -119,7 +119,12 @@ class Readings(NamedTuple):
 
 
 class LoadMeter:
-    """Averages over about the last second."""
+    """Averages over about the last second.
+
+    Args:
+        num_cores: that this process may use.
+        first: the clocks as they are now.
+    """
 
     def __init__(self, num_cores: float, first: Readings) -> None:
         self._num_cores = num_cores

@@ -79,6 +79,12 @@ class RemoteDisk:
     DaemonUnavailableError, if the daemon is lost and has not come back in time. What it had stored is there again
     when it is back; the source of a write is still the caller's.
 
+    Args:
+        link: to the daemon, with a session; closed with the tier.
+        slab: shared with the daemon through it; likewise.
+        executor: runs the copies.
+        name: of this client, for messages.
+
     Attributes:
         scratch_bytes: the window.
     """

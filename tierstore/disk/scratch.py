@@ -51,6 +51,9 @@ class ScratchPool:
     without a gap; four reads that begin together would otherwise end together, and leave the device idle. Any thread;
     `lend` blocks.
 
+    Args:
+        num_turns: how many jobs work at once.
+
     Attributes:
         timed: goes around a transfer of so many unencoded bytes, which then shows the device's speed.
     """
@@ -80,7 +83,12 @@ class ScratchPool:
 
 
 class Turns:
-    """The turns of each direction: a read never waits behind writes. `clock`: sees the transfers; None: nobody does."""
+    """The turns of each direction: a read never waits behind writes.
+
+    Args:
+        num_each: how many jobs of each direction work at once.
+        clock: sees the transfers; None: nobody does.
+    """
 
     def __init__(self, num_each: int, clock: TransferClock | None = None) -> None:
         self.writes = ScratchPool(num_each, nullcontext if clock is None else partial(clock.timed, "write"))

@@ -78,6 +78,14 @@ class RecordShelf:
 
     Its coroutines must not be cancelled: they own extents and buffers until their jobs have ended.
 
+    Args:
+        index, space, budget, policy: of the tier; it closes them.
+        executor: runs the jobs.
+        inline_bytes, session: as `LocalDisk`'s.
+        has_checksums: records get one, which is verified when they are read.
+        has_extents_in_index: extents are entered there too, for the next process.
+        turns: at the device.
+
     Attributes:
         locations: where each live record lies.
     """
