@@ -33,7 +33,7 @@ _MOST_UNSENT_BYTES = 8 * 2**20
 
 
 class Connection:
-    """A client's.
+    """A client's connection, with what it may do now. Lives on the daemon's loop; nothing blocks.
 
     Args:
         accepted: the socket; owned.
@@ -66,7 +66,7 @@ class Connection:
 
     @property
     def peer(self) -> str:
-        """Who it is, for messages."""
+        """Who the client is, for messages."""
         if self.session is None:
             return self._channel.peer
         lease = self.session.lease
@@ -79,7 +79,7 @@ class Connection:
 
     @property
     def slab_bytes(self) -> int:
-        """Of memory that the client shares."""
+        """How many bytes of memory the client shares."""
         return sum(each.num_bytes for each in self._slabs.values())
 
     def refuse(self, reason: str, *, is_final: bool = True) -> None:
@@ -103,11 +103,11 @@ class Connection:
         self._channel.stop_listening()
 
     def end_when_sent(self) -> None:
-        """Close it after the answers."""
+        """Close the connection when all answers are sent."""
         self._channel.end_when_sent()
 
     def close(self) -> None:
-        """Close it now."""
+        """Close the connection now."""
         self._hello_timer.cancel()
         self._slabs.clear()
         self._channel.close()

@@ -240,7 +240,15 @@ def _unpack(packed: SavedTensor | Kept) -> torch.Tensor:
 
 
 class _Scope:
-    """One entry of `tiered_offload`, on one thread."""
+    """One entry of `tiered_offload`, on one thread, which is the only one to call it.
+
+    Args:
+        store: where to.
+        select, min_bytes: as `tiered_offload`'s.
+        orders: where orders are learned and recalled; None: they are not.
+        lookahead_bytes: how far ahead of backward to fetch.
+        device_bytes: what may stay on accelerators; None: what compute does not cover.
+    """
 
     def __init__(
         self,
@@ -266,7 +274,10 @@ class _Scope:
 
     @uncompiled
     def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept:
-        """Called by autograd for each tensor that it saves."""
+        """Called by autograd for each tensor that it saves. Waits while the budget is full; raises as `Residency.note`.
+
+        What it refuses is still where autograd has it.
+        """
         if not is_storable(tensor) or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
             return self.keep(tensor, "unsupported")
         storage = tensor.untyped_storage()
@@ -305,7 +316,7 @@ class _Scope:
         return Kept(tensor)
 
     def settle(self, *, failed: bool) -> None:
-        """The scope ends, or has failed: every kernel has run."""
+        """The scope ends: every kernel has run. `failed`: by an exception, which matters to a traced scope alone."""
         self._settle_fresh()
         for log in (*self._unsettled_logs, self._log):
             log.is_settled = True

@@ -77,7 +77,7 @@ class PackLog(NotedLog):
             self.plan = plan if plan is not None and plan.is_needed else None
 
     def _keep_uncovered(self, coverage: Coverage, plan: Plan | None, index: int) -> None:
-        """See NOTE [What compute covers]. Of a graph that is not known, nothing stays."""
+        """See NOTE [What compute covers] in `coverage.py`. Of a graph that is not known, nothing stays."""
         if self._times is not None:
             self._times.spoil()  # it turns out to be another graph
         self.books.keep_on_device(0 if plan is None else coverage.staying_bytes(plan.trace.signatures[-1]))

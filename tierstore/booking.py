@@ -1,4 +1,6 @@
-"""From noted to booked: a saved tensor gets its record, or its share in one. See NOTE [Noted, then booked].
+"""From noted to booked: a saved tensor gets its record, or its share in one.
+
+See NOTE [Noted, then booked] in `noted.py`.
 
 The store's lock is held in all of it, and nothing in it waits.
 """

@@ -239,7 +239,8 @@ class Handle:
         source: a detached alias of the saved tensor. It shares the saved tensor's version counter for as long as
             the handle lives, and its storage while the bytes are in memory (restored ones too: `source.data` is
             swapped).
-        views: tensors that were handed out, by layout, while the bytes are in memory: see NOTE [Stolen gradients].
+        views: tensors that were handed out, by layout, while the bytes are in memory: see NOTE [Stolen gradients] in
+            `residency.py`.
     """
 
     __slots__ = ("__weakref__", "owner", "record", "source", "views")

@@ -152,7 +152,9 @@ class Moves:
         self.pending.survey()
 
     def relieve(self, how_many: int | None, *, is_planned: bool = False) -> None:
-        """Take what is ours into the books, if there is not room for all that may be; see NOTE [No sooner than needed].
+        """Take what is ours into the books, if there is not room for all that may be ours.
+
+        See NOTE [No sooner than needed] in `pending.py`.
 
         Of the records that others held when last seen, `how_many` (None: all) are looked at again. `is_planned`: by
         the plan something may have to leave, whether there is room or not.
@@ -184,8 +186,9 @@ class Moves:
     def admit_blocked(self, *, is_awaited: bool) -> None:
         """There may be room now for those that found none; `is_awaited`: a thread waits until there is.
 
-        Unless one does, what backward is about to ask for stays. What was prefetched would be read again at once, and
-        dropped again, and so on; what was kept on its way out would be written before anything else is read.
+        Only for a thread that waits is room made of what backward is about to ask for. Else what was prefetched would
+        be dropped, read again at once, dropped again, and so on; and what backward took off the queue of writes would
+        be written before anything else is read.
         """
         while self.blocked:
             record = self.blocked[0]

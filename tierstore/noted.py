@@ -210,7 +210,7 @@ class NotedTensors:
 
     Attributes:
         num_bytes: of it, as far as is known; never too few.
-        ended: logs that have died, see NOTE [No finalizers].
+        ended: what is left of logs that have died, see NOTE [No finalizers] in `remains.py`.
     """
 
     def __init__(self) -> None:

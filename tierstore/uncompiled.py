@@ -1,9 +1,9 @@
 """Functions that TorchDynamo never looks into.
 
 Dynamo intercepts every Python frame that runs inside a compiled call, and traces what it finds there, hooks under
-compiled autograd too. What it traces it runs with tensors that have no bytes and no
-version counters, and in part later or not at all. Nothing in a store can be traced, so its entrances are marked;
-only the hook that gives a saved tensor back can be, through an operator (`tierstore/hooks/traced.py`).
+compiled autograd too. What it traces it runs with tensors that have no bytes and no version counters, and in part
+later or not at all. Nothing in a store can be traced, so its entrances are marked; only the hook that gives a saved
+tensor back can be, through an operator (`tierstore/hooks/traced.py`).
 
 `torch.compiler.disable` marks functions too, by a wrapper that takes 0.4 µs a call, and it imports Dynamo, which
 takes a second. Here the code object itself is marked (torch 2.11 and 2.13, `FrameExecStrategy` of
@@ -32,7 +32,7 @@ def uncompiled(function: F) -> F:
 
 
 def uncompiled_itself(function: F) -> F:
-    """Decorator: likewise, but what it calls may be compiled, and `is_compiled_call` can tell."""
+    """Decorator: the function is never compiled, nor traced. What it calls may be, and `is_compiled_call` can tell."""
     _mark(function, _SKIP, _DEFAULT)
     return _refuse_traces(function)
 

@@ -38,7 +38,7 @@ class RunReport:
         step_seconds: forward, backward and optimizer, per step.
         losses: nats per byte, per step.
         digests: per step, the SHA-256 of the loss and of every parameter's gradient as raw bytes, by name.
-        peak_host_bytes: host memory added since before the first step, see NOTE [What is counted].
+        peak_host_bytes: host memory added since before the first step, see NOTE [What is counted] in `memory.py`.
         peak_device_bytes: likewise the accelerator's allocated memory; `None` without an accelerator.
         stats: the store's own statistics after the last step; `None` without a store.
     """

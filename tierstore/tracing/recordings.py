@@ -24,7 +24,7 @@ class Observed(Protocol):
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Of the store; to be entered."""
+        """The store's lock; to be entered."""
 
     def check_open(self) -> None:
         """Raise StoreClosedError if the store is closed."""
@@ -83,7 +83,7 @@ class Recordings:
         recorder.wake()
 
     def leave(self, recorder: Recorder) -> None:
-        """Not any more; what is recorded of its graphs goes on until they are gone."""
+        """A scope, or the store, is not recorded any more; recording of its graphs goes on until they are gone."""
         with self._books.lock:
             recorder.num_inside -= 1
 
@@ -107,13 +107,13 @@ class Recordings:
             recorder.close(deadline_seconds, reason)
 
     def request_stop(self) -> None:
-        """Have it end. Waits for nothing."""
+        """Have the trace end that is on, if one is. Waits for nothing."""
         recorder = self._current
         if recorder is not None:
             recorder.request_stop()
 
     def abandon(self) -> None:
-        """In a forked child. Takes no lock."""
+        """In a forked child: forget the trace, whose file is the parent's. Takes no lock."""
         recorder, self._current, self.recorder = self._current, None, None
         if recorder is not None:
             recorder.abandon()
