@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from .disk.allocator import round_up
-from .disk.linux import move_pages
+from .disk.linux import give_back_locked, is_new_memory_locked, move_pages
 from .free_runs import FreeRuns
 from .layout import memory_at
 from .ownership import mark_as_ours
@@ -155,6 +155,8 @@ class Slab:
         self._cached: dict[int, None] = {}  # chunks that have pages but no slot, oldest first
         self._moved: set[int] = set()  # chunks whose pages came from elsewhere, or went there
         self._can_move = True
+        self._can_give_back = True
+        self._is_in_pieces: bool | None = None  # each slot is a mapping of its own; None: not known before the first
         self.description = "pageable"
         self._pinned_for: torch.device | None = None
 
@@ -165,6 +167,10 @@ class Slab:
             OSError: the system gives the process no more memory, or addresses.
         """
         size = round_up(nbytes + phase)
+        if self._is_in_pieces is None:
+            self._is_in_pieces = self._region is None and is_new_memory_locked()
+        if self._is_in_pieces:  # a region would have all its pages from the first moment on
+            return Slot(_map(size), None, phase, nbytes, size)
         try:
             region = self._mapped()
         except OSError:  # a limit on addresses (ulimit -v, strict overcommit), of which most are never used
@@ -191,14 +197,28 @@ class Slab:
         self.cached_bytes = len(self._cached) * _CHUNK_BYTES
 
     def trim(self, allowance_bytes: int) -> None:
-        """Give pages without slots back to the kernel until no more than `allowance_bytes` of them are held."""
+        """Give pages without slots back to the kernel until no more than `allowance_bytes` of them are held.
+
+        They are kept where the process has locked them and the kernel is older than 5.18, which lets go of none.
+        """
         if self._pinned_for is not None:
             return
-        while self._cached and self.cached_bytes > allowance_bytes:
-            chunk, _ = self._cached.popitem()
-            start = chunk * _CHUNK_BYTES
-            self._mapped().madvise(mmap.MADV_DONTNEED, self._first + start, _CHUNK_BYTES)
-            self._cool_down(start)
+        while self._cached and self.cached_bytes > allowance_bytes and self._can_give_back:
+            chunk = next(reversed(self._cached))
+            self._give_back(chunk * _CHUNK_BYTES)
+
+    def _give_back(self, start: int) -> None:
+        region = self._mapped()
+        try:
+            region.madvise(mmap.MADV_DONTNEED, self._first + start, _CHUNK_BYTES)
+        except OSError:  # EINVAL: locked
+            try:
+                give_back_locked(_address_of(region) + self._first + start, _CHUNK_BYTES)
+            except OSError:
+                self._can_give_back = False
+                return
+        del self._cached[start // _CHUNK_BYTES]
+        self._cool_down(start)
 
     def pin(self, device: torch.device) -> None:
         """Register the region with the accelerator's driver, once; where that cannot be done, `description` says why.
@@ -255,28 +275,45 @@ class Slab:
         before = self._warm.length_before(start)
         missing = round_up(size - before, _CHUNK_BYTES)
         self._cold.take(start, missing)
-        self._move_pages_to(start, missing, before)
+        lost = self._move_pages_to(start, missing, before)
+        if lost is not None:
+            self._give_up(lost, start, missing)
+            return self._warm_up(size)
         self._warm.free(start, missing)
         return True
 
-    def _move_pages_to(self, start: int, num_bytes: int, before: int) -> None:
-        """Of free chunks, except those in the `before` bytes before it; what is missing will be fresh pages."""
+    def _move_pages_to(self, start: int, num_bytes: int, before: int) -> int | None:
+        """Of free chunks, except those in the `before` bytes before it; what is missing will be fresh pages.
+
+        Returns a chunk that nobody may use any more, since no pages could be moved to it; there is one at most.
+        """
         if self._pinned_for is not None or not self._can_move:
-            return
+            return None
         kept = self._chunks(start - before, before + num_bytes)
         donors = [chunk for chunk in reversed(self._cached) if chunk not in kept]
         for to, chunk in zip(self._chunks(start, num_bytes), donors, strict=False):
             if len(self._moved) > _MOST_MOVED - 2 and not {chunk, to} <= self._moved:
-                return
+                return None
             try:
                 address = _address_of(self._mapped()) + self._first
                 move_pages(address + chunk * _CHUNK_BYTES, address + to * _CHUNK_BYTES, _CHUNK_BYTES)
             except OSError:
                 self._can_move = False
-                return
+                return to
             self._moved |= {chunk, to}
             del self._cached[chunk]
             self._cool_down(chunk * _CHUNK_BYTES)
+        return None
+
+    def _give_up(self, lost: int, start: int, num_bytes: int) -> None:
+        """Of what was to become warm: the chunks before the lost one have pages by now, those after it have not."""
+        at = lost * _CHUNK_BYTES
+        if at > start:
+            self._warm.free(start, at - start)
+            self._cached |= dict.fromkeys(self._chunks(start, at - start))
+            self.cached_bytes = len(self._cached) * _CHUNK_BYTES
+        if start + num_bytes > at + _CHUNK_BYTES:
+            self._cold.free(at + _CHUNK_BYTES, start + num_bytes - at - _CHUNK_BYTES)
 
     def _cool_down(self, start: int) -> None:
         """A chunk that was cached has no pages any more."""

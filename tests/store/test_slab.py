@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
+import resource
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -15,6 +19,8 @@ from hypothesis import strategies as st
 from tierstore.slab import Slab, Slot, SlotWatch
 
 CHUNK = 2 * 2**20
+_MCL_FUTURE = 2  # asm-generic/mman.h
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _range(slot: Slot) -> tuple[int, int]:
@@ -116,6 +122,66 @@ def test_slab_of_a_kernel_that_moves_no_pages_takes_fresh_ones(monkeypatch: pyte
     assert slab.cached_bytes == 0
 
 
+def test_pages_that_the_system_refuses_to_move_leave_no_hole_behind() -> None:
+    """mremap takes the destination away before it is refused for a limit on addresses: the kernel is a real one."""
+    slab = Slab(16 * CHUNK)
+    slots = [_filled(slab, 2 * CHUNK) for _ in range(6)]
+    contents = [bytes(slot.memory) for slot in slots]
+    for number in (0, 2, 4):
+        slab.free(slots[number])
+    usual = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_mapped_bytes() - 4 * CHUNK, usual[1]))
+    try:
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            slab.allocate(4 * CHUNK)  # and no room for a mapping of its own
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, usual)
+    for number in (1, 3, 5):
+        assert bytes(slots[number].memory) == contents[number]
+    later = [_filled(slab, nbytes * CHUNK) for nbytes in (4, 1, 1, 1, 1, 1, 1, 1, 1, 1)]
+    for slot in later:
+        assert bytes(slot.memory) == bytes([slot.nbytes // CHUNK]) * slot.nbytes
+    for slot in later + slots[1::2]:
+        slab.free(slot)
+    assert slab.cached_bytes == 15 * CHUNK, "all but the chunk that was lost"
+    slab.trim(0)
+    assert slab.cached_bytes == 0
+
+
+def test_pages_that_are_locked_go_back_all_the_same() -> None:
+    slab = Slab(16 * CHUNK)
+    slots = [_filled(slab, 2 * CHUNK) for _ in range(4)]
+    region = slab._mapped()
+    _lock_or_skip(lambda: _libc.mlock(_address(slots[0]), len(region) - 2 * CHUNK))
+    before = _resident_bytes()
+    slab.free(slots[0])
+    slab.free(slots[1])
+    slab.trim(CHUNK)
+    assert slab.cached_bytes == CHUNK
+    assert before - _resident_bytes() > 2 * CHUNK
+    slot = _filled(slab, 4 * CHUNK)
+    assert bytes(slot.memory) == bytes([4]) * 4 * CHUNK
+    assert bytes(slots[2].memory) == bytes([2]) * 2 * CHUNK
+
+
+def test_slab_of_a_process_that_locks_what_it_maps_takes_no_more_than_its_slots() -> None:
+    """As after mlockall(MCL_FUTURE): a region would have all its pages at once, spare addresses included."""
+    slab = Slab(16 * CHUNK, spare_bytes=64 * CHUNK)
+    _lock_or_skip(lambda: _libc.mlockall(_MCL_FUTURE))
+    try:
+        before = _resident_bytes()
+        slots = [_filled(slab, 2 * CHUNK) for _ in range(2)]
+        assert _resident_bytes() - before < 8 * CHUNK
+        for slot in slots:
+            slab.free(slot)
+        slab.trim(0)
+        assert slab.cached_bytes == 0
+        del slots, slot
+        assert _resident_bytes() - before < 2 * CHUNK
+    finally:
+        _libc.munlockall()
+
+
 def test_so_many_mappings_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tierstore.slab._MOST_MOVED", 4)
     slab = Slab(64 * CHUNK)
@@ -132,6 +198,28 @@ def _filled(slab: Slab, nbytes: int) -> Slot:
     slot = slab.allocate(nbytes)
     slot.memory[:] = bytes([nbytes // CHUNK]) * nbytes
     return slot
+
+
+def _address(slot: Slot) -> ctypes.c_void_p:
+    return ctypes.c_void_p(slot.address)
+
+
+def _lock_or_skip(lock: Callable[[], int]) -> None:
+    if lock() != 0:
+        pytest.skip(f"memory cannot be locked here: {os.strerror(ctypes.get_errno())}")
+
+
+def _mapped_bytes() -> int:
+    return _pages(0) * resource.getpagesize()
+
+
+def _resident_bytes() -> int:
+    return _pages(1) * resource.getpagesize()
+
+
+def _pages(field: int) -> int:
+    with open("/proc/self/statm", encoding="utf-8") as line:
+        return int(line.read().split()[field])
 
 
 def _num_mappings() -> int:

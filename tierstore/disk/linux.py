@@ -14,6 +14,8 @@ __all__ = [
     "copy_memory",
     "dont_fork",
     "file_system_of",
+    "give_back_locked",
+    "is_new_memory_locked",
     "make_pages_huge",
     "mapping_around",
     "move_pages",
@@ -27,13 +29,17 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MADV_DONTFORK = 10  # asm-generic/mman-common.h
 _MADV_POPULATE_WRITE = 23
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 _libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 _libc.mremap.restype = ctypes.c_void_p
 _MREMAP_MAYMOVE_FIXED_DONTUNMAP = 1 | 2 | 4  # linux/mman.h
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
 _libc.mmap.restype = ctypes.c_void_p
-_MAP_FIXED = 0x10  # asm-generic/mman-common.h, as MADV_COLLAPSE
+_MAP_FIXED = 0x10  # asm-generic/mman-common.h, as the next three
+_MAP_FIXED_NOREPLACE = 0x100000
+_MADV_DONTNEED_LOCKED = 24
 _MADV_COLLAPSE = 25
+_PROT_NONE = 0
 _HUGE_PAGE_BYTES = 2 * 2**20  # of x86-64, and of arm64 with 4 KiB pages
 
 _STATFS_BYTES = 256  # struct statfs has 120 on 64-bit Linux; f_type comes first (statfs(2))
@@ -179,10 +185,32 @@ def move_pages(source: int, destination: int, num_bytes: int) -> None:
     hundreds; each of the two ranges may become a mapping of its own, of which a process has 65,530 (mremap(2)).
 
     Raises:
-        OSError: the kernel refused (before Linux 5.7 it does); source and destination are as they were.
+        OSError: the kernel refused (before Linux 5.7 it does). The source is as it was. The destination must not be
+            touched any more: where a limit on addresses, data or locked memory is the reason, it is mapped no longer,
+            since mremap unmaps it first and counts afterwards (mm/mremap.c). The addresses are held if they can be.
     """
     moved = _libc.mremap(source, num_bytes, num_bytes, _MREMAP_MAYMOVE_FIXED_DONTUNMAP, destination)
     if moved != destination:
+        number = ctypes.get_errno()
+        held = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE
+        _libc.mmap(destination, num_bytes, _PROT_NONE, held, -1, 0)  # or others' mappings would go with ours
+        raise OSError(number, os.strerror(number))
+
+
+def is_new_memory_locked() -> bool:
+    """Whether each new mapping gets all its pages at once, and keeps them: mlockall(2), MCL_FUTURE."""
+    with mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as page:
+        there = ctypes.c_ubyte()
+        return _libc.mincore(address_of(memoryview(page)), mmap.PAGESIZE, ctypes.byref(there)) == 0 and there.value == 1
+
+
+def give_back_locked(address: int, num_bytes: int) -> None:
+    """Give pages of private anonymous memory back to the kernel though they are locked (madvise(2), mlockall(2)).
+
+    Raises:
+        OSError: the kernel refused (before Linux 5.18 it does); the pages are as they were.
+    """
+    if _libc.madvise(address, num_bytes, _MADV_DONTNEED_LOCKED) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
