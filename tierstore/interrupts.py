@@ -13,7 +13,10 @@ from contextlib import contextmanager
 
 from .errors import StoreBusyError, TierStoreError
 
-__all__ = ["ended_by_sigterm", "is_interrupt"]
+__all__ = ["ENDINGS", "ended_by_signals", "is_interrupt"]
+
+ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+"""A service manager's, and a terminal's that goes away."""
 
 _NO_HANDLERS = sys.stdlib_module_names | {"numpy", "tierstore", "torch"}
 """Packages whose functions run inside of ours because we call them."""
@@ -56,10 +59,13 @@ def _package_of(module: object) -> str:
 
 
 @contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM does what Ctrl-C does, so that what a command has begun is put away. Main thread only."""
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def ended_by_signals() -> Iterator[None]:
+    """Inside, SIGTERM does what Ctrl-C does, so that what a command has begun is put away; SIGHUP too, unless it is
+    ignored (nohup). Main thread only."""
+    numbers = [number for number in ENDINGS if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

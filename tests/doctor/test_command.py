@@ -266,7 +266,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)  # nobody announces what a file system holds
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_end_in_the_middle_leaves_nothing_behind(number: signal.Signals, drive: Path) -> None:
     before_bytes = used_bytes(drive)
     line = command(drive, "--seconds", "40")

@@ -90,8 +90,9 @@ def test_tune_program_ends_with_a_file_a_table_and_a_heat_map(
     assert list((working_directory / "temporary").iterdir()) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_tune_interrupted_ends_the_program_and_leaves_nothing(
-    hardware_file: Path, working_directory: Path, tmp_path: Path
+    number: signal.Signals, hardware_file: Path, working_directory: Path, tmp_path: Path
 ) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -101,7 +102,7 @@ def test_tune_interrupted_ends_the_program_and_leaves_nothing(
     arguments = [sys.executable, "-m", "tierstore.cli", "tune", f"--hardware={hardware_file}", "--", *program]
     process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     pid = int(fifo.read_text())
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode not in (0, None)
     with pytest.raises(ProcessLookupError):

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ..config import check_directory
 from ..errors import ConfigError
 from ..hardware import hardware_text
-from ..interrupts import ended_by_sigterm
+from ..interrupts import ended_by_signals
 from ..new_file import check_new_file, make_file
 from .diagnosis import Report, config_text, hardware_of, report_of
 from .examine import NUM_EXAMINED, examine
@@ -44,7 +44,7 @@ def consult(path: str, socket: str, seconds: float, *, as_json: bool, config: st
         if file is not None:
             check_new_file(option, Path(file))
     messages = Console(stderr=True, highlight=False)
-    with ended_by_sigterm(), _progress(messages) as progress:
+    with ended_by_signals(), _progress(messages) as progress:
         task = progress.add_task("", total=NUM_EXAMINED)
         machine = examine(directory, socket, seconds, lambda what: progress.update(task, advance=1, description=what))
     report = report_of(machine)

@@ -12,7 +12,7 @@ from rich.progress import Progress as Bars
 
 from ..errors import ConfigError
 from ..hardware import Hardware, read_hardware
-from ..interrupts import ended_by_sigterm
+from ..interrupts import ended_by_signals
 from ..new_file import check_new_file, make_file
 from .heat_map import check_heat_map, write_heat_map
 from .machine import measure_machine
@@ -53,7 +53,7 @@ def present(program: Program, plan: Plan, wanted: Wanted) -> None:
         check_heat_map(wanted.heat_map)
     described = None if wanted.hardware is None else read_hardware(wanted.hardware)
     messages = Console(stderr=True, highlight=False)
-    with ended_by_sigterm(), _bars(messages) as bars:
+    with ended_by_signals(), _bars(messages) as bars:
         told = _Told(bars)
 
         def measure(directory: Path) -> Hardware:

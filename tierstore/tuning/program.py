@@ -15,6 +15,7 @@ from typing import IO
 import msgspec
 
 from ..errors import ConfigError, TierStoreError
+from ..interrupts import ENDINGS
 from ..trial import VARIABLE, TrialPlan
 from .settings import TrialSettings
 
@@ -22,7 +23,7 @@ __all__ = ["Program", "TrialFailedError"]
 
 _END_SECONDS = 10.0
 _MOST_LAST_WORDS = 2000
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+_INTERRUPTS = (signal.SIGINT, *ENDINGS)
 
 
 @dataclass(eq=False)
@@ -113,7 +114,7 @@ class Program:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[Callable[[], None]]:
-    """Ctrl-C and SIGTERM wait until what this gives is called, or for the end: a process that has just been started is
+    """Ctrl-C, SIGTERM and SIGHUP wait until what this gives is called, or for the end: a process that has just been started is
     nobody's until it has a name."""
     came: list[int] = []
     handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _INTERRUPTS}
