@@ -261,6 +261,7 @@ class Connection:
         try:
             await work
         except Exception as error:
+            self._daemon.num_internal_errors += 1
             self._daemon.log.exception("a bug, please report it", extra=self._about())
             self.refuse(f"it has failed: {error!r}", is_final=False)
 

@@ -78,6 +78,8 @@ def _of_daemon(report: Report) -> Iterator[Metric]:
     ):
         yield GaugeMetricFamily(f"tierstore_{name}", words, value=value)
     yield CounterMetricFamily("tierstore_sessions_opened", "Sessions opened", value=report.num_sessions_opened)
+    words = "Bugs of the daemon's own; each is in its log"
+    yield CounterMetricFamily("tierstore_daemon_internal_errors", words, value=report.internal_errors)
     for name, words in _TOTALS.items():
         yield CounterMetricFamily(f"tierstore_daemon_{name}", f"{words}, all sessions", value=_of(report.totals, name))
     codecs = CounterMetricFamily("tierstore_encoded_records", "Records stored, by codec", labels=("kind", "codec"))

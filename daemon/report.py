@@ -155,6 +155,7 @@ class Report(msgspec.Struct, frozen=True):
         num_sessions: that there are, and `num_sessions_opened`: that this daemon has opened.
         sessions: each; only some of them where all do not fit into one answer.
         codec_choices: how often each codec was used, by kind of record.
+        internal_errors: bugs of the daemon's own since its start; each is in its log.
     """
 
     program: str
@@ -171,6 +172,7 @@ class Report(msgspec.Struct, frozen=True):
     num_sessions_opened: int
     sessions: list[SessionState]
     codec_choices: dict[str, dict[str, int]]
+    internal_errors: int = 0
 
 
 def report_of(daemon: Daemon) -> Report:
@@ -196,6 +198,7 @@ def report_of(daemon: Daemon) -> Report:
         num_sessions_opened=daemon.num_sessions_opened,
         sessions=[_session_state(session, daemon, now) for session in daemon.sessions.values()],
         codec_choices={kind: dict(counts) for kind, counts in daemon.disk.codec_choices().items()},
+        internal_errors=daemon.num_internal_errors,
     )
 
 

@@ -80,7 +80,7 @@ class Daemon:
         program: who this is, for clients.
         log: where it logs.
         started_at: by the monotonic clock.
-        num_sessions_opened: since then.
+        num_sessions_opened, num_internal_errors: since then.
         ended_totals: what sessions that are no more have done.
         is_open: the disk tier is there, and clients are served.
         metrics_address: of the page for Prometheus; None: there is none.
@@ -96,6 +96,7 @@ class Daemon:
         self.sessions: dict[int, Session] = {}
         self.started_at = time.monotonic()
         self.num_sessions_opened = 0
+        self.num_internal_errors = 0
         self.ended_totals: Counter[str] = Counter()
         self.is_open = False
         self.metrics_address: str | None = None
@@ -219,6 +220,7 @@ class Daemon:
         try:
             await work
         except Exception:
+            self.num_internal_errors += 1
             self.log.exception("a bug, please report it")
         self._end_if_damaged()
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import http.client
 import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, tierstore
 from tests.daemon.test_cli_serve import client_of, report_of
 from tierstore import TierStore, wire
 from tierstore.daemon.histogram import Histogram
@@ -121,6 +125,47 @@ def test_series_of_a_session_vanish_with_it_and_totals_stay(daemon: DaemonProces
         assert samples["tierstore_daemon_disk_bytes", labels()] == 0
         assert samples["tierstore_daemon_spilled_bytes_total", labels()] == num_sessions * MIB
         assert samples["tierstore_daemon_discarded_records_total", labels()] == num_sessions
+
+
+BROKEN = """
+import os, sys, uvloop
+from tierstore.daemon.options import settings_of
+from tierstore.daemon.server import Daemon
+
+class Broken(Daemon):
+    async def free(self, session, keys):
+        raise ZeroDivisionError("alas")
+
+path, socket = sys.argv[1:]
+options = {"path": path, "socket": socket, "metrics": "127.0.0.1:0", "grace_seconds": "0"}
+uvloop.run(Broken(settings_of(options, {})).run())
+"""
+
+
+def test_bugs_of_the_daemon_are_counted_and_logged(tmp_path: Path, short_directory: Path) -> None:
+    """A request that it cannot answer for a bug, and the end of that client's session."""
+    (tmp_path / "drive").mkdir()
+    line = [sys.executable, "-c", BROKEN, str(tmp_path / "drive"), str(short_directory / "t.sock")]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(line, stdout=log, stderr=log, env=environment_of_tests())
+    daemon = DaemonProcess(process, tmp_path / "drive", short_directory / "t.sock", tmp_path / "log")
+    try:
+        daemon.wait_until_ready()
+        page = report_of(daemon).metrics
+        assert page is not None
+        assert scrape(page)["tierstore_daemon_internal_errors_total", labels()] == 0
+        with client_of(daemon) as client:
+            client.open()
+            client.send(wire.Discard(1, (1,)))
+            assert "ZeroDivisionError" in repr(client.receive())
+        ends_at = time.monotonic() + SECONDS
+        while report_of(daemon).internal_errors < 2:  # the client has not closed its session, so it is ended
+            assert time.monotonic() < ends_at, daemon.log
+        assert scrape(page)["tierstore_daemon_internal_errors_total", labels()] == 2
+        assert daemon.log.count("ZeroDivisionError: alas") == 2
+        assert "bugs, see the log" in tierstore("stat", f"--socket={daemon.socket}").stdout
+    finally:
+        daemon.kill()
 
 
 def test_jobs_are_counted_by_time_and_size(daemon: DaemonProcess, page: str) -> None:

@@ -113,6 +113,7 @@ def _figures(report: Report, rates: Rates | None) -> Table:
         ("no room", totals.full),
         ("damaged records", totals.corrupt_records),
         ("failed jobs", totals.io_errors),
+        ("bugs, see the log", report.internal_errors),
     ):
         if count:
             table.add_row(name, Text(str(count), "bold red"))

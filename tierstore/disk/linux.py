@@ -199,9 +199,9 @@ def move_pages(source: int, destination: int, num_bytes: int) -> None:
 
 def is_new_memory_locked() -> bool:
     """Whether each new mapping gets all its pages at once, and keeps them: mlockall(2), MCL_FUTURE."""
-    with mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as page:
-        there = ctypes.c_ubyte()
-        return _libc.mincore(address_of(memoryview(page)), mmap.PAGESIZE, ctypes.byref(there)) == 0 and there.value == 1
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # goes with the last reference
+    there = ctypes.c_ubyte()
+    return _libc.mincore(address_of(memoryview(page)), mmap.PAGESIZE, ctypes.byref(there)) == 0 and there.value == 1
 
 
 def give_back_locked(address: int, num_bytes: int) -> None:

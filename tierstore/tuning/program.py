@@ -114,8 +114,8 @@ class Program:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[Callable[[], None]]:
-    """Ctrl-C, SIGTERM and SIGHUP wait until what this gives is called, or for the end: a process that has just been started is
-    nobody's until it has a name."""
+    """Ctrl-C, SIGTERM and SIGHUP wait until what this gives is called, or for the end: a process that has just been
+    started is nobody's until it has a name."""
     came: list[int] = []
     handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _INTERRUPTS}
 
