@@ -48,7 +48,10 @@ def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     try:
         thread.start()
     except RuntimeError as error:  # all that CPython says; the system has said EAGAIN (pthread_create(3))
-        reason = "no more threads can be started; see RLIMIT_NPROC (ulimit -u), and pids.max of the control group"
+        reason = (
+            "no more threads can be started; see RLIMIT_NPROC (ulimit -u), pids.max of the control group, "
+            "and limits on memory, for their stacks (ulimit -v, -d)"
+        )
         raise OSError(errno.EAGAIN, reason) from error
     return thread
 

@@ -8,6 +8,7 @@ import itertools
 import mmap
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.cgroups import made_cgroup
 from tests.daemon.conftest import DaemonProcess, environment_of_tests, tierstore
+from tests.daemon.test_leaving_clients import wait_until_nothing_is_left
 from tierstore import DaemonUnavailableError, StorageIOError, StoreClosedError, TierStore, tiered_offload
 from tierstore.disk.home import FOLDER_NAME
 from tierstore.tracing.reader import read_trace
@@ -232,6 +235,52 @@ def test_descriptors_used_up_while_a_client_reconnects_are_waited_for(endless_da
         _check(store)
 
 
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def test_limit_on_sizes_of_files_is_told_when_a_store_is_opened(open_one: Open) -> None:
+    """The shared window of a client is a file too (memfd_create(2)). Python ignores the signal, SIGXFSZ."""
+    open_one().close()  # whatever is opened once
+    num_descriptors = _num_descriptors()
+    with limit_on(resource.RLIMIT_FSIZE, 0), pytest.raises(StorageIOError, match="File too large"):
+        open_one()
+    assert not _store_threads()
+    assert _num_descriptors() == num_descriptors
+    with open_one() as store:
+        _check(store)
+
+
+def test_limit_on_sizes_of_files_beneath_an_open_store_keeps_the_bytes_in_memory(store_directory: Path) -> None:
+    with TierStore(store_directory, host_bytes=0, disk_bytes="256MiB", codec="none") as store:
+        with limit_on(resource.RLIMIT_FSIZE, MIB):
+            handle = store.put(torch.arange(MIB))
+            with pytest.raises(StorageIOError, match=r"File too large; the data is still in memory"):
+                store.flush()
+            assert torch.equal(store.get(handle), torch.arange(MIB))
+        store.flush()
+        del handle
+        _check(store)
+
+
+def test_directory_deleted_beneath_an_open_store_is_told_by_what_needs_a_new_file(
+    open_one: Open, tmp_path: Path
+) -> None:
+    """What is open stays: a value in the index is read."""
+    with open_one() as store:
+        small, kept = torch.arange(5000.0), store.put(torch.arange(5000.0))
+        store.flush()
+        for each in (tmp_path / "drive").iterdir():
+            shutil.rmtree(each)
+        (tmp_path / "drive").rmdir()
+        large = store.put(_tensor(1))
+        with pytest.raises(StorageIOError, match=r"No such file or directory.*the data is still in memory"):
+            store.flush()
+        assert torch.equal(store.get(large), _tensor(1))
+        assert torch.equal(store.get(kept), small)
+        del large, kept
+    (tmp_path / "drive").mkdir()
+
+
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
@@ -267,6 +316,57 @@ def test_memory_refused_to_backward_raises_and_what_is_on_disk_can_be_asked_for_
         _check_gradients(weights)
         del loss
         _check(store)
+
+
+GREEDY = """
+import sys, torch
+from tierstore import TierStore, tiered_offload
+place, kind = sys.argv[1:]
+open_one = {"embedded": lambda: TierStore(place, host_bytes=0, disk_bytes="256MiB", codec="none"),
+            "sidecar": lambda: TierStore.connect(place, host_bytes=0)}
+with open_one[kind]() as store:
+    handle = store.put(torch.zeros(2**18))
+    store.flush()
+    print("open", flush=True)
+    sys.stdin.readline()
+    weights = [torch.randn(2**19, requires_grad=True) for _ in range(200)]
+    with tiered_offload(store, min_bytes=0):
+        loss = torch.stack([(weight * 2).exp().sum() for weight in weights]).sum()
+    loss.backward()
+"""
+
+
+@pytest.mark.parametrize("kind", ["embedded", "sidecar"])
+def test_process_that_its_control_group_kills_leaves_nothing(
+    kind: str, tmp_path: Path, start_daemon: Callable[..., DaemonProcess]
+) -> None:
+    """A real limit on memory, a little above what it has when its store is open; its training needs 400 MiB more."""
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    daemon = start_daemon(drive, grace_seconds=0) if kind == "sidecar" else None
+    place = drive if daemon is None else daemon.socket
+    with made_cgroup("memory") as group:
+        line = [sys.executable, "-c", GREEDY, str(place), kind]
+        with subprocess.Popen(
+            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment_of_tests()
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            (group / "cgroup.procs").write_text(str(process.pid))
+            assert process.stdout.readline() == "open\n"
+            used_bytes = int((group / "memory.usage_in_bytes").read_text())
+            (group / "memory.limit_in_bytes").write_text(str(used_bytes + 32 * MIB))
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.wait(60) == -signal.SIGKILL
+    if daemon is None:
+        assert list(drive.iterdir()) == []
+        with TierStore(drive, host_bytes=0, disk_bytes="256MiB") as store:
+            _check(store)
+    else:
+        wait_until_nothing_is_left(daemon)
+        with TierStore.connect(daemon.socket, host_bytes=0) as store:
+            _check(store)
 
 
 def test_memory_refused_to_a_prefetch_is_no_error(store_directory: Path) -> None:
