@@ -168,8 +168,8 @@ class Slab:
         """
         size = round_up(nbytes + phase)
         if self._is_in_pieces is None:
-            self._is_in_pieces = self._region is None and is_new_memory_locked()
-        if self._is_in_pieces:  # a region would have all its pages from the first moment on
+            self._is_in_pieces = is_new_memory_locked()
+        if self._is_in_pieces and self._region is None:  # a region would have all its pages from the first moment on
             return Slot(_map(size), None, phase, nbytes, size)
         try:
             region = self._mapped()
