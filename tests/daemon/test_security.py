@@ -104,8 +104,9 @@ def slab() -> Iterator[SharedSlab]:
 
 
 @pytest.fixture
-def daemon(start_daemon: StartDaemon) -> Iterator[DaemonProcess]:
-    daemon = start_daemon(handshake_seconds=HANDSHAKE_SECONDS)
+def daemon(request: pytest.FixtureRequest, start_daemon: StartDaemon) -> Iterator[DaemonProcess]:
+    """Has clients say hello within the seconds that a test gives as a parameter, or a short time."""
+    daemon = start_daemon(handshake_seconds=getattr(request, "param", HANDSHAKE_SECONDS))
     yield daemon
     assert daemon.process.poll() is None, "it must go on"
     good, slab = RawClient(daemon), SharedSlab(1, MIB)
@@ -370,6 +371,7 @@ def descriptors_of(daemon: DaemonProcess) -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.parametrize("daemon", [60.0], indirect=True, ids=["however long it takes to make them"])
 def test_connections_that_never_open_a_session_do_not_keep_others_out(connect: Connect) -> None:
     idle = [connect() for _ in range(80)]
     for client in idle[-64:]:

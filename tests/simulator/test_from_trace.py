@@ -220,6 +220,7 @@ def test_workload_of_recorded_step_simulates(make_store: MakeStore, tmp_path: Pa
     waited = sum(wait.end_ns - wait.began_ns for wait in step.waits) / 1e9
     lasted = (step.ended_ns - step.began_ns) / 1e9
     assert workload.compute_seconds == pytest.approx(lasted - waited, rel=0.05)
-    last = simulate(workload, Hardware(drive(1e6), 4), Settings(0, staging_bytes=2 * side * side * 4))[0][-1]
-    assert last.seconds > workload.compute_seconds + last.counters.read_bytes / 2e6
+    speed = length * side * side * 4 / (10 * workload.compute_seconds)  # slow beside the recorded computing
+    last = simulate(workload, Hardware(drive(speed), 4), Settings(0, staging_bytes=2 * side * side * 4))[0][-1]
+    assert last.seconds > workload.compute_seconds + last.counters.read_bytes / (2 * speed)
     assert last.counters.spilled_bytes

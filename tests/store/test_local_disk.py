@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -725,17 +726,23 @@ def resident_bytes(memory: memoryview) -> int:
     return mmap.PAGESIZE * sum(entry >> 63 for entry in entries)
 
 
-def test_loop_goes_on_while_a_long_job_runs(open_disk: OpenDisk) -> None:
+def test_loop_goes_on_while_a_long_job_runs(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that waits for the loop ends, so the loop cannot be waiting for the job."""
+    begun, may_end, real_write = threading.Event(), threading.Event(), os.pwritev
+
+    def long_write(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        begun.set()
+        assert may_end.wait(20), "the loop stands still"
+        return real_write(descriptor, buffers, offset)
 
     async def test() -> None:
         async with open_disk(inline_bytes=0) as disk:
+            monkeypatch.setattr(os, "pwritev", long_write)
             writing = asyncio.ensure_future(disk.write(1, memoryview(random_bytes(8 * 2**20)), PLAIN))
-            turns = 0
-            while not writing.done():
-                turns += 1
+            while not begun.is_set():
                 await asyncio.sleep(0)
-            assert turns > 10
+            may_end.set()
+            await writing
 
     on_loop(test)
 
