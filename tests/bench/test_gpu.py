@@ -61,7 +61,8 @@ def test_command_tiny_on_the_cpu_runs_each_case_in_a_process_and_writes_it_down(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not all of them here, which takes 40 CPU seconds: `python -m bench.gpu --tiny --device cpu`."""
-    some = [case for case in TINY_CASES if case.name in ("floors", "tiny resnet: none", "tiny resnet: torchtune")]
+    names = ("floors", "tiny resnet: none", "tiny resnet: torchtune")
+    some = [case._replace(expected_seconds=80) for case in TINY_CASES if case.name in names]  # also on a busy machine
     monkeypatch.setattr(command, "TINY_CASES", some)
     assert command.main(["--tiny", "--device", "cpu", "--results", str(tmp_path), "--path", str(tmp_path)]) == 0
     (file,) = tmp_path.glob("gpu_*.json")
@@ -106,7 +107,7 @@ def test_run_cases_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there they run, for minutes")
 def test_run_tests_how_each_ended_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     """Without a device those marked `gpu` skip."""
-    ended = run_tests(["tests/gpu/test_memory.py", "tests/no_such_file.py"], Budget(60), 60)
+    ended = run_tests(["tests/gpu/test_memory.py", "tests/no_such_file.py"], Budget(240), 240)
     assert ended == {"tests/gpu/test_memory.py": "passed", "tests/no_such_file.py": "pytest ended with 4"}
     assert "SKIPPED" in capfd.readouterr().out
 

@@ -181,7 +181,7 @@ def test_two_processes_share_a_daemon(start_daemon: StartDaemon) -> None:
     daemon = start_daemon()
     trainers = [start_trainer(daemon, seed) for seed in range(2)]
     for trainer in trainers:
-        output, _ = trainer.communicate(timeout=120)
+        output, _ = trainer.communicate()
         assert trainer.returncode == 0
         assert json.loads(output)["restored"] > 0
     assert daemon.stop() == 0

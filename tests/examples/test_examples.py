@@ -30,7 +30,6 @@ def run(name: str, temporary: Path, *arguments: str) -> subprocess.CompletedProc
         | {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": f"{temporary}-of-torch"},
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
 

@@ -102,7 +102,6 @@ def test_sanitizer_of_streams_finds_nothing() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]

@@ -28,7 +28,7 @@ from tests.hooks.distributed_variants import RESHARDING, SHAPE, VARIANTS, Net, O
 from tests.hooks.programs import Bits, all_bits, bits, forget_after_error, run_offloaded, run_plain, training
 from tierstore import StoreClosedError, TierStore, offload_module, tiered_offload
 
-LIMIT_SECONDS = 75
+LIMIT_SECONDS = 280
 """A rank that lives longer is ended by SIGALRM, whatever has become of those that started it."""
 
 STORE_OPTIONS: dict[str, Any] = {"host_bytes": 0, "disk_bytes": "2GiB", "codec": "none"}

@@ -20,7 +20,6 @@ from tests.census import Census
 from tests.hooks.distributed_variants import BATCH_BYTES, NUM_STEPS, VARIANTS
 
 ROOT = Path(__file__).parents[2]
-LAUNCH_SECONDS = 90
 SUITE = "distributed training"
 
 Report = dict[str, Any]
@@ -46,7 +45,7 @@ def launch(arguments: list[str], directory: Path, out: Path) -> Launch:
         ) as torchrun,
     ):
         try:
-            torchrun.wait(LAUNCH_SECONDS)
+            torchrun.wait()
         finally:
             _kill(torchrun)
         stdout.seek(0)

@@ -26,7 +26,7 @@ def outcomes(kind: str, address: Path) -> dict[str, tuple[int, str]]:
     command = [sys.executable, "-W", "error", "-X", "faulthandler", "-m", "tests.reliability.endings", kind]
     env = environment_of_tests(OMP_NUM_THREADS="1")
     done = subprocess.run(
-        [*command, str(address)], input="\n".join(ENDINGS) + "\n", capture_output=True, text=True, timeout=110, env=env
+        [*command, str(address)], input="\n".join(ENDINGS) + "\n", capture_output=True, text=True, env=env
     )
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]

@@ -32,7 +32,6 @@ def run_soak(*arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
         check=False,
     )
 

@@ -33,7 +33,6 @@ def _collector_of_this_test() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_gc", "_collector_of_this_test")
-@pytest.mark.timeout(30)
 def test_collector_inside_every_critical_section_does_no_harm(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
