@@ -178,9 +178,11 @@ def test_lease_of_a_client_that_is_back_does_not_end(start_daemon: StartDaemon) 
     """While it is there, that of another client begins and ends."""
     daemon = start_daemon(grace_seconds=1.5)
     with client_of(daemon) as client:
-        opened = client.open()
-    with client_of(daemon) as client:
-        client.greet()
+        client.greet()  # before its lease begins, which is short
+        with client_of(daemon) as lost:
+            opened = lost.open()
+        while report_of(daemon).sessions[0].is_connected:  # until the daemon has noticed
+            pass
         client.send(wire.Resume(opened.session, opened.token))
         assert isinstance(client.receive(), wire.Resumed)
         with client_of(daemon) as other:
