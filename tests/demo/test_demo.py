@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -129,7 +130,8 @@ def test_file_system_of_known_mounts() -> None:
 def test_peak_host_memory_sees_what_is_freed_again() -> None:
     with PeakHostMemory() as host:
         before = resident_bytes()
-        taken = torch.ones(64 * MIB, dtype=torch.uint8)
+        taken = mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # malloc may have some left
+        torch.frombuffer(taken, dtype=torch.uint8).fill_(1)
         while host.added_bytes < 60 * MIB:  # until a sample has seen it; the test's time limit ends it otherwise
             pass
         del taken

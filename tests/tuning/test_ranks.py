@@ -18,12 +18,15 @@ from tierstore import TierStore, tiered_offload
 torch.set_num_threads(1)
 distributed.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64)))
-with TierStore(sys.argv[1], host_bytes=0, disk_bytes="1GiB") as store:
-    for step in range(1000):
-        with tiered_offload(store, min_bytes=0):
-            loss = model(torch.randn(64, 64)).sum()
-        loss.backward()
-        print(f"rank {distributed.get_rank()} step {step};", flush=True)
+try:
+    with TierStore(sys.argv[1], host_bytes=0, disk_bytes="1GiB") as store:
+        for step in range(1000):
+            with tiered_offload(store, min_bytes=0):
+                loss = model(torch.randn(64, 64)).sum()
+            loss.backward()
+            print(f"rank {distributed.get_rank()} step {step};", flush=True)
+finally:
+    distributed.destroy_process_group()  # else gloo's threads may abort the process as it exits
 """
 
 
