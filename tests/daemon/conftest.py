@@ -18,8 +18,8 @@ import pytest
 
 from tierstore.testing import FaultPlan
 
-READY_SECONDS = 30.0
-END_SECONDS = 60.0
+READY_SECONDS = 120.0
+END_SECONDS = 120.0
 
 
 class DaemonProcess:

@@ -30,7 +30,7 @@ from tierstore.hardware import read_hardware
 __all__ = ["short_directory", "start_daemon"]
 
 MIB = 2**20
-SECONDS = 60.0
+SECONDS = 120.0
 QUICK = ("--seconds", "1", "--socket", "/nonexistent/tierstore.sock")
 
 
