@@ -23,7 +23,6 @@ from tierstore.testing import FaultyStore, SimulatedCopies
 CASES = list(cases())
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_fault_in_a_step_right_bits_or_the_promised_error(store_directory: Path, census: Census, case: Case) -> None:
     training = training_of(192 if case.is_of_system_calls else 64)
