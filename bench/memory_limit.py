@@ -34,6 +34,7 @@ import torch
 
 from tierstore.demo.model import ByteTransformer, ModelShape, random_batch
 from tierstore.demo.text import load_text
+from tierstore.demo.vector_math import choose_vector_kernels
 
 from .cgroup import MemoryCgroup, memory_cgroup
 from .goals import Goal
@@ -185,6 +186,7 @@ def training(variant: str, scratch: Path) -> Iterator[Training]:
 
 def train(variant: str, scratch: Path, written_bytes: int, read_bytes: int) -> None:
     """In the cgroup: one step for each line of standard input, a line of figures for each step."""
+    choose_vector_kernels()
     torch.manual_seed(0)
     model = ByteTransformer(SHAPE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

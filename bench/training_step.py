@@ -20,6 +20,7 @@ import torch
 from tierstore.demo.memory import PeakHostMemory
 from tierstore.demo.model import ByteTransformer, ModelShape, random_batch
 from tierstore.demo.text import load_text
+from tierstore.demo.vector_math import choose_vector_kernels
 
 from .harness import Benchmark, main_of_one_variant
 from .peers import checkpoint_blocks, file_per_tensor, save_on_cpu
@@ -94,6 +95,7 @@ VARIANTS = dict(
 
 def measure(variant: str, scratch: Path) -> dict[str, float]:
     """The median step after the first, the peak over all of them, and the last loss, which all must share."""
+    choose_vector_kernels()
     torch.manual_seed(0)
     model = ByteTransformer(SHAPE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -15,6 +15,7 @@ import torch
 
 from tests.census import Census
 from tierstore import TierStore
+from tierstore.demo.vector_math import choose_vector_kernels
 
 MakeStore = Callable[..., TierStore]
 _CENSUS = pytest.StashKey[Census]()
@@ -27,7 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # a shell's background; whoever is started from here inherits it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # read at MKL's first call: plain training repeats itself
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # before MKL's first call; Intel promises the same bits with it
+    choose_vector_kernels()  # else the first of two trainings that a test compares may be less exact
     num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, torch.get_num_threads() // num_workers))
     if config.pluginmanager.hasplugin("dsession"):  # pytest-xdist, in the process that hands out the tests

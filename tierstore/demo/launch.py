@@ -28,7 +28,7 @@ __all__ = ["DemoFailedError", "Watch", "run_in_fresh_process"]
 _ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # torch.use_deterministic_algorithms asks for it on CUDA
     "MALLOC_MMAP_THRESHOLD_": str(2**20),  # NOTE [Freed memory]
-    "MKL_CBWR": "AUTO,STRICT",  # else MKL may round differently from run to run, without a store too
+    "MKL_CBWR": "AUTO,STRICT",  # without it Intel does not promise the same bits from run to run
 }
 """For every run alike, unless the user has set them."""
 

@@ -25,6 +25,7 @@ from .model import ByteTransformer, ModelShape, random_batch
 from .runs import RunReport, RunRequest
 from .settings import HEAD_WIDTH, DemoSettings
 from .text import load_text
+from .vector_math import choose_vector_kernels
 
 __all__ = ["main"]
 
@@ -107,6 +108,7 @@ def prepare(
     settings: DemoSettings, device: torch.device
 ) -> tuple[nn.Module, torch.optim.Optimizer, Iterator[tuple[Tensor, Tensor]]]:
     """Model, optimizer and an endless row of batches, all of them the same for the same seed."""
+    choose_vector_kernels()
     torch.manual_seed(settings.seed)
     if device.type != "cpu":
         # On the CPU nothing that the model uses is nondeterministic.
