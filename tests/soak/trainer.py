@@ -24,6 +24,7 @@ from tests.soak.episodes import EPISODES, Worker
 from tests.soak.orders import Order, Said
 from tests.soak.plan import TrainerPlan
 from tierstore import StoreClosedError, TierStore, TierStoreError, tiered_offload
+from tierstore.demo.vector_math import choose_vector_kernels
 from tierstore.handle import Handle
 
 _JOIN_SECONDS = 120.0
@@ -43,6 +44,7 @@ def say(said: Said) -> None:
 def main() -> None:
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
+    choose_vector_kernels()  # several threads train, and may make first calls at once too
     torch.zeros((), requires_grad=True).backward()
     uvloop.new_event_loop().close()  # libuv keeps a pipe for signals from the first loop of a process on
     say(Said("ready", census_of()))
