@@ -78,8 +78,6 @@ class PackLog(NotedLog):
 
     def _keep_uncovered(self, coverage: Coverage, plan: Plan | None, index: int) -> None:
         """See NOTE [What compute covers] in `coverage.py`. Of a graph that is not known, nothing stays."""
-        if self._times is not None:
-            self._times.spoil()  # it turns out to be another graph
         self.books.keep_on_device(0 if plan is None else coverage.staying_bytes(plan.trace.signatures[-1]))
         record = self.records[index]
         if plan is not None and index == 0 and record is not None and record.device is not None:

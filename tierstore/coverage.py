@@ -5,7 +5,8 @@ Copies run beside compute, so as many bytes as the link carries while forward ru
 and return at no time. How many that is nobody can know beforehand: it is found from the graph's own steps. At first
 everything leaves. If compute then waited for copies during a share w of forward, the link was busy all along, and the
 share w of what it carried was too much; likewise backward. So much stays from then on. What still waits is found out by
-the next step; it is never taken back, so that one slow step cannot make memory swing.
+the next step; it is never taken back, so that one slow step cannot make memory swing. So a step tells something only
+if no other graph set what stays, or went over the link, before it was over.
 
 Times are those of the stream that computes, from marks in it; the host is ahead of it and knows nothing. They are
 looked at when the graph comes again, if they are there by then.

@@ -109,10 +109,14 @@ class DeviceTier:
         self._streams[device].add(stream)
         return stream
 
+    def keep(self, limit_bytes: int) -> None:
+        """From now on so much may stay. What is being timed has run under another limit: that tells nothing."""
+        if (times := self._open_times()) is not None:
+            times.spoil()
+        self.resident.limit_bytes = limit_bytes
+
     def time_graph(self, record: Record) -> GraphTimes:
         """Take the times of the graph whose first pack the record is."""
-        if self._times is not None:
-            self._times.spoil()
         self._times = GraphTimes(self._copies, _device_of(record), record.stream, self.resident.limit_bytes or 0)
         return self._times
 

@@ -385,13 +385,13 @@ class Residency:
 
     @_whole
     def keep_on_device(self, device_bytes: int) -> None:
-        """From now on so much of what was saved last stays on the accelerator."""
+        """From now on so much of what was saved last stays on the accelerator. Ends the times that are being taken."""
         with self.lock:
-            self.moves.devices.resident.limit_bytes = device_bytes
+            self.moves.devices.keep(device_bytes)
 
     @_whole
     def time_graph(self, record: Record) -> GraphTimes:
-        """Take the times of the graph whose first pack the record is, on an accelerator. Ends those of another."""
+        """Take the times of the graph whose first pack the record is, on an accelerator, and what stays is found."""
         with self.lock:
             return self.moves.devices.time_graph(record)
 

@@ -96,6 +96,17 @@ def test_auto_finds_what_compute_covers(make_store: MakeStore, covered: float) -
     assert stays_bytes <= store.stats().device_limit_bytes < stays_bytes + LAYER_BYTES
 
 
+def test_auto_link_that_is_slow_on_the_way_back_finds_what_backward_covers(make_store: MakeStore) -> None:
+    engine = VirtualAccelerator(2 * SAVED_BYTES / FORWARD_SECONDS, None, 0.5 * SAVED_BYTES / BACKWARD_SECONDS)
+    store = make_store(host_bytes="1GiB", copies=engine)
+    steps = [_step(store, engine, "auto") for _ in range(6)]
+    assert steps[1].backward > 1.1 * BACKWARD_SECONDS, "nothing to find"
+    for step in steps[2:]:
+        assert step.forward <= 1.03 * FORWARD_SECONDS
+        assert step.backward <= 1.03 * BACKWARD_SECONDS
+        assert 0.5 * SAVED_BYTES <= step.out_bytes < SAVED_BYTES
+
+
 def test_auto_link_that_carries_everything_everything_leaves(make_store: MakeStore) -> None:
     engine = VirtualAccelerator(bytes_per_second=1.1 * SAVED_BYTES / FORWARD_SECONDS)
     store = make_store(host_bytes="1GiB", copies=engine)
@@ -135,12 +146,32 @@ def test_auto_graph_that_another_came_into_tells_nothing(make_store: MakeStore) 
         inner = tiered_offload(store, min_bytes=0, device_bytes="auto", lookahead_bytes="1GiB")  # a graph of its own
         with outer:
             hidden = forward_through(engine, [LAYER_SECONDS] * (NUM_LAYERS // 2), start)
+            assert store.stats().device_limit_bytes == 0
             with inner:
                 forward_through(engine, [LAYER_SECONDS], start[:-1]).sum().backward()
             loss = forward_through(engine, [LAYER_SECONDS] * (NUM_LAYERS // 2), hidden).sum()
         loss.backward()
         del hidden, loss
-    assert store.stats().device_limit_bytes == 0
+
+
+def test_auto_graph_in_whose_backward_another_began_tells_nothing(make_store: MakeStore) -> None:
+    engine = VirtualAccelerator(bytes_per_second=0.5 * SAVED_BYTES / FORWARD_SECONDS)
+    store = make_store(host_bytes="1GiB", copies=engine)
+    start = torch.zeros(LAYER_BYTES // 4, requires_grad=True)
+
+    def another(gradient: torch.Tensor) -> None:
+        with torch.enable_grad(), tiered_offload(store, min_bytes=0, device_bytes="auto"):
+            forward_through(engine, [LAYER_SECONDS], start[:-1]).sum().backward()
+
+    for _ in range(4):
+        engine.synchronize()
+        with tiered_offload(store, min_bytes=0, device_bytes="auto"):
+            hidden = forward_through(engine, [LAYER_SECONDS] * (NUM_LAYERS // 2), start)
+            hidden.register_hook(another)
+            loss = forward_through(engine, [LAYER_SECONDS] * (NUM_LAYERS // 2), hidden).sum()
+        assert store.stats().device_limit_bytes == 0
+        loss.backward()
+        del hidden, loss
 
 
 @pytest.mark.parametrize("prefetch", ["none", "reverse"])

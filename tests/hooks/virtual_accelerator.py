@@ -24,6 +24,14 @@ class _Stream:
         self.seconds = max(self.seconds, seconds)
 
 
+class _Way(_Stream):
+    """One direction of the link."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        super().__init__()
+        self.bytes_per_second = bytes_per_second
+
+
 class _At:
     """A `Marker`."""
 
@@ -43,6 +51,7 @@ class VirtualAccelerator:
 
     Args:
         bytes_per_second: of the link, each way.
+        back_bytes_per_second: back to the device, where that is another.
         spare: memory that the device was never short of.
 
     Attributes:
@@ -51,13 +60,15 @@ class VirtualAccelerator:
         out_bytes, in_bytes: copied so far.
     """
 
-    def __init__(self, bytes_per_second: float, spare: int | None = None) -> None:
+    def __init__(
+        self, bytes_per_second: float, spare: int | None = None, back_bytes_per_second: float | None = None
+    ) -> None:
         self.spare = spare
         self.compute = _Stream()
         self.host_seconds = 0.0
         self.out_bytes = self.in_bytes = 0
-        self._bytes_per_second = bytes_per_second
-        self._out, self._in = _Stream(), _Stream()
+        self._out = _Way(bytes_per_second)
+        self._in = _Way(back_bytes_per_second or bytes_per_second)
 
     def computes(self, seconds: float) -> None:
         """A kernel is queued that takes so long."""
@@ -106,10 +117,10 @@ class VirtualAccelerator:
     def spare_bytes(self, device: torch.device) -> int | None:
         return self.spare
 
-    def _carry(self, stream: _Stream, nbytes: int, not_before: float) -> _At:
-        stream.comes_to(not_before)
-        stream.seconds += nbytes / self._bytes_per_second
-        return _At(self, stream.seconds)
+    def _carry(self, way: _Way, nbytes: int, not_before: float) -> _At:
+        way.comes_to(not_before)
+        way.seconds += nbytes / way.bytes_per_second
+        return _At(self, way.seconds)
 
 
 def _seconds_of(marker: Marker) -> float:

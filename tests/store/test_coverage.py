@@ -79,6 +79,22 @@ def test_staying_bytes_two_comings_under_the_same_count_once() -> None:
     assert coverage.staying_bytes(1) == 400
 
 
+def test_staying_bytes_coming_that_is_looked_at_late_takes_nothing_back() -> None:
+    """The host was ahead: it ran under what was known before, and happened to wait less."""
+    coverage = Coverage()
+    _note(coverage, 1, _Times(_measured(forward_wait=4.0)))
+    _note(coverage, 1, _Times(_measured(forward_wait=1.0)))
+    assert coverage.staying_bytes(1) == 400
+
+
+def test_staying_bytes_of_ever_new_graphs_those_of_the_latest_are_known() -> None:
+    coverage = Coverage()
+    for signature in range(1000):
+        _note(coverage, signature, _Times(_measured(forward_wait=4.0)))
+        assert coverage.staying_bytes(signature) == 400
+    assert len(coverage._staying) <= 64
+
+
 def test_staying_bytes_never_more_than_the_device_has_to_spare() -> None:
     coverage = Coverage()
     _note(coverage, 1, _Times(_measured(forward_wait=4.0), staying_bytes=50, spare=70))
