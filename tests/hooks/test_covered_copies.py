@@ -174,6 +174,21 @@ def test_auto_graph_in_whose_backward_another_began_tells_nothing(make_store: Ma
         del hidden, loss
 
 
+def test_auto_host_that_is_ahead_of_its_device_finds_it_from_an_earlier_step(make_store: MakeStore) -> None:
+    """The second step, the first of a known graph, is over when the third has been queued in part."""
+    engine = VirtualAccelerator(bytes_per_second=0.5 * SAVED_BYTES / FORWARD_SECONDS)
+    store = make_store(host_bytes="1GiB", copies=engine)
+    start = torch.zeros(LAYER_BYTES // 4, requires_grad=True)
+    for number in range(4):
+        with tiered_offload(store, min_bytes=0, device_bytes="auto"):
+            loss = forward_through(engine, [LAYER_SECONDS] * NUM_LAYERS, start).sum()
+        assert (store.stats().device_limit_bytes > 0) is (number == 3)
+        if number == 2:
+            engine.synchronize()
+        loss.backward()
+        del loss
+
+
 @pytest.mark.parametrize("prefetch", ["none", "reverse"])
 def test_auto_without_learning_is_refused(make_store: MakeStore, prefetch: str) -> None:
     with pytest.raises(ConfigError, match="learned"):

@@ -40,9 +40,10 @@ def _trace(
     lookahead_bytes: int = _HOST + _STAGING,
     prefetch: str = "learned",
     device_bytes: int = 0,
+    io_depth: int | None = None,
 ) -> RecordedTrace:
     """Some whole steps, and one that is not."""
-    recorded = StoreSettings("/x", codec is None, _HOST, _STAGING, 5000, codec, 0, True, 3, 5, "buffered")
+    recorded = StoreSettings("/x", codec is None, _HOST, _STAGING, 5000, codec, 0, True, 3, 5, "buffered", io_depth)
     header = Header("tierstore trace", 1, 0, 0.0, 1, recorded, Machine("x", 4, 0, {}))
     events: list[Event] = []
     for graph in range(num_whole + 1):
@@ -113,6 +114,11 @@ def test_settings_of_a_file_come_before_the_trace_and_after_the_caller(tmp_path:
     said = {"store": {"host_bytes": "3KiB", "codec": "auto"}, "offload": {"lookahead_bytes": "1KiB"}}
     found = _settings(_trace(), config=file, **said)
     assert (found.host_bytes, found.codec, found.prefetch, found.lookahead_bytes) == (3072, "auto", "reverse", 1024)
+
+
+def test_settings_have_the_depth_of_the_trace_if_it_tells() -> None:
+    assert _settings(_trace(io_depth=9)).num_turns == 9
+    assert _settings(_trace()).num_turns == 4
 
 
 def test_settings_with_a_depth_have_its_turns_and_lanes() -> None:

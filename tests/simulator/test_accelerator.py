@@ -74,6 +74,22 @@ def test_step_on_a_slow_link_takes_what_its_copies_take_but_for_what_may_be_on_i
     assert step.seconds == pytest.approx(workload.compute_seconds + waits)
 
 
+@pytest.mark.parametrize("num_staying", [0, 10])
+def test_device_bytes_peak_is_what_stays_and_both_windows_where_backward_finds_copies_out_under_way(
+    num_staying: int,
+) -> None:
+    how = Settings(host_bytes=_ROOMY, device_bytes=num_staying * _TENSOR_BYTES)
+    step = _last(_chain(), _machine(Link(1e9, inf)), how)
+    assert step.device_bytes_peak == how.device_bytes + FLIGHT_BYTES + RELOAD_BYTES
+
+
+def test_device_bytes_peak_is_each_step_s_own() -> None:
+    """The first does not know the graph yet: what will leave does so one tensor later."""
+    how = Settings(host_bytes=_ROOMY, device_bytes=10 * _TENSOR_BYTES)
+    first, second, *_ = simulate(_chain(), _machine(Link(inf, inf)), how)[0]
+    assert second.device_bytes_peak == first.device_bytes_peak - _TENSOR_BYTES
+
+
 def test_step_is_faster_the_more_the_device_keeps() -> None:
     link = _machine(Link(2e9, 2e9))
     steps = [
@@ -137,6 +153,21 @@ def test_copies_both_ways_share_what_the_link_carries_together() -> None:
     assert rates({out: 1})[out] == 30.0
     apart = Sharing(_machine(Link(30.0, 10.0)), 1.0)({out: 1, back: 1})
     assert (apart[out], apart[back]) == (30.0, 10.0)
+
+
+def test_kernels_are_not_slowed_by_what_the_cores_do() -> None:
+    rates = Sharing(replace(_machine(None), cores=2.0, contention=1.0), 1.0)
+    crowded = rates({Activity.COMPUTE: 1, Activity.KERNELS: 1, Activity.CPU: 9})
+    assert (crowded[Activity.KERNELS], crowded[Activity.CPU]) == (1.0, 0.2)
+    assert crowded[Activity.COMPUTE] < 0.2
+
+
+def test_write_of_what_was_on_an_accelerator_begins_when_its_copy_is_over() -> None:
+    nbytes = 25_000 * 4096
+    workload = Workload([Saved(nbytes, 0, on_device=True)], [Pack(0), EndScope(), Compute(10.0), Unpack(0), Release(0)])
+    (step,) = simulate(workload, _machine(Link(nbytes / 2, inf), drive=float(nbytes)), Settings(0), num_steps=1)[0]
+    spill, _ = step.transfers
+    assert spill.end_ns == pytest.approx((2.0 + 1.0) * 1e9, abs=2)
 
 
 def test_step_on_hardware_without_an_accelerator_is_refused() -> None:

@@ -150,17 +150,17 @@ def test_workload_of_step_has_storage_shared_of_which_a_view_was_packed_after_it
 
 
 @pytest.mark.parametrize(
-    "events",
+    ("events", "words"),
     [
-        _FORWARD,
-        (*_FORWARD, *_BACKWARD[:-1]),
-        (_FORWARD[0], _FORWARD[2], *_BACKWARD),
-        (_pack(1, 0, device="cuda:0"), _pack(2, 1, device="cuda:1"), *_BACKWARD),
+        (_FORWARD, "from its forward to its end"),
+        ((*_FORWARD, *_BACKWARD[:-1]), "from its forward to its end"),
+        ((_FORWARD[0], _FORWARD[2], *_BACKWARD), "events are missing"),
+        ((_pack(1, 0, device="cuda:0"), _pack(2, 1, device="cuda:1"), *_BACKWARD), "one accelerator is simulated"),
     ],
     ids=["no backward", "not gone", "pack lost", "two accelerators"],
 )
-def test_workload_of_step_that_cannot_be_simulated_is_refused(events: tuple[Event, ...]) -> None:
-    with pytest.raises(ConfigError):
+def test_workload_of_step_that_cannot_be_simulated_is_refused(events: tuple[Event, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         _workload(*events)
 
 

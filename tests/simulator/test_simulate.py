@@ -186,6 +186,15 @@ def test_step_deeper_queue_uses_what_the_drive_has() -> None:
     assert times[0] < 0.6 * times[1]
 
 
+def test_step_deeper_queue_is_used_only_as_far_as_there_are_turns_each_way() -> None:
+    deep = Drive([DepthSpeed(1, 2e8), DepthSpeed(4, 8e8)], [DepthSpeed(1, 2e8), DepthSpeed(4, 8e8)])
+    each = Settings(64 * _MIB, num_spill_lanes=6, num_restore_lanes=6)
+    times = [
+        _steps(_even(), Hardware(deep, cores=4), replace(each, num_turns=turns))[-1].seconds for turns in (4, 2, 1)
+    ]
+    assert times[0] < 0.8 * times[1] < 0.8 * 0.8 * times[2]
+
+
 def _without_waits(step: SimulatedStep) -> float:
     return step.seconds - sum(step.stall_seconds.values())
 

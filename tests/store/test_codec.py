@@ -183,6 +183,14 @@ def test_word_of_another_length_is_refused(num_bytes: int) -> None:
         decode(damaged, 1000, CONSTANT, 4, 100)
 
 
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+@pytest.mark.parametrize("num_bytes", [1, 999])
+def test_block_that_is_stored_as_it_is_of_another_length_is_refused(codec: Codec, num_bytes: int) -> None:
+    damaged = (num_bytes | 1 << 31).to_bytes(4, "little") + bytes(num_bytes)
+    with pytest.raises(DamagedBytesError, match="a block of 1000 bytes"):
+        decode(damaged, 1000, codec, 4, 2000)
+
+
 def test_planes_help_floats() -> None:
     content = b"".join(bytes([random.Random(i).randrange(256), i % 7, 0x80, 0x3F]) for i in range(50_000))
     assert len(encode(content, Codec("shuffle-zstd", 1), 4)) < 0.8 * len(encode(content, Codec("zstd", 1), 4))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
+import torch
 
+from tests.hooks.virtual_accelerator import VirtualAccelerator
 from tierstore.coverage import Coverage, GraphTimes, Measured
 
 
@@ -27,6 +29,63 @@ def _measured(forward_wait: float = 0.0, backward_wait: float = 0.0) -> Measured
 )
 def test_uncovered_bytes_are_the_share_of_the_link_that_was_waited_for(measured: Measured, expected: int) -> None:
     assert measured.uncovered_bytes() == expected
+
+
+def _times_on(engine: VirtualAccelerator) -> GraphTimes:
+    return GraphTimes(engine, torch.device("cpu"), engine.compute, 0)
+
+
+def _wait(times: GraphTimes, engine: VirtualAccelerator, seconds: float) -> None:
+    """Computing waits for something."""
+    times.waits(engine.compute, lambda: engine.computes(seconds))
+
+
+def test_measured_is_what_was_waited_for_and_copied_in_forward_and_in_backward() -> None:
+    engine = VirtualAccelerator(1.0)
+    engine.computes(3)
+    times = _times_on(engine)
+    engine.computes(10)
+    times.copies_out(1000)
+    times.copies_in(7)  # of what backward of another graph asks for
+    _wait(times, engine, 4)
+    times.asked_for(engine.compute)
+    times.copies_out(7)  # of what has not left by now
+    times.copies_in(800)
+    _wait(times, engine, 2)
+    engine.computes(20)
+    times.asked_for(engine.compute)
+    _wait(times, engine, 8)
+    engine.computes(5)  # after its last unpack
+    engine.synchronize()
+    assert times.measured() == Measured(14, 4, 1000, 30, 10, 800)
+
+
+def test_times_are_over_when_the_last_mark_is() -> None:
+    engine = VirtualAccelerator(1.0)
+    side = type(engine.compute)()
+    times = _times_on(engine)
+    engine.computes(10)
+    times.asked_for(engine.compute)
+    engine.computes(20)
+    times.asked_for(engine.compute)
+    assert not times.is_over()
+    engine.host_seconds = 29
+    assert not times.is_over()
+    engine.host_seconds = 30
+    assert times.is_over()
+    times.waits(side, lambda: side.comes_to(40))  # on a stream that asks for nothing else
+    assert not times.is_over()
+    engine.host_seconds = 40
+    assert times.is_over()
+
+
+def test_times_of_a_graph_that_backward_asks_nothing_of_tell_nothing() -> None:
+    engine = VirtualAccelerator(1.0)
+    times = _times_on(engine)
+    _wait(times, engine, 4)
+    engine.synchronize()
+    assert times.is_over()
+    assert times.measured() is None
 
 
 class _Times:

@@ -40,8 +40,8 @@ def _graph(number: int, began: float, ended: float, nbytes: int = 1000) -> list[
     ]
 
 
-def _trace(*graphs: list[Event], codec: str | None = "none") -> RecordedTrace:
-    settings = StoreSettings("/x", False, 60, 39, 0, codec, 0, True, 6, 6, "buffered")
+def _trace(*graphs: list[Event], codec: str | None = "none", io_depth: int | None = None) -> RecordedTrace:
+    settings = StoreSettings("/x", False, 60, 39, 0, codec, 0, True, 6, 6, "buffered", io_depth)
     header = Header("tierstore trace", 1, 0, 0.0, 1, settings, Machine("x", 12, 0, {}))
     return RecordedTrace(header, [event for graph in graphs for event in graph], is_complete=True)
 
@@ -122,7 +122,8 @@ def test_workload_without_a_whole_step_is_refused() -> None:
 def test_settings_are_those_of_the_trace_and_the_distance_of_the_default_is_none() -> None:
     settings = Recording(_trace(_graph(0, 0, 1)), 1, 1, 1.0).settings
     assert (settings.host_bytes, settings.staging_bytes, settings.codec) == (60, 39, "none")
-    assert settings.lookahead_bytes is None
+    assert (settings.lookahead_bytes, settings.io_depth) == (None, 4)
+    assert Recording(_trace(_graph(0, 0, 1), io_depth=9), 1, 1, 1.0).settings.io_depth == 9
 
 
 def test_settings_of_a_scope_that_reads_nothing_ahead_have_the_default_distance() -> None:
