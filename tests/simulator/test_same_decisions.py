@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,15 @@ _COUNTED = (
     "packed_tensors", "spilled_bytes", "restored_bytes", "cancelled_bytes", "forwarded_bytes", "prefetch_hits",
     "prefetch_late", "prefetch_misses", "offloaded_bytes", "reloaded_bytes",
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread_for_torch() -> Iterator[None]:
+    """On busy cores its threads wait for each other: a step of small tensors took 25 times as much of the CPU."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 _IN_HOST_MEMORY = st.just(False)
