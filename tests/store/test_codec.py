@@ -184,6 +184,20 @@ def test_word_of_another_length_is_refused(num_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_decode_of_bytes_that_come_one_by_one_is_the_same(codec: Codec) -> None:
+    for content in (mixed_bytes(1000), bytes(1000), mask_bytes(1000)):
+        assert decode(encode(content, codec, 4), 1000, codec, 4, 1) == content
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_block_longer_than_its_record_is_refused_before_it_is_there(codec: Codec) -> None:
+    """Nobody has room to wait for it in."""
+    decoder = BlockDecoder(memoryview(bytearray(1000)), codec, 4, workspace())
+    with pytest.raises(DamagedBytesError, match="one of 1001 bytes"):
+        decoder.feed(memoryview((1001).to_bytes(4, "little")))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
 @pytest.mark.parametrize("num_bytes", [1, 999])
 def test_block_that_is_stored_as_it_is_of_another_length_is_refused(codec: Codec, num_bytes: int) -> None:
     damaged = (num_bytes | 1 << 31).to_bytes(4, "little") + bytes(num_bytes)

@@ -361,6 +361,17 @@ def test_offload_beyond_the_bound_makes_the_stream_wait_not_the_host(
         assert torch.equal(_bytes_in(slot), _content(i)), "its memory was used again before it was copied"
 
 
+def test_offload_one_that_is_larger_than_the_bound_is_waited_for_when_the_next_leaves(
+    accelerator: Accelerator, slab: Slab
+) -> None:
+    tier = DeviceTier(accelerator, flight_bytes=NBYTES // 2)
+    accelerator.out.hold()
+    handles = [_save(tier, accelerator.computed(i), i) for i in range(2)]
+    for num_waits, handle in enumerate(handles):
+        _offload(tier, slab, handle.record)
+        assert accelerator.num_waits[accelerator.compute] == num_waits
+
+
 def test_offload_room_that_device_bytes_leave_is_lent_to_copies_until_it_is_needed(
     accelerator: Accelerator, slab: Slab
 ) -> None:
