@@ -117,6 +117,8 @@ class DeviceTier:
 
     def time_graph(self, record: Record) -> GraphTimes:
         """Take the times of the graph whose first pack the record is."""
+        if (others := self._open_times()) is not None:
+            others.spoil()
         self._times = GraphTimes(self._copies, _device_of(record), record.stream, self.resident.limit_bytes or 0)
         return self._times
 

@@ -107,6 +107,21 @@ def test_auto_link_that_is_slow_on_the_way_back_finds_what_backward_covers(make_
         assert 0.5 * SAVED_BYTES <= step.out_bytes < SAVED_BYTES
 
 
+def test_auto_host_that_is_ahead_when_a_step_begins_finds_it_too(make_store: MakeStore) -> None:
+    """It waits for the device in the midst of each step, as for a loss: what came before is over then."""
+    engine = VirtualAccelerator(bytes_per_second=0.5 * SAVED_BYTES / FORWARD_SECONDS)
+    store = make_store(host_bytes="1GiB", copies=engine)
+    for _ in range(6):
+        before = engine.out_bytes
+        with tiered_offload(store, min_bytes=0, device_bytes="auto"):
+            start = torch.zeros(LAYER_BYTES // 4, requires_grad=True)
+            loss = forward_through(engine, [LAYER_SECONDS] * NUM_LAYERS, start).sum()
+        engine.synchronize()
+        loss.backward()
+        del loss
+    assert 0.5 * SAVED_BYTES <= engine.out_bytes - before < SAVED_BYTES
+
+
 def test_auto_link_that_carries_everything_everything_leaves(make_store: MakeStore) -> None:
     engine = VirtualAccelerator(bytes_per_second=1.1 * SAVED_BYTES / FORWARD_SECONDS)
     store = make_store(host_bytes="1GiB", copies=engine)
