@@ -126,6 +126,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         self._trial = trial_of_process()
         if self._trial is not None:
             prefetch = self._trial.offload.get("prefetch", prefetch)
+            device_bytes = self._trial.offload.get("device_bytes", device_bytes)
             lookahead_bytes = self._trial.offload.get("lookahead_bytes", lookahead_bytes)
             trace = self._trial.trace_of(store, torch.get_num_threads())
         if select is not None and not callable(select):
@@ -146,7 +147,12 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             self._lookahead_bytes = 0
         self._trace = None if trace is None else store.traces.begin(trace).place
         self._options = ScopeOptions(
-            self._min_bytes, self._device_bytes or 0, prefetch, self._lookahead_bytes, has_select=select is not None
+            self._min_bytes,
+            self._device_bytes or 0,
+            prefetch,
+            self._lookahead_bytes,
+            has_select=select is not None,
+            is_automatic=self._device_bytes is None,
         )
         self._entered = threading.local()
 
@@ -196,10 +202,13 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         scope = _Scope(self._store, self._select, self._orders, *limits)
         traces = self._store.traces
         recorder = traces.recorder if self._trace is None else traces.begin(self._trace)
-        if self._trial is not None and recorder is not None:
-            self._trial.enter(recorder)
         if recorder is None:
             return scope
+        if self._trial is not None:
+            recorder.is_paced = True
+        recorder.tell_times()
+        if self._trial is not None:
+            self._trial.enter(recorder)
         options = self._options
         if self._device_bytes is None:
             found = self._store.books.moves.devices.resident.limit_bytes or 0

@@ -83,6 +83,10 @@ class PackLog(NotedLog):
         if plan is not None and index == 0 and record is not None and record.device is not None:
             self._times = self.books.time_graph(record)
 
+    def times_from(self, record: Record) -> GraphTimes:
+        """Of the graph, whose first pack the record is, on an accelerator; for a trace."""
+        return self.books.time_graph(record) if self._times is None else self._times
+
     # --- backward -----------------------------------------------------------------------------------------------
 
     def come_in(self, index: int, record: Record) -> None:

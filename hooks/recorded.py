@@ -28,13 +28,17 @@ _numbers = itertools.count(1)
 
 
 class ScopeOptions(NamedTuple):
-    """The options of a scope, as its trace has them. `has_select`: there is a `select`."""
+    """The options of a scope, as its trace has them.
+
+    `has_select`: there is a `select`; `is_automatic`: `device_bytes` was found.
+    """
 
     min_bytes: int
     device_bytes: int
     prefetch: str
     lookahead_bytes: int
     has_select: bool
+    is_automatic: bool
 
 
 class Packing(Protocol):
@@ -82,19 +86,22 @@ class RecordedScope:
             return saved
         ended = _now()
         log, index, recorder = saved.log, saved.index, self._recorder
+        handle = saved.handle
+        device = None if handle is None else handle.record.device
         if log.recorder is not recorder or log.owners is None:
             log.recorder = recorder
             log.owners = OwnerWatch(log.books, recorder, log.number)
             recorder.begin_graph(log.number, log)
+            if recorder.is_paced and handle is not None and device is not None:
+                recorder.time_graph(log.number, log, log.times_from(handle.record))
         self._owners = owners = log.owners
         owners.add(saved)
-        handle = saved.handle
         recorder.append(
             (
                 Pack, began, ended, self._thread, self._number, log.number, index, saved.key,
                 None if handle is None else handle.record.key,
                 log.nodes[index], saved.storage_id, saved.version, log.sizes[index], tensor.nbytes,
-                tensor.dtype, tensor.device, tensor.shape,
+                tensor.dtype, device or tensor.device, tensor.shape,
             )
         )  # fmt: skip
         recorder.changed()

@@ -122,13 +122,23 @@ class GraphTimes:
 
     def is_over(self) -> bool:
         """Whether the device has come to all marks. Does not block."""
-        marks = [
-            self._began,
-            self._turned,
-            self._ended,
-            *(mark for waits in self._waits for pair in waits for mark in pair),
-        ]
-        return not self._is_whole or all(mark is None or mark.query() for mark in marks)
+        return not self._is_whole or all(mark.query() for mark in self._marks())
+
+    def wait(self) -> bool:
+        """Return when it has: True; or at once, while this thread captures a graph, which waiting would end: False.
+
+        Blocks; not under the store's lock.
+        """
+        if self._copies.mark(self._copies.current_stream(self._device)) is None:
+            return False
+        for mark in self._marks():
+            mark.synchronize()
+        return True
+
+    def _marks(self) -> list[Marker]:
+        points = self._began, self._turned, self._ended
+        marks = [mark for mark in points if mark is not None]
+        return marks + [mark for waits in self._waits for pair in waits for mark in pair]
 
     def measured(self) -> Measured | None:
         """Once it is over; None: it tells nothing."""

@@ -68,8 +68,8 @@ class SimulatedCopies:
         self._thread.start()
 
     def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        """See `Copies`."""
-        return tensor.device
+        """See `Copies`; with its number, by which a trace tells it from host memory."""
+        return torch.device(tensor.device.type, tensor.device.index or 0)
 
     def current_stream(self, device: torch.device) -> str:
         """See `Copies`."""

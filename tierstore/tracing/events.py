@@ -22,6 +22,7 @@ __all__ = [
     "VERSION",
     "Booked",
     "Cancelled",
+    "Computed",
     "End",
     "Event",
     "Freed",
@@ -116,7 +117,11 @@ class Header(_Event, frozen=True):
 
 
 class Scope(_Event, frozen=True):
-    """A thread enters a scope; its options. Of `select` it is only told that there is one (`has_select`)."""
+    """A thread enters a scope; its options. Of `select` it is only told that there is one (`has_select`).
+
+    Attributes:
+        device_bytes: as given; where that is "auto" (`is_automatic`), what was found by then.
+    """
 
     at_ns: int
     thread: int
@@ -127,6 +132,7 @@ class Scope(_Event, frozen=True):
     prefetch: str
     lookahead_bytes: int
     has_select: bool
+    is_automatic: bool = False
 
 
 class ScopeEnd(_Event, frozen=True, tag="scope_end"):
@@ -213,6 +219,27 @@ class Gone(_Event, frozen=True):
 
     at_ns: int
     graph: int
+
+
+class Computed(_Event, frozen=True):
+    """What a graph that is gone has taken on its accelerator, by marks in the stream that computes. In trials of
+    `tierstore tune` alone, where a scope waits for the accelerator before it is entered.
+
+    Attributes:
+        at_ns: all of it was over.
+        forward_seconds, backward_seconds: from its first pack to its first unpack, and from there to its last.
+        forward_wait_seconds, backward_wait_seconds: of them, computing waited for copies.
+        out_bytes, in_bytes: queued to be copied out in forward, and back in backward.
+    """
+
+    at_ns: int
+    graph: int
+    forward_seconds: float
+    forward_wait_seconds: float
+    out_bytes: int
+    backward_seconds: float
+    backward_wait_seconds: float
+    in_bytes: int
 
 
 class Stall(_Event, frozen=True):
@@ -345,6 +372,6 @@ class End(_Event, frozen=True):
 
 
 Event = (
-    Header | Scope | ScopeEnd | Pack | Booked | Ours | Unpack | Release | Gone | Stall | Spill | Cancelled | Freed
-    | Restore | Offload | Reload | Levels | Lost | End
+    Header | Scope | ScopeEnd | Pack | Booked | Ours | Unpack | Release | Gone | Computed | Stall | Spill | Cancelled
+    | Freed | Restore | Offload | Reload | Levels | Lost | End
 )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from operator import attrgetter, call
@@ -20,12 +21,13 @@ import msgspec
 from ..errors import StorageIOError
 from ..remains import Remains
 from ..threads import start_thread
-from .events import Booked, Cancelled, End, Freed, Gone, Header, Levels, Lost, Offload, Reload, Stall
+from .events import Booked, Cancelled, Computed, End, Freed, Gone, Header, Levels, Lost, Offload, Reload, Stall
 from .file import TraceFile
 from .jobs import OpenJobs
 from .observer import Observer
 
 if TYPE_CHECKING:
+    from ..coverage import GraphTimes
     from ..disk.tier import Loaded, Stored
 
 __all__ = ["MOST_WAITING_EVENTS", "RecordedEvent", "Recorder"]
@@ -56,6 +58,8 @@ class Recorder(Observer):
         waiting: events that are not written yet; also appended to where something dies.
         num_inside: scopes that are being recorded now, and one for `TierStore.trace`; changed under the store's lock.
         num_graphs: that have begun. Of threads that begin one at the same moment, one may count for all.
+        is_paced: a scope waits until accelerators are through with the graphs that are gone, and tells what those took.
+            Else the host's times say nothing of steps that it is ahead of. For trials of `tierstore tune`.
     """
 
     def __init__(
@@ -70,11 +74,13 @@ class Recorder(Observer):
         self.waiting: deque[RecordedEvent] = deque()
         self.num_inside = 0
         self.num_graphs = 0
+        self.is_paced = False
         self._file = file
         self._header = header
         self._levels = levels
         self._on_idle = on_idle
         self._graphs: dict[int, _GraphRemains] = {}
+        self._timed: deque[tuple[int, weakref.ref[object], GraphTimes]] = deque()
         self._jobs = OpenJobs()
         self._encode = msgspec.json.Encoder(enc_hook=_name_of).encode
         self._num_lost = 0
@@ -99,6 +105,23 @@ class Recorder(Observer):
         """From now on the trace goes on at least until this graph is gone."""
         self.num_graphs += 1
         self._graphs[number] = _GraphRemains(graph, self.waiting.extend, number)
+
+    def time_graph(self, number: int, graph: object, times: GraphTimes) -> None:
+        """These are to be told when the graph is gone: see `tell_times`."""
+        self._timed.append((number, weakref.ref(graph), times))
+
+    def tell_times(self) -> None:
+        """Tell what the graphs that are gone have taken on their accelerators, once that is over. Blocks until then."""
+        timed, self._timed = self._timed, deque()
+        for number, graph, times in timed:
+            if graph() is not None:
+                self._timed.append((number, graph, times))
+                continue
+            times.end()
+            if not times.wait():
+                self._timed.append((number, graph, times))
+            elif (measured := times.measured()) is not None:
+                self.append((Computed, _now(), number, *measured))
 
     def booked(self, graph: int, index: int, record: int) -> None:
         """A saved tensor has a record."""
