@@ -10,9 +10,10 @@ from tests.simulator.made_up import chain, drive
 from tierstore.errors import ConfigError
 from tierstore.simulator import (
     Hardware,
+    Link,
     Settings,
 )
-from tierstore.simulator.fit import Observation, fit, steady_seconds
+from tierstore.simulator.fit import Observation, fit, fit_link, steady_seconds
 
 _MIB = 2**20
 _MACHINE = Hardware(drive(2e9), cores=2, cpu_seconds_per_record=1e-3, cpu_seconds_per_byte=1e-10)
@@ -52,3 +53,21 @@ def test_fit_no_step_or_one_without_time_is_refused(seconds: float | None) -> No
     steps = [] if seconds is None else [Observation(chain([16 * _MIB], 0.1), Settings(0), seconds)]
     with pytest.raises(ConfigError):
         fit(_MACHINE, steps)
+
+
+def _at(factor: float) -> Hardware:
+    return replace(_MACHINE, link=Link(5e8 * factor, 1e9 * factor))
+
+
+def _observed_on_device(factor: float, device_bytes: int) -> list[Observation]:
+    workload, settings = chain([16 * _MIB] * 40, 0.02).on_accelerator(1.0), Settings(2**40, device_bytes=device_bytes)
+    return [Observation(workload, settings, steady_seconds(workload, _at(factor), settings))]
+
+
+@pytest.mark.parametrize("factor", [0.4, 0.9, 1.0])
+def test_fit_link_steps_on_a_known_link_finds_its_speed(factor: float) -> None:
+    assert fit_link(_at, _observed_on_device(factor, 0)) == pytest.approx(factor, rel=0.03)
+
+
+def test_fit_link_steps_that_copy_nothing_leave_it_alone() -> None:
+    assert fit_link(_at, _observed_on_device(3.0, 2**40)) == 1.0

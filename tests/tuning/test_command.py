@@ -12,11 +12,14 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.command_line import Command, Done, command_of
 from tests.daemon.conftest import environment_of_tests
+from tests.tuning.conftest import HARDWARE
 from tierstore import TierStore, tiered_offload
+from tierstore.hardware import AcceleratorLink, hardware_text
 
 MIB = 2**20
 TRAINING = """
@@ -90,6 +93,37 @@ def test_tune_program_ends_with_a_file_a_table_and_a_heat_map(
     assert list((working_directory / "temporary").iterdir()) == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_tune_program_on_an_accelerator_tries_its_memory_too(
+    command: Command, training: Sequence[str], tmp_path: Path, working_directory: Path
+) -> None:
+    """On the copy engine for tests, which is fast beside a machine whose link is said to be slow."""
+    script = Path(training[1])
+    text = script.read_text().replace("with TierStore(", "copies = SimulatedCopies()\nwith TierStore(")
+    text = text.replace("import sys, torch\n", "import sys, torch\nfrom tierstore.testing import SimulatedCopies\n")
+    script.write_text(text.replace('host_bytes="4MiB"', 'host_bytes="4MiB", copies=copies'))
+    link = AcceleratorLink(
+        name="slow",
+        memory_bytes=0,
+        host_memory="pinned",
+        to_host_bytes_per_second=1e7,
+        to_device_bytes_per_second=1e7,
+    )
+    hardware = tmp_path / "link.toml"
+    hardware.write_text(hardware_text(msgspec.structs.replace(HARDWARE, accelerators=(link,))))
+    options = ("--steps=2", "--rounds=3", "--candidates=1", "--json", "--device-bytes=2MiB", "--hardware")
+    done = command(*options, hardware, "--", *training)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    tried = {each["name"]: each["device_bytes"] for each in said["candidates"]}
+    assert (tried["as it is"], tried["defaults"], tried["auto"]) == (0, 2 * MIB, "auto")
+    assert all(each["failure"] is None for each in said["candidates"])
+    assert said["link"].startswith("copies to the host at")
+    assert said["heat_map"]["device_bytes"][-1] == 2 * MIB
+    assert "device_bytes" in tomllib.loads((working_directory / "tierstore.toml").read_text())["offload"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_tune_interrupted_ends_the_program_and_leaves_nothing(
     number: signal.Signals, hardware_file: Path, working_directory: Path, tmp_path: Path
@@ -145,6 +179,7 @@ def test_tune_program_that_hangs_fails_in_bounded_time(command: Command) -> None
         (("--", "/no/such/program"), "COMMAND"),
         (("--host-bytes", "12 parsecs", "--", "true"), "--host-bytes"),
         (("--host-bytes", "1MiB", "--", "true"), "host_bytes"),
+        (("--device-bytes", "auto", "--", "true"), "--device-bytes"),
         (("--hardware", "nothing.toml", "--", "true"), "hardware"),
         (("--config", "no/such/folder.toml", "--", "true"), "--config"),
         (("--heat-map", "map.doc", "--", "true"), "--heat-map"),
@@ -170,7 +205,16 @@ def test_tune_used_wrongly_exit_code_2(arguments: tuple[str, ...], command: Comm
 def test_tune_help_names_every_option(command: Command) -> None:
     done = command("--help")
     assert done.returncode == 0
-    for option in ("--config", "--host-bytes", "--steps", "--rounds", "--candidates", "--trial-seconds", "--heat-map"):
+    for option in (
+        "--config",
+        "--host-bytes",
+        "--device-bytes",
+        "--steps",
+        "--rounds",
+        "--candidates",
+        "--trial-seconds",
+        "--heat-map",
+    ):
         assert option in done.stdout
     assert "tierstore tune -- python train.py" in done.stdout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -63,3 +64,16 @@ def test_file_of_an_unknown_kind_is_refused(name: str) -> None:
 def test_file_in_no_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         write_heat_map(FOUND, tmp_path / "none" / "map.html")
+
+
+def test_map_by_device_bytes_says_so(tmp_path: Path) -> None:
+    predicted = {replace(START, device_bytes=2 * MIB): 0.25, START: 0.5}
+    found = Found(predicted, [4 * MIB], [0, 2 * MIB], START, is_whole=True, down="device_bytes")
+    page = as_html(found)
+    assert "Down: device_bytes." in page
+    assert page.index("0.500") < page.index("2 MiB") < page.index("0.250")
+    screen = StringIO()
+    Console(file=screen, width=100).print(heat_table(found))
+    assert "by host_bytes and device_bytes" in " ".join(screen.getvalue().split())
+    write_heat_map(found, tmp_path / "map.svg")
+    assert "device_bytes" in (tmp_path / "map.svg").read_text()

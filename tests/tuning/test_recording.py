@@ -8,6 +8,7 @@ import pytest
 from tierstore.errors import ConfigError
 from tierstore.simulator import Compute, Workload
 from tierstore.tracing.events import (
+    Computed,
     Event,
     Gone,
     Header,
@@ -17,6 +18,7 @@ from tierstore.tracing.events import (
     Scope,
     ScopeEnd,
     Spill,
+    Stall,
     StoreSettings,
     Unpack,
 )
@@ -26,10 +28,10 @@ from tierstore.tuning.recording import Recording, step_seconds_of
 _SECOND = 1_000_000_000
 
 
-def _graph(number: int, began: float, ended: float, nbytes: int = 1000) -> list[Event]:
+def _graph(number: int, began: float, ended: float, nbytes: int = 1000, device: str = "cpu") -> list[Event]:
     """A graph of one saved tensor; forward takes a tenth of a second."""
     at, end = round(began * _SECOND), round(ended * _SECOND)
-    pack = Pack(at + 1, at + 2, 7, number, number, 0, number, number, 0, 0, 0, nbytes, 1, "float32", "cpu", (1,))
+    pack = Pack(at + 1, at + 2, 7, number, number, 0, number, number, 0, 0, 0, nbytes, 1, "float32", device, (1,))
     return [
         Scope(at, 7, "main", number, 0, 0, "learned", 99, False),
         pack,
@@ -141,3 +143,57 @@ def test_settings_of_a_daemon_s_store_are_refused() -> None:
 def test_settings_of_a_trace_without_packs_are_refused() -> None:
     with pytest.raises(ConfigError, match="nothing"):
         _ = Recording(_trace(_graph(0, 0, 1)[:1]), 1, 1, 1.0).settings
+
+
+# --- on an accelerator ---------------------------------------------------------------------------------------------
+
+
+def _on_device(number: int, *, told: float, **options: object) -> list[Event]:
+    """The host is through with it in 0.2 of a second; its accelerator is not, and says so then.
+
+    Forward takes 2 s there, of which copies hold it up for 0.5; backward 3 s, of which the host waits for 1.
+    """
+    graph = _graph(number, number * 6.0, number * 6.0 + 0.2, device="cuda:0", **options)  # type: ignore[arg-type]
+    unpacked_ns = next(event.began_ns for event in graph if isinstance(event, Unpack))
+    stall = Stall(unpacked_ns, unpacked_ns + _SECOND, 7, "unpack: bytes not there", 0)
+    return [*graph, stall, Computed(round(told * _SECOND), number, 2.0, 0.5, 900, 3.0, 0.0, 900)]
+
+
+def test_step_seconds_on_an_accelerator_are_by_what_that_is_through_with() -> None:
+    graphs = [_on_device(number, told=number * 6.0 + 5.5 + (number == 2)) for number in range(5)]
+    assert step_seconds_of([_trace(*graphs)]) == pytest.approx(6.0)
+    assert step_seconds_of([_trace(*graphs[:3])]) == pytest.approx(7.0), "of the third alone"
+
+
+def test_workload_on_an_accelerator_takes_what_it_took_there_without_waits() -> None:
+    recording = Recording(_trace(*(_on_device(number, told=number * 6.0 + 5.5) for number in range(5))), 3, 1, 6.0)
+    workload = recording.workload()
+    assert workload.uses_device
+    assert workload.training_cores == 1.0
+    seconds = [action.seconds for action in workload.actions if isinstance(action, Compute)]
+    assert sum(seconds[:-1]) == pytest.approx(2.0 - 0.5)
+    assert seconds[-1] == pytest.approx(6.0 - 2.0 - 3.0)
+
+
+def test_workload_on_an_accelerator_that_told_nothing_is_at_the_host_s_pace() -> None:
+    graphs = [_graph(number, number * 4.0, number * 4.0 + 3, device="cuda:0") for number in range(5)]
+    recording = Recording(_trace(*graphs), 3, 1, 4.0)
+    assert recording.ways() == []
+    assert recording.workload().compute_seconds == pytest.approx(4.0)
+
+
+def test_workload_on_several_accelerators_is_refused() -> None:
+    at = 18 * _SECOND + 3
+    other = Pack(at, at + 1, 7, 3, 3, 1, 99, 99, 0, 0, 0, 10, 1, "float32", "cuda:1", (1,))
+    graphs = [_on_device(number, told=number * 6.0 + 5.5) for number in range(4)]
+    with pytest.raises(ConfigError, match=r"one accelerator is simulated.*cuda:0.*cuda:1"):
+        _workload(*graphs, [other])
+
+
+@pytest.mark.parametrize(("is_automatic", "device_bytes"), [(True, "auto"), (False, 4096)])
+def test_settings_of_a_scope_have_its_device_bytes(is_automatic: bool, device_bytes: int | str) -> None:
+    scope, *rest = _graph(0, 0, 1)
+    scope = msgspec.structs.replace(scope, device_bytes=4096, is_automatic=is_automatic)
+    recording = Recording(_trace([scope, *rest]), 1, 1, 1.0)
+    assert recording.settings.device_bytes == device_bytes
+    assert recording.device_bytes == recording.simulated.device_bytes == 4096

@@ -9,7 +9,7 @@ import pytest
 
 from tierstore.errors import ConfigError
 from tierstore.simulator import Settings
-from tierstore.tuning.search import CODECS, IO_DEPTHS, PREFETCHES, Space, search
+from tierstore.tuning.search import CODECS, IO_DEPTHS, PREFETCHES, Predict, Space, search
 from tierstore.tuning.settings import LEAST_STAGING_BYTES, TrialSettings, default_settings
 
 MIB = 2**20
@@ -87,6 +87,42 @@ def test_search_gives_the_host_budget_what_a_smaller_window_frees_also_where_tha
     (found,) = search(space, [default_settings(space.memory_bytes)], seconds, _always).best(1)
     assert found.staging_bytes == min(space.windows())
     assert found.memory_bytes == space.memory_bytes
+
+
+def _needing(device_bytes: int) -> Predict:
+    """Faster with more on the device, up to that."""
+
+    def seconds(settings: TrialSettings) -> float:
+        return 10.0 - min(settings.simulated.device_bytes, device_bytes) / (100 * MIB) + _seconds(settings)
+
+    return seconds
+
+
+@pytest.mark.parametrize("needed_bytes", [0, 100 * MIB, 400 * MIB])
+def test_search_on_an_accelerator_takes_what_it_needs_of_the_limit(needed_bytes: int) -> None:
+    space = replace(SPACE, device_bytes=200 * MIB)
+    found = search(space, [START], _needing(needed_bytes), _always)
+    assert found.down == "device_bytes"
+    assert (min(found.downs), max(found.downs)) == (0, 200 * MIB)
+    assert all(settings.device_bytes <= 200 * MIB for settings in found.predicted)
+    best = found.best(1)[0]
+    assert best.device_bytes == min(needed_bytes, 200 * MIB)
+    assert found.at(START.host_bytes, 200 * MIB) == found.predicted[replace(START, device_bytes=200 * MIB)]
+    assert best.lookahead_bytes == 150 * MIB, "that is searched from the best point on"
+
+
+def test_search_where_time_ties_spares_the_accelerator_before_the_host() -> None:
+    def seconds(settings: TrialSettings) -> float:
+        return 1.0 if settings.simulated.device_bytes >= 100 * MIB or settings.host_bytes >= 150 * MIB else 2.0
+
+    best = search(replace(SPACE, device_bytes=200 * MIB), [START], seconds, _always).best(1)[0]
+    assert (best.device_bytes, best.host_bytes) == (0, 150 * MIB)
+
+
+def test_search_from_auto_never_tries_another_order_with_it() -> None:
+    """The store would refuse that."""
+    found = search(SPACE, [replace(START, device_bytes="auto")], _seconds, _always)
+    assert {settings.prefetch for settings in found.predicted} == {"learned"}
 
 
 def test_search_told_to_stop_has_what_it_must_and_says_so() -> None:

@@ -12,6 +12,8 @@ from torch import nn
 from tests.conftest import MakeStore
 from tierstore import TierStore, offload_module, tiered_offload
 from tierstore.errors import ConfigError
+from tierstore.testing import SimulatedCopies
+from tierstore.tracing.events import Computed, Gone
 from tierstore.tracing.reader import read_trace
 from tierstore.trial import VARIABLE, TrialEndedError, trial_of_process
 from tierstore.tuning.recording import read_recording
@@ -132,3 +134,37 @@ def test_trial_of_a_plan_that_is_none_is_refused(
         TierStore(store_directory)
     monkeypatch.delenv(VARIABLE)
     trial_of_process.cache_clear()
+
+
+def test_trial_on_an_accelerator_waits_for_it_and_tells_what_its_graphs_took(
+    begin_trial: BeginTrial, make_store: MakeStore
+) -> None:
+    folder = begin_trial(num_graphs=3, offload={"device_bytes": 4096})
+    with SimulatedCopies() as copies:
+        store = make_store(copies=copies)
+        for _ in range(4):
+            _step(store)
+        with pytest.raises(TrialEndedError):
+            _step(store)
+        store.close()
+    recording = read_recording(folder)
+    computed = [event for event in recording.trace.events if isinstance(event, Computed)]
+    gone = [event for event in recording.trace.events if isinstance(event, Gone)]
+    assert [event.graph for event in computed] == [event.graph for event in gone]
+    assert all(told.at_ns > went.at_ns for told, went in zip(computed, gone, strict=True))
+    assert recording.settings.device_bytes == 4096
+    assert recording.workload().uses_device
+    for event in computed:
+        assert event.forward_seconds > 0
+        assert event.backward_seconds > 0
+        assert event.in_bytes <= event.out_bytes == 2 * 64 * 64 * 4
+
+
+def test_trace_that_is_no_trial_s_tells_nothing_of_accelerators(make_store: MakeStore, tmp_path: Path) -> None:
+    with SimulatedCopies() as copies:
+        store = make_store(copies=copies)
+        with store.trace(tmp_path / "trace.jsonl"):
+            for _ in range(3):
+                _step(store)
+        store.close()
+    assert not [event for event in read_trace(tmp_path / "trace.jsonl").events if isinstance(event, Computed)]

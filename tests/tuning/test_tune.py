@@ -13,10 +13,11 @@ from tests.tuning.conftest import HARDWARE
 from tests.tuning.traces import graph_of_steps
 from tierstore.errors import ConfigError
 from tierstore.simulator.from_hardware import hardware_of
+from tierstore.tuning.predicted import fitted
 from tierstore.tuning.program import TrialFailedError
 from tierstore.tuning.recording import read_recording
 from tierstore.tuning.settings import TrialSettings, default_settings
-from tierstore.tuning.tune import Plan, _fitted, tune
+from tierstore.tuning.tune import Plan, tune
 from tierstore.tuning.tuned import Tuned
 
 MIB = 2**20
@@ -90,10 +91,10 @@ def test_machine_is_fitted_to_what_was_recorded_if_there_is_time(tmp_path: Path)
     graph_of_steps(tmp_path, os.getpid(), OWN, 0.2)
     recording, described = read_recording(tmp_path), hardware_of(HARDWARE)
     workload = recording.workload()
-    fitted = _fitted(described, workload, recording, seconds=1000.0)
+    machine = fitted(described, workload, recording, seconds=1000.0)
     # All cores compute, and what the store takes of them is in what was recorded: it must not count twice.
-    assert (described.contention, fitted.contention) == (1.0, 0.0)
-    assert _fitted(described, workload, recording, seconds=0.0) is described
+    assert (described.contention, machine.contention) == (1.0, 0.0)
+    assert fitted(described, workload, recording, seconds=0.0) is described
 
 
 def test_candidate_that_fails_is_told_and_not_tried_again(tune_it: Callable[..., Tuned]) -> None:
@@ -157,3 +158,10 @@ def test_inline_bytes_is_tried_where_it_would_move_what_the_program_saves(
 def test_limit_below_any_window_is_refused(tune_it: Callable[..., Tuned]) -> None:
     with pytest.raises(ConfigError, match="host_bytes"):
         tune_it(Pretended(lambda settings: 1.0), host_bytes=MIB)
+
+
+def test_limit_of_device_bytes_for_a_step_without_an_accelerator_is_refused(tmp_path: Path) -> None:
+    program = Pretended(lambda settings: 1.0)
+    with pytest.raises(ConfigError, match="device_bytes"):
+        tune(program.run, lambda directory: HARDWARE, Plan(device_bytes=MIB), lambda *stage, **_: None)
+    assert len(program.ran) == 1

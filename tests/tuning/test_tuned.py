@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -52,6 +53,47 @@ def test_choice_where_the_program_is_above_the_limit_is_by_the_defaults() -> Non
     above = _candidate("as it is", 0.5, 0.5, 0.5, is_allowed=False)
     assert choose([above, REFERENCE, _candidate("found", 0.9, 0.9, 0.9)])[0].name == "found"
     assert choose([above, REFERENCE, _candidate("found", 1.1, 1.1, 1.1)])[0] is REFERENCE
+
+
+def _with_device(name: str, device_bytes: int | Literal["auto"], *seconds: float, found_bytes: int = 0) -> Candidate:
+    settings = replace(SETTINGS, device_bytes=device_bytes)
+    return Candidate(name, settings, 1.0, seconds or (1.0, 1.0, 1.0), found_bytes=found_bytes)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "expected"),
+    [
+        ([_with_device("as it is", 9), _with_device("less", 5), _with_device("least", 4, 1.02, 1.0, 1.0)], "least"),
+        ([_with_device("as it is", 9), _with_device("slower", 4, 1.01, 1.01, 1.0)], "as it is"),
+        ([_with_device("as it is", 9), _with_device("failed", 4, 1.0, 1.0)], "as it is"),
+        ([_with_device("as it is", 4), _with_device("more", 9)], "as it is"),
+        ([_with_device("as it is", 0, 1.2, 1.2, 1.2), _with_device("most", 9), _with_device("more", 5)], "more"),
+        ([_with_device("as it is", 9), _with_device("auto", "auto", found_bytes=5)], "auto"),
+        ([_with_device("as it is", "auto", found_bytes=5), _with_device("auto", "auto", found_bytes=9)], "as it is"),
+    ],
+)
+def test_choice_of_what_is_as_fast_is_what_leaves_most_of_the_accelerator_free(
+    candidates: list[Candidate], expected: str
+) -> None:
+    chosen, reason = choose(candidates)
+    assert chosen.name == expected
+    assert repr(expected) in reason
+
+
+@pytest.mark.parametrize("device_bytes", ["auto", 5 * MIB])
+def test_file_of_outcome_has_its_device_bytes(
+    device_bytes: int | Literal["auto"], store_directory: Path, tmp_path: Path
+) -> None:
+    tuned = replace(
+        _tuned(str(store_directory), replace(SETTINGS, prefetch="learned", device_bytes=device_bytes)), link="a"
+    )
+    file = tmp_path / "tierstore.toml"
+    file.write_text(tuned.toml)
+    assert "# Simulated with a.\n" in tuned.toml
+    with TierStore.from_config(file) as store:
+        scope = tiered_offload.from_config(store, file)
+        assert scope._device_bytes == (None if device_bytes == "auto" else device_bytes)
+    assert tuned.as_dict()["config"]["offload"]["device_bytes"] == device_bytes
 
 
 def _tuned(place: str, settings: TrialSettings) -> Tuned:

@@ -19,7 +19,7 @@ DEFAULTS = Candidate("defaults", TrialSettings(999 * MIB), 1.9, (1.5, 1.6, 1.4))
 LONG = TrialSettings(999 * MIB, 112 * MIB, "shuffle-zstd:1", "learned", 999 * MIB, 16)
 
 
-def _shown(*candidates: Candidate, saved_bytes: int = 300 * MIB) -> Sequence[str]:
+def _shown(*candidates: Candidate, saved_bytes: int = 300 * MIB, link: str | None = None) -> Sequence[str]:
     shares = (0, 1, 2, 4, 6, 8, 9)
     hosts, lookaheads = [share * saved_bytes // 8 for share in shares], [saved_bytes // 8, None]
     start = candidates[0].settings
@@ -27,7 +27,8 @@ def _shown(*candidates: Candidate, saved_bytes: int = 300 * MIB) -> Sequence[str
     found = Found(predicted, hosts, lookaheads, start, is_whole=True)
     screen = StringIO()
     reason = f"{candidates[-1].name!r} it is."
-    Console(file=screen, width=80).print(tuned_view(Tuned("/x", MIB, candidates, candidates[-1], found, reason)))
+    tuned = Tuned("/x", MIB, candidates, candidates[-1], found, reason, link)
+    Console(file=screen, width=80).print(tuned_view(tuned))
     return screen.getvalue().splitlines()
 
 
@@ -53,3 +54,21 @@ def test_tables_say_which_candidate_failed_and_which_is_above_the_limit() -> Non
     assert "'as it is' takes more memory than the limit" in text
     assert "'found 1' failed: out of memory" in text
     assert "of 'defaults'" in text
+
+
+def test_tables_of_a_step_on_an_accelerator_say_what_stays_there() -> None:
+    sized = Candidate("found 1", replace(LONG, device_bytes=999 * 2**30), 1.0, (1.0, 1.1, 1.2))
+    found = Candidate("auto", replace(LONG, device_bytes="auto"), None, (1.0, 1.1, 1.2), found_bytes=3 * 2**30)
+    lines = _shown(
+        DEFAULTS, sized, found, link="copies to the host at 2 GB/s (as recorded), back at 40 GB/s (measured)"
+    )
+    assert max(map(len, lines)) <= 80
+    rows = [" ".join(line.split()) for line in lines]
+    place = rows.index("On the accelerator")
+    assert rows[place + 1 : place + 5] == [
+        "device_bytes found",
+        "defaults 0 B -",
+        "found 1 999.00 GiB -",
+        "auto auto 3.00 GiB",
+    ]
+    assert "They were simulated with copies to the host at 2 GB/s (as recorded)" in "\n".join(rows)

@@ -21,6 +21,10 @@ def tune(
             metavar="SIZE", help="Most of host memory for the store, staging included. Default: what it has now."
         ),
     ] = None,
+    device_bytes: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Most that may stay on an accelerator. Default: what it has now."),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to measure in each trial, after two that are not.")] = 5,
     rounds: Annotated[int, typer.Option(min=3, help="How often each candidate is measured.")] = 5,
     candidates: Annotated[int, typer.Option(min=1, help="How many of those that were simulated to measure.")] = 4,
@@ -54,6 +58,7 @@ def tune(
     from ..tuning.tune import Plan
 
     limit_bytes = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
+    device_limit_bytes = None if device_bytes is None else parse_size(device_bytes, "--device-bytes")
     program = Program(tuple(command), steps + NUM_WARMUPS, trial_seconds)
     wanted = Wanted(config=config, heat_map=heat_map, hardware=hardware, as_json=as_json)
-    present(program, Plan(limit_bytes, rounds, candidates, search_seconds), wanted)
+    present(program, Plan(limit_bytes, rounds, candidates, search_seconds, device_limit_bytes), wanted)

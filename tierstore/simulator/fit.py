@@ -1,4 +1,5 @@
-"""How much training suffers beside the store, which only real steps show: fitted to a few of them. Pure."""
+"""What only real steps show, fitted to a few of them: how much training suffers beside the store, and how fast copies
+from and to an accelerator are beside it. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from .hardware import Hardware
 from .simulate import Settings, simulate
 from .workload import Workload
 
-__all__ = ["Observation", "fit", "steady_seconds"]
+__all__ = ["Observation", "fit", "fit_link", "steady_seconds"]
 
 _TRIED = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+_TRIED_FACTORS = (1.0, 0.25, 0.5, 0.75, 1.25, 1.5, 2.0, 4.0)
+"""Of two that come as near, the first is taken."""
 _NUM_REFINEMENTS = 5
 _NUM_STEPS = 4
 
@@ -58,30 +61,41 @@ def fit(hardware: Hardware, observed: Sequence[Observation]) -> Hardware:
         ConfigError: there is none, or one that took no time.
         StoreFullError: the store of one would have been full.
     """
+    return replace(
+        hardware,
+        contention=_least(_TRIED, lambda contention: _error(replace(hardware, contention=contention), observed)),
+    )
+
+
+def fit_link(hardware_at: Callable[[float], Hardware], observed: Sequence[Observation]) -> float:
+    """The factor on the speed of copies, of 1/4 to 4, that brings simulated steps nearest to the observed ones.
+
+    Of steps that no copy holds up, 1. Otherwise as `fit`.
+
+    Args:
+        hardware_at: the machine, with copies so many times as fast.
+        observed: at least one.
+    """
+    return _least(_TRIED_FACTORS, lambda factor: _error(hardware_at(factor), observed))
+
+
+def _error(hardware: Hardware, observed: Sequence[Observation]) -> float:
+    """The mean of all, as logarithms. Raises as `fit`."""
     if not observed or any(not each.step_seconds > 0 for each in observed):
         raise ConfigError("observed", [each.step_seconds for each in observed], "give steps that took some time")
-
-    def error_of(contention: float) -> float:
-        machine = replace(hardware, contention=contention)
-        return statistics.fmean(
-            abs(log(steady_seconds(each.workload, machine, each.settings) / each.step_seconds)) for each in observed
-        )
-
-    return replace(hardware, contention=_least(error_of))
+    return statistics.fmean(
+        abs(log(steady_seconds(each.workload, hardware, each.settings) / each.step_seconds)) for each in observed
+    )
 
 
-def _least(error_of: Callable[[float], float]) -> float:
+def _least(tried: Sequence[float], error_of: Callable[[float], float]) -> float:
     """The argument of the least error: the best of a few, then halfway to its neighbours, again and again."""
-    errors = {tried: error_of(tried) for tried in _TRIED}
+    errors = {argument: error_of(argument) for argument in tried}
     for _ in range(_NUM_REFINEMENTS):
-        arguments, best = sorted(errors), _best(errors)
+        arguments, best = sorted(errors), min(errors, key=errors.__getitem__)
         place = arguments.index(best)
         for neighbour in arguments[max(0, place - 1) : place + 2]:
             between = (neighbour + best) / 2
             if between not in errors:
                 errors[between] = error_of(between)
-    return _best(errors)
-
-
-def _best(errors: dict[float, float]) -> float:
-    return min(errors, key=lambda argument: (errors[argument], argument))
+    return min(errors, key=errors.__getitem__)

@@ -1,4 +1,4 @@
-"""Predicted step times by host budget and lookahead: in a terminal, as a page of HTML, as a picture."""
+"""Predicted step times by two sizes (see `search.py`): in a terminal, as a page of HTML, as a picture."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _INCHES = 1.1
 
 def heat_table(found: Found) -> Table:
     """For a terminal: the darker green, the faster."""
-    table = Table(title=f"{_TITLE}, by host_bytes and lookahead_bytes", title_justify="left", box=None)
-    table.add_column("ahead", justify="right")
+    table = Table(title=f"{_TITLE}, by host_bytes and {found.down}", title_justify="left", box=None)
+    table.add_column("ahead" if found.down == "lookahead_bytes" else "device", justify="right")
     for host in found.hosts:
         table.add_column(format_bytes(host), justify="right")
-    for lookahead, row in zip(found.lookaheads, _rows(found), strict=True):
+    for value, row in zip(found.downs, _rows(found), strict=True):
         cells = [Text(_figure(seconds), style=f"on {_hex(_colour(found, seconds))} #000000") for seconds in row]
-        table.add_row(_distance(lookahead), *cells)
+        table.add_row(_size(value), *cells)
     return table
 
 
@@ -62,15 +62,15 @@ def as_html(found: Found) -> str:
     """A page that needs no other file."""
     head = "".join(f"<th>{format_bytes(host)}</th>" for host in found.hosts)
     rows = "".join(
-        f"<tr><th>{_distance(lookahead)}</th>"
+        f"<tr><th>{_size(value)}</th>"
         + "".join(f'<td style="background:{_hex(_colour(found, each))}">{_figure(each)}</td>' for each in row)
         + "</tr>"
-        for lookahead, row in zip(found.lookaheads, _rows(found), strict=True)
+        for value, row in zip(found.downs, _rows(found), strict=True)
     )
     style = "body{font:15px sans-serif;margin:2em}td,th{padding:.5em 1em;text-align:right}"
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_TITLE}</title><style>{style}</style>'
-        f"<h1>{_TITLE}</h1><p>Across: host_bytes. Down: lookahead_bytes.</p>"
+        f"<h1>{_TITLE}</h1><p>Across: host_bytes. Down: {found.down}.</p>"
         f"<table><tr><th></th>{head}</tr>{rows}</table></html>\n"
     )
 
@@ -87,15 +87,15 @@ def draw_heat_map(found: Found, file: Path) -> None:
         for x, seconds in enumerate(row):
             axes.text(x, y, _figure(seconds), ha="center", va="center")
     axes.set_xticks(range(len(found.hosts)), [format_bytes(host) for host in found.hosts])
-    axes.set_yticks(range(len(rows)), [_distance(lookahead) for lookahead in found.lookaheads])
+    axes.set_yticks(range(len(rows)), [_size(value) for value in found.downs])
     axes.set_xlabel("host_bytes")
-    axes.set_ylabel("lookahead_bytes")
+    axes.set_ylabel(found.down)
     axes.set_title(_TITLE)
     figure.savefig(file, dpi=110)
 
 
 def _rows(found: Found) -> list[list[float | None]]:
-    return [[found.at(host, lookahead) for host in found.hosts] for lookahead in found.lookaheads]
+    return [[found.at(host, value) for host in found.hosts] for value in found.downs]
 
 
 def _colour(found: Found, seconds: float | None) -> tuple[int, int, int]:
@@ -113,8 +113,9 @@ def _hex(colour: Sequence[int]) -> str:
     return "#" + "".join(f"{part:02x}" for part in colour)
 
 
-def _distance(lookahead: int | None) -> str:
-    return "all room" if lookahead is None else format_bytes(lookahead)
+def _size(value: int | None) -> str:
+    """None: of a lookahead that has no limit of its own."""
+    return "all room" if value is None else format_bytes(value)
 
 
 def _figure(seconds: float | None) -> str:

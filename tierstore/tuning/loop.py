@@ -29,6 +29,7 @@ def tune_loop(
     path: str | PathLike[str],
     *,
     host_bytes: SizeLike | None = None,
+    device_bytes: SizeLike | None = None,
     start: TrialSettings | None = None,
     min_bytes: SizeLike = "1MiB",
     steps: int = 5,
@@ -52,6 +53,7 @@ def tune_loop(
         step: called on this thread with the scope for its forward; backward included. It should do the same each time.
         path: as `TierStore`'s.
         host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: what `start` has.
+        device_bytes: the most that may stay on an accelerator; None: what `start` has.
         start: the settings that it has now, which others must beat; None: the defaults.
         min_bytes: as `tiered_offload`'s; not searched.
         steps: measured in each trial, after two that are not.
@@ -59,7 +61,8 @@ def tune_loop(
         hardware: file of `tierstore doctor --hardware`; None: the machine is measured, in some ten seconds.
 
     Raises:
-        ConfigError: an argument cannot be used, or what the step saves cannot be simulated: it is on an accelerator.
+        ConfigError: an argument cannot be used, or what the step saves cannot be simulated: it is on several
+            accelerators, or on one whose link nobody could measure.
         TrialFailedError: the step packs nothing, or keeps the graphs of all steps.
 
     What the step or the store raises under the settings that are recorded first goes through; the store is closed then.
@@ -68,6 +71,7 @@ def tune_loop(
         if number < least:
             raise ConfigError(name, number, f"give {least} or more")
     limit_bytes = None if host_bytes is None else parse_size(host_bytes, "host_bytes")
+    device_limit_bytes = None if device_bytes is None else parse_size(device_bytes, "device_bytes")
     if start is None and limit_bytes is not None:
         start = default_settings(limit_bytes)
     described = None if hardware is None else read_hardware(hardware)
@@ -76,7 +80,8 @@ def tune_loop(
     def measure(directory: Path) -> Hardware:
         return measure_machine(directory) if described is None else described
 
-    return tune(loop.run, measure, Plan(limit_bytes, rounds), lambda stage, done, total=None, what="": None)
+    plan = Plan(limit_bytes, rounds, device_bytes=device_limit_bytes)
+    return tune(loop.run, measure, plan, lambda stage, done, total=None, what="": None)
 
 
 @dataclass(frozen=True)
@@ -94,5 +99,8 @@ class _Loop:
         with TierStore(self.directory, **({} if settings is None else settings.store)) as store:
             options = {} if settings is None else settings.offload
             scope = tiered_offload(store, min_bytes=self.min_bytes, trace=trace, **options)
+            recorder = store.traces.begin(trace)
+            recorder.is_paced = True
             for _ in range(self.num_graphs):
                 self.step(scope)
+            recorder.tell_times()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..config import DEFAULT_ADDRESS, check_directory
+from ..doctor.accelerators import measure_accelerators
 from ..doctor.diagnosis import hardware_of
 from ..doctor.examine import NUM_EXAMINED, examine
-from ..hardware import Hardware
+from ..hardware import AcceleratorLink, Hardware
 from .program import TrialFailedError
 
-__all__ = ["measure_machine"]
+__all__ = ["measure_links", "measure_machine"]
 
 _SECONDS = 10.0
 """A simulation needs speeds; that is enough for them."""
+_LINK_SECONDS = 1.0
+_LINK_BUFFER_BYTES = 64 * 2**20
 
 
 def measure_machine(directory: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Hardware:
@@ -37,3 +40,8 @@ def measure_machine(directory: Path, progress: Callable[[int, int], None] = lamb
     if described is None:
         raise TrialFailedError(f"the drive under {directory} could not be measured: {machine.drive.error}")
     return described
+
+
+def measure_links() -> Sequence[AcceleratorLink]:
+    """Those to the accelerators of this machine, alone. Blocks for a second; nothing where there is none."""
+    return measure_accelerators(_LINK_SECONDS, _LINK_BUFFER_BYTES).links

@@ -13,15 +13,16 @@ import msgspec
 
 from ..disk.local import NUM_AT_ONCE
 from ..errors import ConfigError
-from ..simulator import Compute, Workload
+from ..simulator import Compute, Settings, Workload
 from ..simulator.from_hardware import CALL_SECONDS_PER_RECORD
 from ..simulator.from_trace import workload_of
-from ..tracing.events import Gone, Pack, Restore, Scope, Spill
+from ..tracing.events import Computed, Gone, Pack, Restore, Scope, Spill
 from ..tracing.reader import RecordedTrace, read_trace
 from ..tracing.steps import Step, steps_of
 from ..trial import TracedStore
+from .accelerator import Way, paced, ways_of
 from .program import TrialFailedError
-from .settings import TrialSettings
+from .settings import AUTO, TrialSettings
 
 __all__ = ["NUM_WARMUPS", "Recording", "read_recording", "step_seconds_of"]
 
@@ -66,6 +67,7 @@ class Recording:
             None if is_default else scope.lookahead_bytes,
             store.io_depth or NUM_AT_ONCE,
             store.inline_bytes,
+            AUTO if scope.is_automatic else scope.device_bytes,
         )
 
     @property
@@ -77,25 +79,44 @@ class Recording:
             raise ConfigError("COMMAND", self.trace.header.store.place, "nothing that it saved went to its store")
         return scope
 
+    @property
+    def device_bytes(self) -> int:
+        """What may have stayed on the accelerator at most: as the scopes say, or what "auto" had found."""
+        return max(scope.device_bytes for scope in self.trace.events if isinstance(scope, Scope))
+
+    @property
+    def simulated(self) -> Settings:
+        """Its settings for the simulator, with what "auto" had found."""
+        return replace(self.settings.simulated, device_bytes=self.device_bytes)
+
     def workload(self) -> Workload:
         """A typical step of the largest graph, and the time between two steps.
 
         Raises:
-            ConfigError: no step was recorded whole, or it has tensors on an accelerator.
+            ConfigError: no step was recorded whole, or it has tensors on several accelerators.
         """
-        steps = steps_of(self.trace)
-        whole = [step for step in steps[NUM_WARMUPS:] if step.is_whole and step.backward_began_ns is not None]
+        alike = self._alike()
+        step = alike[len(alike) // 2]
+        workload = workload_of(self.trace, step, training_cores=self.num_threads)
+        if workload.uses_device and (ways := self.ways()):
+            return paced(workload, ways, self.step_seconds)
+        pace = 1 - _call_seconds(step) / max(workload.compute_seconds, _call_seconds(step), 1e-9)
+        actions = [Compute(pace * each.seconds) if isinstance(each, Compute) else each for each in workload.actions]
+        return replace(workload, actions=[*actions, Compute(_between_seconds(steps_of(self.trace)))])
+
+    def ways(self) -> Sequence[tuple[Way, Way]]:
+        """What steps like that took on their accelerator; nothing where it was not told. Raises ConfigError."""
+        computed = {event.graph: event for event in self.trace.events if isinstance(event, Computed)}
+        return [ways_of(step, computed[step.graph]) for step in self._alike() if step.graph in computed]
+
+    def _alike(self) -> Sequence[Step]:
+        """The whole steps of the largest graph, by how long they took. Raises ConfigError: there is none."""
+        steps = steps_of(self.trace)[NUM_WARMUPS:]
+        whole = [step for step in steps if step.is_whole and step.backward_began_ns is not None]
         if not whole:
             raise ConfigError("COMMAND", self.trace.header.store.place, "none of its steps was recorded whole")
         most_bytes = max(map(_saved_bytes, whole))
-        alike = sorted((step for step in whole if _saved_bytes(step) == most_bytes), key=_lasted_ns)
-        step = alike[len(alike) // 2]
-        workload = workload_of(self.trace, step, training_cores=self.num_threads)
-        if workload.uses_device:
-            raise ConfigError("step", step.number, "it saved tensors on an accelerator; only host memory is tuned")
-        pace = 1 - _call_seconds(step) / max(workload.compute_seconds, _call_seconds(step), 1e-9)
-        actions = [Compute(pace * each.seconds) if isinstance(each, Compute) else each for each in workload.actions]
-        return replace(workload, actions=[*actions, Compute(_between_seconds(steps))])
+        return sorted((step for step in whole if _saved_bytes(step) == most_bytes), key=_lasted_ns)
 
 
 def read_recording(folder: Path) -> Recording:
@@ -125,20 +146,22 @@ def read_recording(folder: Path) -> Recording:
 def step_seconds_of(traces: Sequence[RecordedTrace]) -> float | None:
     """How long a step takes, from the end of one graph to the end of the next. None: too few were recorded.
 
+    A graph ends where it is gone; on an accelerator, where that is through with it, as far as it was told.
     Graphs of several sizes (two models in turn) are not mixed: the median of each size counts by how often it comes.
 
     Args:
         traces: of one process.
     """
     sizes: Counter[tuple[int, int]] = Counter()
-    ends: list[tuple[int, tuple[int, int]]] = []
+    ended: dict[tuple[int, int], int] = {}
     for number, trace in enumerate(traces):
         for event in trace.events:
             if isinstance(event, Pack):
                 sizes[number, event.graph] += event.storage_bytes
-            elif isinstance(event, Gone):
-                ends.append((event.at_ns, (number, event.graph)))
-    ends = sorted(end for end in ends if end[1] in sizes)[NUM_WARMUPS - 1 :]
+            elif isinstance(event, Gone | Computed):
+                graph = number, event.graph
+                ended[graph] = max(ended.get(graph, 0), event.at_ns)
+    ends = sorted((at_ns, graph) for graph, at_ns in ended.items() if graph in sizes)[NUM_WARMUPS - 1 :]
     lasted: defaultdict[int, list[float]] = defaultdict(list)
     for (before_ns, _), (at_ns, graph) in pairwise(ends):
         lasted[sizes[graph]].append((at_ns - before_ns) / 1e9)

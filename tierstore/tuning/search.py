@@ -1,7 +1,8 @@
 """Searches settings by their predicted step time. Pure: who predicts is a function.
 
-The space is small and smooth enough that no optimizer is needed: the two sizes are tried on a grid, which is also the
-heat map, and then each other setting in turn from the best point, as long as that gains something.
+The space is small and smooth enough that no optimizer is needed: two sizes are tried on a grid, which is also the heat
+map, and then each other setting in turn from the best point, as long as that gains something. The two are `host_bytes`
+and `lookahead_bytes`, or `device_bytes`, where some of that is allowed on an accelerator.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any, Literal
 
-from .settings import LEAST_STAGING_BYTES, USUAL_STAGING_BYTES, TrialSettings, working_bytes
+from .settings import AUTO, LEAST_STAGING_BYTES, USUAL_STAGING_BYTES, TrialSettings, working_bytes
 
-__all__ = ["CODECS", "IO_DEPTHS", "PREFETCHES", "Found", "Space", "search"]
+__all__ = ["CODECS", "IO_DEPTHS", "PREFETCHES", "Found", "Predict", "Space", "search"]
 
 CODECS = ("auto", "none", "zstd:1", "shuffle-zstd:1")
 PREFETCHES = ("learned", "reverse")
@@ -35,10 +37,12 @@ class Space:
         memory_bytes: the most that `host_bytes` and `staging_bytes` may be together, and what depth takes beyond the
             usual one.
         saved_bytes: of one step: a larger lookahead, or host budget, does nothing more.
+        device_bytes: the most that `device_bytes` may be and does anything.
     """
 
     memory_bytes: int
     saved_bytes: int
+    device_bytes: int = 0
 
     def most_host_bytes(self, staging_bytes: int, io_depth: int) -> int:
         """What the limit leaves beside this window at this depth; below 0: they cannot be had together."""
@@ -55,6 +59,11 @@ class Space:
         """Distances to try; the last is "as far as there is room"."""
         return (*sorted({int(self.saved_bytes * share) for share in _SHARES if share}), None)
 
+    @property
+    def devices(self) -> Sequence[int]:
+        """`device_bytes` to try, rising."""
+        return sorted({int(self.device_bytes * share) for share in _SHARES})
+
     def windows(self) -> Sequence[int]:
         """Staging windows to try, rising."""
         sizes = (USUAL_STAGING_BYTES // 4, USUAL_STAGING_BYTES // 2, USUAL_STAGING_BYTES, 2 * USUAL_STAGING_BYTES)
@@ -66,21 +75,23 @@ class Found:
     """What a search has seen.
 
     Attributes:
-        predicted: step seconds of everything that was tried; None: it would fail.
-        hosts, lookaheads: of the heat map; its other settings are those of `start`.
+        predicted: step seconds of everything that was tried; None: it would fail, or nobody knows.
+        hosts, downs: of the heat map: `host_bytes`, and values of the setting `down`. The others are those of `start`.
         start: where the search began.
         is_whole: it was not cut short.
+        down: of the heat map.
     """
 
     predicted: Mapping[TrialSettings, float | None]
     hosts: Sequence[int]
-    lookaheads: Sequence[int | None]
+    downs: Sequence[int | None]
     start: TrialSettings
     is_whole: bool
+    down: Literal["lookahead_bytes", "device_bytes"] = "lookahead_bytes"
 
-    def at(self, host_bytes: int, lookahead_bytes: int | None) -> float | None:
+    def at(self, host_bytes: int, down: int | None) -> float | None:
         """The heat map there, in seconds; None: not known."""
-        return self.predicted.get(replace(self.start, host_bytes=host_bytes, lookahead_bytes=lookahead_bytes))
+        return self.predicted.get(_with(self.start, {"host_bytes": host_bytes, self.down: down}))
 
     def best(self, number: int) -> list[TrialSettings]:
         """So many that are worth measuring.
@@ -114,17 +125,21 @@ def search(space: Space, known: Sequence[TrialSettings], predict: Predict, goes_
     """
     start = known[0]
     predicted = {settings: predict(settings) for settings in known}
-    hosts, lookaheads = space.hosts(start.staging_bytes, start.io_depth), space.lookaheads
-    grid = [
-        replace(start, host_bytes=host, lookahead_bytes=lookahead) for lookahead in lookaheads[::-1] for host in hosts
-    ]
+    hosts = space.hosts(start.staging_bytes, start.io_depth)
+    down: Literal["lookahead_bytes", "device_bytes"] = "device_bytes" if space.device_bytes else "lookahead_bytes"
+    downs: Sequence[int | None] = space.devices if space.device_bytes else space.lookaheads
+    grid = [_with(start, {"host_bytes": host, down: value}) for value in downs[::-1] for host in hosts]
     is_whole = _try(grid, predicted, predict, goes_on)
     for _ in range(_MOST_PASSES):
         best = _ranked(predicted)[:1]
         if not is_whole or not best or not (nearby := _untried(space, best[0], predicted)):
             break
         is_whole = _try(nearby, predicted, predict, goes_on)
-    return Found(predicted, hosts, lookaheads, start, is_whole)
+    return Found(predicted, hosts, downs, start, is_whole, down)
+
+
+def _with(settings: TrialSettings, changes: Mapping[str, Any]) -> TrialSettings:
+    return replace(settings, **changes)
 
 
 def _try(
@@ -145,8 +160,9 @@ def _try(
 def _untried(space: Space, best: TrialSettings, known: Mapping[TrialSettings, float | None]) -> list[TrialSettings]:
     """One setting changed; another window, or depth, takes from the host budget what it needs, or gives it the rest."""
     nearby = [replace(best, codec=codec) for codec in CODECS]
-    nearby += [replace(best, prefetch=prefetch) for prefetch in PREFETCHES]
+    nearby += [replace(best, prefetch=prefetch) for prefetch in PREFETCHES if best.device_bytes != AUTO]
     nearby += [replace(best, lookahead_bytes=lookahead) for lookahead in space.lookaheads]
+    nearby += [replace(best, device_bytes=device) for device in space.devices if space.device_bytes]
     moved = [replace(best, staging_bytes=window) for window in space.windows()]
     moved += [replace(best, io_depth=depth) for depth in IO_DEPTHS]
     nearby += [
@@ -160,10 +176,15 @@ def _untried(space: Space, best: TrialSettings, known: Mapping[TrialSettings, fl
 
 
 def _ranked(predicted: Mapping[TrialSettings, float | None]) -> list[TrialSettings]:
-    """The best first; among those that tie with the best, the one with the least memory, then what was tried first."""
+    """The best first; of those that tie with the best, the one with the least memory, of the accelerator before that of
+    the host; then what was tried first."""
     sound = {settings: seconds for settings, seconds in predicted.items() if seconds is not None}
     tied_seconds = _TIE * min(sound.values(), default=0.0)
     return sorted(
         sound,
-        key=lambda settings: (0.0 if sound[settings] <= tied_seconds else sound[settings], settings.memory_bytes),
+        key=lambda settings: (
+            0.0 if sound[settings] <= tied_seconds else sound[settings],
+            settings.simulated.device_bytes,
+            settings.memory_bytes,
+        ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..config import format_bytes
 from ..disk.local import NUM_AT_ONCE
@@ -14,9 +14,11 @@ from ..errors import ConfigError
 from ..simulator import Settings
 
 __all__ = [
+    "AUTO",
     "LEAST_STAGING_BYTES",
     "USUAL_INLINE_BYTES",
     "USUAL_STAGING_BYTES",
+    "Limits",
     "TrialSettings",
     "default_settings",
     "working_bytes",
@@ -25,6 +27,8 @@ __all__ = [
 USUAL_STAGING_BYTES = 112 * 2**20
 LEAST_STAGING_BYTES = 16 * 2**20
 USUAL_INLINE_BYTES = 128 * 2**10
+AUTO: Literal["auto"] = "auto"
+"""Of `device_bytes`: the store finds it."""
 _MOST_STAGING_SHARE = 0.75  # where little memory is allowed, what moves needs it more than what stays
 
 
@@ -35,6 +39,7 @@ class TrialSettings:
     Attributes:
         lookahead_bytes: None: as far as there is room.
         inline_bytes: None: everything lives in LMDB.
+        device_bytes: of no effect without an accelerator.
     """
 
     host_bytes: int
@@ -44,6 +49,7 @@ class TrialSettings:
     lookahead_bytes: int | None = None
     io_depth: int = NUM_AT_ONCE
     inline_bytes: int | None = USUAL_INLINE_BYTES
+    device_bytes: int | Literal["auto"] = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -58,17 +64,19 @@ class TrialSettings:
     @property
     def offload(self) -> Mapping[str, Any]:
         """Arguments of `tiered_offload`."""
-        return {"prefetch": self.prefetch, "lookahead_bytes": self.lookahead_bytes}
+        names = ("prefetch", "lookahead_bytes", "device_bytes")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def simulated(self) -> Settings:
-        """The same for the simulator."""
+        """The same for the simulator, which does not know "auto"."""
         return Settings(
             host_bytes=self.host_bytes,
             staging_bytes=self.staging_bytes,
             codec=self.codec,
             prefetch=self.prefetch,
             lookahead_bytes=self.lookahead_bytes,
+            device_bytes=0 if self.device_bytes == AUTO else self.device_bytes,
             num_turns=self.io_depth,
             num_spill_lanes=self.io_depth + NUM_BESIDE_DEVICE,
             num_restore_lanes=self.io_depth + NUM_BESIDE_DEVICE,
@@ -83,9 +91,34 @@ class TrialSettings:
         )
         if self.io_depth != NUM_AT_ONCE:
             text += f", depth {self.io_depth}"
+        if self.device_bytes:
+            text += f", on the device {AUTO if self.device_bytes == AUTO else format_bytes(self.device_bytes)}"
         if self.inline_bytes != USUAL_INLINE_BYTES:
             text += f", inline {'all' if self.inline_bytes is None else format_bytes(self.inline_bytes)}"
         return text
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What settings may take.
+
+    Attributes:
+        memory_bytes: of host memory.
+        device_bytes: of an accelerator's.
+        is_for_auto: the latter holds for what "auto" finds, too.
+    """
+
+    memory_bytes: int
+    device_bytes: int
+    is_for_auto: bool
+
+    def allow(self, settings: TrialSettings, found_bytes: int = 0) -> bool:
+        """Whether they keep to it. `found_bytes`: where their `device_bytes` is "auto", what that has found."""
+        if settings.memory_bytes > self.memory_bytes:
+            return False
+        if settings.device_bytes == AUTO:
+            return found_bytes <= self.device_bytes or not self.is_for_auto
+        return settings.device_bytes <= self.device_bytes
 
 
 def working_bytes(io_depth: int) -> int:

@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..config import format_bytes
 from ..toml_file import toml_text
 from .search import Found
-from .settings import TrialSettings
+from .settings import AUTO, TrialSettings
 
 __all__ = ["LEAST_ROUNDS", "Candidate", "Tuned", "choose"]
 
 LEAST_ROUNDS = 3
 """In fewer, being faster every time says nothing."""
+_TIE = 1.005
+"""As fast: then less of an accelerator's memory is better."""
 _LEAST_GAIN = 0.02
 """What is less than this faster is not worth other settings than the ones that are known to work."""
 
@@ -30,6 +33,8 @@ class Candidate:
         step_seconds: by round; one that failed has no more.
         is_allowed: it keeps to the limit.
         failure: why it failed, or None.
+        found_bytes: what may have stayed on the accelerator, at most in any round; where that was to be found, nobody
+            knew before.
     """
 
     name: str
@@ -38,6 +43,12 @@ class Candidate:
     step_seconds: Sequence[float]
     is_allowed: bool = True
     failure: str | None = None
+    found_bytes: int = 0
+
+    @property
+    def device_bytes(self) -> int:
+        """What it lets stay on an accelerator."""
+        return self.found_bytes if self.settings.device_bytes == AUTO else self.settings.device_bytes
 
     @property
     def median_seconds(self) -> float | None:
@@ -60,6 +71,8 @@ class Tuned:
         chosen: of them.
         found: what the simulator said.
         reason: why this one, in a sentence.
+        link: how fast copies from and to the accelerator were taken to be, and who says so; None: it saves nothing
+            there.
     """
 
     place: str
@@ -68,6 +81,7 @@ class Tuned:
     chosen: Candidate
     found: Found
     reason: str
+    link: str | None = None
 
     @property
     def config(self) -> Mapping[str, Mapping[str, Any]]:
@@ -79,6 +93,8 @@ class Tuned:
     def toml(self) -> str:
         """The same as a file, which begins with how it was found. What is None there is left out: it is a default."""
         title = ["Found by tierstore tune for the program and the machine that it was run on.", self.reason]
+        if self.link is not None:
+            title.append(f"Simulated with {self.link}.")
         title += [
             f"{each.name}: {_seconds(each.median_seconds)} a step ({_seconds(each.predicted_seconds)} predicted) "
             f"with {each.settings}"
@@ -100,11 +116,12 @@ class Tuned:
             "reason": self.reason,
             "config": self.config,
             "candidates": [_as_dict(each) for each in self.candidates],
+            "link": self.link,
             "heat_map": {
                 "host_bytes": list(self.found.hosts),
-                "lookahead_bytes": list(self.found.lookaheads),
+                self.found.down: list(self.found.downs),
                 "predicted_seconds": [
-                    [self.found.at(host, lookahead) for host in self.found.hosts] for lookahead in self.found.lookaheads
+                    [self.found.at(host, down) for host in self.found.hosts] for down in self.found.downs
                 ],
             },
             "num_simulated": len(self.found.predicted),
@@ -115,9 +132,20 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
     """The best that was measured, and why.
 
     The first candidate that keeps to the limit is the reference. Another takes its place only if it was faster in every
-    round, and by more than the reference differs from itself.
+    round, and by more than the reference differs from itself. Of those that are as fast as what is chosen, the one that
+    leaves most of an accelerator's memory free is taken instead: that is what a store is for.
     """
     allowed = [each for each in candidates if each.is_allowed]
+    chosen, reason = _fastest(allowed)
+    lighter = [each for each in allowed if each.device_bytes < chosen.device_bytes and _is_as_fast(each, chosen)]
+    if not lighter:
+        return chosen, reason
+    lightest = min(lighter, key=lambda each: each.device_bytes)
+    freed = format_bytes(chosen.device_bytes - lightest.device_bytes)
+    return lightest, f"{lightest.name!r} is as fast as {chosen.name!r}, with {freed} less on the accelerator."
+
+
+def _fastest(allowed: Sequence[Candidate]) -> tuple[Candidate, str]:
     reference, *others = allowed
     noise = max(_LEAST_GAIN, _spread(reference) / 2)
     better = [(statistics.median(ratios), each) for each in others if (ratios := _steady_ratios(each, reference))]
@@ -132,6 +160,11 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
     if not others:
         return reference, f"{named}: there was nothing else to measure."
     return reference, f"{named}: nothing was faster every time, and by more than {noise:.0%}, which may be chance."
+
+
+def _is_as_fast(candidate: Candidate, chosen: Candidate) -> bool:
+    ratios = candidate.ratios_to(chosen)
+    return candidate.failure is None and len(ratios) >= LEAST_ROUNDS and statistics.median(ratios) <= _TIE
 
 
 def _steady_ratios(candidate: Candidate, reference: Candidate) -> list[float]:
@@ -154,6 +187,7 @@ def _as_dict(candidate: Candidate) -> dict[str, Any]:
         "predicted_seconds": candidate.predicted_seconds,
         "median_seconds": candidate.median_seconds,
         "step_seconds": list(candidate.step_seconds),
+        "found_bytes": candidate.found_bytes,
         "is_allowed": candidate.is_allowed,
         "failure": candidate.failure,
     }

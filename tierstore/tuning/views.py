@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from ..config import format_bytes
 from .heat_map import heat_table
-from .settings import USUAL_INLINE_BYTES
+from .settings import AUTO, USUAL_INLINE_BYTES
 from .tuned import Candidate, Tuned
 
 __all__ = ["tuned_view"]
@@ -26,7 +26,11 @@ def tuned_view(tuned: Tuned) -> Group:
             notes.append(f"{each.name!r} takes more memory than the limit; it is there to compare with.")
         if each.failure is not None:
             notes.append(f"{each.name!r} failed: {each.failure}")
-    return Group(_steps(tuned), "", _settings(tuned), "", heat_table(tuned.found), "", *notes, tuned.reason)
+    tables: list[RenderableType] = [_steps(tuned), "", _settings(tuned), ""]
+    if tuned.link is not None:
+        tables += [_on_accelerator(tuned), ""]
+        notes.append(f"They were simulated with {tuned.link}.")
+    return Group(*tables, heat_table(tuned.found), "", *notes, tuned.reason)
 
 
 def _steps(tuned: Tuned) -> Table:
@@ -65,6 +69,15 @@ def _settings(tuned: Tuned) -> Table:
         ]
         if with_inline:
             cells.append("all" if settings.inline_bytes is None else format_bytes(settings.inline_bytes))
+        _add_row(table, each, tuned, cells)
+    return table
+
+
+def _on_accelerator(tuned: Tuned) -> Table:
+    table = _table("On the accelerator", ("device_bytes", "found"))
+    for each in tuned.candidates:
+        is_found = each.settings.device_bytes == AUTO
+        cells = (AUTO, format_bytes(each.found_bytes)) if is_found else (format_bytes(each.device_bytes), "-")
         _add_row(table, each, tuned, cells)
     return table
 
