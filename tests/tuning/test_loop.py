@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tierstore import TierStore, tiered_offload
-from tierstore.errors import ConfigError
+from tierstore.errors import ConfigError, StoreFullError
 from tierstore.tuning import Tuned, tune_loop
 from tierstore.tuning.program import TrialFailedError
 
@@ -68,6 +68,31 @@ def test_loop_that_raises_says_so_itself_and_leaves_no_store(tune_step: Callable
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
+        tune_step(step)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("too much stays"), StoreFullError(9, 0, 0)])
+def test_loop_settings_that_use_up_memory_have_failed_and_the_others_are_measured(
+    error: Exception, tune_step: Callable[..., Tuned]
+) -> None:
+    def step(scope: tiered_offload) -> None:
+        if scope._store.host_bytes != MIB:
+            raise error
+        _step(scope)
+
+    tuned = tune_step(step, host_bytes="17MiB")
+    failures = [each.failure for each in tuned.candidates if each.settings.host_bytes != MIB]
+    assert failures
+    assert set(failures) == {str(error)}
+    assert tuned.candidates[0].failure is None
+    assert tuned.chosen.settings.host_bytes == MIB
+
+
+def test_loop_that_uses_up_memory_in_the_first_trial_says_so_itself(tune_step: Callable[..., Tuned]) -> None:
+    def step(scope: tiered_offload) -> None:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
         tune_step(step)
 
 

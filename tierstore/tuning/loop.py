@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 
 from ..config import SizeLike, check_directory, parse_size
-from ..errors import ConfigError
+from ..errors import ConfigError, StoreFullError
 from ..hardware import Hardware, read_hardware
 from ..hooks import tiered_offload
 from ..store import TierStore
 from ..trial import announce_trace
 from .machine import measure_machine
+from .program import TrialFailedError
 from .recording import NUM_WARMUPS
 from .settings import TrialSettings, default_settings
 from .tune import Plan, tune
@@ -66,6 +67,7 @@ def tune_loop(
         TrialFailedError: the step packs nothing, or keeps the graphs of all steps.
 
     What the step or the store raises under the settings that are recorded first goes through; the store is closed then.
+    Under others it does so too, but for memory that is used up, of an accelerator or of the store: those have failed.
     """
     for name, number, least in (("steps", steps, 1), ("rounds", rounds, LEAST_ROUNDS)):
         if number < least:
@@ -94,7 +96,14 @@ class _Loop:
 
     def run(self, settings: TrialSettings | None, folder: Path) -> None:
         """See `Run`."""
-        settings = self.start if settings is None else settings
+        try:
+            self._train(self.start if settings is None else settings, folder)
+        except (torch.OutOfMemoryError, StoreFullError) as error:
+            if settings is None:
+                raise
+            raise TrialFailedError(str(error)) from error
+
+    def _train(self, settings: TrialSettings | None, folder: Path) -> None:
         trace = announce_trace(folder, 1, torch.get_num_threads())
         with TierStore(self.directory, **({} if settings is None else settings.store)) as store:
             options = {} if settings is None else settings.offload
