@@ -2509,8 +2509,8 @@ MUTATIONS = [
         "R9",
         "a device is asked for times when it has come to the last mark",
         "tierstore/coverage.py",
-        "            self._ended,\n            *(mark",
-        "            *(mark",
+        "points = self._began, self._turned, self._ended",
+        "points = self._began, self._turned",
         ("store/test_coverage.py::test_times_are_over_when_the_last_mark_is",),
     ),
     Mutation(
@@ -2757,9 +2757,9 @@ MUTATIONS = [
     Mutation(
         "E2",
         "there are lanes enough to fill them",
-        "tierstore/store.py",
-        "num_spills = num_restores = io_depth + NUM_BESIDE_DEVICE",
-        "num_spills = num_restores = NUM_AT_ONCE + NUM_BESIDE_DEVICE",
+        "tierstore/core.py",
+        "(NUM_AT_ONCE if disk_options is None else disk_options.io_depth)",
+        "NUM_AT_ONCE",
         ("store/test_io_depth.py::test_io_depth_is_told_with_its_working_memory",),
     ),
     Mutation(
