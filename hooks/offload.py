@@ -187,10 +187,10 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
 
     @uncompiled
     def _enter(self, scopes: list[_Scope | RecordedScope]) -> None:
+        scope = self._new_scope()  # which tells the times of what is gone, before they are spoilt
+        scopes.append(scope)
         if self._device_bytes is not None:
             self._store.books.keep_on_device(self._device_bytes)
-        scope = self._new_scope()
-        scopes.append(scope)
         try:
             _push_hooks(scope.pack, _unpack)
         except RuntimeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,16 @@ import torch
 
 from tierstore import TierStore, cli, tiered_offload
 
-__all__ = ["LENGTH", "TENSOR_BYTES", "Command", "Done", "command_of", "complaint_of", "record_two_steps"]
+__all__ = [
+    "LENGTH",
+    "TENSOR_BYTES",
+    "Command",
+    "Done",
+    "command_of",
+    "complaint_of",
+    "hear_hangups",
+    "record_two_steps",
+]
 
 _SIDE = 128
 LENGTH, TENSOR_BYTES = 4, _SIDE * _SIDE * 4
@@ -26,6 +36,11 @@ class Done(NamedTuple):
 
 
 Command = Callable[..., Done]
+
+
+def hear_hangups() -> None:
+    """In a child that is being started: SIGHUP ends it, though it was ignored where the tests were started (nohup)."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def command_of(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tests.cgroups import made_cgroup
+from tests.command_line import hear_hangups
 from tests.daemon.conftest import StartDaemon, environment_of_tests, short_directory, start_daemon, tierstore
 from tests.reliability.drives import fill_up, mounted_drive, used_bytes
 from tierstore import TierStore, tiered_offload
@@ -270,7 +271,13 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 def test_end_in_the_middle_leaves_nothing_behind(number: signal.Signals, drive: Path) -> None:
     before_bytes = used_bytes(drive)
     line = command(drive, "--seconds", "40")
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment_of_tests())
+    process = subprocess.Popen(
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment_of_tests(),
+        preexec_fn=hear_hangups,
+    )
     wait_until(lambda: used_bytes(drive) >= before_bytes + 16 * MIB, "it uses the drive")
     process.send_signal(number)
     output, said = process.communicate(timeout=SECONDS)

@@ -165,7 +165,7 @@ def test_kernels_are_not_slowed_by_what_the_cores_do() -> None:
 def test_write_of_what_was_on_an_accelerator_begins_when_its_copy_is_over() -> None:
     nbytes = 25_000 * 4096
     workload = Workload([Saved(nbytes, 0, on_device=True)], [Pack(0), EndScope(), Compute(10.0), Unpack(0), Release(0)])
-    (step,) = simulate(workload, _machine(Link(nbytes / 2, inf), drive=float(nbytes)), Settings(0), num_steps=1)[0]
+    (step,) = simulate(workload, _machine(Link(nbytes / 2, inf), speed=float(nbytes)), Settings(0), num_steps=1)[0]
     spill, _ = step.transfers
     assert spill.end_ns == pytest.approx((2.0 + 1.0) * 1e9, abs=2)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.command_line import Command, Done, command_of
+from tests.command_line import Command, Done, command_of, hear_hangups
 from tests.daemon.conftest import environment_of_tests
 from tests.tuning.conftest import HARDWARE
 from tierstore import TierStore, tiered_offload
@@ -134,7 +134,13 @@ def test_tune_interrupted_ends_the_program_and_leaves_nothing(
     program = [sys.executable, "-S", "-c", script, str(fifo)]
     environment = environment_of_tests(TMPDIR=str(working_directory / "temporary"))
     arguments = [sys.executable, "-m", "tierstore.cli", "tune", f"--hardware={hardware_file}", "--", *program]
-    process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        arguments,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=hear_hangups,
+    )
     pid = int(fifo.read_text())
     process.send_signal(number)
     process.communicate(timeout=60)
