@@ -89,14 +89,14 @@ def test_pickled_store_handle_and_saved_tensor_say_that_they_cannot_be(
 
 
 def held_of_a_store(directory: str) -> list[str]:
-    """What descriptors of this process lead to: files in that directory, shared memory."""
+    """What descriptors of this process lead to: files in that directory, memory shared with a daemon."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
             found.append(os.readlink(f"/proc/self/fd/{name}"))
         except FileNotFoundError:
             pass  # the one that lists them
-    return [target for target in found if directory in target or target.startswith("/memfd:")]
+    return [target for target in found if directory in target or target.startswith("/memfd:tierstore")]
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):
