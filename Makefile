@@ -29,7 +29,7 @@ bench-tuning: $(INSTALLED)    ## which settings are best, and what the simulator
 gpu: $(INSTALLED)             ## prove and measure the accelerator path on this machine's GPU (under nine minutes)
 	$(BIN)/python -m bench.gpu
 
-mutations: $(INSTALLED)       ## break every rule that keeps gradients right, once; which test notices? (minutes)
+mutations: $(INSTALLED)       ## break every rule that keeps gradients right, once; which test notices? (half an hour or more)
 	$(BIN)/python -m tests.mutations
 
 fuzz: $(INSTALLED)            ## feed all parsers what no sound peer, file or user would, for MINUTES in all
