@@ -10,7 +10,7 @@ from ..codec_choice import Sample
 from .allocator import round_up
 from .encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
 from .linux import copy_memory, populate
-from .location import Location, encoded_seed, record_hasher
+from .location import Location, encoded_seed, record_checksum, record_hasher
 from .probing import probe
 from .raw_records import read_raw, write_raw
 from .scratch import Scratch, ScratchPool
@@ -261,11 +261,7 @@ def _seed_of(family: str, itemsize_bytes: int, logical_bytes: int, seed: int | N
 
 
 def _checksum(view: memoryview, seed: int | None) -> int | None:
-    if seed is None:
-        return None
-    hasher = record_hasher(seed)
-    hasher.update(view)
-    return hasher.intdigest()
+    return None if seed is None else record_checksum(view, seed)
 
 
 def _verify(location: Location, seed: int | None, found: int | None) -> None:

@@ -33,7 +33,7 @@ from .forking import let_go_of
 from .jobs import run_job, to_the_end
 from .link import Answer, DaemonLink, Request
 from .linux import copy_memory
-from .location import record_hasher, record_seed
+from .location import record_checksum, record_seed
 from .shared_slab import SharedSlab
 from .tier import DiskUsage, Kind, Loaded, Stored
 from .window import Window, WindowSlot
@@ -175,9 +175,8 @@ class RemoteDisk:
     def _confirms(self, part: _Part, memory: memoryview) -> bool:
         if part.stored.checksum is None:
             return False
-        hasher = record_hasher(record_seed(self._link.opened.seed, self._link.opened.key_base + part.wire_key))
-        hasher.update(memory)
-        return hasher.intdigest() == part.stored.checksum
+        seed = record_seed(self._link.opened.seed, self._link.opened.key_base + part.wire_key)
+        return record_checksum(memory, seed) == part.stored.checksum
 
     async def discard(self, keys: Sequence[int]) -> None:
         """See `DiskTier.discard`; no read of these keys may be in progress. Also StoreClosedError.
