@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "OpenDisk", "Spill", "Transfers"]
 
-NUM_SPILLS = 6
-NUM_RESTORES = 6
+NUM_SPILLS = 7
+NUM_RESTORES = 7
 """Records in flight each way, by default. The disk tier lets fewer to the device at once: while those are written or
 read, others are checksummed, entered into the index, or on their way between threads, and the device never waits."""
 
-NUM_BESIDE_DEVICE = 2
+NUM_BESIDE_DEVICE = 3
 """Of them, so many more than are at the device."""
 
 _NUM_OTHER_THREADS = 2  # for the index and the segments: every lane may be waiting for a turn

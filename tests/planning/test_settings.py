@@ -123,7 +123,7 @@ def test_settings_have_the_depth_of_the_trace_if_it_tells() -> None:
 
 def test_settings_with_a_depth_have_its_turns_and_lanes() -> None:
     found = _settings(_trace(), store={"io_depth": 9})
-    assert (found.num_turns, found.num_spill_lanes, found.num_restore_lanes) == (9, 11, 11)
+    assert (found.num_turns, found.num_spill_lanes, found.num_restore_lanes) == (9, 12, 12)
     with pytest.raises(ConfigError, match="io_depth"):
         _settings(_trace(), store={"io_depth": 0})
 

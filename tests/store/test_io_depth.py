@@ -57,4 +57,4 @@ def test_io_depth_is_told_with_its_working_memory(depth: int, make_store: MakeSt
     with store.trace(tmp_path / "trace.jsonl"):
         pass
     recorded = read_trace(tmp_path / "trace.jsonl").header.store
-    assert (recorded.io_depth, recorded.num_spill_lanes, recorded.num_restore_lanes) == (depth, depth + 2, depth + 2)
+    assert (recorded.io_depth, recorded.num_spill_lanes, recorded.num_restore_lanes) == (depth, depth + 3, depth + 3)

@@ -169,7 +169,7 @@ def test_default_settings_of_any_limit_keep_to_it(memory_bytes: int) -> None:
 
 def test_simulated_settings_have_the_turns_and_lanes_that_a_store_of_that_depth_has() -> None:
     simulated = TrialSettings(MIB, io_depth=9).simulated
-    assert (simulated.num_turns, simulated.num_spill_lanes, simulated.num_restore_lanes) == (9, 11, 11)
+    assert (simulated.num_turns, simulated.num_spill_lanes, simulated.num_restore_lanes) == (9, 12, 12)
     usual = TrialSettings(MIB).simulated
     assert usual == Settings(MIB, codec="auto")
 
