@@ -93,7 +93,8 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         select: called with each saved tensor that could be stored; False keeps it where it is.
         prefetch: "learned": in the order seen for the same graph before, else as "reverse"; "reverse": in reverse
             topological order; "none": only when asked for.
-        lookahead_bytes: how far ahead of backward to fetch; None: as far as there is room.
+        lookahead_bytes: how far ahead of backward to fetch; None: as far as there is room, or, once the graph is known
+            and the drive was seen to be fast enough, into the staging window alone.
         trace: a file to record to what this scope saves, and all that the store does until that is gone: backward too.
             It is opened here; each scope with the same path goes on in it. Nothing is recorded between one such graph
             and the next. `TierStore.trace` is for everything within a block; docs/tracing.md says more.
@@ -140,9 +141,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         self._orders = store.learned_orders if prefetch == "learned" else None
         if self._device_bytes is None and self._orders is None:
             raise ConfigError("device_bytes", device_bytes, 'give a size: "auto" needs prefetch="learned"')
-        self._lookahead_bytes = store.host_bytes + store.staging_bytes
-        if lookahead_bytes is not None:
-            self._lookahead_bytes = parse_size(lookahead_bytes, "lookahead_bytes")
+        self._lookahead_bytes = None if lookahead_bytes is None else parse_size(lookahead_bytes, "lookahead_bytes")
         if prefetch == "none":
             self._lookahead_bytes = 0
         self._trace = None if trace is None else store.traces.begin(trace).place
@@ -150,7 +149,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             self._min_bytes,
             self._device_bytes or 0,
             prefetch,
-            self._lookahead_bytes,
+            store.host_bytes + store.staging_bytes if self._lookahead_bytes is None else self._lookahead_bytes,
             has_select=select is not None,
             is_automatic=self._device_bytes is None,
         )
@@ -255,7 +254,7 @@ class _Scope:
         store: where to.
         select, min_bytes: as `tiered_offload`'s.
         orders: where orders are learned and recalled; None: they are not.
-        lookahead_bytes: how far ahead of backward to fetch.
+        lookahead_bytes: how far ahead of backward to fetch; None: see `tiered_offload`.
         device_bytes: what may stay on accelerators; None: what compute does not cover.
     """
 
@@ -265,7 +264,7 @@ class _Scope:
         select: Select | None,
         orders: LearnedOrders | None,
         min_bytes: int,
-        lookahead_bytes: int,
+        lookahead_bytes: int | None,
         device_bytes: int | None,
     ) -> None:
         self._store = store

@@ -17,6 +17,7 @@ from tierstore.layout import Layout
 from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
 from tierstore.noted import NotedLog
 from tierstore.plan import Plan, Trace, add_pack
+from tierstore.reach import Reach
 from tierstore.remains import Remains
 from tierstore.store import TierStore
 from tierstore.tracing.recorder import Recorder
@@ -34,7 +35,7 @@ class PackLog(NotedLog):
 
     Args:
         store: where it was packed.
-        lookahead_bytes: how far ahead of backward to fetch.
+        lookahead_bytes: how far ahead of backward to fetch; None: see NOTE [No farther than it takes] in `reach.py`.
         orders: where orders are learned and recalled; None: the reverse-topological order is followed always.
         device_bytes: what may stay on accelerators; None: what compute does not cover.
 
@@ -46,12 +47,15 @@ class PackLog(NotedLog):
     """
 
     def __init__(
-        self, store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None, device_bytes: int | None
+        self, store: TierStore, lookahead_bytes: int | None, orders: LearnedOrders | None, device_bytes: int | None
     ) -> None:
         super().__init__(store)
         _enlist(self)
-        self.lookahead = Lookahead[Record](lookahead_bytes)
-        self.reload_ahead = Lookahead[Record](sys.maxsize if lookahead_bytes else 0)  # the device tier bounds it
+        self._is_reach_found = lookahead_bytes is None
+        self.lookahead = Lookahead[Record](
+            store.host_bytes + store.staging_bytes if lookahead_bytes is None else lookahead_bytes
+        )
+        self.reload_ahead = Lookahead[Record](0 if lookahead_bytes == 0 else sys.maxsize)  # the device tier bounds it
         self.started = False
         self.recorder: Recorder | None = None
         self.owners: OwnerWatch | None = None
@@ -153,7 +157,11 @@ class PackLog(NotedLog):
             on_device = [record is not None and record.device is not None for record in records]
             self._trace = signatures, indices, sizes, on_device
         if self._orders is not None:
-            self.remains.then = partial(_learn, self._orders, self._trace, self._asked_for, self._times)
+            reach = self.lookahead.reach
+            if self._is_reach_found and not any(self._trace[3]):  # ahead of an accelerator, the host waits in any case
+                reach.is_far = not self._orders.reaches.is_near(signatures[-1])
+            learn = partial(_learn, self._orders, self._trace, self._asked_for, self._times)
+            self.remains.then = partial(learn, reach, self._budgets[2])
 
     def _packs(self) -> _Packs:
         """What is packed by now. Another thread may be in the midst of a pack, which enters its record last."""
@@ -182,11 +190,19 @@ _TraceOfPacks = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]
 """What is known of a `Trace` when backward begins: all but the order."""
 
 
-def _learn(orders: LearnedOrders, trace: _TraceOfPacks, asked_for: Iterable[int], times: GraphTimes | None) -> None:
-    """A log is gone: learn in which order backward asked, and how long it waited for copies."""
+def _learn(
+    orders: LearnedOrders,
+    trace: _TraceOfPacks,
+    asked_for: Iterable[int],
+    times: GraphTimes | None,
+    reach: Reach,
+    staging_bytes: int,
+) -> None:
+    """A log is gone: learn in which order backward asked, how fast, and how long it waited for copies."""
     signatures = trace[0]
     num_packs = len(signatures)  # another thread may have packed more since
     orders.learn(Trace(*trace, [index for index in asked_for if index < num_packs]))
+    orders.reaches.note(signatures[-1], reach, staging_bytes)
     if times is not None:
         orders.coverage.note(signatures[-1], times)
 
@@ -198,7 +214,9 @@ def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
         yield signature
 
 
-def open_log(store: TierStore, lookahead_bytes: int, orders: LearnedOrders | None, device_bytes: int | None) -> PackLog:
+def open_log(
+    store: TierStore, lookahead_bytes: int | None, orders: LearnedOrders | None, device_bytes: int | None
+) -> PackLog:
     """The log for what this thread packs next: the one it has, unless that has been asked for something, or is gone.
 
     A model whose blocks have a scope each is one graph, so it is one log. One that is mostly of graphs that are gone,

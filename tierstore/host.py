@@ -88,9 +88,12 @@ class HostBooks:
         """Whether so many bytes may start to move: they fit, or nothing else is moving."""
         return self.staging.fits(nbytes) or self.staging.used_bytes == 0
 
-    def window_for_prefetch(self, nbytes: int) -> Window | None:
-        """Where bytes that nobody waits for may be put; None: nowhere now, a prefetch never overdraws."""
-        for window in (self.staging, self.host):
+    def window_for_prefetch(self, nbytes: int, *, is_far: bool = True) -> Window | None:
+        """Where bytes that nobody waits for may be put; None: nowhere now, a prefetch never overdraws.
+
+        `is_far`: not in staging alone.
+        """
+        for window in (self.staging, self.host) if is_far else (self.staging,):
             if window.fits(nbytes):
                 return window
         return None

@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from .coverage import Coverage
 from .plan import Plan, Trace, make_plan
+from .reach import Reach, Reaches
 
 __all__ = ["Keyed", "LearnedOrders", "Lookahead", "reverse_topological"]
 
@@ -48,12 +49,14 @@ class LearnedOrders:
 
     Attributes:
         coverage: what of each graph has to stay on the accelerator, where that is to be found.
+        reaches: which of them need not be fetched from afar.
     """
 
     def __init__(self) -> None:
         self._traces: OrderedDict[Signature, Trace] = OrderedDict()
         self._plans: dict[tuple[Signature, int, int, int], Plan] = {}
         self.coverage = Coverage()
+        self.reaches = Reaches()
 
     def learn(self, trace: Trace) -> None:
         """Remember a trace. One that ends in the midst of what is known of the same packs adds nothing."""
@@ -108,10 +111,14 @@ class Lookahead(Generic[R]):
 
     Args:
         limit_bytes: how far to look ahead of what was asked for last; 0: not at all.
+
+    Attributes:
+        reach: in which room what is fetched may lie.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
+        self.reach = Reach()
         self._records: Sequence[R | None] = ()
         self._order: Sequence[int] = ()
         self._rank: list[int] = []  # of each index in the order

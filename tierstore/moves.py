@@ -412,15 +412,17 @@ class Moves:
 
     # --- up: disk to host memory, host memory to the device -----------------------------------------------------
 
-    def start_restore(self, record: Record, *, demanded: bool) -> bool:
+    def start_restore(self, record: Record, *, demanded: bool, is_far: bool = True) -> bool:
         """Give the record a slot and have it read; False: there is no room for what nobody waits for.
+
+        `is_far`: it may lie outside of staging too.
 
         Raises:
             StorageIOError: the system has no memory for what is demanded.
         """
         if not self.books.host.fits(self.uncharged_bytes() + record.nbytes):
             self.examine(0)
-        window = self.books.window_for_prefetch(record.nbytes)
+        window = self.books.window_for_prefetch(record.nbytes, is_far=is_far)
         if window is None:
             if not demanded:
                 return False
@@ -449,6 +451,8 @@ class Moves:
         self.drain()  # see `spilled`
         self._end_job(record)
         self.num_restores -= 1
+        if self.ahead is not None:
+            self.ahead.reach.read_ended(record.key)
         source, slot = record.source, record.slot
         is_wanted = record.state is State.READING and source is not None
         self.observer.restore_ended(record.key, outcome, is_wanted=is_wanted)
@@ -489,10 +493,10 @@ class Moves:
         while (record := ahead.peek()) is not None:
             fetched_bytes = record.nbytes
             if record.state is State.DISK:
-                while not self.start_restore(record, demanded=False):
-                    used = self._eviction.next_used()
-                    if used is None or ahead.needs_first(used) or not self._drop(used):
+                while not self.start_restore(record, demanded=False, is_far=ahead.reach.is_far):
+                    if not self._make_way(ahead):
                         return
+                ahead.reach.read_began(record.key)
             elif record.state is State.QUEUED:
                 self.cancel_spill(record)
                 self.counters.forwarded_bytes += record.nbytes
@@ -501,6 +505,13 @@ class Moves:
             else:
                 fetched_bytes = 0
             ahead.advance(fetched_bytes)
+
+    def _make_way(self, ahead: Lookahead[Record]) -> bool:
+        """Drop something that was asked for already; False: nothing makes room for what lies ahead."""
+        used = self._eviction.next_used()
+        if used is None or ahead.needs_first(used):
+            return False
+        return (ahead.reach.is_far or used.window is self.books.staging) and self._drop(used)
 
     def reload(self, record: Record) -> None:
         """Have a record's bytes on its device; they are in host memory."""

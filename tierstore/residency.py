@@ -274,6 +274,9 @@ class Residency:
             if ahead is not None:
                 moves.ahead = ahead
                 ahead.asked_for(index)
+                ahead.reach.asked_for(record.nbytes)
+                if record.state is State.DISK or record.state is State.READING:
+                    ahead.reach.wait()
                 self._go_ahead()
             if record.state in IN_MEMORY:
                 return self._hand_over(record, layout, reload_ahead, index)

@@ -777,7 +777,7 @@ def simulated_decisions(
     next_key = 0
     try:
         for _ in range(num_steps):
-            log = GraphLog(workload.saved, next_key, settings.reach_bytes, orders, budgets)
+            log = GraphLog(workload.saved, next_key, settings.scope_lookahead_bytes, orders, budgets)
             _step(rank, clock, engine, log, workload, followed)
             next_key = log.next_key
         rank._drain()

@@ -138,6 +138,13 @@ _NOTED_VIEW_HOLDS_STORAGE = _step(
 _RECORD_WITHOUT_ROOM_IN_BACKWARD = _chain(*[1] * 12), Settings(0, 9 * _UNIT), Script([*[0] * 13, 2, 1, 1, 1], [0])
 """As backward begins six records are being written, three are queued, and there is no room for the last."""
 
+_READS_TAKE_LONG = (
+    _chain(*[1] * 16),
+    Settings(8 * _UNIT, 2 * _UNIT),
+    Script([*[2] * 17, *[0] * 14, *[6] * 18] * 3, [0]),
+)
+"""What is fetched ahead arrives in time, but after backward has asked for seven units more; staging holds two."""
+
 _ASKED_AGAIN_AFTER_IT_WAS_DROPPED = Workload(
     [Saved(_UNIT, index, on_device=True) for index in range(4)],
     [*map(Pack, range(4)), EndScope(), *(Unpack(index) for index in (3, 2, 1, 0, 3, 2, 1, 0))],
@@ -161,6 +168,7 @@ _random_steps = settings(
 @example(_FREED_LETS_OTHERS_GO_ON, Settings(0, _UNIT), Script([], [0, 11]))
 @example(_GIVEN_BACK_LETS_OTHERS_GO_ON, Settings(5 * _UNIT, 5 * _UNIT), Script([], [5]))
 @example(*_RECORD_WITHOUT_ROOM_IN_BACKWARD)
+@example(*_READS_TAKE_LONG)
 @example(_NOTED_VIEW_HOLDS_STORAGE, Settings(2 * _UNIT, 12 * _UNIT), Script([], [0]))
 def test_decisions_random_steps_are_those_of_the_store(workload: Workload, how: Settings, script: Script) -> None:
     _check(workload, how, script)

@@ -135,6 +135,27 @@ def test_pack_that_needs_all_of_staging_gets_it_from_the_prefetch(make_store: Ma
         assert torch.equal(store.get(handle), _tensor(i, 96 if i < 8 else 384))
 
 
+def test_prefetch_into_staging_alone_drops_nothing_that_makes_no_room_there(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=4 * NBYTES, staging_bytes=3 * NBYTES)
+    handles = [store.put(_tensor(i)) for i in range(12)]
+    store.flush()
+    del handles[8:]  # which stayed in memory
+    records = [handle.record for handle in handles]
+    store.prefetch(handles[:6])  # the first three into staging
+    for i in (3, 4, 5, 0, 1, 2):  # the others are used first
+        assert torch.equal(store.get(handles[i]), _tensor(i))
+    host = store.books.moves.books.host
+    assert [record.window is host for record in records[:6]] == 3 * [False] + 3 * [True]
+    near = Lookahead(100 * NBYTES)
+    near.reach.is_far = False
+    near.begin(records, [6, 7])
+    store.books.look_ahead(near)
+    assert {record.state for record in records[:6]} == {State.CLEAN}
+    near.reach.wait()
+    store.books.look_ahead(near)
+    assert [record.state is State.DISK for record in records[3:6]] == [True, False, False]  # for one there was room
+
+
 def test_tensors_larger_than_every_budget_pass_through(make_store: MakeStore) -> None:
     store = make_store(host_bytes=1000, staging_bytes=1000)
     sizes = [4, 1000, 1004, 40_000, 1 << 20, 4, 3 << 20]

@@ -340,11 +340,11 @@ class SimulatedMoves:
 
     # --- up ---------------------------------------------------------------------------------------------------------
 
-    def start_restore(self, record: SimulatedRecord, *, demanded: bool) -> bool:
+    def start_restore(self, record: SimulatedRecord, *, demanded: bool, is_far: bool = True) -> bool:
         """See `Moves`."""
         if not self.books.host.fits(self.uncharged_bytes() + record.nbytes):
             self.examine(0)
-        window = self.books.window_for_prefetch(record.nbytes)
+        window = self.books.window_for_prefetch(record.nbytes, is_far=is_far)
         if window is None:
             if not demanded:
                 return False
@@ -374,6 +374,8 @@ class SimulatedMoves:
         self.drain()
         record.is_running = False
         self.num_restores -= 1
+        if self.ahead is not None:
+            self.ahead.reach.read_ended(record.key)
         is_wanted = record.state is State.READING
         self.observer.restore_ended(record.key, outcome, is_wanted=is_wanted)
         if not is_wanted:
@@ -391,10 +393,10 @@ class SimulatedMoves:
         while (record := ahead.peek()) is not None:
             fetched_bytes = record.nbytes
             if record.state is State.DISK:
-                while not self.start_restore(record, demanded=False):
-                    used = self._eviction.next_used()
-                    if used is None or ahead.needs_first(used) or not self._drop(used):
+                while not self.start_restore(record, demanded=False, is_far=ahead.reach.is_far):
+                    if not self._make_way(ahead):
                         return
+                ahead.reach.read_began(record.key)
             elif record.state is State.QUEUED:
                 self.cancel_spill(record)
                 self.counters.forwarded_bytes += record.nbytes
@@ -403,6 +405,12 @@ class SimulatedMoves:
             else:
                 fetched_bytes = 0
             ahead.advance(fetched_bytes)
+
+    def _make_way(self, ahead: Lookahead[SimulatedRecord]) -> bool:
+        used = self._eviction.next_used()
+        if used is None or ahead.needs_first(used):
+            return False
+        return (ahead.reach.is_far or used.window is self.books.staging) and self._drop(used)
 
     def reload(self, record: SimulatedRecord) -> None:
         """See `Moves`."""

@@ -186,6 +186,9 @@ class Rank:
         if log.has_trace:
             moves.ahead = log.lookahead
             log.lookahead.asked_for(index)
+            log.lookahead.reach.asked_for(record.nbytes)
+            if record.state is State.DISK or record.state is State.READING:
+                log.lookahead.reach.wait()
             self._go_ahead()
         if record.state in IN_MEMORY:
             self._hand_over(log, record, index)

@@ -78,7 +78,7 @@ class GraphLog:
         saved: the workload's tensors.
         first_key: of the first tensor's record. As in the store, each tensor that is noted takes one, and on a device
             each record.
-        lookahead_bytes: how far ahead of backward to fetch.
+        lookahead_bytes: how far ahead of backward to fetch; None: as `PackLog`.
         orders: where orders are learned and recalled; None: the reverse-topological order is followed.
         budgets: for the plan.
 
@@ -97,7 +97,7 @@ class GraphLog:
         self,
         saved: Sequence[Saved],
         first_key: int,
-        lookahead_bytes: int,
+        lookahead_bytes: int | None,
         orders: LearnedOrders | None,
         budgets: Budgets,
     ) -> None:
@@ -112,8 +112,11 @@ class GraphLog:
         self.fresh_node = -1
         self.is_settled = False
         self.plan: Plan | None = None
-        self.lookahead = Lookahead[SimulatedRecord](lookahead_bytes)
-        self.reload_ahead = Lookahead[SimulatedRecord](sys.maxsize if lookahead_bytes else 0)
+        self._is_reach_found = lookahead_bytes is None
+        self.lookahead = Lookahead[SimulatedRecord](
+            budgets.host_bytes + budgets.staging_bytes if lookahead_bytes is None else lookahead_bytes
+        )
+        self.reload_ahead = Lookahead[SimulatedRecord](0 if lookahead_bytes == 0 else sys.maxsize)
         self.is_started = False
         self.has_trace = False
         self._orders = orders
@@ -266,11 +269,15 @@ class GraphLog:
                 sizes,
                 bytes(saved.on_device for saved in self.saved),
             )
+        orders = self._orders
+        if orders is not None and self._is_reach_found and not any(self._trace[3]):
+            self.lookahead.reach.is_far = not orders.reaches.is_near(self._signatures[-1])
 
     def end(self) -> None:
         """The graph is gone: learn what was seen of it."""
         if self._orders is not None and self._trace is not None:
             self._orders.learn(Trace(*self._trace, self._asked_for))
+            self._orders.reaches.note(self._signatures[-1], self.lookahead.reach, self._budgets.staging_bytes)
 
     def _storages(self) -> Iterator[tuple[int, int]]:
         """Of each pack a number that it shares with other packs of the same storage. See `PackLog`."""

@@ -68,10 +68,14 @@ class Settings:
 
     @property
     def reach_bytes(self) -> int:
-        """How far ahead of backward is fetched."""
-        if self.prefetch == "none":
-            return 0
-        return self.host_bytes + self.staging_bytes if self.lookahead_bytes is None else self.lookahead_bytes
+        """How far ahead of backward is fetched at most."""
+        found_bytes = self.scope_lookahead_bytes
+        return self.host_bytes + self.staging_bytes if found_bytes is None else found_bytes
+
+    @property
+    def scope_lookahead_bytes(self) -> int | None:
+        """As a scope with these arguments decides; None: as far as it takes."""
+        return 0 if self.prefetch == "none" else self.lookahead_bytes
 
 
 @dataclass(frozen=True)
@@ -238,7 +242,7 @@ class _Run:
             began_seconds, before = self._clock.now_seconds, deepcopy(self._moves.counters)
             waited_seconds = self._copies.waited_seconds
             self._begin_peaks()
-            log = GraphLog(self._workload.saved, self._next_key, settings.reach_bytes, self._orders, budgets)
+            log = GraphLog(self._workload.saved, self._next_key, settings.scope_lookahead_bytes, self._orders, budgets)
             yield from self._step(number, log)
             self._next_key = log.next_key
             self.done.append(self._step_since(began_seconds, before, waited_seconds))
