@@ -9,6 +9,8 @@ A shared disk is twice as fast in one minute as in the next. So every process me
 device: passes of both alternate, each moves all tensors once, whoever went second goes first the next time, and the
 ratio of each pair counts. The raw device beside itself shows what such a ratio is worth. The first pair is left out:
 training uses the same space step after step, and the first use of disk space and of page cache is slower.
+
+What the CPU time beyond raw is made of is told beside: checksums, fresh pages, transfers.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from tierstore.disk.local import NUM_AT_ONCE
 
 from .goals import Goal
 from .harness import Benchmark, main_of_one_variant
+from .job_parts import PARTS, JobParts
 
 if TYPE_CHECKING:
     from tierstore import TierStore
@@ -75,17 +78,26 @@ class Mover(NamedTuple):
 
 
 class Lap(NamedTuple):
-    """One pass in one direction."""
+    """One pass in one direction.
+
+    Attributes:
+        gb_per_second: moved.
+        cpu_seconds_per_gb: of all threads of this process.
+        parts: of them, those of the parts of the store's jobs.
+    """
 
     gb_per_second: float
     cpu_seconds_per_gb: float
+    parts: dict[str, float]
 
 
-def timed(move: Callable[[], None]) -> Lap:
-    """Move everything once; CPU seconds are those of all threads of this process."""
+def timed(move: Callable[[], None], jobs: JobParts | None = None) -> Lap:
+    """Move everything once; `jobs` tells what the store's are made of."""
     wall, cpu = time.perf_counter(), time.process_time()
     move()
-    return Lap(GIGABYTES / (time.perf_counter() - wall), (time.process_time() - cpu) / GIGABYTES)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    parts = {} if jobs is None else jobs.take()
+    return Lap(GIGABYTES / wall, cpu / GIGABYTES, {part: seconds / GIGABYTES for part, seconds in parts.items()})
 
 
 def random_tensors() -> list[Tensor]:
@@ -221,12 +233,14 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
     """Medians over the pairs, and the least and the most of their ratios."""
     down: list[tuple[Lap, Lap]] = []
     up: list[tuple[Lap, Lap]] = []
-    with raw_device(scratch) as raw, VARIANTS[variant](scratch) as mover:
+    with raw_device(scratch) as raw, VARIANTS[variant](scratch) as mover, JobParts() as jobs:
         for number in range(PAIRS.get(variant, MOST_PAIRS) + 1):
             is_first = number % 2 == 1
-            down.append(pair(mover.spill, raw.spill, is_first=is_first))
-            up.append(pair(mover.restore, raw.restore, is_first=is_first))
+            down.append(pair(mover.spill, raw.spill, jobs, is_first=is_first))
+            up.append(pair(mover.restore, raw.restore, jobs, is_first=is_first))
     figures = figures_of("spill", down[1:]) | figures_of("restore", up[1:])
+    if variant == "tierstore":
+        figures |= parts_of("spill", down[1:]) | parts_of("restore", up[1:])
     above_raw = [
         sum(ours.cpu_seconds_per_gb - raw.cpu_seconds_per_gb for ours, raw in both)
         for both in zip(down, up, strict=True)
@@ -235,13 +249,13 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
     return figures
 
 
-def pair(ours: Callable[[], None], raw: Callable[[], None], *, is_first: bool) -> tuple[Lap, Lap]:
+def pair(ours: Callable[[], None], raw: Callable[[], None], jobs: JobParts, *, is_first: bool) -> tuple[Lap, Lap]:
     """A pass of each, one right after the other."""
     if is_first:
-        mine = timed(ours)
-        return mine, timed(raw)
-    beside = timed(raw)
-    return timed(ours), beside
+        mine = timed(ours, jobs)
+        return mine, timed(raw, jobs)
+    beside = timed(raw, jobs)
+    return timed(ours, jobs), beside
 
 
 def figures_of(name: str, pairs: list[tuple[Lap, Lap]]) -> dict[str, float]:
@@ -255,6 +269,18 @@ def figures_of(name: str, pairs: list[tuple[Lap, Lap]]) -> dict[str, float]:
         f"{name}_to_raw_most": max(ratios),
         f"{name}_cpu_seconds_per_gb": statistics.median(ours.cpu_seconds_per_gb for ours, _ in pairs),
     }
+
+
+def parts_of(name: str, pairs: list[tuple[Lap, Lap]]) -> dict[str, float]:
+    """Of one direction, the medians; and the least and the most, where they differ as fresh pages do."""
+    found = {}
+    for part in PARTS:
+        seen = [ours.parts[part] for ours, _ in pairs]
+        found[f"{name}_{part}_cpu_seconds_per_gb"] = statistics.median(seen)
+        if part == "fresh_pages":
+            found[f"{name}_{part}_least_cpu_seconds_per_gb"] = min(seen)
+            found[f"{name}_{part}_most_cpu_seconds_per_gb"] = max(seen)
+    return found
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ A shared machine is twice as fast in one minute as in the next. So a variant is 
 compared with: each trains in a process of its own, in a cgroup of its own, but they take turns, a step each, whoever
 went first goes last the next time, and the ratio of the steps of each turn counts.
 
+Beside the steps is told what keeps a training on all cores from them: the CPU time of the threads that move bytes, and
+how long the thread that trains was ready to run while others had the cores.
+
 All variants run with the same fixed malloc threshold (mallopt(3), M_MMAP_THRESHOLD): glibc keeps freed blocks of up
 to 32 MiB for itself otherwise, and what a limited process then holds is a matter of the order of its allocations.
 """
@@ -40,6 +43,7 @@ from .cgroup import MemoryCgroup, memory_cgroup
 from .goals import Goal
 from .harness import Benchmark, main_of_one_variant
 from .peers import file_per_tensor
+from .threads import thread_times
 
 SHAPE = ModelShape(layers=12, width=128, heads=2, context=512)
 BATCH = 24
@@ -200,7 +204,7 @@ def train(variant: str, scratch: Path, written_bytes: int, read_bytes: int) -> N
     with prepared.get(variant, lambda: nullcontext(Run()))() as run:
         for _ in sys.stdin:
             batch = random_batch(corpus, BATCH, SHAPE.context, generator)
-            started = time.perf_counter()
+            before, started = thread_times(), time.perf_counter()
             with run.forward():
                 loss = model(*batch)
             run.between()
@@ -209,7 +213,8 @@ def train(variant: str, scratch: Path, written_bytes: int, read_bytes: int) -> N
             optimizer.step()
             optimizer.zero_grad()
             seconds = time.perf_counter() - started
-            print(json.dumps({"step_seconds": seconds, "last_loss": loss.item()} | run.figures()), flush=True)
+            figures = {"step_seconds": seconds, "last_loss": loss.item()} | thread_times().since(before)
+            print(json.dumps(figures | run.figures()), flush=True)
 
 
 class Run:
