@@ -89,7 +89,7 @@ def test_tune_program_ends_with_a_file_a_table_and_a_heat_map(
     with TierStore.from_config(file) as store:
         assert tiered_offload.from_config(store, file)
         assert store.host_bytes + store.staging_bytes <= 20 * MIB
-    assert "all room" in (working_directory / "map.html").read_text()
+    assert "as needed" in (working_directory / "map.html").read_text()
     assert list((working_directory / "temporary").iterdir()) == []
 
 

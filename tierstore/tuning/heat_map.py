@@ -115,7 +115,7 @@ def _hex(colour: Sequence[int]) -> str:
 
 def _size(value: int | None) -> str:
     """None: of a lookahead that has no limit of its own."""
-    return "all room" if value is None else format_bytes(value)
+    return "as needed" if value is None else format_bytes(value)
 
 
 def _figure(seconds: float | None) -> str:

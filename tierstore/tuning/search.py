@@ -56,7 +56,7 @@ class Space:
 
     @property
     def lookaheads(self) -> Sequence[int | None]:
-        """Distances to try; the last is "as far as there is room"."""
+        """Distances to try; the last is "as far as it takes"."""
         return (*sorted({int(self.saved_bytes * share) for share in _SHARES if share}), None)
 
     @property

@@ -37,7 +37,7 @@ class TrialSettings:
     """Arguments of `TierStore`, and behind them of `tiered_offload`.
 
     Attributes:
-        lookahead_bytes: None: as far as there is room.
+        lookahead_bytes: None: as far as it takes.
         inline_bytes: None: everything lives in LMDB.
         device_bytes: of no effect without an accelerator.
     """

@@ -64,7 +64,7 @@ def _settings(tuned: Tuned) -> Table:
             format_bytes(settings.staging_bytes),
             settings.codec,
             settings.prefetch,
-            "all room" if settings.lookahead_bytes is None else format_bytes(settings.lookahead_bytes),
+            "as needed" if settings.lookahead_bytes is None else format_bytes(settings.lookahead_bytes),
             str(settings.io_depth),
         ]
         if with_inline:
