@@ -2089,6 +2089,22 @@ MUTATIONS = [
         ("store/test_named_home.py::test_index_that_the_drive_refuses_to_change_is_not_cleared",),
     ),
     Mutation(
+        "N2",
+        "a short write that others' room came too late for is done again",
+        "tierstore/disk/index.py",
+        "        for _ in range(_MOST_TRIES):",
+        "        for _ in range(1):",
+        ("store/test_index.py::test_drive_that_others_fill_and_free_is_never_an_io_error",),
+    ),
+    Mutation(
+        "N2",
+        "a short write without room is a full drive",
+        "tierstore/disk/index.py",
+        "            if not self._has_room_for(operation):",
+        "            if False:",
+        ("store/test_index.py::test_short_write_on_a_full_drive_is_a_full_drive",),
+    ),
+    Mutation(
         "N3",
         "flipped payload is refused",
         "tierstore/disk/records.py",

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import uvloop
 
+from tests.reliability.drives import MIB, fill_up, mounted_drive
 from tierstore.codec import DamagedBytesError
 from tierstore.disk import index as index_module
 from tierstore.disk.commits import Commits
@@ -40,11 +41,19 @@ def location(num_bytes: int) -> Location:
     )
 
 
+@contextmanager
+def index_on(directory: Path) -> Iterator[Index]:
+    made = Index.without_name(directory, map_bytes_for(8 * 2**20))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[Index]:
-    made = Index.without_name(tmp_path, map_bytes_for(8 * 2**20))
-    yield made
-    made.close()
+    with index_on(tmp_path) as made:
+        yield made
 
 
 def fetch(index: Index, key: int) -> bytes:
@@ -216,8 +225,10 @@ def files_no_longer_than(num_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("is_room_made", [True, False])
-def test_short_write_is_tried_once_more(index: Index, monkeypatch: pytest.MonkeyPatch, is_room_made: bool) -> None:
-    """Other stores use the same drive: there may be room the next moment, and then nothing says that it was full."""
+def test_short_write_with_room_on_the_drive_is_tried_again(
+    index: Index, monkeypatch: pytest.MonkeyPatch, is_room_made: bool
+) -> None:
+    """There may be room the next moment, and then nothing says that it was full. A limit is no full drive."""
     value, told = os.urandom(100_000), index_module.may_be_short_write
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     num_told = 0
@@ -241,3 +252,53 @@ def test_short_write_is_tried_once_more(index: Index, monkeypatch: pytest.Monkey
         (outcome,) = index.apply([Put(1, location(len(value)), value)])
         assert outcome.error is None
     assert fetch(index, 1) == value
+
+
+@pytest.mark.parametrize("num_filled", [2, 3, 5])
+def test_drive_that_others_fill_and_free_is_never_an_io_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_filled: int
+) -> None:
+    """There is room whenever the index looks, and none the first times it writes."""
+    with mounted_drive(tmp_path, 32 * MIB) as drive, index_on(drive) as index:
+        value, commit, told = os.urandom(100_000), Index._commit, index_module.may_be_short_write
+        filler = drive / "somebody-elses"
+        failed = []
+
+        def commit_on_a_full_drive(of: Index, operations: Sequence[Operation]) -> Exception | None:
+            if len(failed) < num_filled:
+                fill_up_but(drive, 10 * 4096)
+            error = commit(of, operations)
+            if error is not None:
+                failed.append(error)
+            return error
+
+        def make_room(error: Exception) -> bool:
+            filler.unlink(missing_ok=True)
+            return told(error)
+
+        monkeypatch.setattr(Index, "_commit", commit_on_a_full_drive)
+        monkeypatch.setattr(index_module, "may_be_short_write", make_room)
+        (outcome,) = index.apply([Put(1, location(len(value)), value)])
+        assert [getattr(error, "code", None) for error in failed] == [errno.EIO] * num_filled
+        assert outcome.error is None
+        assert fetch(index, 1) == value
+
+
+def test_short_write_on_a_full_drive_is_a_full_drive(tmp_path: Path) -> None:
+    with mounted_drive(tmp_path, 32 * MIB) as drive, index_on(drive) as index:
+        value = os.urandom(100_000)
+        fill_up_but(drive, 10 * 4096)
+        (outcome,) = index.apply([Put(1, location(len(value)), value)])
+        assert isinstance(outcome.error, OSError)
+        assert outcome.error.errno == errno.ENOSPC
+        assert getattr(outcome.error.__cause__, "code", None) == errno.EIO
+        (drive / "somebody-elses").unlink()
+        (outcome,) = index.apply([Put(1, location(len(value)), value)])
+        assert outcome.error is None
+        assert fetch(index, 1) == value
+
+
+def fill_up_but(drive: Path, left_bytes: int) -> None:
+    """All but so many bytes."""
+    filler = fill_up(drive)
+    os.truncate(filler, filler.stat().st_size - left_bytes)

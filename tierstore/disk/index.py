@@ -43,6 +43,9 @@ _PAGE_HEADER_BYTES = 16
 _LARGE_VALUE_BYTES = 64 * 2**10
 _SPARE_BYTES = 64 * 2**20  # tables, free lists, and the copies that one transaction makes of what it changes
 _ROOM_FOR_A_COMMIT_BYTES = 2**20
+_MOST_TRIES = (
+    8  # while commits fail as on a full file system and there is room when one looks: others fill it and free it
+)
 _KEY_BYTES = 8
 _MOST_MAP_BYTES = 2**44  # an eighth of what x86-64 lets a process map; 16 TiB are never filled by small values
 
@@ -243,34 +246,39 @@ class Index:
             return Outcome(error)
         return Outcome()
 
-    def _change(
-        self, changes: Sequence[tuple[int, Operation]], *, is_again: bool = False
-    ) -> list[tuple[int, Exception | None]]:
+    def _change(self, changes: Sequence[tuple[int, Operation]]) -> list[tuple[int, Exception | None]]:
+        if self._commit([operation for _, operation in changes]) is None:
+            return [(place, None) for place, _ in changes]
+        return [(place, self._change_alone(operation)) for place, operation in changes]
+
+    def _change_alone(self, operation: Operation) -> Exception | None:
+        """Returns why it could not be done. "Full" only if there is no room: where others make some, it is done."""
+        for _ in range(_MOST_TRIES):
+            error = self._commit([operation])
+            if error is None or not may_be_short_write(error):
+                break
+            if not self._has_room_for(operation):
+                full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                full.__cause__ = error
+                return full
+        return error
+
+    def _commit(self, operations: Sequence[Operation]) -> Exception | None:
+        """All of them in one transaction, or none: then returns why."""
         try:
             with self._environment.begin(write=True) as transaction:
-                for _, operation in changes:
+                for operation in operations:
                     self._do(transaction, operation)
         except (lmdb.Error, OSError) as error:
             if _tells_of_damage(error):
                 self.damage = error
-            if len(changes) > 1:
-                return [outcome for change in changes for outcome in self._change([change])]
-            if may_be_short_write(error) and not is_again:  # if others have made room meanwhile, it is none any more
-                return self._change(changes, is_again=True)
-            return [(changes[0][0], self._reason_of(error, changes[0][1]))]
-        return [(place, None) for place, _ in changes]
-
-    def _reason_of(self, error: Exception, operation: Operation) -> Exception:
-        """LMDB says EIO for a short write, which is how a file system that fills up shows itself first."""
-        if not may_be_short_write(error):
             return error
+        return None
+
+    def _has_room_for(self, operation: Operation) -> bool:
         value = operation.value if isinstance(operation, Put) else None
         status = os.fstatvfs(self.file.fileno())
-        if status.f_bavail * status.f_frsize > len(value or b"") + _ROOM_FOR_A_COMMIT_BYTES:
-            return error
-        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        full.__cause__ = error
-        return full
+        return status.f_bavail * status.f_frsize > len(value or b"") + _ROOM_FOR_A_COMMIT_BYTES
 
     def _do(self, transaction: lmdb.Transaction, operation: Operation) -> None:
         if isinstance(operation, PutLease):
@@ -302,6 +310,8 @@ class Index:
 
 def may_be_short_write(error: Exception) -> bool:
     """Whether the drive refused, by what LMDB says, in part or as a whole. The index is as before: this is no damage.
+
+    LMDB says EIO for a short write, which is how a file system that fills up shows itself first.
 
     (Where not even LMDB's last page could be written, it says so of every later change, and that is.)
     """
