@@ -3,9 +3,10 @@
 A record costs time in two ways, and what each is worth depends on what else the machine is doing::
 
     moving   raw      n/W + n/R                  W, R: the disk's bytes per second, all transfers together
-             encoded  n·max(r/W, e/p + r/(k·W)) + n·max(r/R, d/p + r/(k·R))
+             encoded  n·max(r/W, e/p + r/(k·W) + s) + n·max(r/R, d/p + r/(k·R) + t)
                       r: ratio; e, d: CPU seconds per byte to write and to read it, beyond those of an unencoded one;
-                      p: cores that are free for it; k: records that are moved at once
+                      p: cores that are free for it; k: records that are moved at once;
+                      s, t: for how much longer than that the k were on their way, per byte of them all
     cost  =  demand · moving  +  price · n·(e + d)
 
 *demand* is how busy the disk would be if nothing were encoded: where training leaves it idle most of the time,
@@ -41,6 +42,7 @@ _LEAST_PRICE = 0.1  # of a CPU second: encoding on idle cores still takes memory
 _LEAST_CORES = 0.5  # that encoding gets where none are free: it waits for its turn
 _SHARED_CORES = 0.5  # of the idle ones: a busy training's cores are idle for moments that no job fits into
 _NEWEST_WEIGHT = 0.25
+_MOST_WAIT = 1.0  # of what is accounted for: a single record may have met a stall
 _MOST_GROWTH = 1.5  # of a CPU time at once: a single record may have paid for fresh pages
 _WORST_RATIO = 15 / 16
 _SAME_RATIO = 1 / 64  # of the bytes: a cheaper codec that leaves hardly more is better, whatever their times seem to be
@@ -108,17 +110,27 @@ class _KindClass(NamedTuple):
 
 @dataclass(slots=True)
 class _Figures:
-    """Moving averages of one codec on one class; CPU seconds."""
+    """Moving averages of one codec on one class; CPU seconds.
+
+    The waits are what records were on their way beyond what CPU seconds on free cores and the disk account for: for a
+    core behind the store's other threads, and for the interpreter. Seconds per byte, of all lanes together.
+    """
 
     ratio: float
     encode_seconds_per_byte: float
     decode_seconds_per_byte: float
+    write_wait: float = 0.0
+    read_wait: float = 0.0
 
     def learn(self, ratio: float, encode: float, decode: float | None) -> None:
         self.ratio = _blend(self.ratio, ratio)
         self.encode_seconds_per_byte = _blend_cpu(self.encode_seconds_per_byte, encode)
         if decode is not None:
             self.decode_seconds_per_byte = _blend_cpu(self.decode_seconds_per_byte, decode)
+
+    def forget_waits(self) -> None:
+        """By and by: what is not encoded any more would never show that its way is free again."""
+        self.write_wait, self.read_wait = _blend(self.write_wait, 0.0), _blend(self.read_wait, 0.0)
 
 
 @dataclass(slots=True)
@@ -153,9 +165,11 @@ class CodecChooser:
         self._read_bytes_per_second: float | None = None
         self._raw_write_seconds: float | None = None  # of CPU, per byte; likewise to read
         self._raw_read_seconds: float | None = None
+        self._load = UNKNOWN_LOAD  # as of the last choice
 
     def choose(self, kind: Kind, num_bytes: int, load: Load, *, is_space_short: bool) -> Choice:
         """Decide on the next record."""
+        self._load = load
         if num_bytes < SMALLEST_PROBED_BYTES and not is_space_short:
             return Choice(NO_CODEC, _WORST_RATIO, probe=False)
         state = self._state_of(kind, num_bytes)
@@ -173,6 +187,8 @@ class CodecChooser:
         """Take in what a probe of a record found."""
         state = self._state_of(kind, num_bytes)
         for sample in samples:
+            if (figures := state.figures.get(sample.codec)) is not None:
+                figures.forget_waits()
             self._learn(
                 state,
                 sample.codec,
@@ -181,7 +197,15 @@ class CodecChooser:
                 sample.decode_seconds / sample.raw_bytes,
             )
 
-    def learn_written(self, kind: Kind, num_bytes: int, codec: Codec, encoded_bytes: int, seconds: float) -> None:
+    def learn_written(
+        self,
+        kind: Kind,
+        num_bytes: int,
+        codec: Codec,
+        encoded_bytes: int,
+        seconds: float,
+        lane_seconds: float | None = None,
+    ) -> None:
         """Take in a record for which `codec` was chosen.
 
         Args:
@@ -190,6 +214,7 @@ class CodecChooser:
             codec: what was ordered, "none" too.
             encoded_bytes: its length on disk; its full length if encoding was in vain.
             seconds: of CPU, for everything that writing it took.
+            lane_seconds: from the first byte to the last, while others had their turns too; None: not known.
         """
         if num_bytes < SMALLEST_PROBED_BYTES:
             return
@@ -197,16 +222,26 @@ class CodecChooser:
             self._raw_write_seconds = _least(self._raw_write_seconds, seconds / num_bytes)
         else:
             state = self._state_of(kind, num_bytes)
-            self._learn(state, codec, encoded_bytes / num_bytes, seconds / num_bytes, None)
+            ratio = encoded_bytes / num_bytes
+            self._learn(state, codec, ratio, seconds / num_bytes, None)
+            figures = state.figures[codec]
+            encode_seconds = _beyond(seconds / num_bytes, self._raw_write_seconds)
+            write = ratio * self._disk_seconds_per_byte()[0]
+            figures.write_wait = self._newer_wait(figures.write_wait, lane_seconds, num_bytes, encode_seconds, write)
 
-    def learn_read(self, kind: Kind, num_bytes: int, codec: Codec, seconds: float) -> None:
-        """Take in the CPU seconds that reading a record of `num_bytes` took."""
+    def learn_read(
+        self, kind: Kind, num_bytes: int, codec: Codec, seconds: float, lane_seconds: float | None = None
+    ) -> None:
+        """Take in the CPU seconds that reading a record of `num_bytes` took; `lane_seconds` as `learn_written`."""
         if num_bytes < SMALLEST_PROBED_BYTES:
             return
         if codec == NO_CODEC:
             self._raw_read_seconds = _least(self._raw_read_seconds, seconds / num_bytes)
         elif (figures := self._state_of(kind, num_bytes).figures.get(codec)) is not None:
             figures.decode_seconds_per_byte = _blend_cpu(figures.decode_seconds_per_byte, seconds / num_bytes)
+            decode_seconds = _beyond(seconds / num_bytes, self._raw_read_seconds)
+            read = figures.ratio * self._disk_seconds_per_byte()[1]
+            figures.read_wait = self._newer_wait(figures.read_wait, lane_seconds, num_bytes, decode_seconds, read)
 
     def learn_write_speed(self, bytes_per_second: float, *, is_lower_bound: bool = False) -> None:
         """Take in what the disk wrote of late; a lower bound where it was not asked for all it can do."""
@@ -297,16 +332,30 @@ class CodecChooser:
         """
         if figures is None:
             return load.demand * sum(disk)
-        encode_seconds = max(0.0, figures.encode_seconds_per_byte - (self._raw_write_seconds or 0.0))
-        decode_seconds = max(0.0, figures.decode_seconds_per_byte - (self._raw_read_seconds or 0.0))
+        encode_seconds = _beyond(figures.encode_seconds_per_byte, self._raw_write_seconds)
+        decode_seconds = _beyond(figures.decode_seconds_per_byte, self._raw_read_seconds)
         write, read = (figures.ratio * seconds for seconds in disk)
-        cores = min(max(load.free_cores, _LEAST_CORES), self._num_lanes)
-        moving_seconds = max(write, encode_seconds / cores + write / self._num_lanes)
-        moving_seconds += max(read, decode_seconds / cores + read / self._num_lanes)
+        moving_seconds = max(write, self._way_seconds(encode_seconds, write, load) + figures.write_wait)
+        moving_seconds += max(read, self._way_seconds(decode_seconds, read, load) + figures.read_wait)
         cpu_seconds = encode_seconds + decode_seconds
         wanted_cores = max(1.0, cpu_seconds / moving_seconds)
         price = max(_LEAST_PRICE, 1 - max(0.0, load.free_cores - _SHARED_CORES) / wanted_cores)
         return load.demand * moving_seconds + price * cpu_seconds
+
+    def _way_seconds(self, cpu_seconds: float, disk_seconds: float, load: Load) -> float:
+        """Of a byte, while every lane has a record on its way, if none has to wait."""
+        cores = min(max(load.free_cores, _LEAST_CORES), self._num_lanes)
+        return cpu_seconds / cores + disk_seconds / self._num_lanes
+
+    def _newer_wait(
+        self, known: float, lane_seconds: float | None, num_bytes: int, cpu_seconds: float, disk_seconds: float
+    ) -> float:
+        """Of a byte. Where lanes are empty, a record is on its way for less than is accounted for: it says nothing."""
+        if lane_seconds is None or self._write_bytes_per_second is None:
+            return known
+        way_seconds = self._way_seconds(cpu_seconds, disk_seconds, self._load)
+        waited_seconds = lane_seconds / num_bytes / self._num_lanes - way_seconds
+        return _blend(known, min(max(0.0, waited_seconds), _MOST_WAIT * way_seconds))
 
     def _smallest(self, state: _ClassState, kind: Kind) -> Codec:
         tried = {codec: figures.ratio for codec, figures in state.figures.items()}
@@ -327,6 +376,10 @@ def _undominated(figures: Mapping[Codec, _Figures]) -> dict[Codec, _Figures]:
         if all(figures[codec].ratio < cheaper.ratio - _SAME_RATIO for cheaper in found.values()):
             found[codec] = figures[codec]
     return found
+
+
+def _beyond(seconds: float, raw_seconds: float | None) -> float:
+    return max(0.0, seconds - (raw_seconds or 0.0))
 
 
 def _least(known: float | None, newest: float) -> float:

@@ -63,10 +63,14 @@ def location(codec: Codec, ratio: float) -> Location:
     return Location(0, 0, RECORD, int(ratio * RECORD), RECORD, codec.family, codec.level, 4, 0, None)
 
 
-def move_raw(policy: CodecPolicy, machine: Machine, *, times: int = 4, idle_cores: float) -> None:
+SIXTH = Sample(FAST, 1000, 160, 0.6e-6, 0.25e-6)
+
+
+def move_raw(
+    policy: CodecPolicy, machine: Machine, *, times: int = 4, idle_cores: float, sample: Sample = SIXTH
+) -> None:
     """Records on their way down and up, unencoded, at 2 GB/s each way; the codec has been probed."""
     order = WriteOrder(NO_CODEC, 4, None, probe=False)
-    sample = Sample(FAST, 1000, 160, 0.6e-6, 0.25e-6)
     for key in range(times):
         with policy.clock.timed("write", RECORD):
             machine.pass_time(RECORD / 2e9, idle_cores=idle_cores)
@@ -121,6 +125,23 @@ def test_what_a_record_took_to_read_overrules_the_probe(machine: Machine) -> Non
     policy.learn_read(100, location(FAST, 0.16), ReadReport(0.001, 10e-9 * RECORD))  # its kind is not known any more
 
 
+@pytest.mark.parametrize("way", ["write", "read"])
+def test_how_long_records_were_on_their_way_overrules_the_probe(machine: Machine, way: str) -> None:
+    policy = CodecPolicy(None, 4)
+    halved, order = Sample(FAST, 1000, 500, 1e-6, 1e-6), WriteOrder(FAST, 4, None, probe=False)
+    device_seconds, lane_seconds = RECORD / 4e9, 4 * RECORD / 1.2e9
+    write_lane, read_lane = {"write": (lane_seconds, None), "read": (None, lane_seconds)}[way]
+    for _ in range(10):
+        move_raw(policy, machine, idle_cores=4.0, sample=halved)
+        ordered(policy)
+    assert ordered(policy).codec == FAST
+    for key in range(100, 120):
+        done = written(FAST, 0.5, 1e-9)._replace(write_seconds=device_seconds, lane_seconds=write_lane)
+        policy.learn_written(key, KIND, RECORD, order, done)
+        policy.learn_read(key, location(FAST, 0.5), ReadReport(device_seconds, 1e-9 * RECORD, read_lane))
+    assert ordered(policy).codec == NO_CODEC
+
+
 def test_a_transfer_that_fails_says_nothing_of_the_disk(machine: Machine) -> None:
     policy = CodecPolicy(None, 8)
     order = WriteOrder(NO_CODEC, 4, None, probe=False)
@@ -132,7 +153,7 @@ def test_a_transfer_that_fails_says_nothing_of_the_disk(machine: Machine) -> Non
     for _ in range(8):
         with pytest.raises(OSError, match="it broke"), policy.clock.timed("write", RECORD):
             fail()
-    policy.learn_written(1, KIND, RECORD, order, written(samples=(Sample(FAST, 1000, 160, 0.6e-6, 0.25e-6),)))
+    policy.learn_written(1, KIND, RECORD, order, written(samples=(SIXTH,)))
     assert ordered(policy).codec == NO_CODEC
 
 

@@ -62,7 +62,9 @@ class CodecPolicy:
             self._kinds[key] = kind
         self._meter.count(written.cpu_seconds, self._chooser.disk_seconds(num_bytes, 0))
         self._chooser.learn_samples(kind, num_bytes, written.samples)
-        self._chooser.learn_written(kind, num_bytes, order.codec, written.encoded_bytes, written.cpu_seconds)
+        self._chooser.learn_written(
+            kind, num_bytes, order.codec, written.encoded_bytes, written.cpu_seconds, written.lane_seconds
+        )
         if written.codec != NO_CODEC and written.encoded_bytes >= SMALLEST_TIMED_BYTES:
             speed = written.encoded_bytes / max(written.write_seconds, 1e-9)
             self._chooser.learn_write_speed(speed, is_lower_bound=True)
@@ -76,7 +78,7 @@ class CodecPolicy:
         codec = Codec(location.codec, location.level)
         self._meter.count(report.cpu_seconds, self._chooser.disk_seconds(0, location.logical_bytes))
         if (kind := self._kinds.get(key)) is not None:
-            self._chooser.learn_read(kind, location.logical_bytes, codec, report.cpu_seconds)
+            self._chooser.learn_read(kind, location.logical_bytes, codec, report.cpu_seconds, report.lane_seconds)
         if codec != NO_CODEC and location.encoded_bytes >= SMALLEST_TIMED_BYTES:
             speed = location.encoded_bytes / max(report.read_seconds, 1e-9)
             self._chooser.learn_read_speed(speed, is_lower_bound=True)

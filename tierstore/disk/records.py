@@ -82,6 +82,7 @@ class Written(NamedTuple):
         cpu_seconds: of this thread, for everything but the probe; encoding in vain included.
         write_seconds: spent in the device.
         samples: what the probe found.
+        lane_seconds: of an encoded record, from its first byte to its last, waits for a core included; else None.
     """
 
     codec: Codec
@@ -92,6 +93,7 @@ class Written(NamedTuple):
     cpu_seconds: float
     write_seconds: float
     samples: tuple[Sample, ...]
+    lane_seconds: float | None = None
 
 
 class ReadReport(NamedTuple):
@@ -100,10 +102,12 @@ class ReadReport(NamedTuple):
     Attributes:
         read_seconds: spent in the device.
         cpu_seconds: of this thread, for everything.
+        lane_seconds: as `Written`'s.
     """
 
     read_seconds: float
     cpu_seconds: float
+    lane_seconds: float | None = None
 
 
 def write_record(
@@ -120,11 +124,15 @@ def write_record(
     if order.codec != NO_CODEC or order.probe:
         with pool.lend() as scratch:
             samples = probe(source, order.itemsize_bytes, scratch) if order.probe else ()
-            cpu_started = time.thread_time()
+            started, cpu_started = time.perf_counter(), time.thread_time()
             if order.codec != NO_CODEC:
                 written = _write_encoded(place, source, order, value_limit_bytes, scratch)
                 if written is not None:
-                    return written._replace(cpu_seconds=time.thread_time() - cpu_started, samples=samples)
+                    return written._replace(
+                        cpu_seconds=time.thread_time() - cpu_started,
+                        samples=samples,
+                        lane_seconds=time.perf_counter() - started,
+                    )
     if round_up(len(source)) > place.num_bytes:
         raise DoesNotFitError
     checksum = _checksum(source, order.seed)
@@ -189,16 +197,18 @@ def read_record(
     cpu_started = time.thread_time()
     if location.codec != NO_CODEC.family:
         with pool.lend() as scratch:
-            read_seconds = _read_encoded(place, location, seed, destination, scratch)
-    else:
-        if len(destination) >= _POPULATED_BYTES:
-            populate(destination)  # before the turn: the device is for those who have their pages
-        with pool.lend() as scratch, pool.timed(len(destination)):
             started = time.perf_counter()
-            read_raw(place.descriptor, place.offset, destination, location.head_bytes, place.alignment_bytes, scratch)
-            read_seconds = time.perf_counter() - started
-        # Meanwhile, the next one reads already.
-        _verify(location, seed, _checksum(destination, seed))
+            read_seconds = _read_encoded(place, location, seed, destination, scratch)
+            lane_seconds = time.perf_counter() - started
+        return ReadReport(read_seconds, time.thread_time() - cpu_started, lane_seconds)
+    if len(destination) >= _POPULATED_BYTES:
+        populate(destination)  # before the turn: the device is for those who have their pages
+    with pool.lend() as scratch, pool.timed(len(destination)):
+        started = time.perf_counter()
+        read_raw(place.descriptor, place.offset, destination, location.head_bytes, place.alignment_bytes, scratch)
+        read_seconds = time.perf_counter() - started
+    # Meanwhile, the next one reads already.
+    _verify(location, seed, _checksum(destination, seed))
     return ReadReport(read_seconds, time.thread_time() - cpu_started)
 
 
