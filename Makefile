@@ -24,7 +24,7 @@ bench: $(INSTALLED)           ## every question of bench/: tables, all goals in 
 	$(BIN)/python -m bench
 
 bench-tuning: $(INSTALLED)    ## which settings are best, and what the simulator says of them (some 15 minutes more)
-	$(BIN)/python -m bench simulator_accuracy io_depth prefetch_tuning tuned_settings
+	$(BIN)/python -m bench shared_pages simulator_accuracy io_depth prefetch_tuning tuned_settings
 
 gpu: $(INSTALLED)             ## prove and measure the accelerator path on this machine's GPU (under nine minutes)
 	$(BIN)/python -m bench.gpu

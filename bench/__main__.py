@@ -22,7 +22,6 @@ SUITE = (
     "live_handles",
     "disk_throughput",
     "record_cost",
-    "shared_pages",
     "disk_layouts",
     "fragmentation",
     "prefetch",
@@ -35,7 +34,7 @@ SUITE = (
     "sidecar_training",
     "trace_cost",
 )
-TUNING = ("simulator_accuracy", "io_depth", "prefetch_tuning", "tuned_settings")
+TUNING = ("shared_pages", "simulator_accuracy", "io_depth", "prefetch_tuning", "tuned_settings")
 """As long again: those whose question is which settings are best."""
 NAMES = SUITE + TUNING
 

@@ -28,7 +28,7 @@ from .harness import Benchmark, main_of_one_variant
 
 KIB = 2**10
 SIZES = tuple(KIB * size for size in (4, 16, 32, 64, 128, 256, 1024, 16384))
-PASS_BYTES = 96 * 2**20
+PASS_BYTES = 64 * 2**20
 MOST_VALUES = 512
 LOOKAHEAD = 16
 PASSES = 4

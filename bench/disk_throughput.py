@@ -43,7 +43,7 @@ TENSOR_BYTES = 16 * 2**20
 NUM_TENSORS = 64
 LOOKAHEAD = 8
 MOST_PAIRS = 6
-PAIRS = {"file per tensor": 2, "file per tensor, synced and cold": 1}  # a goal hangs on none of them
+PAIRS = {"raw device": 3, "file per tensor": 1, "file per tensor, synced and cold": 1}  # a goal hangs on none of them
 GIGABYTES = NUM_TENSORS * TENSOR_BYTES / 1e9
 
 BENCHMARK = Benchmark(
@@ -100,11 +100,11 @@ def timed(move: Callable[[], None], jobs: JobParts | None = None) -> Lap:
     return Lap(GIGABYTES / wall, cpu / GIGABYTES, {part: seconds / GIGABYTES for part, seconds in parts.items()})
 
 
-def random_tensors() -> list[Tensor]:
+def random_tensors(num_tensors: int = NUM_TENSORS) -> list[Tensor]:
     """Incompressible uint8 tensors of shape [TENSOR_BYTES]; the first and the last byte name the tensor."""
     source = numpy.random.default_rng(0)
     tensors = []
-    for number in range(NUM_TENSORS):
+    for number in range(num_tensors):
         tensor = torch.from_numpy(source.integers(0, 2**63, TENSOR_BYTES // 8)).view(torch.uint8)
         tensor[0] = tensor[-1] = number
         tensors.append(tensor)
@@ -173,9 +173,9 @@ def tierstore(scratch: Path) -> Iterator[Mover]:
         yield mover_of(store)
 
 
-def mover_of(store: TierStore) -> Mover:
+def mover_of(store: TierStore, num_tensors: int = NUM_TENSORS) -> Mover:
     """Everything is put, then got in the same order, each prefetched some tensors before and dropped at once."""
-    tensors = random_tensors()
+    tensors = random_tensors(num_tensors)
     handles: dict[int, Handle] = {}
 
     def spill() -> None:
@@ -184,8 +184,8 @@ def mover_of(store: TierStore) -> Mover:
         store.flush()
 
     def restore() -> None:
-        for number in range(NUM_TENSORS):
-            ahead = range(number, min(number + LOOKAHEAD, NUM_TENSORS))
+        for number in range(num_tensors):
+            ahead = range(number, min(number + LOOKAHEAD, num_tensors))
             store.prefetch(handles[each] for each in ahead)  # a hint: what finds no room is dropped
             check(store.get(handles.pop(number)), number)
         store.flush()  # freeing what was kept is part of it

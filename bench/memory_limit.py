@@ -47,7 +47,6 @@ from .threads import thread_times
 
 SHAPE = ModelShape(layers=12, width=128, heads=2, context=512)
 BATCH = 24
-WARM_UP_STEPS = 2
 LIMIT_BYTES = 1000 * 2**20
 HOST_BYTES = 128 * 2**20
 BLOCK_BYTES = 10 * 2**20
@@ -59,8 +58,9 @@ STORE, FILES = "tierstore, limited", "file per tensor, limited"
 BY_TURNS = "by turns"
 TOGETHER = {BY_TURNS: (STORE, MOVER, UNLIMITED), KILLED: (KILLED,), FILES: (FILES, STORE, UNLIMITED)}
 """What takes turns in each process of the benchmark; a variant's steps are compared with those of the ones after it."""
+WARM_UP_STEPS = {BY_TURNS: 2, KILLED: 2, FILES: 1}
 TURNS = {BY_TURNS: 4, KILLED: 4, FILES: 1}
-"""After the warm-up. Few where no goal is near: a turn with files takes 12 s."""
+"""After the warm-up. Few of both where no goal is near: a turn with files takes 12 s."""
 
 BENCHMARK = Benchmark(
     name="memory_limit",
@@ -97,7 +97,7 @@ def measure(process: str, scratch: Path) -> Figures | dict[str, Figures]:
     """Medians of the steps of the variants that the process is about, and of their ratios within each turn."""
     with ExitStack() as stack:
         trainings = [stack.enter_context(training(name, scratch)) for name in TOGETHER[process]]
-        for _ in range(WARM_UP_STEPS):
+        for _ in range(WARM_UP_STEPS[process]):
             for each in trainings:
                 each.step()
         turns = []
@@ -177,7 +177,7 @@ def training(variant: str, scratch: Path) -> Iterator[Training]:
     written_bytes = read_bytes = 0
     if variant == MOVER:
         with training(STORE, scratch) as probe:
-            moved = [probe.step() for _ in range(WARM_UP_STEPS + 1)][-1]
+            moved = [probe.step() for _ in range(WARM_UP_STEPS[BY_TURNS] + 1)][-1]
         written_bytes, read_bytes = int(moved["spilled_bytes"]), int(moved["restored_bytes"])
     request = json.dumps([variant, str(scratch), written_bytes, read_bytes])
     with memory_cgroup() as cgroup:
