@@ -1,6 +1,6 @@
 """Does codec "auto" find the best codec for each kind of data, with idle cores and beside a busy training?
 
-A step moves the first halves of real saved tensors (`bench/trained_tensors.py`) down to disk and up again: what
+A step moves real saved tensors (`bench/trained_tensors.py`) down to disk and up again: what
 disturbs a step is mostly short, so many short steps tell more than a few long ones in the same time.
 
 * **moving alone**: nothing else runs; the time of a step is the time of the moves.
@@ -238,7 +238,7 @@ def is_known(ratios: Mapping[str, Estimate]) -> bool:
 def measure(variant: str, scratch: Path) -> dict[str, float]:
     """Ratios of "auto" to the others, and the seconds of a step with each."""
     kind, scene = variant.split(": ")
-    tensors = [tensor[: len(tensor) // 2].clone() for tensor in tensors_of_kind(kind, scratch.parent)]
+    tensors = tensors_of_kind(kind, scratch.parent)
     with Turns(scratch) as turns:
         step = step_of(scene, tensors, turns)
         first = {name: turns.step(name, step) for name in turns.stores}

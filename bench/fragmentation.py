@@ -120,6 +120,7 @@ BENCHMARK = Benchmark(
     variants=tuple(LOADS),
     compare="none",
     rounds=1,
+    at_once=2,
     settings={"steps": STEPS, "largest_bytes": LARGEST_BYTES, "segment_bytes": SEGMENT_BYTES},
     plotted=("most_live_bytes", "most_allocated_bytes", "allocated_to_live", "light_allocated_bytes"),
     goals=tuple(Goal("space allocated, of the most in use", "allocated_to_live", load, at_most=1.5) for load in LOADS),

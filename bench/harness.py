@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +50,7 @@ class Benchmark:
         variants: what is compared; the first is what the others are compared with.
         processes: which variants take turns in one process, by its name; the others have one each, of their own name.
         rounds: how often each variant runs.
+        at_once: so many processes run side by side: where bytes count, and time does not.
         compare: how a figure stands to the first variant's: as a ratio, as a difference, or not at all.
         settings: what was fixed, for the record.
         environment: variables that a process gets beside the usual ones.
@@ -68,6 +70,7 @@ class Benchmark:
     variants: Sequence[str]
     processes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     rounds: int = 3
+    at_once: int = 1
     compare: Literal["ratio", "difference", "none"] = "ratio"
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -86,8 +89,8 @@ class Record:
     """One run of one variant: its figures, or why there are none. What was concluded counts as a round after the last.
 
     Attributes:
-        seconds: from the start of its process to its end, divided by the variants that shared it; None: not noted
-            (results of earlier versions).
+        seconds: from the start of its process to its end, divided by the variants that shared it and by the processes
+            that ran side by side; None: not noted (results of earlier versions).
     """
 
     variant: str
@@ -147,13 +150,18 @@ def run_benchmark(
 
 def _runs(benchmark: Benchmark, rounds: int, folder: Path, progress: Callable[[str], None]) -> Iterator[Record]:
     records = []
-    for number, process in _interleaved(processes_of(benchmark), rounds):
+
+    def run(number: int, process: str) -> list[Record]:
         progress(f"{benchmark.name}, round {number}: {process}")
         started = time.monotonic()
         found = _run_fresh(benchmark, process, number, folder)
-        seconds = (time.monotonic() - started) / len(found)
-        records += [replace(record, seconds=round(seconds, 2)) for record in found]
-        yield from records[-len(found) :]
+        seconds = (time.monotonic() - started) / len(found) / benchmark.at_once
+        return [replace(record, seconds=round(seconds, 2)) for record in found]
+
+    with ThreadPoolExecutor(benchmark.at_once) as runs:
+        for found in runs.map(run, *zip(*_interleaved(processes_of(benchmark), rounds), strict=True)):
+            records += found
+            yield from found
     if benchmark.conclude is not None:
         for variant, figures in benchmark.conclude(records, folder).items():
             yield Record(variant, rounds + 1, figures)

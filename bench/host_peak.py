@@ -45,6 +45,7 @@ BENCHMARK = Benchmark(
     variants=tuple(BUDGETS),
     compare="none",
     rounds=1,  # each figure is already a peak or a median over some thousand samples
+    at_once=2,
     settings={"sizes_bytes": SIZES, "num_tensors": NUM_TENSORS, "oversize_bytes": OVERSIZE_BYTES, "steps": STEPS},
     environment=dict.fromkeys(BUDGETS, ENVIRONMENT),
     plotted=("promised_bytes", "held_bytes", "process_added_bytes"),

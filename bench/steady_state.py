@@ -32,6 +32,7 @@ BENCHMARK = Benchmark(
     variants=(*SHARES, AT_ONCE),
     rounds=1,
     compare="difference",
+    at_once=2,
     settings=SETTINGS | {"steps": STEPS, "slow_bytes_per_second": SLOW_BYTES_PER_SECOND},
     goals=tuple(
         Goal(

@@ -30,9 +30,9 @@ from tierstore.demo.text import load_text
 __all__ = ["KINDS", "tensors_of_kind"]
 
 KINDS = ("noise", "activations, bfloat16", "activations, float32", "relu outputs", "masks", "zeros")
-SET_BYTES = 192 * 2**20
-"""About as many bytes of each kind. With half as many, some kinds are six records of 16 MiB: four lanes encode four of
-them, then two, of which one takes three times as long as the first ones, and what is measured is that last one."""
+SET_BYTES = 96 * 2**20
+"""About as many bytes of each kind, in records of 8 MiB. With six of 16 MiB four lanes encode four of them, then two,
+and one of these takes three times as long as the first ones: what is measured is that last one."""
 
 _SHAPE = ModelShape(layers=4, width=256, heads=4, context=256)
 _STEPS = 250
@@ -81,20 +81,20 @@ def _save(tensors: list[Tensor], file: Path) -> None:
 def _make(kind: str) -> dict[str, list[Tensor]]:
     if kind == "noise":
         generator = torch.Generator().manual_seed(0)
-        rows = [torch.randint(-(2**63), 2**63 - 1, (2**21,), generator=generator) for _ in range(SET_BYTES >> 24)]
+        rows = [torch.randint(-(2**63), 2**63 - 1, (2**20,), generator=generator) for _ in range(SET_BYTES >> 23)]
         return {kind: [row.view(torch.float32) for row in rows]}
     if kind == "zeros":
-        return {kind: [torch.zeros(2**22) for _ in range(SET_BYTES >> 24)]}
+        return {kind: [torch.zeros(2**21) for _ in range(SET_BYTES >> 23)]}
     if kind.startswith("activations"):
         model = _trained(ByteTransformer(_SHAPE))
         return {
-            "activations, float32": _saved_by(model, 24),
-            "activations, bfloat16": _saved_by(model.to(torch.bfloat16), 48),
+            "activations, float32": _saved_by(model, 12),
+            "activations, bfloat16": _saved_by(model.to(torch.bfloat16), 24),
         }
     model = _trained(ByteConvolutions(256))
     return {
-        "relu outputs": _saved_by(model, 64, lambda tensor: bool((tensor == 0).float().mean() > 0.3)),
-        "masks": _saved_by(model, 128, lambda tensor: tensor.dtype == torch.bool),
+        "relu outputs": _saved_by(model, 32, lambda tensor: bool((tensor == 0).float().mean() > 0.3)),
+        "masks": _saved_by(model, 64, lambda tensor: tensor.dtype == torch.bool),
     }
 
 

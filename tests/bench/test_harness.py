@@ -7,6 +7,7 @@ import io
 import json
 import os
 import platform
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import bench.__main__ as command
+from bench import harness
 from bench.harness import RESULTS, Record, Results, processes_of, read_results, run_benchmark
 from bench.plots import draw, draw_panel, draw_scatter, figures_to_plot
 from bench.report import goals_as_markdown, show, show_goals, time_taken, verdicts_of
@@ -74,6 +76,31 @@ def test_run_notes_the_seconds_of_each_process(toy_results: Path) -> None:
     assert expected in goals_as_markdown({}, {"toy": results})
     text = printed(by=lambda console: console.print(time_taken({"toy": results, "absent": None})))
     assert text.strip() == expected
+
+
+def test_run_side_by_side_keeps_the_order_and_divides_the_seconds(tmp_path: Path) -> None:
+    """Each waits for a file that the other makes, so neither ends before the other has begun."""
+    pair = dataclasses.replace(TOY, variants=("left", "right"), at_once=2)
+    started = time.monotonic()
+    run_benchmark(pair, tmp_path, 2, lambda text: None, tmp_path / "results")
+    records = read_results("toy", tmp_path / "results").records
+    assert [(record.round, record.variant) for record in records] == [
+        (1, "left"),
+        (1, "right"),
+        (2, "right"),
+        (2, "left"),
+    ]
+    assert [record.failure for record in records] == [None] * 4
+    assert sum(record.seconds for record in records) < time.monotonic() - started + 0.1
+
+
+def test_run_side_by_side_that_nobody_wants_any_more_begins_nothing(tmp_path: Path) -> None:
+    begun: list[str] = []
+    pair = dataclasses.replace(TOY, variants=("one", "two"), at_once=2)
+    runs = harness._runs(pair, 10, tmp_path, begun.append)
+    next(runs)
+    runs.close()
+    assert len(begun) < 10
 
 
 def test_time_taken_is_left_out_where_it_was_not_noted() -> None:

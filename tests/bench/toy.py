@@ -32,12 +32,23 @@ def measure(variant: str, scratch: Path) -> dict[str, float] | dict[str, dict[st
         raise RuntimeError("it broke")
     if variant == "slow":
         time.sleep(100)
+    if variant in ("left", "right"):
+        (scratch.parent / variant).touch()
+        await_file(scratch.parent / ("left" if variant == "right" else "right"))
     if list(scratch.iterdir()):
         raise RuntimeError("the scratch directory is not empty")
     if variant == "leaves":
         (scratch.parent / "left.txt").write_text("for whoever concludes")
     print("whatever is printed before the figures does not count")
     return {"width_seconds": float(os.environ.get("TOY", "1")), "size_bytes": 2.0**20, f"only_{variant}": 1.0}
+
+
+def await_file(file: Path) -> None:
+    ends = time.monotonic() + 60
+    while not file.exists():
+        if time.monotonic() > ends:
+            raise RuntimeError(f"nobody made {file.name}")
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":
