@@ -20,7 +20,7 @@ check: $(INSTALLED)           ## style, types, directions of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(INSTALLED)           ## every question of bench/: tables, all goals in one table, plots (some 17 minutes)
+bench: $(INSTALLED)           ## every question of bench/: tables, all goals in one table, plots (some 15 minutes)
 	$(BIN)/python -m bench
 
 bench-tuning: $(INSTALLED)    ## which settings are best, and what the simulator says of them (some 15 minutes more)
