@@ -173,7 +173,10 @@ class Connection:
     async def _open(self, message: wire.Open) -> None:
         try:
             session, token = await self._daemon.open_session(message, self._uid)
-        except (StoreFullError, StorageIOError) as error:
+        except StoreFullError as error:  # its own words ask to free a graph: there is none yet
+            self.refuse(f"no session can be opened, its drive has no room: {error.reason}", is_final=False)
+            return
+        except StorageIOError as error:
             self.refuse(f"no session can be opened: {error}", is_final=False)
             return
         if not self._channel.is_open:  # it left meanwhile, and nobody else has the token

@@ -14,7 +14,14 @@ from tests.hooks.programs import all_bits, assert_same_bits, assert_same_gradien
 from tests.reliability.conftest import DRIVE_BYTES, OpenStore
 from tests.reliability.drives import MIB, fill_up, used_bytes
 from tests.store.disk_conformance import PLAIN, gather, on_loop, read_back
-from tierstore import QuotaExceededError, StorageIOError, StoreFullError, TierStore, tiered_offload
+from tierstore import (
+    DaemonUnavailableError,
+    QuotaExceededError,
+    StorageIOError,
+    StoreFullError,
+    TierStore,
+    tiered_offload,
+)
 from tierstore.disk.home import FOLDER_NAME
 from tierstore.disk.local import LocalDisk
 
@@ -166,6 +173,17 @@ def test_store_that_finds_no_room_to_open_says_that_the_drive_refuses(small_driv
         TierStore(small_drive, disk_bytes="1GiB")
     filler.unlink()
     TierStore(small_drive, disk_bytes="1GiB").close()
+
+
+def test_daemon_that_finds_no_room_for_a_session_says_so(small_drive: Path, start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(small_drive, disk_bytes=2**30)
+    filler = fill_up(small_drive)
+    said = r"no session can be opened, its drive has no room: .*No space left on device\); nothing was stored"
+    with pytest.raises(DaemonUnavailableError, match=said):
+        TierStore.connect(daemon.socket)
+    filler.unlink()
+    TierStore.connect(daemon.socket).close()
+    assert daemon.stop() == 0, daemon.log
 
 
 # --- what the index cannot even delete ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import faulthandler
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections import Counter
 from queue import SimpleQueue
@@ -23,7 +24,7 @@ from tests.soak.census import census_of, trim_memory
 from tests.soak.episodes import EPISODES, Worker
 from tests.soak.orders import Order, Said
 from tests.soak.plan import TrainerPlan
-from tierstore import StoreClosedError, TierStore, TierStoreError, tiered_offload
+from tierstore import DaemonUnavailableError, StoreClosedError, TierStore, TierStoreError, tiered_offload
 from tierstore.demo.vector_math import choose_vector_kernels
 from tierstore.handle import Handle
 
@@ -69,16 +70,27 @@ def _round(order: Order) -> Said:
     return Said("round", census_of(), dict(counts), failures)
 
 
-def _open(order: Order) -> TierStore:
-    if order.plan.home == "embedded":
-        return TierStore(order.place, **order.plan.options)
-    return TierStore.connect(order.place, name="soak", **order.plan.options)
+def _open(order: Order, counts: Counter[str]) -> TierStore:
+    """A store; on a small drive a daemon may have no room for a session while others fill it: then again."""
+    plan = order.plan
+    if plan.home == "embedded":
+        return TierStore(order.place, **plan.options)
+    ends = time.monotonic() + _JOIN_SECONDS
+    while True:
+        try:
+            return TierStore.connect(order.place, name="soak", **plan.options)
+        except DaemonUnavailableError as error:
+            is_full = "StoreFullError" in plan.allowed and "its drive has no room" in str(error)
+            if not is_full or time.monotonic() > ends:
+                raise
+        counts["no room for a session"] += 1
+        time.sleep(0.05)
 
 
 def _work(order: Order, counts: Counter[str], failures: list[str]) -> None:
     """Open a store, have threads work over it, see that it is empty, and close it, sometimes under a living graph."""
     plan = order.plan
-    store = _open(order)
+    store = _open(order, counts)
     say(Said("opened"))
     shared: SimpleQueue[tuple[int, Handle]] = SimpleQueue()
     workers = [Worker(store, plan.seed + number, plan.allowed, shared) for number in range(plan.num_threads)]
