@@ -2099,7 +2099,7 @@ MUTATIONS = [
     Mutation(
         "N2",
         "a session refused for want of room is told why",
-        "tierstore/daemon/connection.py",
+        "daemon/connection.py",
         "no session can be opened, its drive has no room: {error.reason}",
         "no session can be opened: {error}",
         ("reliability/test_full_disk.py::test_daemon_that_finds_no_room_for_a_session_says_so",),
