@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,11 +19,17 @@ import torch
 from msgspec.structs import replace
 
 from tests.conftest import MakeStore
+from tests.daemon.conftest import StartDaemon, short_directory, start_daemon
+from tests.reliability.drives import MIB, fill_up, mounted_drive
+from tests.soak import trainer
 from tests.soak.census import ALLOWANCE_BYTES, Census, census_of, differences
 from tests.soak.episodes import EPISODES, Worker, WrongBytesError
+from tests.soak.orders import Order
 from tests.soak.payloads import is_payload, payload
 from tests.soak.plan import DISTURBANCES, plan_of
-from tierstore import StoreFullError, TierStore
+from tierstore import DaemonUnavailableError, StoreFullError, TierStore
+
+__all__ = ["short_directory", "start_daemon"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +59,31 @@ def short_path() -> Iterator[Path]:
     """A socket's path has 107 bytes at most (unix(7)): pytest's own are long."""
     with tempfile.TemporaryDirectory(prefix="ts-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
+
+
+def test_trainer_without_room_for_a_session_connects_again_on_a_small_drive_and_nowhere_else(
+    tmp_path: Path, start_daemon: StartDaemon
+) -> None:
+    plan = plan_of(3, DISTURBANCES.index("small drive under the daemon"), 4, 1).trainers[0]
+    counts: Counter[str] = Counter()
+    with mounted_drive(tmp_path, 64 * MIB) as drive:
+        daemon = start_daemon(drive, disk_bytes=2**30)
+        filler = fill_up(drive)
+        with pytest.raises(DaemonUnavailableError, match="its drive has no room"):
+            trainer._open(Order(replace(plan, allowed=()), str(daemon.socket)), counts)
+        assert not counts
+
+        def make_room() -> None:
+            while not counts:
+                time.sleep(0.01)
+            filler.unlink()
+
+        making_room = threading.Thread(target=make_room, daemon=True)
+        making_room.start()
+        trainer._open(Order(plan, str(daemon.socket)), counts).close()
+        making_room.join()
+        assert counts["no room for a session"] > 0
+        assert daemon.stop() == 0, daemon.log
 
 
 # --- a round can be repeated ------------------------------------------------------------------------------------------

@@ -43,9 +43,7 @@ _PAGE_HEADER_BYTES = 16
 _LARGE_VALUE_BYTES = 64 * 2**10
 _SPARE_BYTES = 64 * 2**20  # tables, free lists, and the copies that one transaction makes of what it changes
 _ROOM_FOR_A_COMMIT_BYTES = 2**20
-_MOST_TRIES = (
-    8  # while commits fail as on a full file system and there is room when one looks: others fill it and free it
-)
+_MOST_TRIES = 8  # of a commit that found the drive full, while there is room when one looks: others fill and free it
 _KEY_BYTES = 8
 _MOST_MAP_BYTES = 2**44  # an eighth of what x86-64 lets a process map; 16 TiB are never filled by small values
 
@@ -311,9 +309,8 @@ class Index:
 def may_be_short_write(error: Exception) -> bool:
     """Whether the drive refused, by what LMDB says, in part or as a whole. The index is as before: this is no damage.
 
-    LMDB says EIO for a short write, which is how a file system that fills up shows itself first.
-
-    (Where not even LMDB's last page could be written, it says so of every later change, and that is.)
+    LMDB says EIO for a short write, which is how a file system that fills up shows itself first. (Where not even LMDB's
+    last page could be written, it says so of every later change, and that is damage.)
     """
     return getattr(error, "code", None) == errno.EIO
 
