@@ -71,7 +71,8 @@ def test_codec_with_one_disturbed_step_stays() -> None:
 
 def test_measure_with_real_stores_gives_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock is past its end from the first turn on, so there are as many turns as there must be."""
-    monkeypatch.setattr(codec_choice, "tensors_of_kind", lambda *_: [torch.rand(2**18) for _ in range(3)])
+    noise = [torch.randint(-(2**63), 2**63 - 1, (2**17,)) for _ in range(3)]  # no codec makes anything of it
+    monkeypatch.setattr(codec_choice, "tensors_of_kind", lambda *_: noise)
     monkeypatch.setattr(codec_choice, "MEASURED_SECONDS", 0.0)
     monkeypatch.setattr(codec_choice, "SETTLE_SECONDS", 0.0)
     figures = measure("noise: moving alone", tmp_path)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tierstore.inspection import inspect_daemon
 from tierstore.testing import FaultPlan
 
 READY_SECONDS = 120.0
@@ -40,12 +41,16 @@ class DaemonProcess:
         return self.log_file.read_text(encoding="utf-8")
 
     def wait_until_ready(self) -> None:
-        """Return when it has taken a connection; AssertionError with its log if it does not."""
+        """Return when it listens, which is before its drive is open; AssertionError with its log if it does not."""
         ends_at = time.monotonic() + READY_SECONDS
         while not self._takes_connections():
             assert self.process.poll() is None, f"exit code {self.process.returncode}: {self.log}"
             assert time.monotonic() < ends_at, f"not ready: {self.log}"
             time.sleep(0.01)  # nothing announces a socket
+
+    def wait_until_open(self) -> None:
+        """Return when its drive is open: before that, one that fills up ends it."""
+        inspect_daemon(self.socket, seconds=READY_SECONDS)
 
     def kill(self) -> None:
         """SIGKILL; returns when it is gone."""

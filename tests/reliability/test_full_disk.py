@@ -177,6 +177,7 @@ def test_store_that_finds_no_room_to_open_says_that_the_drive_refuses(small_driv
 
 def test_daemon_that_finds_no_room_for_a_session_says_so(small_drive: Path, start_daemon: StartDaemon) -> None:
     daemon = start_daemon(small_drive, disk_bytes=2**30)
+    daemon.wait_until_open()
     filler = fill_up(small_drive)
     said = r"no session can be opened, its drive has no room: .*No space left on device\); nothing was stored"
     with pytest.raises(DaemonUnavailableError, match=said):

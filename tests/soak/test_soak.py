@@ -68,6 +68,7 @@ def test_trainer_without_room_for_a_session_connects_again_on_a_small_drive_and_
     counts: Counter[str] = Counter()
     with mounted_drive(tmp_path, 64 * MIB) as drive:
         daemon = start_daemon(drive, disk_bytes=2**30)
+        daemon.wait_until_open()
         filler = fill_up(drive)
         with pytest.raises(DaemonUnavailableError, match="its drive has no room"):
             trainer._open(Order(replace(plan, allowed=()), str(daemon.socket)), counts)
