@@ -76,7 +76,7 @@ class RecordedScope:
         recorder.append((Scope, _now(), self._thread, threading.current_thread().name, self._number, *options))
 
     @uncompiled
-    def pack(self, tensor: torch.Tensor) -> RecordedTensor | Kept:
+    def pack(self, tensor: torch.Tensor) -> RecordedTensor | SavedTensor | Kept:
         """As the scope's."""
         if self._owners is not None:
             self._owners.look()
@@ -94,6 +94,8 @@ class RecordedScope:
             recorder.begin_graph(log.number, log)
             if recorder.is_paced and handle is not None and device is not None:
                 recorder.time_graph(log.number, log, log.times_from(handle.record))
+        if recorder.is_over():  # nobody would take its events away
+            return saved
         self._owners = owners = log.owners
         owners.add(saved)
         recorder.append(

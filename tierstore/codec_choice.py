@@ -42,8 +42,8 @@ _LEAST_PRICE = 0.1  # of a CPU second: encoding on idle cores still takes memory
 _LEAST_CORES = 0.5  # that encoding gets where none are free: it waits for its turn
 _SHARED_CORES = 0.5  # of the idle ones: a busy training's cores are idle for moments that no job fits into
 _NEWEST_WEIGHT = 0.25
-_MOST_WAIT = 1.0  # of what is accounted for: a single record may have met a stall
 _MOST_GROWTH = 1.5  # of a CPU time at once: a single record may have paid for fresh pages
+_MOST_WAIT_GROWTH = 2.0  # likewise of a wait: it may have met a stall
 _WORST_RATIO = 15 / 16
 _SAME_RATIO = 1 / 64  # of the bytes: a cheaper codec that leaves hardly more is better, whatever their times seem to be
 _MOST_KINDS = 1024
@@ -225,9 +225,12 @@ class CodecChooser:
             ratio = encoded_bytes / num_bytes
             self._learn(state, codec, ratio, seconds / num_bytes, None)
             figures = state.figures[codec]
-            encode_seconds = _beyond(seconds / num_bytes, self._raw_write_seconds)
-            write = ratio * self._disk_seconds_per_byte()[0]
-            figures.write_wait = self._newer_wait(figures.write_wait, lane_seconds, num_bytes, encode_seconds, write)
+            if lane_seconds is not None:
+                encode_seconds = _beyond(seconds / num_bytes, self._raw_write_seconds)
+                write, _ = self._disk_seconds_per_byte()
+                figures.write_wait = self._newer_wait(
+                    figures.write_wait, lane_seconds / num_bytes, encode_seconds, ratio, write
+                )
 
     def learn_read(
         self, kind: Kind, num_bytes: int, codec: Codec, seconds: float, lane_seconds: float | None = None
@@ -239,9 +242,12 @@ class CodecChooser:
             self._raw_read_seconds = _least(self._raw_read_seconds, seconds / num_bytes)
         elif (figures := self._state_of(kind, num_bytes).figures.get(codec)) is not None:
             figures.decode_seconds_per_byte = _blend_cpu(figures.decode_seconds_per_byte, seconds / num_bytes)
-            decode_seconds = _beyond(seconds / num_bytes, self._raw_read_seconds)
-            read = figures.ratio * self._disk_seconds_per_byte()[1]
-            figures.read_wait = self._newer_wait(figures.read_wait, lane_seconds, num_bytes, decode_seconds, read)
+            if lane_seconds is not None:
+                decode_seconds = _beyond(seconds / num_bytes, self._raw_read_seconds)
+                _, read = self._disk_seconds_per_byte()
+                figures.read_wait = self._newer_wait(
+                    figures.read_wait, lane_seconds / num_bytes, decode_seconds, figures.ratio, read
+                )
 
     def learn_write_speed(self, bytes_per_second: float, *, is_lower_bound: bool = False) -> None:
         """Take in what the disk wrote of late; a lower bound where it was not asked for all it can do."""
@@ -348,14 +354,19 @@ class CodecChooser:
         return cpu_seconds / cores + disk_seconds / self._num_lanes
 
     def _newer_wait(
-        self, known: float, lane_seconds: float | None, num_bytes: int, cpu_seconds: float, disk_seconds: float
+        self, known: float, lane_seconds: float, cpu_seconds: float, ratio: float, disk_seconds: float
     ) -> float:
-        """Of a byte. Where lanes are empty, a record is on its way for less than is accounted for: it says nothing."""
-        if lane_seconds is None or self._write_bytes_per_second is None:
+        """Of a byte, as are the other seconds; the disk's are those of unencoded ones.
+
+        Where lanes are empty, a record is on its way for less than is accounted for: it did not wait. One that met a
+        stall counts no more than the way of unencoded bytes would take; waits that go on grow beyond that.
+        """
+        if self._write_bytes_per_second is None:
             return known
-        way_seconds = self._way_seconds(cpu_seconds, disk_seconds, self._load)
-        waited_seconds = lane_seconds / num_bytes / self._num_lanes - way_seconds
-        return _blend(known, min(max(0.0, waited_seconds), _MOST_WAIT * way_seconds))
+        waited_seconds = lane_seconds / self._num_lanes
+        waited_seconds -= self._way_seconds(cpu_seconds, ratio * disk_seconds, self._load)
+        most_seconds = max(self._way_seconds(cpu_seconds, disk_seconds, self._load), _MOST_WAIT_GROWTH * known)
+        return _blend(known, min(max(0.0, waited_seconds), most_seconds))
 
     def _smallest(self, state: _ClassState, kind: Kind) -> Codec:
         tried = {codec: figures.ratio for codec, figures in state.figures.items()}

@@ -390,6 +390,27 @@ def test_trace_of_a_full_disk_does_not_harm_the_step_and_close_tells(make_store:
     store.close()
 
 
+def test_trace_of_a_full_disk_takes_nothing_down_any_more(make_store: MakeStore) -> None:
+    """Neither in scopes that are entered later nor in one that was there already: nobody would take it away."""
+    store = make_store()
+    for _ in range(2):
+        with tiered_offload(store, min_bytes=0, trace="/dev/full"):
+            run_step(store, Path("/dev/full"))
+            recorder = store.traces._current
+            assert recorder is not None
+            recorder.flush(60)
+            assert recorder.is_over()
+            before = len(recorder.waiting), len(recorder._graphs), recorder._orders.qsize()
+            for _ in range(3):
+                _, loss = chain()
+                loss.backward()
+                del loss
+                run_step(store, Path("/dev/full"))
+            assert (len(recorder.waiting), len(recorder._graphs), recorder._orders.qsize()) == before
+    with pytest.raises(StorageIOError, match="No space left on device"):
+        store.close()
+
+
 def test_store_trace_of_a_full_disk_tells_at_the_end_of_the_block(store: TierStore) -> None:
     with pytest.raises(StorageIOError, match="cut short"), store.trace("/dev/full"):
         run_step(store, None)

@@ -187,6 +187,34 @@ def test_daemon_that_finds_no_room_for_a_session_says_so(small_drive: Path, star
     assert daemon.stop() == 0, daemon.log
 
 
+def test_session_is_not_refused_for_room_that_the_daemon_itself_holds(small_drive: Path) -> None:
+    """One empty segment is kept for the next record; a lease gets its room, as a record does."""
+
+    async def test() -> None:
+        with ThreadPoolExecutor(4) as executor:
+            disk = LocalDisk(
+                small_drive,
+                disk_bytes=2**30,
+                inline_bytes=128 * 2**10,
+                codec="none",
+                checksum=True,
+                executor=executor,
+            )
+            try:
+                await disk.write(1, memoryview(bytes(MIB)), PLAIN)
+                await disk.discard([1])
+                kept_bytes = disk.usage().allocated_bytes
+                fill_up(small_drive)
+                for number in range(NUM_LEASES):
+                    await disk.put_lease(number, b"x" * 200)
+                assert disk.usage().allocated_bytes < kept_bytes // 2
+                assert len(disk._index.entries().leases) == NUM_LEASES
+            finally:
+                await disk.close()
+
+    on_loop(test)
+
+
 # --- what the index cannot even delete ------------------------------------------------------------------------------
 
 NUM_TINY = 10_000

@@ -29,6 +29,7 @@ from tierstore.demo.vector_math import choose_vector_kernels
 from tierstore.handle import Handle
 
 _JOIN_SECONDS = 120.0
+_ROOM_SECONDS = 60.0  # both together are less than the conductor waits
 _MOST_FLUSHES = 100
 _EMPTY = ("live_handles", "device_bytes", "host_bytes", "lent_bytes", "staging_used_bytes", "disk_bytes")
 
@@ -75,7 +76,7 @@ def _open(order: Order, counts: Counter[str]) -> TierStore:
     plan = order.plan
     if plan.home == "embedded":
         return TierStore(order.place, **plan.options)
-    ends = time.monotonic() + _JOIN_SECONDS
+    ends = time.monotonic() + _ROOM_SECONDS
     while True:
         try:
             return TierStore.connect(order.place, name="soak", **plan.options)

@@ -161,6 +161,32 @@ def test_waits_on_the_way_overrule_the_probe(way: str) -> None:
     assert choose(made) == NO_CODEC
 
 
+@pytest.mark.parametrize("measured", [ZEROS, MASKS, RELU], ids=["zeros", "masks", "relu outputs"])
+@pytest.mark.parametrize("lane_gbps", [1.0, 0.02])
+@pytest.mark.parametrize("write_gbps", [2.5, 0.5])
+def test_waits_that_go_on_overrule_even_the_cheapest_codec(
+    measured: Measured, lane_gbps: float, write_gbps: float
+) -> None:
+    """However long they are, and however little a stall may count; where the disk is slower still, they do not."""
+    made = chooser(write_gbps, 2.2, measured)
+    first = choose(made)
+    for _ in range(100):
+        for codec, ratio, encode_gbps, _ in measured:
+            if codec == choose(made):
+                cpu_seconds, lane_seconds = RECORD / encode_gbps / GB, 4 * RECORD / lane_gbps / GB
+                made.learn_written(FLOAT, RECORD, codec, int(RECORD * ratio), cpu_seconds, lane_seconds)
+    assert first != NO_CODEC
+    assert (choose(made) == NO_CODEC) == (lane_gbps < write_gbps)
+
+
+@pytest.mark.parametrize("measured", [ZEROS, MASKS, RELU, HALVED], ids=["zeros", "masks", "relu outputs", "halved"])
+def test_a_stall_overrules_no_codec(measured: Measured) -> None:
+    made = chooser(measured=measured)
+    codec, ratio, encode_gbps, _ = next(each for each in measured if each[0] == choose(made))
+    made.learn_written(FLOAT, RECORD, codec, int(RECORD * ratio), RECORD / encode_gbps / GB, 60.0)
+    assert choose(made) == codec
+
+
 @pytest.mark.parametrize("way", ["write", "read"])
 def test_waits_are_forgotten_by_and_by(way: str) -> None:
     """A codec that is not used shows no waits: each probe takes some of them for gone."""
@@ -184,8 +210,8 @@ def test_a_record_that_met_a_stall_does_not_overrule_the_probe(way: str) -> None
 
 
 @pytest.mark.parametrize("way", ["write", "read"])
-def test_empty_lanes_say_nothing_of_waits(way: str) -> None:
-    """A record that is alone is on its way for less than a fourth of what four of them take; then it may wait."""
+def test_a_record_that_is_alone_has_not_waited(way: str) -> None:
+    """It is on its way for less than a fourth of what four of them take; later ones may wait all the same."""
     made, slow = chooser(measured=HALVED), chooser(measured=HALVED)
     for each in (made, slow):
         assert choose(each) == ZSTD

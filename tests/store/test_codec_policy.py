@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from tierstore.codec import NO_CODEC, Codec
-from tierstore.codec_choice import Sample
+from tierstore.codec_choice import CodecChooser, Sample
 from tierstore.disk.codec_policy import CodecPolicy
 from tierstore.disk.load import Readings
 from tierstore.disk.location import Location
@@ -140,6 +141,23 @@ def test_how_long_records_were_on_their_way_overrules_the_probe(machine: Machine
         policy.learn_written(key, KIND, RECORD, order, done)
         policy.learn_read(key, location(FAST, 0.5), ReadReport(device_seconds, 1e-9 * RECORD, read_lane))
     assert ordered(policy).codec == NO_CODEC
+
+
+@pytest.mark.parametrize("codec", [NO_CODEC, FAST], ids=["as it is", "encoded"])
+def test_values_of_the_index_say_nothing_of_transfers(monkeypatch: pytest.MonkeyPatch, codec: Codec) -> None:
+    """No transfer is in their CPU time, and none is timed: else encoding seems dear, and the disk beyond measure."""
+    policy, learned = CodecPolicy(None, 8), []
+    for name in ("learn_written", "learn_read", "learn_write_speed", "learn_read_speed"):
+        monkeypatch.setattr(CodecChooser, name, lambda *_, name=name, **__: learned.append(name))
+    order, value = WriteOrder(codec, 4, None, probe=False), written(codec, 0.5)._replace(value=b"", write_seconds=0.0)
+    policy.learn_written(1, KIND, RECORD, order, value)
+    policy.learn_read(1, msgspec.structs.replace(location(codec, 0.5), segment=None), ReadReport(0.0, 0.01))
+    assert learned == ([] if codec == NO_CODEC else ["learn_written", "learn_read"])
+    learned.clear()
+    policy.learn_written(1, KIND, RECORD, order, written(codec, 0.5))
+    policy.learn_read(1, location(codec, 0.5), ReadReport(0.001, 0.01))
+    of_transfers = [] if codec == NO_CODEC else ["learn_write_speed", "learn_read_speed"]  # of others, by the clock
+    assert sorted(learned) == sorted(["learn_written", "learn_read", *of_transfers])
 
 
 def test_a_transfer_that_fails_says_nothing_of_the_disk(machine: Machine) -> None:

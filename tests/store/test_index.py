@@ -255,10 +255,11 @@ def test_short_write_with_room_on_the_drive_is_tried_again(
 
 
 @pytest.mark.parametrize("num_filled", [2, 3, 5])
-def test_drive_that_others_fill_and_free_is_never_an_io_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_filled: int
+@pytest.mark.parametrize(("left_bytes", "code"), [(10 * 4096, errno.EIO), (0, errno.ENOSPC)], ids=["a part", "nothing"])
+def test_what_a_drive_refuses_that_others_fill_and_free_is_done_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_filled: int, left_bytes: int, code: int
 ) -> None:
-    """There is room whenever the index looks, and none the first times it writes."""
+    """There is room whenever the index looks, and none, or for a part, the first times it writes."""
     with mounted_drive(tmp_path, 32 * MIB) as drive, index_on(drive) as index:
         value, commit, told = os.urandom(100_000), Index._commit, index_module.may_be_short_write
         filler = drive / "somebody-elses"
@@ -266,7 +267,7 @@ def test_drive_that_others_fill_and_free_is_never_an_io_error(
 
         def commit_on_a_full_drive(of: Index, operations: Sequence[Operation]) -> Exception | None:
             if len(failed) < num_filled:
-                fill_up_but(drive, 10 * 4096)
+                fill_up_but(drive, left_bytes)
             error = commit(of, operations)
             if error is not None:
                 failed.append(error)
@@ -279,9 +280,31 @@ def test_drive_that_others_fill_and_free_is_never_an_io_error(
         monkeypatch.setattr(Index, "_commit", commit_on_a_full_drive)
         monkeypatch.setattr(index_module, "may_be_short_write", make_room)
         (outcome,) = index.apply([Put(1, location(len(value)), value)])
-        assert [getattr(error, "code", None) for error in failed] == [errno.EIO] * num_filled
+        assert [getattr(error, "code", None) for error in failed] == [code] * num_filled
         assert outcome.error is None
         assert fetch(index, 1) == value
+
+
+def test_short_write_where_nobody_says_what_is_free_is_told_of_that_change_alone(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(_: int) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    value, found = os.urandom(400_000), []
+    index.apply([Put(key, location(3), b"old") for key in range(3)])
+    operations = [
+        Fetch(0, lambda old: found.append(bytes(old))),
+        Put(10, location(3), b"new"),
+        Put(11, location(len(value)), value),
+        Delete(2),
+    ]
+    monkeypatch.setattr(os, "fstatvfs", stale)
+    with files_no_longer_than(os.fstat(index.file.fileno()).st_size + 16 * 4096):
+        outcomes = index.apply(operations)
+    assert [getattr(outcome.error, "code", None) for outcome in outcomes] == [None, None, errno.EIO, None]
+    assert found == [b"old"]
+    assert sorted(index.entries().locations) == [0, 1, 10]
 
 
 def test_short_write_on_a_full_drive_is_a_full_drive(tmp_path: Path) -> None:

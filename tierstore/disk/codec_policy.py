@@ -62,10 +62,12 @@ class CodecPolicy:
             self._kinds[key] = kind
         self._meter.count(written.cpu_seconds, self._chooser.disk_seconds(num_bytes, 0))
         self._chooser.learn_samples(kind, num_bytes, written.samples)
-        self._chooser.learn_written(
-            kind, num_bytes, order.codec, written.encoded_bytes, written.cpu_seconds, written.lane_seconds
-        )
-        if written.codec != NO_CODEC and written.encoded_bytes >= SMALLEST_TIMED_BYTES:
+        is_value = written.value is not None  # whose bytes the index writes: no transfer was paid for, or timed
+        if not is_value or order.codec != NO_CODEC:
+            self._chooser.learn_written(
+                kind, num_bytes, order.codec, written.encoded_bytes, written.cpu_seconds, written.lane_seconds
+            )
+        if not is_value and written.codec != NO_CODEC and written.encoded_bytes >= SMALLEST_TIMED_BYTES:
             speed = written.encoded_bytes / max(written.write_seconds, 1e-9)
             self._chooser.learn_write_speed(speed, is_lower_bound=True)
         return name
@@ -77,9 +79,10 @@ class CodecPolicy:
         self._learn_speeds()
         codec = Codec(location.codec, location.level)
         self._meter.count(report.cpu_seconds, self._chooser.disk_seconds(0, location.logical_bytes))
-        if (kind := self._kinds.get(key)) is not None:
+        is_value = location.segment is None  # read from memory: there was no transfer
+        if (kind := self._kinds.get(key)) is not None and (not is_value or codec != NO_CODEC):
             self._chooser.learn_read(kind, location.logical_bytes, codec, report.cpu_seconds, report.lane_seconds)
-        if codec != NO_CODEC and location.encoded_bytes >= SMALLEST_TIMED_BYTES:
+        if not is_value and codec != NO_CODEC and location.encoded_bytes >= SMALLEST_TIMED_BYTES:
             speed = location.encoded_bytes / max(report.read_seconds, 1e-9)
             self._chooser.learn_read_speed(speed, is_lower_bound=True)
 

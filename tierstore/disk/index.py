@@ -253,9 +253,13 @@ class Index:
         """Returns why it could not be done. "Full" only if there is no room: where others make some, it is done."""
         for _ in range(_MOST_TRIES):
             error = self._commit([operation])
-            if error is None or not may_be_short_write(error):
+            if error is None or not _may_find_room(error):
                 break
-            if not self._has_room_for(operation):
+            try:
+                has_room = self._has_room_for(operation)
+            except OSError:  # it does not say: then what LMDB says is all there is
+                break
+            if not has_room:
                 full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 full.__cause__ = error
                 return full
@@ -307,12 +311,17 @@ class Index:
 
 
 def may_be_short_write(error: Exception) -> bool:
-    """Whether the drive refused, by what LMDB says, in part or as a whole. The index is as before: this is no damage.
+    """Whether the drive may have refused a part, by what LMDB says. The index is as before: this is no damage.
 
     LMDB says EIO for a short write, which is how a file system that fills up shows itself first. (Where not even LMDB's
     last page could be written, it says so of every later change, and that is damage.)
     """
     return getattr(error, "code", None) == errno.EIO
+
+
+def _may_find_room(error: Exception) -> bool:
+    """Whether the drive refused, in part or as a whole, what it may take when others have freed some of it."""
+    return may_be_short_write(error) or getattr(error, "code", None) == errno.ENOSPC
 
 
 def _tells_of_damage(error: Exception) -> TypeGuard[lmdb.Error]:

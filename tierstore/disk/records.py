@@ -164,17 +164,17 @@ def make_value(source: memoryview, order: WriteOrder, pool: ScratchPool) -> Writ
     """Encode and checksum a record that goes into the index. Touches no file."""
     value: bytes | None = None
     samples: tuple[Sample, ...] = ()
-    cpu_seconds = 0.0
+    cpu_started = time.thread_time()
     if order.codec != NO_CODEC or order.probe:
         with pool.lend() as scratch:
             samples = probe(source, order.itemsize_bytes, scratch) if order.probe else ()
-            started = time.thread_time()
+            cpu_started = time.thread_time()
             if order.codec != NO_CODEC:
                 value = encode_value(source, order, scratch)
-            cpu_seconds = time.thread_time() - started
     codec, kept = (NO_CODEC, source) if value is None else (order.codec, memoryview(value))
     seed = _seed_of(codec.family, order.itemsize_bytes, len(source), order.seed)
-    return Written(codec, len(kept), 0, _checksum(kept, seed), kept, cpu_seconds, 0.0, samples)
+    checksum = _checksum(kept, seed)
+    return Written(codec, len(kept), 0, checksum, kept, time.thread_time() - cpu_started, 0.0, samples)
 
 
 def read_record(

@@ -134,7 +134,7 @@ class RecordShelf:
 
     async def put_lease(self, number: int, blob: bytes) -> None:
         """As `LocalDisk.put_lease`."""
-        outcome = await self._commits.submit(PutLease(number, blob))
+        outcome = await self._put(PutLease(number, blob), None)
         with translated("write", "the index", "the lease is not entered", num_bytes=len(blob), usage=self.usage()):
             if outcome.error is not None:
                 raise outcome.error
@@ -287,7 +287,7 @@ class RecordShelf:
         """Of the record's checksum; None: there are none in this store."""
         return record_seed(self._session, key) if self._has_checksums else None
 
-    async def _put(self, put: Put, outcome: Outcome | None) -> Outcome:
+    async def _put(self, put: Put | PutLease, outcome: Outcome | None) -> Outcome:
         """Have the index take it. A file system that is full of empty segments, or of one being tried, is not full.
 
         `outcome`: of the first try, if that was made already.

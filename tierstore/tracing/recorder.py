@@ -82,7 +82,7 @@ class Recorder(Observer):
         self._graphs: dict[int, _GraphRemains] = {}
         self._timed: deque[tuple[int, weakref.ref[object], GraphTimes]] = deque()
         self._jobs = OpenJobs()
-        self._encode = msgspec.json.Encoder(enc_hook=_name_of).encode
+        self._encoder = msgspec.json.Encoder(enc_hook=_name_of)
         self._num_lost = 0
         self._losing = threading.Lock()
         self._is_over = False
@@ -102,9 +102,10 @@ class Recorder(Observer):
                 self._num_lost += 1
 
     def begin_graph(self, number: int, graph: object) -> None:
-        """From now on the trace goes on at least until this graph is gone."""
+        """From now on the trace goes on at least until this graph is gone, unless it is over."""
         self.num_graphs += 1
-        self._graphs[number] = _GraphRemains(graph, self.waiting.extend, number)
+        if not self._is_over:
+            self._graphs[number] = _GraphRemains(graph, self.waiting.extend, number)
 
     def time_graph(self, number: int, graph: object, times: GraphTimes) -> None:
         """These are to be told when the graph is gone: see `tell_times`."""
@@ -132,11 +133,13 @@ class Recorder(Observer):
         return not self.num_inside and all(graph() is None for graph in list(self._graphs.values()))
 
     def is_over(self) -> bool:
-        """Whether it records nothing any more."""
+        """Whether it records nothing any more: it was ended, or its file failed, which `close` tells."""
         return self._is_over
 
     def flush(self, deadline_seconds: float) -> None:
         """Return when all events so far are written, or cannot be, or not in that time."""
+        if self._is_over:
+            return
         written = threading.Event()
         self._orders.put(written)
         ends_at = time.monotonic() + deadline_seconds
@@ -145,7 +148,8 @@ class Recorder(Observer):
 
     def wake(self) -> None:
         """There will be something to write."""
-        self._orders.put(threading.Event())
+        if not self._is_over:
+            self._orders.put(threading.Event())
 
     def request_stop(self) -> None:
         """Have it end, and write what waits; does not wait for that."""
@@ -252,7 +256,7 @@ class Recorder(Observer):
         is_idle = False
         try:
             if self._header is not None:
-                self._file.write(self._encode(self._header) + b"\n")
+                self._write([self._header])
             while not is_last:
                 written, is_last = self._next_order(may_sleep=is_idle)
                 self._write_waiting()
@@ -261,7 +265,7 @@ class Recorder(Observer):
                     self._on_idle()
                 if written is not None:
                     written.set()
-            self._file.write(self._encode(End(_now(), self._reason)) + b"\n")
+            self._write([End(_now(), self._reason)])
         except Exception as error:  # noqa: BLE001 - delivered: `close` raises it
             self._error = error
         finally:
@@ -280,11 +284,15 @@ class Recorder(Observer):
     def _write_waiting(self) -> None:
         while self.waiting:
             some = [self.waiting.popleft() for _ in range(min(len(self.waiting), _LINES_AT_ONCE))]
-            self._file.write(b"".join([self._encode(kind(*fields)) + b"\n" for kind, *fields in some]))
+            self._write([kind(*fields) for kind, *fields in some])
         with self._losing:
             num_lost, self._num_lost = self._num_lost, 0
         if num_lost:
-            self._file.write(self._encode(Lost(_now(), num_lost)) + b"\n")
+            self._write([Lost(_now(), num_lost)])
+
+    def _write(self, events: list[Any]) -> None:
+        """A line for each."""
+        self._file.write(self._encoder.encode_lines(events))
 
     def _forget_dead_graphs(self) -> bool:
         for number, graph in list(self._graphs.items()):
