@@ -149,7 +149,9 @@ class Verdict(NamedTuple):
             return self.goal.hidden if self.num_hidden else "-"
         unit = "" if self.goal.of else unit_of(self.goal.figure)[1]
         scale = 2**20 if unit == "MiB" else 1
-        median, least, most = (f"{value / scale:.3g}" for value in (self.median, self.least, self.most))
+        is_close = f"{self.median:.3g}" == f"{self.goal.bound:.3g}" and self.median != self.goal.bound
+        digits = 4 if is_close else 3  # "1.02" is both met and missed where 1.02 was asked
+        median, least, most = (f"{value / scale:.{digits}g}" for value in (self.median, self.least, self.most))
         words = f"{median}{f' {unit}' if unit else ''}" + (f" ({least} to {most})" if least != most else "")
         return words + (f"; in {self.num_hidden} of the rounds {self.goal.hidden}" if self.num_hidden else "")
 

@@ -77,6 +77,9 @@ def _of_daemon(report: Report) -> Iterator[Metric]:
         ("sessions_waiting", "Sessions whose clients are lost", sum(not each.is_connected for each in report.sessions)),
     ):
         yield GaugeMetricFamily(f"tierstore_{name}", words, value=value)
+    if disk.write_allowance_bytes is not None:
+        words = "Bytes that the daily limit lets be written now"
+        yield GaugeMetricFamily("tierstore_write_allowance_bytes", words, value=disk.write_allowance_bytes)
     yield CounterMetricFamily("tierstore_sessions_opened", "Sessions opened", value=report.num_sessions_opened)
     words = "Bugs of the daemon's own; each is in its log"
     yield CounterMetricFamily("tierstore_daemon_internal_errors", words, value=report.internal_errors)

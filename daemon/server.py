@@ -244,14 +244,14 @@ class Daemon:
         self._make_room_in_lobby()
         self._connections[connection] = None
         if uid not in {0, os.getuid()} | self.settings.allowed_uids:
-            connection.refuse(f"user {uid} may not use this daemon (see --allow-uid)")
+            connection.refuse(f"user {uid} may not use this daemon (see --allow-uid)", is_final=False)
 
     def _make_room_in_lobby(self) -> None:
         """Connections without a session may stay, but not keep others out: the oldest makes room for the newest."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         lobby = [each for each in self._connections if each.is_in_lobby]
         if len(lobby) >= min(_MOST_IN_LOBBY, descriptors // _LOBBY_SHARE):
-            lobby[0].refuse("too many connections without a session, of which this was the oldest")
+            lobby[0].refuse("too many connections without a session, of which this was the oldest", is_final=False)
 
     def connection_ended(self, connection: Connection) -> None:
         """A connection is over. Its session, if it still has one, is kept for a while."""

@@ -135,6 +135,7 @@ class StoreFullError(TierStoreError):
         host_bytes: held in host memory at that moment (0 where the error comes from the disk tier alone).
         host_budget_bytes: the most the store may hold there (likewise).
         reason: what refused: the budget, or the file system's own words.
+        advice: what to do, in words, but for freeing a graph.
     """
 
     needed_bytes: int
@@ -143,13 +144,14 @@ class StoreFullError(TierStoreError):
     host_bytes: int = 0
     host_budget_bytes: int = 0
     reason: str = "the disk budget is used up"
+    advice: str = "raise disk_bytes or host_bytes"
 
     def __str__(self) -> str:
         return (
             f"no room for {self.needed_bytes} bytes: {self.reason} "
             f"(disk {self.disk_bytes} of {self.disk_budget_bytes} bytes, "
             f"host {self.host_bytes} of {self.host_budget_bytes} bytes); "
-            "the data is still in memory. Free a graph, or raise disk_bytes or host_bytes"
+            f"the data is still in memory. Free a graph, or {self.advice}"
         )
 
 
@@ -161,6 +163,7 @@ class QuotaExceededError(StoreFullError):
         session: the session's name, as the daemon shows it.
     """
 
+    advice: str = "raise host_bytes, or the daemon's --session-disk-bytes"
     session: str = ""
 
     def __str__(self) -> str:
@@ -234,7 +237,7 @@ class ModifiedInPlaceError(TierStoreError, RuntimeError):
 
 @dataclass(eq=False)
 class DaemonUnavailableError(TierStoreError):
-    """The sidecar daemon cannot be reached.
+    """The sidecar daemon cannot be reached, or refuses.
 
     Attributes:
         address: the socket's path.
@@ -250,7 +253,8 @@ class DaemonUnavailableError(TierStoreError):
 
     def __str__(self) -> str:
         return (
-            f"no tierstore daemon at {self.address} (tried for {self.waited_seconds:.1f} s: {self.reason}); {self.data}"
+            f"no tierstore daemon can be used at {self.address} "
+            f"(tried for {self.waited_seconds:.1f} s: {self.reason}); {self.data}"
         )
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections import deque
+from contextlib import suppress
 from os import PathLike
 from typing import TypeVar
 
@@ -27,30 +28,34 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0) -> byt
         seconds: the longest to wait for it, all in all.
 
     Raises:
-        DaemonUnavailableError: nobody listens there, it refuses, or it does not answer in time.
+        DaemonUnavailableError: nobody listens there, or it does not answer in time; or, from a PermissionError, it or
+            the system refuses.
         ProtocolError: it speaks something else.
     """
     began_at = time.monotonic()
     name = os.fspath(address)
+    cause: OSError
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             talk = _Talk(connection, name, began_at + seconds)
             connection.settimeout(seconds)
             connection.connect(name)
-            talk.say(wire.Hello((wire.VERSION,), f"tierstore, process {os.getpid()}"))
+            with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused already: then it says why
+                talk.say(wire.Hello((wire.VERSION,), f"tierstore, process {os.getpid()}"))
             talk.hear(wire.Welcome)
             talk.say(wire.Inspect())
             return talk.hear(wire.Report).state
-    except TimeoutError:
-        reason = "it does not answer"
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except TimeoutError as error:
+        reason, cause = "it does not answer", error
     except _RefusedError as error:
-        reason = f"it refuses: {error}"
-    raise DaemonUnavailableError(name, time.monotonic() - began_at, reason, "nothing was changed")
+        reason, cause = f"it refuses: {error}", error
+    except OSError as error:
+        reason, cause = error.strerror or str(error), error
+    waited_seconds = time.monotonic() - began_at
+    raise DaemonUnavailableError(name, waited_seconds, reason, "nothing was changed") from cause
 
 
-class _RefusedError(Exception):
+class _RefusedError(PermissionError):
     """The daemon said no, and why."""
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
 from tierstore import TierStore, wire
 from tierstore.disk.shared_slab import SharedSlab
 from tierstore.errors import ConfigError
@@ -337,6 +337,16 @@ def test_user_who_is_not_listed_is_refused(daemon: DaemonProcess) -> None:
     )
     command = [sys.executable, "-c", program, str(daemon.socket)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert "user 65534 may not use this daemon" in done.stdout, done
+    program = (
+        "import os, sys; from tierstore import DaemonUnavailableError, TierStore\n"
+        "TierStore.connect(sys.argv[1]).close(); os.setuid(65534)\n"
+        "try: TierStore.connect(sys.argv[1])\n"
+        "except DaemonUnavailableError as error: print(error)"
+    )
+    command = [sys.executable, "-c", program, str(daemon.socket)]
+    env = environment_of_tests()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
     assert "user 65534 may not use this daemon" in done.stdout, done
 
 

@@ -21,7 +21,7 @@ import torch
 
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, tierstore
 from tests.daemon.test_cli_serve import client_of, report_of
-from tierstore import TierStore, wire
+from tierstore import TierStore, inspection, wire
 from tierstore.commands.views import decode_report, rates_between
 from tierstore.daemon.report import Report, Totals, encode_report
 from tierstore.errors import DaemonUnavailableError, ProtocolError
@@ -124,6 +124,15 @@ def test_stat_prints_tables(daemon: DaemonProcess, store: TierStore) -> None:
         assert word in done.stdout
 
 
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_stat_cuts_no_figure_however_narrow_the_terminal(daemon: DaemonProcess, store: TierStore, columns: int) -> None:
+    done = tierstore("stat", "--socket", str(daemon.socket), COLUMNS=str(columns))
+    assert "…" not in done.stdout
+    for word in ("train.py", str(os.getpid()), "connected", "session", "quota", "records", "queued", "restored"):
+        assert word in done.stdout
+    assert max(map(len, done.stdout.splitlines()[1:])) <= columns
+
+
 @pytest.mark.parametrize("command", [("stat",), ("top", "--iterations=1")])
 def test_terminal_that_has_no_such_letters_gets_others(daemon: DaemonProcess, command: tuple[str, ...]) -> None:
     done = tierstore(*command, "--socket", str(daemon.socket), PYTHONIOENCODING="latin-1")
@@ -149,7 +158,7 @@ def test_stat_without_daemon_exits_1_with_one_line(command: tuple[str, ...], tmp
     done = tierstore(*command, "--socket", str(tmp_path / "s"))
     assert (done.returncode, done.stdout) == (1, "")
     (complaint,) = done.stderr.splitlines()
-    assert complaint.startswith(f"tierstore: no tierstore daemon at {tmp_path / 's'}")
+    assert complaint.startswith(f"tierstore: no tierstore daemon can be used at {tmp_path / 's'}")
     assert "No such file or directory" in complaint
 
 
@@ -221,6 +230,26 @@ def test_daemon_that_leaves_or_refuses_is_unavailable(short_directory: Path) -> 
         pytest.raises(DaemonUnavailableError, match="refuses: user 7 may not"),
     ):
         inspect_daemon(short_directory / "two")
+
+
+def test_refusal_that_was_said_before_the_greeting_is_told(
+    short_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whom a daemon does not let in, it tells at once, and closes: the greeting meets a closed connection."""
+    say = inspection._Talk.say
+
+    def refuse_first(of: inspection._Talk, message: wire.ClientMessage) -> None:
+        with listener.accept()[0] as connection:
+            connection.sendall(wire.frame_of([wire.Refused("user 7 may not")]))
+        say(of, message)
+
+    monkeypatch.setattr(inspection._Talk, "say", refuse_first)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(short_directory / "s"))
+        listener.listen()
+        with pytest.raises(DaemonUnavailableError, match="refuses: user 7 may not") as refused:
+            inspect_daemon(short_directory / "s")
+    assert isinstance(refused.value.__cause__, PermissionError)
 
 
 @pytest.mark.parametrize("said", [wire.frame_of([wire.Closed()]), b"HTTP/1.1 400 Bad Request", b"\x01\0\0\0\x00"])
@@ -309,7 +338,7 @@ def test_top_follows_the_daemon_until_it_is_told_to_leave(start_daemon: StartDae
             terminal.wait_for("train.py")
         terminal.wait_for("no sessions")
         daemon.kill()
-        terminal.wait_for("no tierstore daemon at")
+        terminal.wait_for("no tierstore daemon can be used at")
         terminal.wait_for("trying again")
         again = start_daemon(daemon.path, daemon.socket)
         terminal.wait_for(f"process {again.process.pid}")

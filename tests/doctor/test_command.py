@@ -171,6 +171,18 @@ def read_terminal(descriptor: int) -> bytes:
         return b""
 
 
+def test_file_that_cannot_be_made_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    """Also in a folder that may not be looked into: a name too long stands for one, since root may look anywhere."""
+    for file in (tmp_path / ("x" * 300) / "a.toml", tmp_path / ("x" * 300), tmp_path / "no" / "a.toml"):
+        done = tierstore("doctor", str(tmp_path), "--seconds", "40", "--config", str(file))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "--config" in done.stderr
+        assert "Traceback" not in done.stderr
+    done = tierstore("doctor", str(tmp_path), "--config", f"{tmp_path}/a", "--hardware", f"{tmp_path}/./a")
+    assert done.returncode == 2
+    assert "--config is this file" in " ".join(done.stderr.split())
+
+
 # --- daemons ----------------------------------------------------------------------------------------------------------
 
 

@@ -61,6 +61,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("few-descriptors", "problem", {"limits": {"open_files": 32}}, "32 files"),
     ("daemon-runs", "note", {"daemon": {"is_present": True, "is_answering": True, "path": "/fast"}}, "/fast"),
     ("daemon-silent", "warning", {"daemon": {"is_present": True, "note": "it hangs"}}, "it hangs"),
+    ("daemon-refuses", "warning", {"daemon": {"is_present": True, "is_refusing": True, "note": "not you"}}, "not you"),
 ]  # fmt: skip
 
 

@@ -153,6 +153,9 @@ def test_view_of_several_steps_of_none_or_to_nowhere_is_refused(
     assert "on disk, has 16 KiB" in refused(*asked, "--hardware=sata", "--disk-bytes=16KiB", "--staging-bytes=16KiB")
     assert list(tmp_path.iterdir()) == []
     assert "--view" in refused("--trace", recorded, "--hardware=sata", "--view", tmp_path / "no" / "step.html")
+    before = recorded.read_bytes()
+    assert "the trace is this file" in refused("--trace", recorded, "--hardware=sata", "--view", recorded)
+    assert recorded.read_bytes() == before
 
 
 def test_view_of_a_step_on_an_accelerator_has_its_copies(command: Command, recorded: Path, tmp_path: Path) -> None:

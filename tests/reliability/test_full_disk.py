@@ -123,6 +123,7 @@ def test_session_quota_spent_raises_and_leaves_the_neighbour_its_room(
         assert isinstance(error, QuotaExceededError)
         assert_says_where_the_data_is(error)
         assert (error.session, error.disk_budget_bytes) == ("greedy", 16 * MIB)
+        assert "--session-disk-bytes" in str(error)
         for _ in range(12):
             others.add(neighbour)
         neighbour.flush()

@@ -54,6 +54,20 @@ def test_view_without_outputs_writes_a_page_beside_the_file(command: Command, re
     assert "Step 2 of 2" in (tmp_path / "mine.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("option", ["--html", "--perfetto", "--png"])
+def test_view_never_writes_over_the_trace(
+    command: Command, refused: Callable[..., str], recorded: Path, tmp_path: Path, option: str
+) -> None:
+    file, link = tmp_path / "mine.html", tmp_path / "link.jsonl"
+    file.write_bytes(recorded.read_bytes())
+    link.symlink_to(file)
+    assert "the trace is this file" in refused("view", str(link), f"{option}={file}")
+    assert "the trace is this file" in refused("view", str(file))
+    assert "--html is this file" in refused("view", str(recorded), f"--html={tmp_path}/o", f"--png={tmp_path}/./o")
+    assert file.read_bytes() == recorded.read_bytes()
+    assert {each.name for each in tmp_path.iterdir()} == {"mine.html", "link.jsonl"}
+
+
 def test_show_json_has_the_figures_of_every_step(command: Command, recorded: Path) -> None:
     done = command("show", str(recorded), "--json")
     assert done.returncode == 0, done.stderr

@@ -189,6 +189,9 @@ def test_tune_program_that_hangs_fails_in_bounded_time(command: Command) -> None
         (("--hardware", "nothing.toml", "--", "true"), "hardware"),
         (("--config", "no/such/folder.toml", "--", "true"), "--config"),
         (("--heat-map", "map.doc", "--", "true"), "--heat-map"),
+        (("--heat-map", "nowhere/map.html", "--", "true"), "--heat-map"),
+        (("--heat-map", "map.html", "--config", "map.html", "--", "true"), "--heat-map"),
+        (("--hardware", "tierstore.toml", "--", "true"), "--config"),
     ],
 )
 def test_tune_with_an_argument_that_cannot_be_used_is_refused(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError
+from ..new_file import check_distinct
 from .files import write_file
 
 if TYPE_CHECKING:
@@ -141,6 +142,8 @@ def plan(
     hardware, ranks = hardware or [], ranks or [1]
     if view is not None and (len(hardware) != 1 or len(ranks) != 1):
         raise ConfigError("--view", str(view), "a page shows one step; give one --hardware, and --ranks once at most")
+    read = {"the trace": trace, "--config": None if config is None else Path(config)}
+    check_distinct(read | {f"--hardware {name}": Path(name) for name in hardware}, {"--view": view})
     use = Use(hosts, hours_per_day, steps_per_day, price_per_hour)
     recorded = read_trace(trace)
     step = last_whole_step(recorded, str(trace))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError
+from ..new_file import check_distinct
 from .files import unwritable, write_file
 
 if TYPE_CHECKING:
@@ -49,13 +50,14 @@ def view(
     from ..tracing.summary import summarize
     from ..tracing.timeline import timeline_of
 
+    if html is None and perfetto is None and png is None:
+        html = file.with_suffix(".html")
+    check_distinct({"the trace": file}, {"--html": html, "--perfetto": perfetto, "--png": png})
     trace, steps = _read(file)
     chosen = choose_step(steps, step)
     summary = summarize(chosen, trace.header)
     names = thread_names_of(trace)
     timeline = timeline_of(chosen, names)
-    if html is None and perfetto is None and png is None:
-        html = file.with_suffix(".html")
     if html is not None:
         write_file(html, "--html", page_of(timeline, summary, len(steps)).encode())
     if perfetto is not None:

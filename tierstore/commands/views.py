@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +19,8 @@ __all__ = ["Rates", "decode_report", "lost_view", "rates_between", "stat_view", 
 
 _BAR_CELLS = 30
 _NAME_CELLS = 32
+_WHO = ("session", "client", "rank", "pid", "user", "state")
+_HELD = ("on disk", "quota", "records", "jobs", "queued", "spilled", "restored")
 
 
 class Rates(NamedTuple):
@@ -104,6 +107,8 @@ def _figures(report: Report, rates: Rates | None) -> Table:
     held = f"{format_bytes(disk.disk_bytes)} of {format_bytes(disk.budget_bytes)} in {disk.num_records} records"
     table.add_row("disk", Text.assemble(_bar(disk.disk_bytes, disk.budget_bytes), " ", held))
     table.add_row("", _plain(f"{format_bytes(disk.allocated_bytes)} taken from the file system; {disk.io_mode}"))
+    if disk.write_allowance_bytes is not None:
+        table.add_row("allowance", f"{format_bytes(disk.write_allowance_bytes)} may be written now")
     table.add_row("jobs", f"{_jobs(report.jobs.reads)} reading, {_jobs(report.jobs.writes)} writing")
     spilled_rate, restored_rate = ("", "") if rates is None else (_rate(rates[0]), _rate(rates[1]))
     written = f"{format_bytes(totals.spilled_bytes)} as {format_bytes(totals.written_bytes)} on disk"
@@ -123,21 +128,41 @@ def _figures(report: Report, rates: Rates | None) -> Table:
 def _sessions(report: Report, rates: Rates | None) -> RenderableType:
     if not report.sessions:
         return Text("\nno sessions")
-    table = Table(title=f"{report.num_sessions} session{'' if report.num_sessions == 1 else 's'}", title_justify="left")
-    for name in ("session", "client", "rank", "pid", "user", "state"):
-        table.add_column(name, justify="left" if name in ("client", "state") else "right")
-    for name in ("on disk", "quota", "records", "jobs", "queued", "spilled", "restored"):
-        table.add_column(name, justify="right")
-    for each in report.sessions:
-        spilled, restored = (
-            (format_bytes(each.totals.spilled_bytes), format_bytes(each.totals.restored_bytes))
-            if rates is None
-            else map(_rate, rates.of_sessions[each.session])
-        )
-        table.add_row(*_about(each), *_held(each), spilled, restored)
-    if report.num_sessions > len(report.sessions):
-        table.caption = f"{report.num_sessions - len(report.sessions)} more are not shown"
-    return table
+    return _FittingSessions(report, rates)
+
+
+class _FittingSessions:
+    """One table of the sessions, or two where that would be wider than the terminal: who they are, what they hold."""
+
+    def __init__(self, report: Report, rates: Rates | None) -> None:
+        self._report, self._rates = report, rates
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = self._table(_WHO, _HELD)
+        if Measurement.get(console, options.update(max_width=10_000), whole).maximum <= options.max_width:
+            return (whole,)
+        return self._table(_WHO, ()), self._table(_WHO[:1], _HELD)
+
+    def _table(self, who: Sequence[str], held: Sequence[str]) -> Table:
+        num_sessions = self._report.num_sessions
+        title = f"{num_sessions} session{'' if num_sessions == 1 else 's'}" if len(who) > 1 else None
+        table = Table(title=title, title_justify="left")
+        for name in who:
+            table.add_column(name, justify="left" if name in ("client", "state") else "right", overflow="fold")
+        for name in held:
+            table.add_column(name, justify="right", overflow="fold")
+        for each in self._report.sessions:
+            table.add_row(*_about(each)[: len(who)], *self._held(each)[: len(held)])
+        num_more = num_sessions - len(self._report.sessions)
+        if num_more and who == _WHO:
+            table.caption = f"{num_more} more are not shown"
+        return table
+
+    def _held(self, each: SessionState) -> tuple[str, ...]:
+        if self._rates is None:
+            moved = each.totals.spilled_bytes, each.totals.restored_bytes
+            return *_held(each), *map(format_bytes, moved)
+        return *_held(each), *map(_rate, self._rates.of_sessions[each.session])
 
 
 def _about(each: SessionState) -> tuple[str | Text, ...]:

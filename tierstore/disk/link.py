@@ -242,6 +242,8 @@ class DaemonLink:
         try:
             welcome = await self._ask(channel, wire.Hello((wire.VERSION,), _program()))
         except _RefusedError as error:
+            if not error.is_final:
+                raise
             raise ProtocolError(self.address, str(error)) from error
         if not isinstance(welcome, wire.Welcome) or welcome.version != wire.VERSION:
             raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {wire.VERSION}")

@@ -43,6 +43,9 @@ NUM_AT_ONCE = 4
 """A 16 MiB record keeps a drive busy alone; four cover the gaps between them."""
 
 
+_ADVICE_ON_ALLOWANCE = "wait, or raise max_write_bytes_per_day or host_bytes"
+
+
 class LocalDisk:
     """Keeps records under a directory. A `DiskTier`.
 
@@ -226,7 +229,8 @@ class LocalDisk:
         if allowance is None:
             return await self._shelf.write(key, source, kind)
         if not allowance.take(num_bytes, now := monotonic()):
-            raise StoreFullError(num_bytes, *self._shelf.usage(), reason=allowance.refusal(num_bytes, now))
+            reason = allowance.refusal(num_bytes, now)
+            raise StoreFullError(num_bytes, *self._shelf.usage(), reason=reason, advice=_ADVICE_ON_ALLOWANCE)
         try:
             stored = await self._shelf.write(key, source, kind)
         except StoreFullError:

@@ -46,6 +46,7 @@ _PARTS_IN_WINDOW = 4  # at least: some at the drive, others being copied
 _SHORTEST_PART_BYTES = 2**20  # with a window so small that fewer fit in
 
 _STILL_IN_MEMORY = "the data is still in memory"
+_ADVICE = "raise host_bytes, or what the daemon may write (--disk-bytes, --max-write-bytes-per-day)"
 _STILL_ON_DISK = "the record is still with the daemon and may be asked for again"
 
 
@@ -261,7 +262,7 @@ class RemoteDisk:
             figures = (record_bytes, answer.disk_bytes, answer.budget_bytes)
             if answer.is_quota:
                 raise QuotaExceededError(*figures, reason=answer.reason, session=self._name)
-            raise StoreFullError(*figures, reason=answer.reason)
+            raise StoreFullError(*figures, reason=answer.reason, advice=_ADVICE)
         if isinstance(answer, wire.Failed):
             raise StorageIOError(answer.operation, answer.place, answer.reason, _STILL_IN_MEMORY)
         raise self._unexpected(answer)

@@ -14,7 +14,7 @@ from ..config import check_directory
 from ..errors import ConfigError
 from ..hardware import hardware_text
 from ..interrupts import ended_by_signals
-from ..new_file import check_new_file, make_file
+from ..new_file import check_distinct, check_new_file, make_file
 from .diagnosis import Report, config_text, hardware_of, report_of
 from .examine import NUM_EXAMINED, examine
 from .views import report_view
@@ -40,9 +40,12 @@ def consult(path: str, socket: str, seconds: float, *, as_json: bool, config: st
     Main thread only: SIGTERM ends it as Ctrl-C does.
     """
     directory = _absolute(check_directory(path))
-    for option, file in (("--config", config), ("--hardware", hardware)):
-        if file is not None:
-            check_new_file(option, Path(file))
+    files = {
+        option: Path(file) for option, file in (("--config", config), ("--hardware", hardware)) if file is not None
+    }
+    check_distinct({}, files)
+    for option, file in files.items():
+        check_new_file(option, file)
     messages = Console(stderr=True, highlight=False)
     with ended_by_signals(), _progress(messages) as progress:
         task = progress.add_task("", total=NUM_EXAMINED)

@@ -37,7 +37,7 @@ CODES = (
     "spinning-drive", "drive-answers-late", "accelerator-fails", "not-pinned", "link-slow", "little-memory",
     "memory-limit", "swapping", "memory-slow", "small-shm", "no-huge-pages", "memory-fragmented",
     "window-in-small-pages", "cpu-quota", "one-core", "few-descriptors", "locked-memory-limit", "daemon-runs",
-    "daemon-silent", "partly-measured", "drive-shared", "cores-shared", "first-write-slow", "wear",
+    "daemon-silent", "daemon-refuses", "partly-measured", "drive-shared", "cores-shared", "first-write-slow", "wear",
 )  # fmt: skip
 """All codes of findings, for programs and for the page that explains them (docs/doctor.md)."""
 

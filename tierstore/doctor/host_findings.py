@@ -152,6 +152,12 @@ def daemon(machine: Measurements) -> Found:
             f"A daemon answers at {daemon.socket} and keeps {daemon.path}.",
             f'Processes that share its drive use TierStore.connect("{daemon.socket}").',
         )
+    elif daemon.is_refusing:
+        yield warning(
+            "daemon-refuses",
+            f"A daemon's socket is at {daemon.socket}, but this user may not use it: {daemon.note}.",
+            "Whoever runs the daemon can let this user in, with --allow-uid, and --socket-group for the socket.",
+        )
     elif daemon.is_present:
         yield warning(
             "daemon-silent",

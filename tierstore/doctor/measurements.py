@@ -170,6 +170,7 @@ class Daemon(Struct, frozen=True, kw_only=True):
         socket: where it was looked for.
         is_present: whether there is a socket.
         is_answering: whether a daemon answered there.
+        is_refusing: whether this user may not use it.
         path: the directory that it keeps; None: it did not answer.
         keeps_directory: whether that is the one that was asked about.
         note: why it did not, in words.
@@ -178,6 +179,7 @@ class Daemon(Struct, frozen=True, kw_only=True):
     socket: str
     is_present: bool
     is_answering: bool = False
+    is_refusing: bool = False
     path: str | None = None
     keeps_directory: bool = False
     note: str | None = None

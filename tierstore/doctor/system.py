@@ -169,7 +169,8 @@ def find_daemon(socket: str, directory: Path) -> Daemon:
     try:
         kept = msgspec.json.decode(inspect_daemon(socket, seconds=_DAEMON_SECONDS), type=_Report).path
     except (TierStoreError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return Daemon(socket=socket, is_present=True, note=str(error))
+        is_refusing = isinstance(error.__cause__, PermissionError)
+        return Daemon(socket=socket, is_present=True, is_refusing=is_refusing, note=str(error))
     is_the_same = os.path.realpath(kept) == os.path.realpath(directory)
     return Daemon(socket=socket, is_present=True, is_answering=True, path=kept, keeps_directory=is_the_same)
 

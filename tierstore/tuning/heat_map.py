@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ..config import format_bytes
 from ..errors import ConfigError
+from ..new_file import check_folder
 from .search import Found
 
 __all__ = ["as_html", "check_heat_map", "draw_heat_map", "heat_table", "write_heat_map"]
@@ -56,6 +57,7 @@ def check_heat_map(file: Path) -> None:
     if file.suffix != ".html" and find_spec("matplotlib") is None:
         what = "matplotlib is not installed (pip install matplotlib); the suffix .html needs none"
         raise ConfigError("--heat-map", str(file), what)
+    check_folder("--heat-map", file)
 
 
 def as_html(found: Found) -> str:

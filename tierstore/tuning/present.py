@@ -13,7 +13,7 @@ from rich.progress import Progress as Bars
 from ..errors import ConfigError
 from ..hardware import Hardware, read_hardware
 from ..interrupts import ended_by_signals
-from ..new_file import check_new_file, make_file
+from ..new_file import check_distinct, check_new_file, make_file
 from .heat_map import check_heat_map, write_heat_map
 from .machine import measure_machine
 from .program import Program
@@ -48,6 +48,7 @@ def present(program: Program, plan: Plan, wanted: Wanted) -> None:
 
     Main thread only: SIGTERM ends it as Ctrl-C does, which ends the trial.
     """
+    check_distinct({"--hardware": wanted.hardware}, {"--config": wanted.config, "--heat-map": wanted.heat_map})
     check_new_file("--config", wanted.config)
     if wanted.heat_map is not None:
         check_heat_map(wanted.heat_map)
@@ -72,9 +73,10 @@ def present(program: Program, plan: Plan, wanted: Wanted) -> None:
     except ConfigError:
         messages.print(tuned.toml, markup=False)  # what took minutes is not lost with a full disk
         raise
+    messages.print(f"wrote {wanted.config}", markup=False)
     if wanted.heat_map is not None:
         write_heat_map(tuned.found, wanted.heat_map)
-    messages.print(f"wrote {wanted.config}", markup=False)
+        messages.print(f"wrote {wanted.heat_map}", markup=False)
 
 
 class _Told:
