@@ -125,13 +125,21 @@ def test_allocator_removes_only_unused_ranges() -> None:
 
 def test_budget_counts_values_at_their_peak() -> None:
     budget = DiskBudget(100)
-    assert budget.add_value(60)
+    assert budget.add_value(60, has_other_home=False)
     budget.remove_value(60)
     assert (budget.value_bytes, budget.room_bytes) == (0, 40)
     budget.segment_bytes = 40
-    assert budget.add_value(60)
-    assert not budget.add_value(1)
+    assert budget.add_value(60, has_other_home=True), "it takes nothing more than was taken"
+    assert not budget.add_value(1, has_other_home=False)
     assert budget.value_bytes == 60
+
+
+def test_budget_gives_no_more_than_half_to_values_that_may_live_in_extents() -> None:
+    """What they once took is never given back."""
+    budget = DiskBudget(100)
+    assert budget.add_value(50, has_other_home=True)
+    assert not budget.add_value(1, has_other_home=True)
+    assert budget.add_value(1, has_other_home=False)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -287,6 +287,28 @@ def test_auto_encodes_when_space_runs_short(open_disk: OpenDisk) -> None:
             assert disk.codec_choices()["float32 MulBackward0"].keys() > {"none"}
             for key in range(9):
                 assert await read_back(disk, key, len(content)) == content
+
+    on_loop(test)
+
+
+def test_small_records_leave_room_for_large_ones_once_they_are_gone(open_disk: OpenDisk) -> None:
+    """LMDB gives no space back; what was in extents is free for others."""
+
+    async def test() -> None:
+        async with open_disk(codec="none", disk_bytes=64 * 2**20, inline_bytes=128 * 2**10) as disk:
+            small = random_bytes(100 * 2**10)
+            num_small = 0
+            with suppress(StoreFullError):
+                for num_small in range(1000):
+                    await disk.write(num_small, memoryview(small), PLAIN)
+            assert num_small * len(small) > 48 * 2**20
+            await disk.discard(range(num_small))
+            large = random_bytes(8 * 2**20)
+            for key in range(2000, 2003):
+                await disk.write(key, memoryview(large), PLAIN)
+            with pytest.raises(StoreFullError, match="bytes of it by the index"):
+                await gather(*(disk.write(key, memoryview(large), PLAIN) for key in range(3000, 3008)))
+            assert await read_back(disk, 2000, len(large)) == large
 
     on_loop(test)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 __all__ = ["DiskBudget"]
 
+_VALUES_SHARE = 2  # of the limit, a half: what values once took is theirs for as long as the index lives
+
 
 class DiskBudget:
     """Counts bytes against one limit. Never blocks; not thread-safe (its owner is one loop).
@@ -30,10 +32,17 @@ class DiskBudget:
         """What a new segment may take."""
         return max(0, self.limit_bytes - self.segment_bytes - self.value_peak_bytes)
 
-    def add_value(self, num_bytes: int) -> bool:
-        """Count a value; False, and nothing is counted, if the limit does not allow it."""
+    def add_value(self, num_bytes: int, *, has_other_home: bool) -> bool:
+        """Count a value; False, and nothing is counted, if the limit does not allow it.
+
+        Args:
+            num_bytes: that it takes.
+            has_other_home: it may live in an extent as well, and has to if values would take more than their share.
+        """
         growth = max(0, self.value_bytes + num_bytes - self.value_peak_bytes)
         if growth > self.room_bytes:
+            return False
+        if growth and has_other_home and self.value_peak_bytes + growth > self.limit_bytes // _VALUES_SHARE:
             return False
         self.value_bytes += num_bytes
         self.value_peak_bytes += growth

@@ -276,6 +276,8 @@ class ExtentSpace:
             reason = f"the file system says: {refusal.error}"
         elif self._allocator.free_bytes < num_bytes:
             reason = "the disk budget is used up"
+            if kept_bytes := self._budget.value_peak_bytes - self._budget.value_bytes:
+                reason += f", {kept_bytes} bytes of it by the index, which keeps for small records what they once took"
         used_bytes = self.used_bytes + self._budget.value_bytes
         full = StoreFullError(num_bytes, used_bytes, self._budget.limit_bytes, reason=reason)
         full.__cause__ = None if refusal is None else refusal.error

@@ -156,19 +156,22 @@ class RecordShelf:
         record = _Record(key, source, kind, order)
         if self._is_value(num_bytes):
             has_other_home = self._inline_bytes is not None and num_bytes > 0
-            if await self._charge_value(num_bytes, may_wait=not has_other_home):
+            if await self._charge_value(num_bytes, has_other_home=has_other_home):
                 return await self._write_value(record)
             if not has_other_home:
                 raise StoreFullError(num_bytes, *self.usage())
         return await self._write_extent(record)
 
-    async def _charge_value(self, num_bytes: int, *, may_wait: bool) -> bool:
-        """Count a value against the budget; False if it has no room, nor will what is on its way back make it."""
+    async def _charge_value(self, num_bytes: int, *, has_other_home: bool) -> bool:
+        """Count a value against the budget; False if it has no room, nor will what is on its way back make it.
+
+        One that may live in an extent as well does not wait.
+        """
         charge_bytes = value_charge_bytes(num_bytes)
-        while not self._budget.add_value(charge_bytes):
-            if may_wait:
+        while not self._budget.add_value(charge_bytes, has_other_home=has_other_home):
+            if not has_other_home:
                 self._space.free_budget_for(charge_bytes)
-            if not may_wait or not await self._space.wait_for_news():
+            if has_other_home or not await self._space.wait_for_news():
                 return False
         return True
 
@@ -211,7 +214,7 @@ class RecordShelf:
         try:
             filled = await self._fill(record, extent, self._inline_bytes or 0)
             charge_bytes = value_charge_bytes(filled.written.encoded_bytes)
-            if filled.written.value is not None and not self._budget.add_value(charge_bytes):
+            if filled.written.value is not None and not self._budget.add_value(charge_bytes, has_other_home=True):
                 filled = await self._fill(record, extent, 0)
         except BaseException:
             self._space.give_back(extent)
