@@ -2018,7 +2018,7 @@ MUTATIONS = [
         "N1",
         "who waits for a daemon that stays away is told in time",
         "tierstore/disk/link.py",
-        "            self._fail_all(self._lost_because, time.monotonic() - self._lost_since)\n",
+        "            self._fail_all(self._lost_because, time.monotonic() - lost_since)\n",
         "",
         (
             "testing/test_fault_matrix_sidecar.py::test_daemon_lost_in_a_step_for_good_is_told_in_time_and_what_comes_back_is_used_again[spill-write-1]",
@@ -2447,6 +2447,17 @@ MUTATIONS = [
         "        raise StorageIOError(operation, place, str(error), data) from error",
         "        raise",
         ("reliability/test_failing_drive.py",),
+    ),
+    Mutation(
+        "N4",
+        "a client that gave its daemon up comes back within the grace period, though it asks for nothing",
+        "tierstore/disk/link.py",
+        "                async with asyncio.timeout(self._unasked_pause_seconds):\n",
+        "                async with asyncio.timeout(None):\n",
+        (
+            "daemon/test_link.py::test_link_that_has_given_up_is_back_though_nobody_asks_for_anything",
+            "daemon/test_survival.py::test_client_that_gave_up_and_asks_for_nothing_keeps_its_session",
+        ),
     ),
     Mutation(
         "N4",

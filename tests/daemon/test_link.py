@@ -22,6 +22,7 @@ from tierstore.disk.shared_slab import SharedSlab
 from tierstore.errors import CorruptDataError, DaemonUnavailableError, ProtocolError, StorageIOError, StoreFullError
 
 SECONDS = 20.0
+_AT_ONCE_SECONDS = 0.9  # less than an attempt that is not answered takes
 WELCOME = wire.Welcome(wire.VERSION, "peer", 2**30, 60.0)
 OPENED = wire.Opened(7, b"t" * 32, 1, 7 << 40, 2**40, "by nobody")
 
@@ -338,6 +339,123 @@ def test_final_refusal_ends_everything_at_once(with_peer: RunWithPeer) -> None:
             assert late == [None, None]
             with pytest.raises(DaemonUnavailableError, match="no such session"):
                 await discard(link, 3, late)
+
+    with_peer(test)
+
+
+# --- a link that has given up -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def seldom_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself a link that has given up does not try again while a test lasts."""
+    monkeypatch.setattr(link_module, "_SHORTEST_UNASKED_PAUSE_SECONDS", 100 * SECONDS)
+
+
+@pytest.fixture
+def often_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself it tries again at once."""
+    monkeypatch.setattr(link_module, "_SHORTEST_UNASKED_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(link_module, "_LONGEST_UNASKED_PAUSE_SECONDS", 0.0)
+
+
+async def lose(peer: Peer, link: DaemonLink, guest: Guest, late: list[Answer | None]) -> wire.Discard:
+    """Until the link has given up; the request that was told so, and is still to be answered."""
+    answer = discard(link, 5, late)
+    told: wire.Discard = await guest.expect(wire.Discard)
+    guest.leave()
+    await (await peer.guest()).welcome(wire.Resume, wire.Refused("not now", False))
+    with pytest.raises(DaemonUnavailableError, match="not now"):
+        await answer
+    return told
+
+
+@pytest.mark.parametrize(
+    ("grace_seconds", "pause_seconds"), [(1e9, 5.0), (60.0, 5.0), (4.0, 1.0), (0.1, 0.2), (0.0, 0.2)]
+)
+def test_lease_decides_how_often_a_link_that_has_given_up_tries(grace_seconds: float, pause_seconds: float) -> None:
+    assert link_module._unasked_pause_seconds(grace_seconds) == pause_seconds
+
+
+@pytest.mark.usefixtures("often_unasked")
+def test_link_that_has_given_up_is_back_though_nobody_asks_for_anything(with_peer: RunWithPeer) -> None:
+    async def test(peer: Peer) -> None:
+        async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
+            late: list[Answer | None] = []
+            told = await lose(peer, link, guest, late)
+            for said in (wire.Refused("not yet", False), wire.Closed()):
+                await (await peer.guest()).welcome(wire.Resume, said)
+            guest = await peer.guest()
+            await guest.welcome(wire.Resume, wire.Resumed())
+            assert await guest.expect(wire.Discard) == told, "it is still to be answered"
+            answer = discard(link, 6)
+            request = (await guest.expect(wire.Discard)).request
+            await guest.say(wire.Gone(told.request), wire.Gone(request))
+            assert await answer == wire.Gone(request)
+            assert late == [wire.Gone(told.request)]
+
+    with_peer(test)
+
+
+@pytest.mark.usefixtures("seldom_unasked")
+def test_request_of_a_link_that_has_given_up_tries_once_at_once(with_peer: RunWithPeer) -> None:
+    async def test(peer: Peer) -> None:
+        async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
+            late: list[Answer | None] = []
+            await lose(peer, link, guest, late)
+            for number in range(2):
+                answer = discard(link, 6, late)
+                await (await peer.guest()).welcome(wire.Resume, wire.Refused(f"not now, {number}", False))
+                with pytest.raises(DaemonUnavailableError, match=f"not now, {number}"):
+                    await answer
+            reaching = asyncio.ensure_future(link.reach())
+            await (await peer.guest()).welcome(wire.Resume, wire.Resumed())
+            await reaching
+            assert late == []
+
+    with_peer(test)
+
+
+@pytest.mark.usefixtures("often_unasked")
+def test_final_refusal_of_a_link_that_has_given_up_ends_its_attempts(with_peer: RunWithPeer) -> None:
+    async def test(peer: Peer) -> None:
+        async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
+            late: list[Answer | None] = []
+            await lose(peer, link, guest, late)
+            guest = await peer.guest()
+            attempt = link._reconnecting
+            assert attempt is not None
+            await guest.welcome(wire.Resume, wire.Refused("no such session", True))
+            await attempt
+            assert link._reconnecting is None
+            assert late == [None], "no answer comes any more"
+            with pytest.raises(DaemonUnavailableError, match=r"no such session.*is lost"):
+                await discard(link, 6)
+
+    with_peer(test)
+
+
+@pytest.mark.usefixtures("seldom_unasked")
+@pytest.mark.parametrize("when", ["between attempts", "in an attempt"])
+def test_close_of_a_link_that_has_given_up_ends_its_attempts(with_peer: RunWithPeer, when: str) -> None:
+    async def test(peer: Peer) -> None:
+        async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
+            late: list[Answer | None] = []
+            await lose(peer, link, guest, late)
+            attempt = link._reconnecting
+            assert attempt is not None
+            answer = None
+            if when == "in an attempt":
+                answer = discard(link, 6)
+                await (await peer.guest()).expect(wire.Hello)  # and nothing is said
+            async with asyncio.timeout(_AT_ONCE_SECONDS):
+                await link.close()
+            if answer is not None:
+                with pytest.raises(DaemonUnavailableError, match="it was closed"):
+                    await answer
+            assert attempt.cancelled()
+            assert link._reconnecting is None
+            assert late == [None]
 
     with_peer(test)
 

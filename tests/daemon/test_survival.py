@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
 from tierstore import DaemonUnavailableError, TierStore, tiered_offload
+from tierstore.inspection import inspect_daemon
 
 WIDTH, DEPTH, BATCH = 256, 6, 512
 
@@ -235,6 +236,38 @@ def test_client_stopped_for_longer_than_the_grace_period_goes_on_or_is_told(
         assert "DaemonUnavailableError" in said
         assert "its lease has ended" in said
     assert sessions_of(daemon) == set()
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_client_that_gave_up_and_asks_for_nothing_keeps_its_session(start_daemon: StartDaemon, how: str) -> None:
+    """As in a long evaluation. The daemon is away for longer than it is waited for; then the lease would end."""
+    options = {"grace_seconds": 2, "codec": "none"}
+    daemon = start_daemon(**options)
+    tensors = [torch.full((1 << 18,), float(number)) for number in range(2)]
+    with TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=0.3) as store:
+        handles = [store.put(tensors[0].clone())]
+        store.flush()
+        if how == "killed":
+            daemon.kill()
+        else:
+            daemon.process.send_signal(signal.SIGSTOP)
+        handles.append(store.put(tensors[1].clone()))
+        with pytest.raises(DaemonUnavailableError):
+            store.flush()
+        if how == "killed":
+            daemon = start_daemon(daemon.path, daemon.socket, **options)
+        else:
+            daemon.process.send_signal(signal.SIGCONT)
+        while not is_connected(daemon):
+            time.sleep(0.05)  # the lease ends by the daemon's own clock
+        store.flush()
+        assert all(torch.equal(store.get(handle), tensor) for handle, tensor in zip(handles, tensors, strict=True))
+
+
+def is_connected(daemon: DaemonProcess) -> bool:
+    """Whether the client is there of the only session, which the daemon still keeps."""
+    (session,) = json.loads(inspect_daemon(daemon.socket))["sessions"]
+    return bool(session["is_connected"])
 
 
 def sessions_of(daemon: DaemonProcess) -> set[str]:

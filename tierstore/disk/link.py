@@ -3,7 +3,8 @@
 Requests wait through a lost connection: the link connects again, resumes the session, shares its slabs again and
 sends again what was not answered (`wire.py`, rule 5: that does no harm). When that has not worked for
 `reconnect_seconds`, the requests fail, but the link keeps them: a slot that they name is the daemon's until it has
-answered (rule 3). From then on each new request tries to reach the daemon once.
+answered (rule 3). From then on each new request tries to reach the daemon once, and so does the link by itself every
+few seconds: a client that computes and asks for nothing is back before its lease ends.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from .. import wire
@@ -30,6 +32,9 @@ _SHORTEST_PATIENCE_SECONDS = 1.0  # a loaded machine takes that long to come bac
 _SIGNS_IN_A_HANDSHAKE = 4  # so often a daemon that takes its time is asked whether it lives
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5
+_ATTEMPTS_IN_GRACE = 4  # of a link that has given up; some of them may fail while the daemon starts
+_SHORTEST_UNASKED_PAUSE_SECONDS = 0.2
+_LONGEST_UNASKED_PAUSE_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
 
 RequestMessage = wire.Write | wire.Read | wire.Discard
@@ -84,9 +89,10 @@ class DaemonLink:
         self._reaching: list[asyncio.Future[None]] = []  # who waits until the session is open on a connection
         self._handshake_seconds = _LONGEST_HANDSHAKE_SECONDS
         self._slabs: dict[int, SharedSlab] = {}
-        self._reconnecting: asyncio.Task[None] | None = None
+        self._reconnecting: asyncio.Task[None] | None = None  # as long as the session is open on no connection
+        self._attempt_wanted = asyncio.Event()  # at once, though nobody was waited for any more
+        self._unasked_pause_seconds = _LONGEST_UNASKED_PAUSE_SECONDS
         self._lost_because = "it closed the connection"
-        self._has_given_up = False
         self._lost_since: float | None = None  # since when no request has been answered, connected or not
         self._patience_seconds = max(_SHORTEST_PATIENCE_SECONDS, reconnect_seconds)
         self._silence = Silence(
@@ -248,6 +254,7 @@ class DaemonLink:
         if not isinstance(welcome, wire.Welcome) or welcome.version != wire.VERSION:
             raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {wire.VERSION}")
         self.max_slab_bytes = welcome.max_slab_bytes
+        self._unasked_pause_seconds = _unasked_pause_seconds(welcome.grace_seconds)
 
     async def _ask(self, channel: Channel, message: wire.ClientMessage, *, signs_of_life: bool = False) -> Any:
         """Send it and wait for the answer; meanwhile, ask again and again whether the daemon lives."""
@@ -310,7 +317,7 @@ class DaemonLink:
     def _hangs(self) -> None:
         """A daemon that hangs keeps its connections.
 
-        It has been waited for already: whoever waits is told now, and only a new request tries it again.
+        It has been waited for already: whoever waits is told now, before it is tried again.
         """
         self._lost_since = self._lost_since or time.monotonic() - self._patience_seconds
         self._connection_ended(TimeoutError(f"no sign of life for {self._patience_seconds:g} s"))
@@ -323,34 +330,53 @@ class DaemonLink:
     # --- after it was lost ----------------------------------------------------------------------------------------
 
     def _begin_to_reconnect(self) -> None:
+        """Where that has begun and was in vain, have it tried once more now."""
+        self._attempt_wanted.set()
         if self._reconnecting is None:
             self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
-        """Until the session is resumed, or time is up, which counts from when the daemon last answered a request.
+        """Until the session is resumed, or over for good."""
+        try:
+            if not await self._resumed_in_time():
+                await self._resume_late()
+        finally:
+            self._reconnecting = None
 
-        So a daemon that comes back, and fails at what it is asked, is not asked for ever.
+    async def _resumed_in_time(self) -> bool:
+        """False: time is up, which counts from when the daemon last answered a request; or the session is over.
+
+        So nobody waits for ever for a daemon that comes back and fails at what it is asked.
         """
         is_again, started = self._lost_since is not None, time.monotonic()
         self._lost_since = self._lost_since or started
-        deadline = started if self._has_given_up else self._lost_since + self._reconnect_seconds
+        deadline = self._lost_since + self._reconnect_seconds
         pause = _FIRST_PAUSE_SECONDS
-        try:
-            if is_again and not self._has_given_up:
-                await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, max(0.0, deadline - started)))
-            while not is_again or self._has_given_up or time.monotonic() < deadline:
-                left = self._patience_seconds if self._has_given_up else deadline - time.monotonic()
-                if await self._try_to_resume(max(_SHORTEST_PATIENCE_SECONDS, left)):
-                    return
-                left = deadline - time.monotonic()
-                if left <= 0 or self._ended_because is not None:
-                    break
-                await asyncio.sleep(min(pause, left))
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-            self._has_given_up = True
-            self._fail_all(self._lost_because, time.monotonic() - self._lost_since)
-        finally:
-            self._reconnecting = None
+        if is_again:
+            await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, max(0.0, deadline - started)))
+        while not is_again or time.monotonic() < deadline:
+            if await self._try_to_resume(max(_SHORTEST_PATIENCE_SECONDS, deadline - time.monotonic())):
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0 or self._ended_because is not None:
+                break
+            await asyncio.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        return False
+
+    async def _resume_late(self) -> None:
+        """Time is up: whoever waits is told now, and whoever comes, after one attempt. Others are made unasked."""
+        lost_since = self._lost_since or time.monotonic()
+        while True:
+            self._fail_all(self._lost_because, time.monotonic() - lost_since)
+            if self._ended_because is not None:
+                return
+            self._attempt_wanted.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._unasked_pause_seconds):
+                    await self._attempt_wanted.wait()
+            if await self._try_to_resume(self._patience_seconds):
+                return
 
     async def _try_to_resume(self, seconds: float) -> bool:
         """Once; False: why not stands in `_lost_because`, and if it is for good, in `_ended_because` too."""
@@ -365,7 +391,6 @@ class DaemonLink:
             self._lost_because = _words(error)
             self._drop()  # it may have been resumed already, without what belongs to it
             return False
-        self._has_given_up = False
         if not self._pending:
             self._lost_since = None
         return True
@@ -414,6 +439,12 @@ class _RefusedError(ConnectionError):
     def __init__(self, reason: str, is_final: bool) -> None:
         super().__init__(reason)
         self.is_final = is_final
+
+
+def _unasked_pause_seconds(grace_seconds: float) -> float:
+    """Between attempts of a link that has given up, whose lease lasts for so long once the daemon is back."""
+    pause = min(_LONGEST_UNASKED_PAUSE_SECONDS, grace_seconds / _ATTEMPTS_IN_GRACE)
+    return max(_SHORTEST_UNASKED_PAUSE_SECONDS, pause)
 
 
 def _words(error: Exception) -> str:
