@@ -49,7 +49,7 @@ from .watching import answer_for
 __all__ = ["Daemon", "serve"]
 
 _INLINE_BYTES = 128 * 2**10
-_DISK_SHARE = 0.8  # of what is free
+_DISK_SHARE = 0.8  # of what is free, or taken by the daemon's own files
 _NUM_JOBS = NUM_AT_ONCE + 2  # each way: while those are at the device, others take checksums
 _DRAIN_SECONDS = 30.0
 _ACCEPT_AGAIN_SECONDS = 0.1
@@ -148,13 +148,10 @@ class Daemon:
             threads.shutdown(wait=not self._ending_at_once.is_set())
 
     async def _open_disk(self, home: NamedHome, threads: Executor) -> None:
-        disk_bytes = self.settings.disk_bytes
-        if disk_bytes is None:
-            disk_bytes = int(free_disk_bytes(self.settings.path) * _DISK_SHARE)
         with _opened_at(self.settings.path):
             self.disk = LocalDisk(
                 self.settings.path,
-                disk_bytes=disk_bytes,
+                disk_bytes=self._budget_bytes(home),
                 inline_bytes=_INLINE_BYTES,
                 codec=self.settings.codec,
                 checksum=True,
@@ -164,6 +161,12 @@ class Daemon:
             )
         await self._take_up()
         self._end_if_damaged()
+
+    def _budget_bytes(self, home: NamedHome) -> int:
+        """What was asked for; or a share of the drive, which is the same with and without what the home has kept."""
+        if self.settings.disk_bytes is not None:
+            return self.settings.disk_bytes
+        return int((free_disk_bytes(self.settings.path) + home.taken_bytes) * _DISK_SHARE)
 
     # --- the way out ----------------------------------------------------------------------------------------------
 

@@ -1853,6 +1853,22 @@ MUTATIONS = [
         ("daemon/test_write_queue.py::test_writes_beyond_the_quota_wait_and_reads_and_discards_do_not",),
     ),
     Mutation(
+        "P8",
+        "what is stored does not shrink the budget of the next daemon",
+        "daemon/server.py",
+        "        return int((free_disk_bytes(self.settings.path) + home.taken_bytes) * _DISK_SHARE)",
+        "        return int(free_disk_bytes(self.settings.path) * _DISK_SHARE)",
+        ("daemon/test_full_drive.py::test_default_budget_is_the_same_after_a_kill_whatever_was_stored",),
+    ),
+    Mutation(
+        "P8",
+        "what others keep in its folder is not taken for its own",
+        "tierstore/disk/home.py",
+        "        return sum(self._folder.taken_bytes(name) for name in self._own_names())",
+        "        return sum(self._folder.taken_bytes(name) for name in self._folder.names())",
+        ("store/test_named_home.py::test_home_tells_what_its_files_take_and_nothing_of_others",),
+    ),
+    Mutation(
         "P9",
         "a slab that is not sealed against shrinking is refused",
         "daemon/slabs.py",

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from tests.daemon.conftest import StartDaemon, tierstore
-from tests.daemon.test_cli_serve import report_of
+from tests.daemon.test_cli_serve import quota_of, report_of
 from tierstore import TierStore
+from tierstore.disk.home import FOLDER_NAME
 
 BLOCK_BYTES = 4096
+MIB = 2**20
 MakeDrive = Callable[[str, str], Path]
 COMMANDS = {
     "tmpfs": ("mount -t tmpfs -o size={size} tmpfs {drive}",),
@@ -97,3 +99,29 @@ def test_killed_daemon_comes_back_on_a_drive_that_is_full_by_now(
         del handles, handle
     assert again.stop() == 0
     assert list(drive.iterdir()) == []
+
+
+@pytest.mark.parametrize("then", ["taken up", "cleared"])
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_default_budget_is_the_same_after_a_kill_whatever_was_stored(
+    make_drive: MakeDrive, start_daemon: StartDaemon, kind: str, then: str
+) -> None:
+    """A step that goes on with the new daemon has the room that it had."""
+    drive = make_drive(kind, "1200M")
+    daemon = start_daemon(drive, codec="none")
+    budget_bytes = report_of(daemon).disk.budget_bytes
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        handles = [store.put(torch.full((8 * MIB,), number, dtype=torch.int32)) for number in range(16)]
+        store.flush()
+        assert report_of(daemon).disk.disk_bytes == 512 * MIB
+        daemon.kill()
+        if then == "cleared":
+            (drive / FOLDER_NAME / "format").unlink()
+        again = start_daemon(drive, daemon.socket, codec="none")
+        assert abs(report_of(again).disk.budget_bytes - budget_bytes) < 4 * MIB  # the file system's own blocks
+        assert abs(quota_of(again) - budget_bytes) < 4 * MIB
+        if then == "taken up":
+            handles += [store.put(torch.full((8 * MIB,), number, dtype=torch.int32)) for number in range(16, 24)]
+            store.flush()
+            assert all(bool((store.get(handle) == number).all()) for number, handle in enumerate(handles))
+        del handles

@@ -374,6 +374,18 @@ def test_index_that_the_drive_refuses_to_change_is_not_cleared(directory: Path, 
     assert open_and_look(directory) == (f"taken up: {len(KEYS)} records", len(KEYS))
 
 
+def test_home_tells_what_its_files_take_and_nothing_of_others(directory: Path, folder: Path) -> None:
+    home = NamedHome(directory)
+    assert home.taken_bytes == 0
+    home.close(keep=True)
+    fill(directory)
+    (folder / "a file of others").write_bytes(bytes(PAGE_BYTES))
+    names = ["format", "index", "segment-000000"]
+    home = NamedHome(directory)
+    assert home.taken_bytes == 512 * sum((folder / name).stat().st_blocks for name in names) >= PAGE_BYTES
+    home.close(keep=True)
+
+
 # --- never read -----------------------------------------------------------------------------------------------
 
 

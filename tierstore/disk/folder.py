@@ -14,6 +14,7 @@ from .forking import Inode, inode_of
 __all__ = ["LockedFolder"]
 
 _LOCK = "lock"
+_BLOCK_BYTES = 512  # of st_blocks, whatever the file system's blocks are (stat(2))
 _MOST_TRIES = 100  # each fails only because another process removed the folder just then
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -72,6 +73,18 @@ class LockedFolder:
         except FileNotFoundError:
             return 0
         return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+    def taken_bytes(self, name: str) -> int:
+        """What a file takes of the drive, where its holes count for nothing; 0 for one that is not there.
+
+        Raises:
+            OSError: it cannot be looked at.
+        """
+        try:
+            status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return 0
+        return status.st_blocks * _BLOCK_BYTES
 
     def read(self, name: str, most_bytes: int) -> bytes | None:
         """The first bytes of a file; None if there is none.

@@ -179,6 +179,15 @@ class NamedHome:
         """Of the folder and its lock."""
         return self._folder.inodes
 
+    @property
+    def taken_bytes(self) -> int:
+        """What its files take of the drive: before `open`, what it will find or clear.
+
+        Raises:
+            OSError: the folder cannot be looked at.
+        """
+        return sum(self._folder.taken_bytes(name) for name in self._own_names())
+
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
         """As `Home.open`; what must not or cannot be read is cleared first."""
         format_ = self._read_format()
@@ -312,10 +321,13 @@ class NamedHome:
 
     def _clear(self) -> bool:
         """Remove what is ours, and whether there was anything."""
-        names = [name for name in self._folder.names() if _OWN_NAMES.fullmatch(name)]
+        names = self._own_names()
         for name in names:
             self._folder.remove(name)
         return bool(names)
+
+    def _own_names(self) -> list[str]:
+        return [name for name in self._folder.names() if _OWN_NAMES.fullmatch(name)]
 
 
 def _empty(session: int, index: Index) -> Contents:
