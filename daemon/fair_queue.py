@@ -1,7 +1,7 @@
 """Whose turn is it at the drive? Start-time fair queueing: pure, no clock, no threads.
 
-Everybody who waits gets the same share of the bytes that are moved, whatever the sizes of the requests and however
-many are queued; who was idle gets no credit for it.
+Everybody who waits gets the same share of what is served, by cost, whatever a single item costs and however many are
+queued; who was idle gets no credit for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class _Line(Generic[T]):
     """What one owner waits for, in order.
 
     Attributes:
-        starts_at: the virtual time (bytes served per owner) at which its first item may start.
+        starts_at: the virtual time (cost served per owner) at which its first item may start.
     """
 
     def __init__(self, starts_at: int) -> None:
@@ -42,14 +42,14 @@ class FairQueue(Generic[T]):
         """Whose share is remembered: of everybody who has pushed and was not forgotten."""
         return len(self._lines)
 
-    def push(self, owner: int, cost_bytes: int, item: T) -> None:
+    def push(self, owner: int, cost: int, item: T) -> None:
         """Queue an item."""
         line = self._lines.get(owner)
         if line is None:
             line = self._lines[owner] = _Line(self._now)
         elif not line.items:
             line.starts_at = max(line.starts_at, self._now)
-        line.items.append((cost_bytes, item))
+        line.items.append((cost, item))
         self._num_items += 1
 
     def pop(self) -> T:
@@ -64,9 +64,9 @@ class FairQueue(Generic[T]):
         owner = min(waiting, key=lambda each: self._lines[each].starts_at)
         line = self._lines.pop(owner)
         self._lines[owner] = line  # behind its equals
-        cost_bytes, item = line.items.popleft()
+        cost, item = line.items.popleft()
         self._now = line.starts_at
-        line.starts_at += cost_bytes
+        line.starts_at += cost
         self._num_items -= 1
         return item
 

@@ -1,6 +1,6 @@
 """How each clause of the rules that keep gradients right is broken, and which tests have to notice.
 
-P1 to P6 are the rules of the sidecar's protocol as `tierstore/wire.py` numbers them; P7 to P10: what else holds there.
+P1 to P6 are the rules of the sidecar's protocol as `tierstore/wire.py` numbers them; P7 to P11: what else holds there.
 N1 to N7 are the tables of `docs/reliability.md`: what no rule above has, and a test of the default run looks at. E1 and
 E2: what lies between a record and the drive; S1 and S2: what the simulator is believed for.
 
@@ -39,6 +39,7 @@ RULES = {
     "P8": "quotas of bytes on disk and of bytes queued",
     "P9": "shared memory cannot be cut short",
     "P10": "a daemon that hangs is noticed, one that is slow is not taken for it",
+    "P11": "everybody has a share of the drive's turns",
     "E1": "what is encoded comes back bit by bit, or is refused",
     "E2": "as many records as io_depth says are at the drive, and their memory is counted",
     "S1": "the simulator decides as the store does",
@@ -1907,6 +1908,38 @@ MUTATIONS = [
         "            self._ask()\n",
         "            pass\n",
         ("daemon/test_silence.py::test_silent_daemon_is_asked_at_half_time_and_given_up_at_the_end",),
+    ),
+    Mutation(
+        "P11",
+        "reads that are queued without end leave writes a share",
+        "daemon/lanes.py",
+        "            if self.reads.queue and self._owed_to_reads > 0:",
+        "            if self.reads.queue:",
+        ("daemon/test_fair_queue.py::test_reads_without_end_leave_writes_a_share_and_keep_theirs",),
+    ),
+    Mutation(
+        "P11",
+        "and reads go first all the same",
+        "daemon/lanes.py",
+        "            if self.reads.queue and self._owed_to_reads > 0:",
+        "            if False:",
+        ("daemon/test_fair_queue.py::test_reads_without_end_leave_writes_a_share_and_keep_theirs",),
+    ),
+    Mutation(
+        "P11",
+        "what a write owes to reads depends on its length",
+        "daemon/lanes.py",
+        "            self._owed_to_reads = _READS_PER_WRITE * self._begin(self.writes)",
+        "            self._begin(self.writes)\n            self._owed_to_reads = _READS_PER_WRITE",
+        ("daemon/test_fair_queue.py::test_reads_without_end_leave_writes_a_share_and_keep_theirs",),
+    ),
+    Mutation(
+        "P11",
+        "a job of one byte is not free",
+        "daemon/lanes.py",
+        "        return self.num_bytes + JOB_BYTES",
+        "        return self.num_bytes",
+        ("daemon/test_fair_queue.py::test_jobs_of_one_byte_are_not_free",),
     ),
     Mutation(
         "N1",
