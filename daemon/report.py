@@ -9,11 +9,13 @@ import asyncio
 import os
 import time
 from collections import Counter
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tierstore import wire
+from tierstore.disk.codec_policy import OTHER_KINDS
 
 from .histogram import Histogram
 from .lanes import Way
@@ -26,6 +28,8 @@ __all__ = ["DiskState", "JobTimes", "Jobs", "Report", "SessionState", "Spread", 
 
 _ROOM_BYTES = wire.MAX_FRAME_BYTES - 1024
 """For a report in one frame."""
+_CHOICES_SHARE = 4
+"""Of a report that is too long, its `codec_choices` take no more than one part in so many."""
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -154,7 +158,8 @@ class Report(msgspec.Struct, frozen=True):
         totals: over all sessions, ended ones too.
         num_sessions: that there are, and `num_sessions_opened`: that this daemon has opened.
         sessions: each; only some of them where all do not fit into one answer.
-        codec_choices: how often each codec was used, by kind of record.
+        codec_choices: how often each codec was used, by kind of record; where not all kinds fit into one answer, those
+            used least are taken together as "others".
         internal_errors: bugs of the daemon's own since its start; each is in its log.
     """
 
@@ -203,12 +208,35 @@ def report_of(daemon: Daemon) -> Report:
 
 
 def encode_report(report: Report, room_bytes: int = _ROOM_BYTES) -> bytes:
-    """JSON; sessions are left out until it has at most so many bytes."""
+    """JSON of at most so many bytes: where it has more, first kinds are taken together, then sessions left out."""
     encoded = msgspec.json.encode(report)
+    if len(encoded) > room_bytes:
+        choices = _fewer_kinds(report.codec_choices, room_bytes // _CHOICES_SHARE)
+        report = msgspec.structs.replace(report, codec_choices=choices)
+        encoded = msgspec.json.encode(report)
     while len(encoded) > room_bytes and report.sessions:
         report = msgspec.structs.replace(report, sessions=report.sessions[: len(report.sessions) // 2])
         encoded = msgspec.json.encode(report)
     return encoded
+
+
+def _fewer_kinds(choices: dict[str, dict[str, int]], room_bytes: int) -> dict[str, dict[str, int]]:
+    """The kinds that were used most, and all others as one."""
+    by_use = sorted(choices, key=lambda kind: sum(choices[kind].values()))
+    num_others, fewer = 0, choices
+    while len(msgspec.json.encode(fewer)) > room_bytes and num_others < len(by_use):
+        num_others += -(-(len(by_use) - num_others) // 2)
+        fewer = _with_others(choices, frozenset(by_use[:num_others]))
+    return fewer
+
+
+def _with_others(choices: dict[str, dict[str, int]], others: Set[str]) -> dict[str, dict[str, int]]:
+    others = others | {OTHER_KINDS}
+    summed: Counter[str] = Counter()
+    for kind in others & choices.keys():
+        summed.update(choices[kind])
+    kept = {kind: counts for kind, counts in choices.items() if kind not in others}
+    return kept | {OTHER_KINDS: dict(summed)}
 
 
 def _session_state(session: Session, daemon: Daemon, now: float) -> SessionState:

@@ -100,6 +100,22 @@ def test_report_of_very_many_sessions_fits_one_frame(daemon: DaemonProcess, stor
     assert 100 < len(shown.sessions) < 5000
 
 
+def test_report_of_very_many_kinds_of_records_fits_one_frame(daemon: DaemonProcess, store: TierStore) -> None:
+    report = report_of(daemon)
+    choices = {f"{number} " + "\x01" * 500: {"none": number + 1, "zstd:1": 1} for number in range(1024)}
+    choices["others"] = {"none": 5}
+    encoded = encode_report(make_up(report, codec_choices=choices))
+    assert len(wire.frame_of([wire.Report(encoded)])) <= wire.MAX_FRAME_BYTES
+    shown = decode_report(encoded, "here")
+    assert shown.sessions == report.sessions, "which have room enough"
+    kept = {kind: counts for kind, counts in shown.codec_choices.items() if kind != "others"}
+    assert list(kept) == list(choices)[1024 - len(kept) : 1024], "those that were used most"
+    assert 50 < len(kept) < 1024
+    for codec in ("none", "zstd:1"):
+        counts = [sum(each.get(codec, 0) for each in of.values()) for of in (choices, shown.codec_choices)]
+        assert counts[0] == counts[1]
+
+
 def test_rates_are_differences_of_one_daemon(daemon: DaemonProcess, store: TierStore) -> None:
     later = report_of(daemon)
     before = [msgspec.structs.replace(later.sessions[0], totals=Totals())]

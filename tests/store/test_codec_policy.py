@@ -143,6 +143,18 @@ def test_how_long_records_were_on_their_way_overrules_the_probe(machine: Machine
     assert ordered(policy).codec == NO_CODEC
 
 
+def test_name_of_a_kind_is_of_bounded_length() -> None:
+    """A client of the daemon may call its tensors what it likes; all their names stand in one report."""
+    policy = CodecPolicy(NO_CODEC, 8)
+    order = WriteOrder(NO_CODEC, 4, None, probe=False)
+    name = policy.learn_written(1, Kind("a" * 256, 4, "b" * 256), RECORD, order, written())
+    assert name == "a" * 128
+    honest = Kind("bfloat16", 2, "ScaledDotProductCudnnAttentionBackward0", "many zeros")
+    whole = "bfloat16 ScaledDotProductCudnnAttentionBackward0, many zeros"
+    assert policy.learn_written(2, honest, RECORD, order, written()) == whole
+    assert set(policy.choices()) == {name, whole}
+
+
 @pytest.mark.parametrize("codec", [NO_CODEC, FAST], ids=["as it is", "encoded"])
 def test_values_of_the_index_say_nothing_of_transfers(monkeypatch: pytest.MonkeyPatch, codec: Codec) -> None:
     """No transfer is in their CPU time, and none is timed: else encoding seems dear, and the disk beyond measure."""

@@ -13,9 +13,13 @@ from .probing import content_of
 from .records import ReadReport, WriteOrder, Written
 from .tier import Kind
 
-__all__ = ["CodecPolicy"]
+__all__ = ["OTHER_KINDS", "CodecPolicy"]
+
+OTHER_KINDS = "others"
+"""Under this name those are counted that have none of their own."""
 
 _MOST_KINDS = 1024
+_LONGEST_NAME = 128  # of a dtype and an origin; those that PyTorch gives have some 50 letters
 _METER_EVERY_SECONDS = 0.1
 
 
@@ -109,11 +113,11 @@ class CodecPolicy:
             self._load = self._meter.update(read_machine())
 
     def _count(self, kind: Kind, codec: str) -> str:
-        name = f"{kind.dtype} {kind.origin}".strip() or "unknown"
+        name = f"{kind.dtype} {kind.origin}".strip()[:_LONGEST_NAME] or "unknown"
         if kind.content:
             name += f", {kind.content}"
         if name not in self._counts and len(self._counts) >= _MOST_KINDS:
-            name = "others"
+            name = OTHER_KINDS
         counts = self._counts.setdefault(name, {})
         counts[codec] = counts.get(codec, 0) + 1
         return name
