@@ -339,6 +339,8 @@ class Daemon:
     def _start_grace(self, session: Session) -> None:
         loop = asyncio.get_running_loop()
         session.lost_at = loop.time()
+        if self.is_ending:  # its lease is kept; the next daemon gives it the whole grace period
+            return
         self._expiries[session.lease.number] = loop.call_later(self.limits.grace_seconds, self._expire, session)
         self.log.info("client lost, session kept for %g s", self.limits.grace_seconds, extra=session.about())
 

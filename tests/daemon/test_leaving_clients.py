@@ -47,6 +47,22 @@ def begin_slow_write(client: RawClient, slab: SharedSlab) -> wire.Opened:
     return opened
 
 
+def test_daemon_that_ends_starts_no_grace_period(start_daemon: StartDaemon) -> None:
+    """With none at all it would end the sessions of the clients that it leaves, when nothing of it runs any more."""
+    daemon = start_daemon(grace_seconds=0)
+    clients = [RawClient(daemon) for _ in range(20)]
+    for client in clients:
+        client.open()
+    assert daemon.stop() == 0
+    assert "ending" in daemon.log
+    assert "Traceback" not in daemon.log
+    assert "never awaited" not in daemon.log
+    for client in clients:
+        client.socket.close()
+    again = start_daemon(daemon.path, daemon.socket, grace_seconds=1000)
+    assert len(json.loads(inspect_daemon(again.socket, seconds=30))["sessions"]) == len(clients), "they may come back"
+
+
 def wait_until_nothing_is_left(daemon: DaemonProcess, num_opened: int = 1) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while True:
