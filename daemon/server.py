@@ -42,7 +42,7 @@ from .lanes import Lanes
 from .listener import listen, stop_listening, uid_of_peer
 from .page import Page
 from .report import encode_report, report_of
-from .sessions import COUNTER, KEY_BITS, Lease, Record, Session, kept_leases, new_lease
+from .sessions import COUNTER, KEY_BITS, NUMBERS, Lease, Record, Session, kept_leases, new_lease
 from .settings import ServeSettings
 from .watching import answer_for
 
@@ -271,15 +271,25 @@ class Daemon:
 
         Raises:
             StoreFullError, StorageIOError: the index does not take it.
+            StorageIOError: there is no number for it; see `_unused_number`.
         """
-        lease, token = new_lease(self._next_session, uid, message.name, message.rank, message.pid)
-        self._next_session += 1
+        lease, token = new_lease(self._unused_number(), uid, message.name, message.rank, message.pid)
+        self._next_session = lease.number + 1
         await self.disk.put_lease(COUNTER, msgspec.msgpack.encode(self._next_session))
         await self.disk.put_lease(lease.number, msgspec.msgpack.encode(lease))
         session = self.sessions[lease.number] = self._session_of_lease(lease)
         self.num_sessions_opened += 1
         self.log.info("session opened", extra=session.about())
         return session, token
+
+    def _unused_number(self) -> int:
+        """Of a session. The numbers begin again only where nothing is left that bears one: no record, no lease."""
+        if self._next_session in NUMBERS:
+            return self._next_session
+        if self.sessions or not self.disk.is_empty:
+            reason = f"all {len(NUMBERS)} numbers of sessions are used: they begin again when no session is left"
+            raise StorageIOError("open", "a session", reason, "those that are open go on")
+        return NUMBERS.start
 
     def session_of(self, message: wire.Resume, uid: int) -> Session | None:
         """The session that this token resumes."""

@@ -16,23 +16,25 @@ from tierstore.errors import QuotaExceededError
 
 from .write_queue import WriteQueue
 
-__all__ = ["COUNTER", "KEY_BITS", "KeptLeases", "Lease", "Record", "Session", "kept_leases", "new_lease"]
+__all__ = ["COUNTER", "KEY_BITS", "NUMBERS", "KeptLeases", "Lease", "Record", "Session", "kept_leases", "new_lease"]
 
 KEY_BITS = 40
 """Of the client's keys (`wire.py`); the session's number stands above them in the disk tier's."""
 
 COUNTER = 0
-"""The lease that is none: it keeps the number of the next session, so that none is ever used again."""
+"""The lease that is none: it keeps the number of the next session, so that none is used again while it could be met."""
+
+NUMBERS = range(1, 1 << 64 - KEY_BITS)
+"""Of sessions: above a client's key each makes a key of the disk tier, which has 64 bits."""
 
 _TOKEN_BYTES = 32
-_NUMBERS = range(1, 1 << 64 - KEY_BITS)  # so that a number above a client's key is a key of the disk tier
 
 
 class Lease(msgspec.Struct, frozen=True):
     """What is known of a session after the daemon was killed.
 
     Attributes:
-        number: of the session; never used again in the life of a directory.
+        number: of the session; never used again while a directory holds anything.
         token_hash: SHA-256 of the secret that resumes it. The secret itself is with the client alone.
         uid: of the user whose process opened it.
         name, rank, pid: as the client said.
@@ -61,7 +63,7 @@ class KeptLeases(NamedTuple):
 
     Attributes:
         leases: by number.
-        next_number: of the next session.
+        next_number: of the next session; the first beyond `NUMBERS`: all are used.
         damaged: numbers of those that make no sense; nobody can resume them.
     """
 
@@ -79,12 +81,12 @@ def kept_leases(blobs: Mapping[int, bytes]) -> KeptLeases:
     leases = {
         number: lease
         for number, lease in found.items()
-        if lease is not None and lease.number == number and number in _NUMBERS
+        if lease is not None and lease.number == number and number in NUMBERS
     }
     damaged = sorted(found.keys() - leases.keys())
     counter = _decoded(blobs[COUNTER], int) if COUNTER in blobs else None
-    first_unused = max((number for number in found if number in _NUMBERS), default=0) + 1
-    if counter is None or counter not in _NUMBERS or counter < first_unused:
+    first_unused = max((number for number in found if number in NUMBERS), default=0) + 1
+    if counter is None or not first_unused <= counter <= NUMBERS.stop:
         counter = first_unused
     return KeptLeases(leases, counter, damaged)
 

@@ -225,7 +225,7 @@ class Opened(_Message, frozen=True):
     Attributes:
         session: its number.
         token: what `Resume` needs; to be kept secret.
-        seed, key_base: of checksums: a record's seed is `record_seed(seed, key_base + key)`.
+        seed, key_base: of checksums: a record's seed is `record_seed(seed, key_base + key)`. Both have 64 bits.
         disk_bytes: the session's quota.
         io_mode: how the daemon reads and writes, in words.
     """
@@ -233,7 +233,7 @@ class Opened(_Message, frozen=True):
     session: _Number
     token: _Token
     seed: _Hash
-    key_base: _Number
+    key_base: _Hash
     disk_bytes: _Size
     io_mode: _Text
 

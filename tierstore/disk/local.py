@@ -171,6 +171,11 @@ class LocalDisk:
         """
         return self._index.damage
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no record, and the index nothing that it has refused to delete, a lease neither."""
+        return self._shelf.is_empty
+
     def found_locations(self) -> dict[int, Location]:
         """Where each record lies, by key, for who has just opened a home that keeps them; a copy. On the loop."""
         return dict(self._shelf.locations)

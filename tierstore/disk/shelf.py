@@ -123,6 +123,11 @@ class RecordShelf:
         """Bytes that records take, and the most that they may."""
         return self._space.used_bytes + self._budget.value_bytes, self._budget.limit_bytes
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no record, and the index nothing that it has refused to delete."""
+        return not (self.locations or self._undeleted or self._undeleted_leases)
+
     def take_up(self, locations: dict[int, Location]) -> None:
         """Go on with records that an earlier process wrote. Once, before anything else."""
         self.locations = locations
