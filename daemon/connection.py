@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ _MOST_REQUESTS = 4096
 """That are not answered; a store has some dozens."""
 _MOST_KEYS = 2**20
 """In discards that are not answered; a store has some thousands, and as many as it has records after an outage."""
+_MOST_SLABS = 16
+"""A store has one. Each costs the daemon a descriptor, however small it is."""
 _MOST_UNSENT_BYTES = 8 * 2**20
 
 
@@ -50,7 +53,9 @@ class Connection:
         self._daemon = daemon
         self._phase = wire.Phase.GREETING
         self._slabs: dict[int, MappedSlab] = {}
-        self._num_keys = 0  # in discards that are not answered
+        self._num_named: Counter[int] = Counter()  # by slab: unanswered requests that name it
+        self._num_discards = 0  # that are not answered
+        self._num_keys = 0  # in them
         self._is_refused = False
         self._is_entering = False  # a session, which takes a commit to the index, or the end of old jobs
         self._channel = Channel(
@@ -146,7 +151,7 @@ class Connection:
             case wire.Slab():
                 self._share(message)
             case wire.Unmap():
-                self._slabs.pop(message.slab, None)
+                self._unmap(message)
             case wire.Write() | wire.Read() | wire.Discard():
                 self._request(message)
             case wire.Close():
@@ -225,12 +230,20 @@ class Connection:
         slab = MappedSlab(descriptor, message.num_bytes, self.peer)
         if message.slab in self._slabs:
             raise ProtocolError(self.peer, f"slab {message.slab} twice")
+        if len(self._slabs) >= _MOST_SLABS:
+            raise ProtocolError(self.peer, f"more than {_MOST_SLABS} slabs")
         shared_bytes = self.slab_bytes + slab.num_bytes
         if shared_bytes > self._daemon.limits.slab_bytes:
             raise ProtocolError(
                 self.peer, f"slabs of {shared_bytes} bytes; {self._daemon.limits.slab_bytes} are allowed"
             )
         self._slabs[message.slab] = slab
+
+    def _unmap(self, message: wire.Unmap) -> None:
+        if self._num_named[message.slab]:  # its mapping would stay, and not count
+            raise ProtocolError(self.peer, f"Unmap of slab {message.slab}, which an unanswered request names")
+        self._num_named.pop(message.slab, None)
+        self._slabs.pop(message.slab, None)
 
     def _request(self, message: wire.Write | wire.Read | wire.Discard) -> None:
         session = self.session
@@ -248,6 +261,7 @@ class Connection:
         if isinstance(message, wire.Write) and message.key in session.being_written:
             raise ProtocolError(self.peer, f"record {message.key}, which is being written, once more")
         session.begin_job(message.key)
+        self._num_named[message.slab] += 1
         number = session.lease.number
         if isinstance(message, wire.Write):
             session.being_written.add(message.key)
@@ -293,7 +307,7 @@ class Connection:
         finally:
             session.being_written.discard(message.key)
             session.writes.end(message.num_bytes)
-            session.end_job(message.key)
+            self._end_job(session, message)
 
     async def _store(self, session: Session, message: wire.Write, memory: memoryview) -> Record:
         num_bytes = message.num_bytes
@@ -329,7 +343,11 @@ class Connection:
             session.totals["io_errors"] += 1
             self.answer(_failed(message.request, error))
         finally:
-            session.end_job(message.key)
+            self._end_job(session, message)
+
+    def _end_job(self, session: Session, message: wire.Write | wire.Read) -> None:
+        self._num_named[message.slab] -= 1
+        session.end_job(message.key)
 
     async def _discard(self, session: Session, message: wire.Discard) -> None:
         try:
