@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["Connection"]
 
 _MOST_REQUESTS = 4096
-"""That are not answered; a store has some dozens."""
+"""Writes and reads that are not answered; a store has some dozens."""
+_MOST_DISCARDS = 2**16
+"""Likewise; a store that was without its daemon may have as many as it has dropped records meanwhile, one by one."""
 _MOST_KEYS = 2**20
 """In discards that are not answered; a store has some thousands, and as many as it has records after an outage."""
 _MOST_SLABS = 16
@@ -249,14 +251,11 @@ class Connection:
         session = self.session
         if session is None:
             raise ProtocolError(self.peer, "a request after Close")
+        if isinstance(message, wire.Discard):
+            self._request_discard(session, message)
+            return
         if session.num_jobs >= _MOST_REQUESTS:
             raise ProtocolError(self.peer, f"more than {_MOST_REQUESTS} requests that are not answered")
-        if isinstance(message, wire.Discard):
-            if self._num_keys >= _MOST_KEYS:
-                raise ProtocolError(self.peer, f"more than {_MOST_KEYS} keys in discards that are not answered")
-            self._num_keys += 1 + len(message.keys)
-            self._daemon.start(self._guarded(self._discard(session, message)))
-            return
         memory = self._range_of(message)
         if isinstance(message, wire.Write) and message.key in session.being_written:
             raise ProtocolError(self.peer, f"record {message.key}, which is being written, once more")
@@ -272,6 +271,15 @@ class Connection:
             self._daemon.lanes.read(
                 number, message.num_bytes, lambda: self._guarded(self._read(session, message, memory))
             )
+
+    def _request_discard(self, session: Session, message: wire.Discard) -> None:
+        if self._num_discards >= _MOST_DISCARDS:
+            raise ProtocolError(self.peer, f"more than {_MOST_DISCARDS} discards that are not answered")
+        if self._num_keys >= _MOST_KEYS:
+            raise ProtocolError(self.peer, f"more than {_MOST_KEYS} keys in discards that are not answered")
+        self._num_discards += 1
+        self._num_keys += len(message.keys)
+        self._daemon.start(self._guarded(self._discard(session, message)))
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         """If it fails by a bug of ours, the client is told, and no other notices."""
@@ -354,7 +362,8 @@ class Connection:
             await session.wait_for(frozenset(message.keys))  # rule 6
             await self._daemon.free(session, message.keys)
         finally:
-            self._num_keys -= 1 + len(message.keys)
+            self._num_discards -= 1
+            self._num_keys -= len(message.keys)
         self.answer(wire.Gone(message.request))
 
 

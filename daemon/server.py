@@ -335,6 +335,8 @@ class Daemon:
         """Free records of a session; those that it does not have are no error."""
         for first in range(0, len(keys), _DISCARD_AT_ONCE):
             some = [key for key in dict.fromkeys(keys[first : first + _DISCARD_AT_ONCE]) if key in session.records]
+            if not some:
+                continue
             for key in some:
                 session.disk_bytes -= session.records.pop(key).stored_bytes
             await self.disk.discard([session.disk_key(key) for key in some])

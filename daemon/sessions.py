@@ -130,6 +130,7 @@ class Session:
         lost_at: the loop's time at which its connection ended; None: it has one.
         is_ended: it is over; whatever still runs for it must leave nothing behind.
         totals: of what was done, for statistics.
+        num_jobs: queued or running.
     """
 
     def __init__(self, lease: Lease, quota_bytes: int, most_queued_bytes: int | None) -> None:
@@ -143,7 +144,8 @@ class Session:
         self.is_ended = False
         self.totals: Counter[str] = Counter()
         self._jobs: Counter[int] = Counter()  # by key
-        self._waiting: list[tuple[frozenset[int] | None, asyncio.Future[None]]] = []
+        self.num_jobs = 0
+        self._idle: dict[int | None, asyncio.Event] = {}  # by key, of those that somebody waits for; None: all
 
     def about(self) -> dict[str, object]:
         """Who it is, for the log."""
@@ -153,11 +155,6 @@ class Session:
     def disk_key(self, key: int) -> int:
         """The disk tier's key of a client's."""
         return self.lease.number << KEY_BITS | key
-
-    @property
-    def num_jobs(self) -> int:
-        """Queued or running."""
-        return self._jobs.total()
 
     def take_up(self, key: int, record: Record) -> None:
         """A record that was found when the daemon started."""
@@ -187,23 +184,32 @@ class Session:
     def begin_job(self, key: int) -> None:
         """Count a job about this key, which is queued."""
         self._jobs[key] += 1
+        self.num_jobs += 1
 
     def end_job(self, key: int) -> None:
         """A job about this key has ended: wake those who waited for it."""
         self._jobs[key] -= 1
+        self.num_jobs -= 1
         if not self._jobs[key]:
             del self._jobs[key]
-        for waiter in [waiter for waiter in self._waiting if not self._has_jobs(waiter[0])]:
-            self._waiting.remove(waiter)
-            if not waiter[1].done():
-                waiter[1].set_result(None)
+            self._wake(key)
+        if not self.num_jobs:
+            self._wake(None)
 
     async def wait_for(self, keys: frozenset[int] | None) -> None:
         """Return when no job about these keys (None: none at all) is queued or runs."""
-        if self._has_jobs(keys):
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((keys, future))
-            await future
+        if keys is None:
+            while self.num_jobs:
+                await self._until_idle(None)
+            return
+        while busy := keys & self._jobs.keys():  # again: a job may have begun before this was woken
+            for key in busy:
+                if key in self._jobs:
+                    await self._until_idle(key)
 
-    def _has_jobs(self, keys: frozenset[int] | None) -> bool:
-        return bool(self._jobs if keys is None else keys & self._jobs.keys())
+    async def _until_idle(self, key: int | None) -> None:
+        await self._idle.setdefault(key, asyncio.Event()).wait()
+
+    def _wake(self, key: int | None) -> None:
+        if (idle := self._idle.pop(key, None)) is not None:
+            idle.set()

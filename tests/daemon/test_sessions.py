@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import time
 
 import msgspec
 import pytest
 import torch
 
-from tests.daemon.conftest import StartDaemon
+from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tests.daemon.test_cli_serve import client_of, report_of
 from tests.daemon.test_survival import sessions_of
-from tierstore import DaemonUnavailableError, TierStore
-from tierstore.daemon.sessions import COUNTER, KEY_BITS, kept_leases, new_lease
+from tierstore import DaemonUnavailableError, TierStore, wire
+from tierstore.daemon.sessions import COUNTER, KEY_BITS, Session, kept_leases, new_lease
 from tierstore.disk.home import FOLDER_NAME
 from tierstore.disk.index import Index, map_bytes_for
 from tierstore.disk.operations import PutLease
@@ -48,6 +51,113 @@ def test_damaged_lease_is_named_and_the_others_are_found(number: int, blob: byte
 @pytest.mark.parametrize("counter", [b"", b"\xc0", b"\x03", b"\x00", b"\xff", msgspec.msgpack.encode(2**63)])
 def test_damaged_counter_gives_no_number_twice(counter: bytes) -> None:
     assert kept_leases({COUNTER: counter, 3: SOUND}).next_number == 4
+
+
+def test_counter_at_the_end_of_the_numbers_is_believed() -> None:
+    assert kept_leases({COUNTER: msgspec.msgpack.encode(MOST + 1), 3: SOUND}).next_number == MOST + 1
+
+
+def preset_counter(daemon: DaemonProcess, number: int) -> None:
+    """As if so many sessions had been opened; the daemon is killed for it."""
+    daemon.kill()
+    index = Index(io.FileIO(daemon.path / FOLDER_NAME / "index", "r+"), map_bytes_for(2**30))
+    index.apply([PutLease(COUNTER, msgspec.msgpack.encode(number))])
+    index.close()
+
+
+@pytest.mark.parametrize("number", [2**23 - 1, 2**23, MOST])
+def test_session_with_a_high_number_stores_and_survives(start_daemon: StartDaemon, number: int) -> None:
+    daemon = start_daemon()
+    daemon.wait_until_open()
+    preset_counter(daemon, number)
+    daemon = start_daemon(daemon.path, daemon.socket, codec="none")
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        handle = store.put(torch.arange(1 << 17))
+        store.flush()
+        (session,) = report_of(daemon).sessions
+        assert session.session == number
+        daemon.kill()
+        daemon = start_daemon(daemon.path, daemon.socket, codec="none")
+        assert torch.equal(store.get(handle), torch.arange(1 << 17))
+
+
+def test_numbers_begin_again_when_no_session_is_left(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon()
+    daemon.wait_until_open()
+    preset_counter(daemon, MOST)
+    daemon = start_daemon(daemon.path, daemon.socket)
+    with client_of(daemon) as last:
+        assert last.open().session == MOST
+        for _ in range(2):
+            with client_of(daemon) as refused:
+                refused.greet()
+                refused.send(wire.Open("test", None, 1))
+                assert refused.is_refused("16777215 numbers", "when no session is left")
+        last.send(wire.Close())
+        assert isinstance(last.receive(), wire.Closed)
+    with client_of(daemon) as first, client_of(daemon) as second:
+        assert (first.open().session, second.open().session) == (1, 2)
+
+
+# --- who waits for jobs -----------------------------------------------------------------------------------------------
+
+
+def test_wait_for_keys_ends_when_none_of_them_has_a_job() -> None:
+    async def check() -> None:
+        session, woken = Session(LEASE, 0, None), list[str]()
+
+        async def wait(name: str, keys: frozenset[int] | None) -> None:
+            await session.wait_for(keys)
+            woken.append(name)
+
+        async def settled() -> list[str]:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return sorted(woken)
+
+        for key in (1, 1, 2, 3):
+            session.begin_job(key)
+        async with asyncio.TaskGroup() as tasks:
+            for name, keys in {"4": {4}, "1": {1}, "12": {1, 2}, "2 ": {2}}.items():
+                tasks.create_task(wait(name, frozenset(keys)))
+            tasks.create_task(wait("all", None))
+            assert await settled() == ["4"]
+            session.end_job(1)
+            assert await settled() == ["4"]
+            session.end_job(1)
+            session.begin_job(1)  # before those who waited have run
+            assert await settled() == ["4"]
+            session.end_job(2)
+            assert await settled() == ["2 ", "4"]
+            session.end_job(1)
+            assert await settled() == ["1", "12", "2 ", "4"]
+            session.end_job(3)
+        assert sorted(woken) == ["1", "12", "2 ", "4", "all"]
+        assert session.num_jobs == 0
+
+    asyncio.run(check())
+
+
+def test_end_of_a_job_costs_the_same_however_many_wait_for_others() -> None:
+    """With a look at each who waits it took some seconds."""
+    num_waiters, num_jobs = 5000, 5000
+
+    async def check() -> float:
+        session = Session(LEASE, 0, None)
+        session.begin_job(0)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(num_waiters):
+                tasks.create_task(session.wait_for(frozenset((0,))))
+            await asyncio.sleep(0)
+            began = time.process_time()
+            for key in range(1, num_jobs):
+                session.begin_job(key)
+                session.end_job(key)
+            seconds = time.process_time() - began
+            session.end_job(0)
+        return seconds
+
+    assert asyncio.run(check()) < 0.5
 
 
 def test_daemon_with_a_damaged_lease_starts_without_it(start_daemon: StartDaemon) -> None:
