@@ -140,6 +140,7 @@ class Connection:
                 self._handle(message)
             except ProtocolError as error:
                 self.refuse(error.reason)
+            if self._is_refused or not self._channel.is_open:
                 return
 
     def _handle(self, message: wire.ClientMessage) -> None:
@@ -149,7 +150,7 @@ class Connection:
             case wire.Open() | wire.Resume():
                 self._enter(message)
             case wire.Inspect():
-                self.answer(wire.Report(self._daemon.report()))
+                self._daemon.report_to(self)
             case wire.Slab():
                 self._share(message)
             case wire.Unmap():

@@ -101,6 +101,7 @@ class Daemon:
         self.is_open = False
         self.metrics_address: str | None = None
         self._connections: dict[Connection, None] = {}  # the oldest first
+        self._asking: dict[Connection, None] = {}  # for a report, in this turn of the loop
         self._connection_of: dict[int, Connection] = {}  # by session
         self._expiries: dict[int, asyncio.TimerHandle] = {}  # by session
         self._next_session = 1
@@ -401,9 +402,17 @@ class Daemon:
         connection = self._connection_of.get(session.lease.number)
         return 0 if connection is None else connection.slab_bytes
 
-    def report(self) -> bytes:
-        """JSON of what is held and was done."""
-        return encode_report(report_of(self))
+    def report_to(self, connection: Connection) -> None:
+        """Answer it with what is held and was done. Whoever asks in one turn of the loop gets the same report, once."""
+        if not self._asking:
+            asyncio.get_running_loop().call_soon(self._report)
+        self._asking[connection] = None
+
+    def _report(self) -> None:
+        asking, self._asking = self._asking, {}
+        report = wire.Report(encode_report(report_of(self)))
+        for connection in asking:
+            connection.answer(report)
 
 
 @contextmanager

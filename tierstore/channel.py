@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from .errors import ProtocolError
-from .wire import ClientMessage, DaemonMessage, FrameReader, frame_of
+from .wire import ClientMessage, DaemonMessage, FrameReader, encoded, frame_of
 
 __all__ = ["Channel"]
 
@@ -62,8 +64,10 @@ class Channel:
         self._on_messages = on_messages
         self._on_end = on_end
         self._descriptors: deque[int] = deque()
-        self._batch: list[ClientMessage | DaemonMessage] = []
+        self._batch: list[msgspec.Raw] = []
+        self._batch_bytes = 0
         self._outgoing: deque[_Outgoing] = deque()
+        self._outgoing_bytes = 0
         self._frame_seconds = frame_seconds
         self._frame_timer: asyncio.TimerHandle | None = None
         self._is_open = True
@@ -89,14 +93,22 @@ class Channel:
 
     @property
     def unsent_bytes(self) -> int:
-        """Of frames that the peer has not taken yet."""
-        return sum(len(outgoing.frame) for outgoing in self._outgoing)
+        """Of what was sent and the peer has not taken yet, this turn's messages too."""
+        return self._outgoing_bytes + self._batch_bytes
 
     def send(self, message: ClientMessage | DaemonMessage) -> None:
         """Send a message with the others of this turn of the loop. Dropped if the connection is over."""
+        if not self._can_send:
+            return
+        try:
+            raw = encoded(message)
+        except (ValueError, OverflowError) as error:  # we said what no frame can carry
+            self._loop.call_soon(self._end, error)
+            return
         if not self._batch:
             self._loop.call_soon(self._flush)
-        self._batch.append(message)
+        self._batch.append(raw)
+        self._batch_bytes += len(memoryview(raw))
 
     def send_with(self, message: ClientMessage | DaemonMessage, descriptor: int) -> None:
         """Send a message in a frame of its own, and a copy of the descriptor with it, which stays the caller's.
@@ -106,7 +118,7 @@ class Channel:
         self._collect()
         if not self._can_send:
             return
-        self._outgoing.append(_Outgoing(memoryview(frame_of([message])), (os.dup(descriptor),)))
+        self._put_out(frame_of([message]), (os.dup(descriptor),))
         self._loop.call_soon(self._flush)
 
     def take_descriptor(self) -> int:
@@ -231,14 +243,19 @@ class Channel:
         return self._is_open and self._lost is None
 
     def _collect(self) -> None:
-        batch, self._batch = self._batch, []
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
         if batch and self._can_send:
-            self._outgoing.extend(_Outgoing(memoryview(frame), ()) for frame in _frames_of(batch))
+            for frame in _frames_of(batch):
+                self._put_out(frame, ())
+
+    def _put_out(self, frame: bytes, descriptors: tuple[int, ...]) -> None:
+        self._outgoing.append(_Outgoing(memoryview(frame), descriptors))
+        self._outgoing_bytes += len(frame)
 
     def _flush(self) -> None:
         try:
             self._collect()
-        except (ValueError, OverflowError) as error:  # we said what no frame can carry
+        except ValueError as error:  # a message that is longer than a frame
             self._end(error)
         if self._can_send and not self._is_waiting:
             self._write()
@@ -262,6 +279,7 @@ class Channel:
         # A peer that is gone must not kill this process, whatever it has made of SIGPIPE.
         sent = self._connection.sendmsg([outgoing.frame], _rights(outgoing.descriptors), socket.MSG_NOSIGNAL)
         self._outgoing[0] = _Outgoing(outgoing.frame[sent:], ())
+        self._outgoing_bytes -= sent
         for descriptor in outgoing.descriptors:
             os.close(descriptor)
         if sent == len(outgoing.frame):
@@ -278,7 +296,7 @@ class Channel:
         self._receive()
 
     def _drop_outgoing(self) -> None:
-        self._batch = []
+        self._batch, self._batch_bytes, self._outgoing_bytes = [], 0, 0
         while self._outgoing:
             for descriptor in self._outgoing.popleft().descriptors:
                 os.close(descriptor)
@@ -305,7 +323,7 @@ def _rights(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
 
 
-def _frames_of(messages: Sequence[ClientMessage | DaemonMessage]) -> list[bytes]:
+def _frames_of(messages: Sequence[msgspec.Raw]) -> list[bytes]:
     """As few frames as a peer accepts."""
     try:
         return [frame_of(messages)]

@@ -65,6 +65,7 @@ __all__ = [
     "Welcome",
     "Write",
     "check_allowed",
+    "encoded",
     "fitting",
     "fitting_word",
     "frame_of",
@@ -390,7 +391,16 @@ def fitting_word(text: str) -> str:
 _encoder = msgspec.msgpack.Encoder()
 
 
-def frame_of(messages: Sequence[ClientMessage | DaemonMessage]) -> bytes:
+def encoded(message: ClientMessage | DaemonMessage) -> msgspec.Raw:
+    """A message as `frame_of` takes it too, and its length.
+
+    Raises:
+        ValueError, OverflowError: as `frame_of`.
+    """
+    return msgspec.Raw(_encoder.encode(message))
+
+
+def frame_of(messages: Sequence[ClientMessage | DaemonMessage | msgspec.Raw]) -> bytes:
     """One frame of all the messages. The limits of their fields are the caller's to keep: whoever reads them refuses.
 
     Raises:

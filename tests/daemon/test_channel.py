@@ -225,6 +225,23 @@ def test_peer_that_does_not_read_gets_the_rest_when_it_does() -> None:
     _run(check)
 
 
+def test_unsent_are_the_messages_of_this_turn_too() -> None:
+    async def check(ours: socket.socket, theirs: socket.socket) -> None:
+        sender = End(ours)
+        for number in range(3):
+            sender.channel.send(wire.Report(bytes(10_000)))
+            assert 10_000 * (number + 1) < sender.channel.unsent_bytes < 10_100 * (number + 1)
+        receiver = End(theirs, wire.DaemonMessage)
+        await receiver.until(lambda: len(receiver.messages) == 3)
+        assert sender.channel.unsent_bytes == 0
+        sender.channel.close()
+        sender.channel.send(wire.Report(bytes(10_000)))
+        assert sender.channel.unsent_bytes == 0, "it is over"
+        await receiver.until_end()
+
+    _run(check)
+
+
 def test_end_when_sent_delivers_everything_to_a_peer_that_reads_later() -> None:
     async def check(ours: socket.socket, theirs: socket.socket) -> None:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

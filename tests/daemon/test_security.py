@@ -253,6 +253,36 @@ def test_slab_twice_or_too_much_of_it_is_refused(connect: Connect, slab: SharedS
     assert client.is_refused("twice")
 
 
+def test_slabs_are_limited_in_number(connect: Connect, daemon: DaemonProcess) -> None:
+    """Each takes a descriptor of the daemon's, also one of a single page."""
+    client = connect()
+    client.open()
+    slabs = [SharedSlab(number, 4096) for number in range(18)]
+    for slab in slabs[:16]:
+        client.send(wire.Slab(slab.number, 4096), descriptors=(slab.descriptor,))
+    client.send(wire.Unmap(3))
+    client.send(wire.Slab(16, 4096), descriptors=(slabs[16].descriptor,))
+    client.send(wire.Write(1, 1, 16, 0, 4096, "", 1, ""))
+    assert isinstance(client.receive(), wire.Stored)
+    client.send(wire.Slab(17, 4096), descriptors=(slabs[17].descriptor,))
+    assert client.is_refused("16 slabs")
+    for slab in slabs:
+        slab.close()
+
+
+def test_slab_that_a_request_names_cannot_be_taken_back(connect: Connect, slab: SharedSlab) -> None:
+    """The daemon has it mapped as long as the request runs: it would have slabs that do not count."""
+    client = connect()
+    client.open()
+    client.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    client.send(wire.Write(1, 1, 1, 0, MIB, "", 1, ""))
+    assert isinstance(client.receive(), wire.Stored)
+    client.send(wire.Unmap(1))
+    client.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    client.send(wire.Read(2, 1, 1, 0, MIB), wire.Unmap(1))
+    assert client.is_refused("Unmap", "slab 1")
+
+
 @pytest.mark.parametrize(("offset", "num_bytes"), [(0, MIB + 1), (MIB, 1), (2**62, 2**62), (MIB - 10, 20)])
 def test_range_outside_the_slab_is_refused(connect: Connect, slab: SharedSlab, offset: int, num_bytes: int) -> None:
     for make in (
@@ -301,6 +331,53 @@ def test_flood_of_requests_is_cut_off(connect: Connect, slab: SharedSlab, daemon
         pass
     assert message is None or isinstance(message, wire.Refused)
     assert _resident_bytes(daemon) < 100 * MIB
+
+
+def test_flood_of_questions_is_answered_once(connect: Connect, daemon: DaemonProcess) -> None:
+    client = connect()
+    client.greet()
+    client.socket.sendall(wire.frame_of([wire.Inspect()] * 100_000))
+    assert isinstance(client.receive(), wire.Report)
+    client.send(wire.Close())
+    assert client.is_refused("Close", "lobby"), "and not one report for each"
+    assert _resident_bytes(daemon) < 80 * MIB
+
+
+def test_question_that_is_asked_again_is_no_offence(connect: Connect) -> None:
+    client = connect()
+    client.open()
+    for _ in range(50):
+        client.send(wire.Inspect())
+    client.send(wire.Discard(1, (1,)))
+    answers = [client.receive()]
+    while not isinstance(answers[-1], wire.Gone):
+        answers.append(client.receive())
+    assert all(isinstance(answer, wire.Report) for answer in answers[:-1])
+    client.send(wire.Inspect())
+    while isinstance(answer := client.receive(), wire.Report):
+        client.send(wire.Close())
+    assert isinstance(answer, wire.Closed)
+
+
+def test_flood_of_discards_that_wait_is_cut_off(start_daemon: StartDaemon, slab: SharedSlab) -> None:
+    daemon = start_daemon(codec="zstd:19")
+    slab.memory[:] = bytes(each & 15 for each in random.Random(0).randbytes(MIB))
+    client, other = RawClient(daemon), RawClient(daemon)
+    client.open(), other.open()
+    client.send(wire.Slab(1, MIB), descriptors=(slab.descriptor,))
+    last = 100
+    client.send(*(wire.Write(number, number, 1, 0, MIB, "", 1, "") for number in range(1, last + 1)))
+    with suppress(BrokenPipeError, ConnectionResetError):
+        for first in range(0, 80_000, 20_000):
+            discards = [wire.Discard(1000 + number, (last,)) for number in range(first, first + 20_000)]
+            client.socket.sendall(wire.frame_of(discards))
+    while isinstance(message := client.receive(), wire.Stored):
+        pass
+    assert isinstance(message, wire.Refused)
+    assert "more than 65536 discards" in message.reason
+    other.send(wire.Inspect())
+    assert isinstance(other.receive(), wire.Report)
+    client.socket.close(), other.socket.close()
 
 
 def test_many_connections_do_not_keep_others_out(connect: Connect) -> None:
