@@ -122,7 +122,7 @@ class Connection:
     # --- what happens to it ---------------------------------------------------------------------------------------
 
     def _greeted_too_late(self) -> None:
-        self.refuse(f"no Hello within {self._daemon.limits.handshake_seconds:g} s")
+        self.refuse(f"no Hello within {self._daemon.limits.handshake_seconds:g} s", is_final=False)
 
     def _ended(self, error: Exception | None) -> None:
         if error is not None:

@@ -465,7 +465,11 @@ def test_connections_that_never_open_a_session_do_not_keep_others_out(connect: C
         client.greet()
     other = connect()
     other.open()
-    assert idle[0].is_refused("too many connections without a session")
+    refusal = idle[0].receive()
+    assert isinstance(refusal, wire.Refused)
+    assert "too many connections without a session" in refusal.reason
+    assert not refusal.is_final, "the session that it may be about to resume is not over"
+    assert idle[0].receive() is None
     for client in idle[-32:]:
         client.send(wire.Inspect())
         assert isinstance(client.receive(), wire.Report), "the newest stay"

@@ -33,7 +33,7 @@ _DiskBytes = Annotated[
     Text,
     typer.Option(
         metavar="SIZE",
-        help='What all sessions together may hold on disk, such as "1TiB". Default: 80 % of what is free.',
+        help='What all sessions together may hold on disk, such as "1TiB". Default: 80 % of what is free or its own.',
     ),
 ]
 _SessionDiskBytes = Annotated[
