@@ -9,6 +9,7 @@ from torch import nn
 from tierstore.errors import ConfigError
 from tierstore.store import TierStore
 
+from .deferred import refuse_deferred
 from .offload import tiered_offload
 
 __all__ = ["offload_module"]
@@ -40,8 +41,9 @@ def offload_module(module: nn.Module, *, store: TierStore, **options: Any) -> nn
         **options: those of `tiered_offload`.
 
     Raises:
-        ConfigError: an argument cannot be used.
+        ConfigError: an argument cannot be used; also a module whose forward is a generator function or an async one.
     """
     if not isinstance(module, nn.Module):
         raise ConfigError("module", module, "give a torch.nn.Module")
+    refuse_deferred("module", module, module.forward)
     return _OffloadedModule(module, tiered_offload(store, **options))

@@ -38,6 +38,7 @@ from tierstore.uncompiled import is_compiled_call, traceable, uncompiled, uncomp
 
 from .aliases import join_record
 from .compiled import warn_of_compiled_caller
+from .deferred import refuse_deferred
 from .order import PackLog, open_log
 from .recorded import RecordedScope, ScopeOptions
 from .saved import SavedTensor
@@ -230,7 +231,12 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         return self
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Use as a decorator: every call of `function` is a scope."""
+        """Use as a decorator: every call of `function` is a scope.
+
+        Raises:
+            ConfigError: it is a generator function or an async one, whose body runs after the call.
+        """
+        refuse_deferred("function", function, function)
 
         @functools.wraps(function)
         def offloaded(*args: P.args, **kwargs: P.kwargs) -> T:

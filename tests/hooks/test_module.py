@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -197,6 +197,15 @@ def test_no_module_one_config_error(store: TierStore, module: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         offload_module(module, store=store)
     assert caught.value.option == "module"
+
+
+def test_module_whose_forward_runs_after_its_call_refused(store: TierStore) -> None:
+    class Lazy(nn.Module):
+        def forward(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
+            yield values.exp()
+
+    with pytest.raises(ConfigError, match=r"module=.*a generator function, .*enter the scope inside it"):
+        offload_module(Lazy(), store=store)
 
 
 def test_keep_resident_inside_a_wrapped_module(store: TierStore) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.hooks.programs import (
     run_plain,
     training,
 )
-from tierstore import TierStore, keep_resident, tiered_offload
+from tierstore import ConfigError, TierStore, keep_resident, tiered_offload
 
 Settle = Callable[[], None]
 Results = list[torch.Tensor | None]
@@ -72,6 +72,45 @@ def test_decorator_keeps_name_arguments_and_result(store: TierStore) -> None:
         return first + second
 
     assert (named.__name__, named.__doc__, named(1, second=2)) == ("named", "Doc.", 3)
+
+
+async def _coroutine() -> None: ...
+
+
+def _generator() -> Iterator[int]:
+    yield 1
+
+
+async def _async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+class _AsyncWhenCalled:
+    async def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (_coroutine, "an async function"),
+        (_generator, "a generator function"),
+        (_async_generator, "an async generator function"),
+        (partial(_coroutine), "an async function"),
+        (_AsyncWhenCalled(), "an async function"),
+        (partial(_AsyncWhenCalled()), "an async function"),
+        (_AsyncWhenCalled().__call__, "an async function"),
+    ],
+)
+def test_decorator_of_what_runs_after_its_call_refused(
+    store: TierStore, function: Callable[[], object], kind: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"is {kind}, .*enter the scope inside it"):
+        tiered_offload(store)(function)
+
+
+def test_decorator_of_a_class_or_an_object_that_is_called_accepted(store: TierStore) -> None:
+    assert isinstance(tiered_offload(store)(_AsyncWhenCalled)(), _AsyncWhenCalled)  # to make one awaits nothing
+    assert tiered_offload(store)(partial(max, 3))(2) == 3
 
 
 def test_one_scope_entered_twice_at_once_same_bits(store: TierStore) -> None:

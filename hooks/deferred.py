@@ -1,0 +1,42 @@
+"""Functions whose body runs after their call has returned: a scope around the call is over by then."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+from tierstore.errors import ConfigError
+
+__all__ = ["refuse_deferred"]
+
+_KINDS = (
+    (inspect.isasyncgenfunction, "an async generator function"),
+    (inspect.iscoroutinefunction, "an async function"),
+    (inspect.isgeneratorfunction, "a generator function"),
+)
+
+
+def refuse_deferred(option: str, given: object, function: Any) -> None:
+    """Refuse a function that only begins to run when what it returned is iterated, or awaited.
+
+    Nor could the scope be left open around it: hooks belong to a thread, so they would be in force for whatever runs
+    there until the body goes on.
+
+    Args:
+        option, given: for the message.
+        function: anything callable; also a `functools.partial`, or an object with such a `__call__`.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    for is_kind, kind in _KINDS:
+        if is_kind(function) or (callable(function) and is_kind(type(function).__call__)):
+            raise ConfigError(
+                option,
+                given,
+                f"it is {kind}, whose body runs after the call, when the scope is over; enter the scope inside it, "
+                "`with tiered_offload(store):` around what computes, with no yield nor await in between",
+            )
