@@ -299,6 +299,14 @@ MUTATIONS = [
         "                    from concurrent.futures import ThreadPoolExecutor\n"
         "                    with ThreadPoolExecutor(num_threads) as self._io_threads:",
         ("store/test_lifetime.py::test_exit_with_a_store_open_is_clean",),
+    Mutation(
+        "R2",
+        "a finalizer that closes the store on its own thread waits for nothing",
+        "tierstore/core.py",
+        "        if is_thread_of_store():",
+        "        if False:",
+        ("store/test_store.py::test_close_on_a_thread_of_the_stores_own_waits_for_nothing[loop]",),
+    ),
     ),
     Mutation(
         "R3",

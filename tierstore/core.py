@@ -15,6 +15,7 @@ from .engine import NUM_BESIDE_DEVICE, Engine, OpenDisk
 from .errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
 from .lifetime import watch_over
 from .residency import Residency
+from .threads import is_thread_of_store
 from .tracing.events import StoreSettings
 from .tracing.machine import header_of
 from .tracing.recordings import Recordings
@@ -45,7 +46,8 @@ class Core:
         disk_options: as they were given; None: the disk tier is a daemon's, which has its own.
         copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
 
-    The constructor blocks until the disk tier is open; `close` and `end_at_exit` for the I/O in progress.
+    The constructor blocks until the disk tier is open; `close` (not on a store's own threads) and `end_at_exit` for the
+    I/O in progress.
 
     Raises:
         StorageIOError: the system or the drive refused; nothing was stored, and nothing is left behind.
@@ -116,6 +118,10 @@ class Core:
         if self._closed_at is None:
             self._closed_at = time.monotonic()
         self.books.close()
+        if is_thread_of_store():
+            self.engine.request_stop()
+            self.traces.request_stop()
+            return
         try:
             self.engine.stop(deadline_seconds)
         finally:

@@ -381,6 +381,9 @@ class TierStore:
 
         A graph that still holds saved tensors raises `StoreClosedError` when it asks for one.
 
+        On a thread of a store's own, where garbage may be collected, and so a finalizer run, it waits for nothing: the
+        store is closed, and what it has begun ends by itself. Whoever else closes it waits for that.
+
         Raises:
             StorageIOError: I/O did not end within a minute, or a trace could not be written to its end.
         """

@@ -17,7 +17,7 @@ from concurrent.futures import Executor
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["IoThreads", "start_thread"]
+__all__ = ["IoThreads", "is_thread_of_store", "start_thread"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,6 +32,16 @@ the one that was interrupted, and at this distance a thread that wakes up seldom
 Not further: at 19 they starve, and whoever waits for them with them (sched(7))."""
 
 
+class _StoreThread(threading.Thread):
+    """One that was started here."""
+
+
+def is_thread_of_store() -> bool:
+    """Whether the caller runs on a thread of a store's own, which must not wait for the end of a store: it could be its
+    own. A finalizer may, wherever garbage is collected."""
+    return isinstance(threading.current_thread(), _StoreThread)
+
+
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     """Start a daemon thread, at a slightly lower priority than the process has.
 
@@ -44,7 +54,7 @@ def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
         os.setpriority(os.PRIO_PROCESS, 0, min(of_process + _NICE, 19))
         target()
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread = _StoreThread(target=run, name=name, daemon=True)
     try:
         thread.start()
     except RuntimeError as error:  # all that CPython says; the system has said EAGAIN (pthread_create(3))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -606,6 +607,31 @@ def test_close_from_a_finalizer_ends_the_store(store_directory: Path) -> None:
     gc.collect()
     assert closed.is_set()
     assert not _threads_of_stores() - before
+
+
+@pytest.mark.parametrize("on_loop", [True, False], ids=["loop", "I/O"])
+def test_close_on_a_thread_of_the_stores_own_waits_for_nothing(make_store: MakeStore, on_loop: bool) -> None:
+    """Garbage may be collected there, and a finalizer close the store: it would wait for itself."""
+    store = make_store(host_bytes=0)
+    handle = store.put(torch.ones(1000))
+    engine = store._core.engine
+    closed: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def close() -> None:
+        try:
+            store.close()
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            closed.put(error)
+        else:
+            closed.put(None)
+
+    job = close if on_loop else partial(engine._io_threads.submit, close)
+    engine._loop.call_soon_threadsafe(job)
+    assert closed.get(timeout=20) is None
+    store.close()
+    assert not engine.is_running
+    with pytest.raises(StoreClosedError):
+        store.get(handle)
 
 
 @pytest.mark.parametrize("num_tensors", [0, 1, 30])
