@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from tierstore.handle import State
+from tierstore.layout import outside_of_modes
 from tierstore.ownership import is_sole_owner, num_owners
 from tierstore.residency import Residency
 from tierstore.tracing.events import Ours
@@ -49,7 +50,7 @@ class OwnerWatch:
     def add(self, saved: SavedTensor) -> None:
         """A tensor was packed."""
         storage = saved.storage_id or -saved.key
-        with self._books.lock:
+        with outside_of_modes(), self._books.lock:
             if storage in self._saved:
                 self._is_settled(storage)  # where the storage is gone, its number may be that of another
             if storage not in self._saved:
@@ -59,12 +60,12 @@ class OwnerWatch:
 
     def look(self) -> None:
         """Look at some of it."""
-        with self._books.lock:
+        with outside_of_modes(), self._books.lock:
             self._look(_NUM_OLD_PER_LOOK)
 
     def look_at_all(self) -> None:
         """Look at all of it."""
-        with self._books.lock:
+        with outside_of_modes(), self._books.lock:
             self._look(len(self._old))
 
     def look_before_unpack(self) -> None:

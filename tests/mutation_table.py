@@ -413,9 +413,9 @@ MUTATIONS = [
     Mutation(
         "R4",
         "whoever asks for figures inside a mode changes nothing",
-        _BOOKING,
-        "            with outside_of_modes():\n                for noted",
-        "            if True:\n                for noted",
+        _RESIDENCY,
+        "            if is_inside_modes():",
+        "            if False:",
         ("hooks/test_noted.py::test_figures_asked_for_inside_a_mode_same_bits_from_disk",),
     ),
     Mutation(
@@ -425,6 +425,30 @@ MUTATIONS = [
         "        if not self.moves.engine.disk.confirms(record.key, memory):",
         "        if False:",
         ("hooks/test_repeated_backward.py::test_restored_bytes_that_a_function_changed_are_saved_as_they_are",),
+    ),
+    Mutation(
+        "R4",
+        "what is handed out inside a mode is the tensor itself",
+        "tierstore/layout.py",
+        "_num_dispatch_modes() > 0 or ",
+        "",
+        ("hooks/test_modes.py::test_backward_under_fake_tensors_and_then_without_same_bits",),
+    ),
+    Mutation(
+        "R4",
+        "a function mode does not run under the lock",
+        "tierstore/layout.py",
+        "(_MODES), torch._C.DisableTorchFunction():",
+        "(_MODES):",
+        ("hooks/test_modes.py::test_mode_that_calls_the_store_throughout_a_step_same_bits",),
+    ),
+    Mutation(
+        "R4",
+        "nor does it when a pack has to make room",
+        _RESIDENCY,
+        "    @unseen_by_modes\n    def _relieve(",
+        "    def _relieve(",
+        ("hooks/test_modes.py::test_mode_that_calls_the_store_throughout_a_step_same_bits",),
     ),
     Mutation(
         "R4",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from .handle import Handle, Record
-from .layout import layout_of, outside_of_modes
+from .layout import layout_of
 from .noted import NotedLog, NotedTensor, NotedTensors
 from .ownership import records_over
 from .pending import Pending
@@ -44,15 +44,13 @@ class Booking:
     def book_all(self) -> None:
         """Book everything that is settled."""
         if self.noted.num_bytes:
-            with outside_of_modes():
-                for noted in self.noted.take():
-                    self._book(noted)
+            for noted in self.noted.take():
+                self._book(noted)
 
     def book_one(self, noted: NotedTensor) -> None:
         """Book a tensor; its bytes may be read from now on."""
         self.noted.remove(noted)
-        with outside_of_modes():
-            self._book(noted)
+        self._book(noted)
 
     def join_if_booked(self, noted: NotedTensor) -> None:
         """A tensor was just noted: if there is a record of the same bytes, unread, share that."""

@@ -5,7 +5,7 @@
     TierStoreError
     ├── ConfigError (also a ValueError)           an option, a path or a size is not usable
     ├── StoreClosedError                          the store was closed, or belongs to another process
-    ├── StoreBusyError                            a signal handler called the store that it interrupted
+    ├── StoreBusyError                            a signal handler or finalizer called the store that it interrupted
     ├── StoreFullError                            host memory and disk budget are both exhausted
     │   └── QuotaExceededError                    the daemon's quota for this session is
     ├── CorruptDataError                          bytes on disk are not the bytes that were written
@@ -107,9 +107,11 @@ class StoreClosedError(TierStoreError):
 
 @dataclass(eq=False)
 class StoreBusyError(TierStoreError):
-    """A signal handler called a store in the midst of a call of the same store, which it had interrupted.
+    """Code that runs between two lines of others called a store in the midst of a call of the same store.
 
-    Nothing was done. If the handler lets this error go on into the call that it interrupted, the store is closed.
+    That is a signal handler, a finalizer that garbage collection runs, or a trace function (`sys.settrace`); modes of
+    torch do not get to see what happens there. Nothing was done. If a handler lets this error go on into the call that
+    it interrupted, the store is closed; what a finalizer raises, Python only prints.
 
     Attributes:
         store: which store (its path or address).
@@ -119,8 +121,9 @@ class StoreBusyError(TierStoreError):
 
     def __str__(self) -> str:
         return (
-            f"store {self.store}: a signal handler called it while this thread was in the midst of another call; "
-            "nothing was done. Set a flag in the handler, and call the store where the flag is looked at"
+            f"store {self.store}: a signal handler, a finalizer or a trace function called it while this thread was in "
+            "the midst of another call; nothing was done. Set a flag there, and call the store where the flag is "
+            "looked at"
         )
 
 

@@ -27,7 +27,8 @@ _TELLING = ("_raise_cause", "_raise_spill_error")
 def is_interrupt(error: BaseException) -> bool:
     """Whether this came between two lines of ours, so that what they were about may be half done.
 
-    No program's own function is called under the store's lock. So one that stands in the traceback is a handler's. Nor
+    No program's own function is called under the store's lock; modes of torch are shut out (`unseen_by_modes` in
+    `layout.py`), and what a finalizer raises goes no further. So one that stands in the traceback is a handler's. Nor
     is an error of another kind than the system, torch and we have to tell something that one of our lines has raised:
     another thread has (PyThreadState_SetAsyncExc), or there was no stack left for a call, or no memory. Our own errors
     are none, which may be told again, with the traceback of the last time.

@@ -7,16 +7,19 @@ the second from the first, exactly: dtype, size, stride, offset, and the lazy co
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 
 __all__ = [
     "Layout",
     "alias_of",
+    "describe",
     "in_dtype",
+    "is_inside_modes",
     "is_same_view",
     "is_storable",
     "layout_of",
@@ -24,7 +27,11 @@ __all__ = [
     "outside_of_modes",
     "rebuild",
     "span_of",
+    "unseen_by_modes",
 ]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _SPAN_ALIGNMENT_BYTES = 64
 """Spans begin at multiples of this: of every element size, and of the alignment torch's allocator gives."""
@@ -90,6 +97,11 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     )
 
 
+def describe(layout: Layout) -> str:
+    """A tensor of that geometry in words, for messages."""
+    return f"{str(layout.dtype).removeprefix('torch.')} tensor of shape {list(layout.size)}"
+
+
 def alias_of(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """A detached tensor over the same storage and version counter, without lazy bits; no bytes are read.
 
@@ -132,13 +144,38 @@ for _key in ("PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "FuncTorchDy
     _MODES = _MODES | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _key))
 
 
-def outside_of_modes() -> AbstractContextManager[object]:
-    """Inside it, operations are what they are: no dispatch mode, nor a transform of `torch.func`, gets to see them.
+_is_function_mode_on = torch._C._is_torch_function_mode_enabled
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+_innermost_transform = torch._C._functorch.peek_interpreter_stack
 
-    For those that are not the caller's: whoever asks for the store's figures may be inside any of them.
+
+def is_inside_modes() -> bool:
+    """Whether a mode, or a transform of `torch.func`, would see what this thread does. Cheaper than to shut it out."""
+    return _is_function_mode_on() or _num_dispatch_modes() > 0 or _innermost_transform() is not None
+
+
+@contextmanager
+def outside_of_modes() -> Iterator[None]:
+    """Inside it, operations are what they are: no mode, nor a transform of `torch.func`, gets to see them.
+
+    For those that are not the caller's: whoever asks a store for something may be inside any of them. Their code would
+    run under the store's lock, and what they make of a result be kept for others.
     """
-    guard: AbstractContextManager[object] = torch._C._ExcludeDispatchKeyGuard(_MODES)
-    return guard
+    with torch._C._ExcludeDispatchKeyGuard(_MODES), torch._C.DisableTorchFunction():
+        yield
+
+
+def unseen_by_modes(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorator: the function runs `outside_of_modes`."""
+
+    @wraps(function)
+    def call(*arguments: _P.args, **keywords: _P.kwargs) -> _T:
+        if is_inside_modes():
+            with outside_of_modes():
+                return function(*arguments, **keywords)
+        return function(*arguments, **keywords)
+
+    return call
 
 
 def is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -30,7 +30,16 @@ from .engine import Spill
 from .errors import ModifiedInPlaceError, StoreBusyError, StoreClosedError, StoreFullError, TierStoreError
 from .handle import IN_MEMORY, Record, State
 from .interrupts import is_interrupt
-from .layout import Layout, layout_of, memory_at, rebuild
+from .layout import (
+    Layout,
+    describe,
+    is_inside_modes,
+    layout_of,
+    memory_at,
+    outside_of_modes,
+    rebuild,
+    unseen_by_modes,
+)
 from .moves import Moves
 from .ownership import claims_of
 from .pending import NUM_EXAMINED_PER_PACK
@@ -56,13 +65,18 @@ def _whole(
 ) -> Callable[Concatenate[Residency, _P], _T]:
     """Decorator: if an interrupt (`interrupts.py`) ends the call, unless in a wait, the store is closed.
 
-    It may come between any two steps of a change, and half changed books could lose a wake-up, or give one slot to two
-    records: a hang, or wrong values. In a wait they are whole.
+    No mode of the caller's sees it (`unseen_by_modes`).
+
+    An interrupt may come between any two steps of a change, and half changed books could lose a wake-up, or give one
+    slot to two records: a hang, or wrong values. In a wait they are whole.
     """
 
     @wraps(method)
     def call(self: Residency, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
         try:
+            if is_inside_modes():  # not by `unseen_by_modes`: it would be one more call
+                with outside_of_modes():
+                    return method(self, *arguments, **keywords)
             return method(self, *arguments, **keywords)
         except BaseException as error:
             self.end_interrupted(error)
@@ -122,7 +136,7 @@ class Residency:
                 counters.packed_bytes += nbytes
                 moves.noted.add(noted, node, nbytes)
                 if is_short:
-                    moves.booking.join_if_booked(noted)
+                    self._join_if_booked(noted)
                     moves.slots.trim()
         except BaseException as error:  # as `_whole`, without a call more: every saved tensor comes this way
             self.end_interrupted(error)
@@ -346,7 +360,7 @@ class Residency:
 
     def close(self, reason: str = "it was closed") -> None:
         """Give up every record and wake whoever waits. Idempotent."""
-        with self.lock:
+        with outside_of_modes(), self.lock:
             self._end(StoreClosedError(self._name, reason))
 
     def end_interrupted(self, interrupt: BaseException) -> None:
@@ -361,7 +375,7 @@ class Residency:
             return
         name = type(interrupt).__name__
         reason = f"a {name} came in the midst of a change of its books, which closed it; open another"
-        with self.lock:
+        with outside_of_modes(), self.lock:
             try:
                 self._end(StoreClosedError(self._name, reason))
             except Exception:  # noqa: BLE001 - what is half changed cannot always be taken apart; it is closed
@@ -526,7 +540,7 @@ class Residency:
         if source is None:
             raise StoreClosedError(self._name, "the handle was released")
         if source._version != record.version:
-            raise ModifiedInPlaceError(_describe(layout), record.version, source._version)
+            raise ModifiedInPlaceError(describe(layout), record.version, source._version)
         return source
 
     def _wait(self, cause: str, record: Record | None = None) -> None:
@@ -546,12 +560,17 @@ class Residency:
         self._check_open()
         self._drain()
 
+    @unseen_by_modes
     def _relieve(self, *, is_planned: bool = False) -> None:
         """Book what may have to leave, and find room; may wait."""
         self._drain()
         self.moves.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
         if self.moves.blocked or self.moves.spill_error is not None:
             self._make_room()
+
+    @unseen_by_modes
+    def _join_if_booked(self, noted: NotedTensor) -> None:
+        self.moves.booking.join_if_booked(noted)
 
     def _withdraw(self, record: Record) -> None:
         """Whoever is refused still has the tensor; the store has not."""
@@ -666,10 +685,6 @@ class Residency:
             record.fetched = False
         elif record.state in (State.QUEUED, State.WRITING):
             counters.forwarded_bytes += record.nbytes
-
-
-def _describe(layout: Layout) -> str:
-    return f"{str(layout.dtype).removeprefix('torch.')} tensor of shape {list(layout.size)}"
 
 
 def _copy_of(error: TierStoreError) -> TierStoreError:

@@ -41,7 +41,7 @@ from .disk.tier import DiskTier, Kind
 from .engine import OpenDisk
 from .errors import ConfigError
 from .handle import Handle, Record
-from .layout import alias_of, is_storable, layout_of
+from .layout import alias_of, is_storable, layout_of, outside_of_modes, unseen_by_modes
 from .lookahead import LearnedOrders
 from .ownership import claim, storage_address
 from .stats import StoreStats
@@ -276,7 +276,7 @@ class TierStore:
             StoreClosedError: the store is closed.
         """
         if isinstance(tensor, torch.Tensor) and tensor.is_inference():
-            with torch.inference_mode(False):
+            with outside_of_modes(), torch.inference_mode(False):
                 tensor = tensor.clone()
         if not isinstance(tensor, torch.Tensor) or not is_storable(tensor):
             what = "give a plain strided torch.Tensor (no subclass, nor a quantized, nested or meta tensor)"
@@ -405,6 +405,7 @@ class TierStore:
 
     # --- for the hooks ----------------------------------------------------------------------------------------
 
+    @unseen_by_modes  # a fake alias has no bytes
     def new_handle(self, tensor: torch.Tensor, layout: Layout, kind: Kind | None = None) -> Handle:
         """A handle for a strided tensor, not yet known to the books: give its record to `track` or `store`."""
         storage = tensor.untyped_storage()
