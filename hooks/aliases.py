@@ -7,12 +7,13 @@ the same version, and none of the record's bytes has been read yet.
 
 What was restored is saved again by double backward and by reentrant checkpointing. Autograd gives it to its functions
 as new tensors, of which nothing tells that they share a counter with the record's; it joins only where the bytes in
-memory are confirmed, by checksum, to be those on disk.
+memory are confirmed, by checksum, to be those on disk, and its own counter is kept beside the record's.
 """
 
 from __future__ import annotations
 
 import weakref
+from typing import NamedTuple
 
 import torch
 
@@ -21,13 +22,27 @@ from tierstore.layout import Layout
 from tierstore.ownership import records_over
 from tierstore.residency import Residency
 
-__all__ = ["join_record"]
+__all__ = ["Joined", "join_record"]
+
+
+class Joined(NamedTuple):
+    """Where a tensor's bytes are, in a record that there is already.
+
+    Attributes:
+        handle: of the record.
+        layout: of the tensor, over what the record is of.
+        is_restored: the tensor lies over restored bytes; its version counter need not be the record's.
+    """
+
+    handle: Handle
+    layout: Layout
+    is_restored: bool
 
 
 def join_record(
     books: Residency, tensor: torch.Tensor, root: weakref.ref[torch.Tensor], layout: Layout
-) -> tuple[Handle, Layout] | None:
-    """The handle of a record that holds the tensor's bytes too, and its layout there; None: it needs one of its own.
+) -> Joined | None:
+    """The record that holds the tensor's bytes too; None: it needs one of its own.
 
     Args:
         root: of the tensor's base, or itself.
@@ -36,7 +51,7 @@ def join_record(
         if record.span is not None:
             restored = books.rejoin(record, tensor, layout)
             if restored is not None:
-                return handle, restored
+                return Joined(handle, restored, is_restored=True)
         elif record.root is root and books.join(record, layout, tensor.nbytes):
-            return handle, layout
+            return Joined(handle, layout, is_restored=False)
     return None

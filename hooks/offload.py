@@ -41,7 +41,7 @@ from .compiled import warn_of_compiled_caller
 from .deferred import refuse_deferred
 from .order import PackLog, open_log
 from .recorded import RecordedScope, ScopeOptions
-from .saved import SavedTensor
+from .saved import RejoinedTensor, SavedTensor
 from .select import Kept, stays_alive
 
 __all__ = ["keep_resident", "tiered_offload"]
@@ -355,8 +355,11 @@ class _Scope:
         """Hand over at once what is on an accelerator, and has to leave it soon, or lies over restored bytes."""
         layout = layout_of(tensor)
         joined = join_record(self._books, tensor, root, layout)
+        kind = SavedTensor
         if joined is not None:
-            handle, layout = joined
+            handle, layout = joined.handle, joined.layout
+            if joined.is_restored:
+                kind = RejoinedTensor
         else:
             handle = self._store.new_handle(tensor, layout)
             handle.record.root = root
@@ -364,7 +367,9 @@ class _Scope:
             self._fresh.append(handle.record)
             self._fresh_node = node
         log = self._log
-        saved = SavedTensor(None, tensor._version, root, 0, 0, handle.record.key, log)
+        saved = kind(None, tensor._version, root, 0, 0, handle.record.key, log)
+        if isinstance(saved, RejoinedTensor):
+            saved.guard(tensor, layout)
         saved.index = self._books.enter(log, handle.record, node)
         if log.plan is not None or saved.index == 0:
             log.follow_plan(saved.index)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from tierstore.layout import is_same_view
+from tierstore.errors import ModifiedInPlaceError
+from tierstore.layout import Layout, alias_of, describe, is_same_view, outside_of_modes
 from tierstore.noted import NotedTensor
 from tierstore.uncompiled import uncompiled
 
 from .order import PackLog
 from .traced import check_unchanged, traced_saved
 
-__all__ = ["SavedTensor"]
+__all__ = ["RejoinedTensor", "SavedTensor"]
+
+_EMPTY = torch.empty(0, device="cpu")
 
 
 class SavedTensor(NotedTensor):
@@ -44,3 +47,33 @@ class SavedTensor(NotedTensor):
     def _book(self) -> None:
         if self.handle is None:
             self.log.books.book(self)
+
+
+class RejoinedTensor(SavedTensor):
+    """A tensor over restored bytes that was saved again, and shares the record that they were restored from.
+
+    It may have a version counter of its own (from `.data`, or `unsafe_chunk`), of which the record's tells nothing. So
+    that is kept too, without the memory.
+    """
+
+    __slots__ = ("_guard",)
+
+    _guard: torch.Tensor
+
+    def guard(self, tensor: torch.Tensor, layout: Layout) -> None:
+        """Keep the version counter of the tensor, whose geometry that is."""
+        with outside_of_modes():
+            self._guard = alias_of(tensor, layout)
+            self._guard.data = _EMPTY
+
+    @uncompiled
+    def unpack(self) -> torch.Tensor:
+        """See `SavedTensor.unpack`."""
+        version = self._guard._version
+        if version != self.version:
+            raise ModifiedInPlaceError(describe(self.layout), self.version, version)
+        return super().unpack()
+
+    def traced(self) -> torch.Tensor:
+        """What `unpack` gives, outside of the traced graph, whose operator knows of the record's counter alone."""
+        return self.unpack()

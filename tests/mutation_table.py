@@ -143,6 +143,14 @@ MUTATIONS = [
     ),
     Mutation(
         "R1",
+        "restored bytes that are saved again are guarded by their own counter",
+        _OFFLOAD,
+        "            if joined.is_restored:",
+        "            if False:",
+        ("hooks/test_repeated_backward.py::test_restored_bytes_saved_again_by_another_counter_are_guarded_by_it",),
+    ),
+    Mutation(
+        "R1",
         "a kept tensor's alias shares the version counter",
         "hooks/select.py",
         "tensor if tensor.is_leaf and tensor.requires_grad else tensor.detach()",
@@ -293,20 +301,20 @@ MUTATIONS = [
     ),
     Mutation(
         "R2",
-        "the I/O threads work to the end",
-        "tierstore/engine.py",
-        '                    with IoThreads(num_threads, f"{self._name}-io") as self._io_threads:',
-        "                    from concurrent.futures import ThreadPoolExecutor\n"
-        "                    with ThreadPoolExecutor(num_threads) as self._io_threads:",
-        ("store/test_lifetime.py::test_exit_with_a_store_open_is_clean",),
-    Mutation(
-        "R2",
         "a finalizer that closes the store on its own thread waits for nothing",
         "tierstore/core.py",
         "        if is_thread_of_store():",
         "        if False:",
         ("store/test_store.py::test_close_on_a_thread_of_the_stores_own_waits_for_nothing[loop]",),
     ),
+    Mutation(
+        "R2",
+        "the I/O threads work to the end",
+        "tierstore/engine.py",
+        '                    with IoThreads(num_threads, f"{self._name}-io") as self._io_threads:',
+        "                    from concurrent.futures import ThreadPoolExecutor\n"
+        "                    with ThreadPoolExecutor(num_threads) as self._io_threads:",
+        ("store/test_lifetime.py::test_exit_with_a_store_open_is_clean",),
     ),
     Mutation(
         "R3",
@@ -420,14 +428,6 @@ MUTATIONS = [
     ),
     Mutation(
         "R4",
-        "restored bytes join only if they are confirmed",
-        _RESIDENCY,
-        "        if not self.moves.engine.disk.confirms(record.key, memory):",
-        "        if False:",
-        ("hooks/test_repeated_backward.py::test_restored_bytes_that_a_function_changed_are_saved_as_they_are",),
-    ),
-    Mutation(
-        "R4",
         "what is handed out inside a mode is the tensor itself",
         "tierstore/layout.py",
         "_num_dispatch_modes() > 0 or ",
@@ -449,6 +449,14 @@ MUTATIONS = [
         "    @unseen_by_modes\n    def _relieve(",
         "    def _relieve(",
         ("hooks/test_modes.py::test_mode_that_calls_the_store_throughout_a_step_same_bits",),
+    ),
+    Mutation(
+        "R4",
+        "restored bytes join only if they are confirmed",
+        _RESIDENCY,
+        "        if not self.moves.engine.disk.confirms(record.key, memory):",
+        "        if False:",
+        ("hooks/test_repeated_backward.py::test_restored_bytes_that_a_function_changed_are_saved_as_they_are",),
     ),
     Mutation(
         "R4",

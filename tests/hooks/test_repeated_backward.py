@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.hooks.programs import MODELS, SIDE, Around, Branches, Mlp, assert_same_gradients, grads
-from tierstore import TierStore, tiered_offload
+from tierstore import ModifiedInPlaceError, TierStore, tiered_offload
 
 Settle = Callable[[], None]
 Results = list[torch.Tensor | None]
@@ -203,6 +204,51 @@ def test_what_double_backward_saves_again_is_not_written_again(store: TierStore)
     assert second.spilled_bytes - first.spilled_bytes < first.spilled_bytes / 2
     gradient.square().sum().backward()
     assert weight.grad is not None
+
+
+def _data_of(values: torch.Tensor) -> torch.Tensor:
+    return values.data
+
+
+def _chunk_of(values: torch.Tensor) -> torch.Tensor:
+    return values.detach().unsafe_chunk(1)[0]
+
+
+@pytest.mark.parametrize("is_stored", [False, True], ids=["plain", "stored"])
+@pytest.mark.parametrize("other_counter", [_data_of, _chunk_of], ids=["data", "unsafe_chunk"])
+def test_restored_bytes_saved_again_by_another_counter_are_guarded_by_it(
+    store: TierStore, other_counter: Callable[[torch.Tensor], torch.Tensor], is_stored: bool
+) -> None:
+    """They are the record's, so they join it; the edit comes later, and the record's counter tells nothing of it."""
+
+    class Edits(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(values)
+            return values * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            (values,) = ctx.saved_tensors
+            same = other_counter(values)
+            product = gradient * same
+            same.add_(1)
+            return product
+
+    def around() -> AbstractContextManager[object]:
+        return tiered_offload(store, min_bytes=0) if is_stored else nullcontext()
+
+    weight, factor = torch.randn(SIDE, SIDE, requires_grad=True), torch.randn(SIDE, SIDE, requires_grad=True)
+    with around():
+        loss = (Edits.apply(weight.exp()) * factor).sum()
+    store.flush()
+    with around():
+        (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+    with pytest.raises(RuntimeError, match=rf"shape \[{SIDE}, {SIDE}\]|FloatTensor \[{SIDE}, {SIDE}\]") as refused:
+        torch.autograd.grad(gradient.sum(), factor)
+    assert isinstance(refused.value, ModifiedInPlaceError) == is_stored
+    if is_stored:
+        assert store.stats().deduplicated_bytes >= SIDE * SIDE * 4, "it has not joined"
 
 
 @pytest.mark.parametrize("behind_its_back", [False, True])
