@@ -342,6 +342,33 @@ MUTATIONS = [
     ),
     Mutation(
         "R3",
+        "what it has handed out is kept while autograd uses it, when the bytes leave memory",
+        "tierstore/lent.py",
+        "            self.keep(record, record.views.values())\n",
+        "",
+        (
+            "hooks/test_custom_functions.py::test_saved_tensor_returned_after_its_room_was_taken_same_bits",
+            "hooks/test_custom_functions.py::test_saved_tensor_waits_as_gradient_while_its_room_is_taken_same_bits",
+        ),
+    ),
+    Mutation(
+        "R3",
+        "what was handed out before the tensor was booked is kept likewise",
+        _BOOKING,
+        "        self._lent_views.keep(handle.record, handed_out)\n",
+        "",
+        ("hooks/test_custom_functions.py::test_saved_tensor_returned_after_the_store_was_flushed_same_bits",),
+    ),
+    Mutation(
+        "R3",
+        "it is kept no longer than it is used",
+        "tierstore/lent.py",
+        "            record.lend(in_use(record.lent))\n",
+        "",
+        ("hooks/test_custom_functions.py::test_what_was_lent_comes_back_when_nobody_uses_it",),
+    ),
+    Mutation(
+        "R3",
         "what was unpacked once can be unpacked again",
         _SAVED,
         "            return log.fetch(self.index, self.layout)",

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 
 from .handle import Handle, Record
-from .layout import layout_of
+from .layout import Layout, layout_of
+from .lent import LentViews
 from .noted import NotedLog, NotedTensor, NotedTensors
 from .ownership import records_over
 from .pending import Pending
@@ -25,17 +26,19 @@ class Booking:
     Args:
         pending: gets what is booked here.
         counters: of the store; tensors that turn out to be views of one storage are counted once.
+        lent_views: of the store; gets what was handed out before it is booked.
 
     Attributes:
         records: of all living handles, by key.
         noted: saved tensors that have no record.
     """
 
-    def __init__(self, pending: Pending[Record], counters: Counters) -> None:
+    def __init__(self, pending: Pending[Record], counters: Counters, lent_views: LentViews) -> None:
         self.records: dict[int, Record] = {}
         self.noted = NotedTensors()
         self._pending = pending
         self._counters = counters
+        self._lent_views = lent_views
 
     def num_live(self) -> int:
         """How many handles there are, or would be, if everything were booked."""
@@ -54,10 +57,10 @@ class Booking:
 
     def join_if_booked(self, noted: NotedTensor) -> None:
         """A tensor was just noted: if there is a record of the same bytes, unread, share that."""
-        alias = noted.alias
-        if alias is not None and (handle := self._handle_of_same_bytes(noted, alias)) is not None:
+        handle = self._handle_of_same_bytes(noted)
+        if handle is not None:
             self.noted.remove(noted)
-            self._join(noted, alias, handle)
+            self._join(noted, handle)
 
     def survey(self, log: NotedLog) -> None:
         """Find out what of the log others hold; that is booked."""
@@ -69,34 +72,49 @@ class Booking:
                 self._count_joins(group)
 
     def _book(self, noted: NotedTensor) -> None:
-        alias, log = noted.alias, noted.log
-        if alias is None:
+        if noted.alias is None:
             return  # the store is closed
-        handle = self._handle_of_same_bytes(noted, alias)
+        handle = self._handle_of_same_bytes(noted)
         if handle is not None:
-            self._join(noted, alias, handle)
+            self._join(noted, handle)
             return
+        log = noted.log
         handle = log.owner.handle_for(noted)
         record = handle.record
         log.place(record, noted.index)
         self.records[record.key] = record
         self._pending.settle((record,))
         log.come_in(noted.index, record)
-        noted.become(handle, record.layout)
+        self._become(noted, handle, record.layout)
+
+    def _become(self, noted: NotedTensor, handle: Handle, layout: Layout) -> None:
+        """Replace the alias, which backward may have been given: see NOTE [Stolen gradients] in `residency.py`."""
+        handed_out = () if noted.alias is None else (noted.alias,)
+        noted.become(handle, layout)
+        self._lent_views.keep(handle.record, handed_out)
 
     @staticmethod
-    def _handle_of_same_bytes(noted: NotedTensor, alias: torch.Tensor) -> Handle | None:
+    def _handle_of_same_bytes(noted: NotedTensor) -> Handle | None:
+        alias = noted.alias
+        if alias is None:
+            return None
         for record, handle in records_over(alias.untyped_storage(), noted.version, noted.log.books):
             if record.span is None and record.source is not None and record.root is noted.root:
                 return handle
         return None
 
-    def _join(self, noted: NotedTensor, alias: torch.Tensor, handle: Handle) -> None:
-        layout = layout_of(alias)
+    def _join(self, noted: NotedTensor, handle: Handle) -> None:
+        layout = self._count_view(noted)
         handle.record.joined += (layout,)
-        self._count_join(noted, alias)
         noted.log.come_in(noted.index, handle.record)
-        noted.become(handle, layout)
+        self._become(noted, handle, layout)
+
+    def _count_view(self, noted: NotedTensor) -> Layout:
+        alias = noted.alias
+        if alias is None:
+            raise RuntimeError(f"tensor {noted.key} is booked already")
+        self._count_join(noted, alias)
+        return layout_of(alias)
 
     def _count_joins(self, group: list[NotedTensor]) -> None:
         seen = set()

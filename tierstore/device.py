@@ -33,6 +33,7 @@ from .copies import Copies, Marker
 from .coverage import GraphTimes
 from .device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
 from .handle import Record, State
+from .lent import LentViews
 from .ownership import unclaim
 from .slab import Slot
 
@@ -74,10 +75,18 @@ class DeviceTier:
         copies: the copy engine.
         flight_bytes: see `FLIGHT_BYTES`.
         reload_bytes: see `RELOAD_BYTES`.
+        lent_views: the store's; None: new ones.
     """
 
-    def __init__(self, copies: Copies, flight_bytes: int = FLIGHT_BYTES, reload_bytes: int = RELOAD_BYTES) -> None:
+    def __init__(
+        self,
+        copies: Copies,
+        flight_bytes: int = FLIGHT_BYTES,
+        reload_bytes: int = RELOAD_BYTES,
+        lent_views: LentViews | None = None,
+    ) -> None:
         self._copies = copies
+        self._lent_views = LentViews() if lent_views is None else lent_views
         self.device_of = copies.device_of
         self._window = DeviceWindow[Record](0, flight_bytes, reload_bytes)
         self.resident = self._window.resident
@@ -191,7 +200,7 @@ class DeviceTier:
     def _forget_device_bytes(self, record: Record) -> None:
         source = record.source
         unclaim(record)
-        record.forget_views()
+        self._lent_views.let_go(record)
         if source is not None:
             source.data = torch.empty(0, dtype=torch.uint8, device=source.device)
 

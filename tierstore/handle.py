@@ -208,6 +208,18 @@ class Record(Remains["Handle"]):
         if handle is not None:
             handle.views = _NO_VIEWS
 
+    @property
+    def lent(self) -> tuple[torch.Tensor, ...]:
+        """See `Handle`; empty once that is gone."""
+        handle = self()
+        return () if handle is None else handle.lent
+
+    def lend(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """These, of what was handed out earlier, are still in use."""
+        handle = self()
+        if handle is not None:
+            handle.lent = tensors
+
     def move(self, to: State) -> None:
         """Change the state; an illegal move is a bug of ours (RuntimeError)."""
         if to not in MOVES[self.state]:
@@ -241,9 +253,10 @@ class Handle:
             swapped).
         views: tensors that were handed out, by layout, while the bytes are in memory: see NOTE [Stolen gradients] in
             `residency.py`.
+        lent: tensors that were handed out earlier and are still in use: see `lent.py`.
     """
 
-    __slots__ = ("__weakref__", "owner", "record", "source", "views")
+    __slots__ = ("__weakref__", "lent", "owner", "record", "source", "views")
 
     record: Record
 
@@ -251,6 +264,7 @@ class Handle:
         self.owner = owner
         self.source = source
         self.views = _NO_VIEWS
+        self.lent: tuple[torch.Tensor, ...] = ()
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a tierstore handle belongs to its process and cannot be pickled")

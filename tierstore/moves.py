@@ -36,6 +36,7 @@ from .eviction import EvictionOrder
 from .handle import Record, State
 from .host import HostBooks, Window
 from .layout import in_dtype, span_of
+from .lent import LentViews
 from .ownership import claim, is_sole_owner, storage_address, unclaim
 from .pending import Pending
 from .plan import Place
@@ -70,6 +71,7 @@ class Moves:
         books: what of host memory is charged to which window. (`books` of a store is its `Residency`.)
         slots: memory for restored bytes, and for copies from accelerators.
         devices: what is on accelerators.
+        lent_views: what was handed out and is still in use, of records whose bytes have left memory.
         counters: totals since the store was opened.
         disk_bytes, disk_bytes_peak: taken on disk now, and at most so far.
         released: records whose handle is gone; `drain` accounts for them.
@@ -88,13 +90,14 @@ class Moves:
         self.engine: Engine
         self.books = HostBooks(host_bytes, staging_bytes)
         self.slots = Slots(self.books, host_bytes + staging_bytes, self.uncharged_bytes)
-        self.devices = DeviceTier(copies or AcceleratorCopies())
+        self.lent_views = LentViews()
+        self.devices = DeviceTier(copies or AcceleratorCopies(), lent_views=self.lent_views)
         self.counters = Counters()
         self.disk_bytes = 0
         self.disk_bytes_peak = 0
         self.released: deque[Record] = deque()
         self.pending = Pending[Record](is_sole_owner)
-        self.booking = Booking(self.pending, self.counters)
+        self.booking = Booking(self.pending, self.counters, self.lent_views)
         self.noted = self.booking.noted
         self.observer = Observer()
         self.ahead: Lookahead[Record] | None = None
@@ -542,9 +545,10 @@ class Moves:
 
     def drain(self) -> bool:
         """Account for what has died, and for copies that are over; whether there was anything."""
-        if self.is_abandoned or not (
-            self.released or self.noted.ended or self.slots.has_returned or self.devices.is_busy
-        ):
+        if self.is_abandoned:
+            return False
+        self.lent_views.take_back()
+        if not (self.released or self.noted.ended or self.slots.has_returned or self.devices.is_busy):
             return False
         while self.released:
             self._release(self.released.popleft())
@@ -632,7 +636,7 @@ class Moves:
     def _let_go(self, record: Record) -> None:
         """The record's alias holds no bytes any more."""
         source = record.source
-        record.forget_views()
+        self.lent_views.let_go(record)
         self.devices.unload(record)
         unclaim(record)
         if source is not None:
@@ -667,6 +671,7 @@ class Moves:
             self._forget_stored(record)
             if record.state is not State.CLOSED:
                 record.move(State.CLOSED)
+        self.lent_views.forget()
         self.noted.give_up()
         self.pending.clear()
         self.blocked.clear()

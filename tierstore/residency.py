@@ -9,7 +9,11 @@ NOTE [Stolen gradients]
 A function may return its saved tensor as a gradient. Autograd then either copies it into `.grad` or, where nobody
 else refers to the tensor, takes it as it is, and adds to it in place later. Without hooks the graph, and the user,
 refer to the very tensor that was saved, so it is copied as long as they do. Hence the same tensor is handed out each
-time while the bytes stay in memory: the one that was saved, where it lives on, or one that the record keeps.
+time while the bytes stay in memory: the one that was saved, where it lives on, or one that the record keeps. It shares
+the record's version counter: once autograd has taken it, each addition to the gradient would be a change in place of
+what was saved. So it must not become autograd's own when the bytes leave memory, which the next tensor of the same node
+may cause, or another thread: `lent.py` keeps it for as long as anybody uses it. A gradient may wait while further nodes
+run, so how long that is cannot be told by which node asks.
 """
 
 from __future__ import annotations
@@ -396,6 +400,7 @@ class Residency:
     def tidy(self) -> None:
         """Account for what has died, and for what is ours by now. Does not wait."""
         with self.lock:
+            self.moves.lent_views.take_back(None)
             self._drain()
             if self.closed is None:
                 self.moves.examine()

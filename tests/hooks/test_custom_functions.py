@@ -184,6 +184,114 @@ def test_saved_tensor_returned_retain_graph_same_bits(store: TierStore) -> None:
     assert_same_gradients(program, store)
 
 
+class ReturnFirstOfTwo(Function):
+    """What it returns was saved before another tensor, which it asks for too."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(first, second)
+        return (weight * first).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.saved_tensors[0], None, None
+
+
+@pytest.mark.parametrize("num_reads", [1, 2])
+def test_saved_tensor_returned_after_its_room_was_taken_same_bits(make_store: MakeStore, num_reads: int) -> None:
+    """The second tensor of the node takes the room of the first, which autograd must not take for its own then."""
+
+    class ReturnSome(Function):
+        @staticmethod
+        def forward(ctx: Any, left: torch.Tensor, right: torch.Tensor, *saved: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(*saved)
+            return left.sum() + right.sum()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            reads = [ctx.saved_tensors for _ in range(num_reads)]
+            return reads[0][0], reads[-1][1], None, None
+
+    def program(around: Around, settle: Settle) -> Results:
+        leaves = [torch.randn(SIDE * SIDE, requires_grad=True) for _ in range(2)]
+        with around():
+            saved = torch.randn(SIDE * SIDE), torch.randn(SIDE * SIDE)
+            loss = ReturnSome.apply(*leaves, *saved)
+        del saved
+        results: Results = []
+        for _ in range(4):
+            settle()
+            loss.backward(retain_graph=True)
+            results += [None if leaf.grad is None else leaf.grad.clone() for leaf in leaves]
+        return results
+
+    assert_same_gradients(program, make_store(staging_bytes=0))
+
+
+def test_saved_tensor_waits_as_gradient_while_its_room_is_taken_same_bits(make_store: MakeStore) -> None:
+    """It passes unchanged through a node that comes after others, which ask for what they saved."""
+
+    def program(around: Around, settle: Settle) -> Results:
+        weight, other = torch.randn(SIDE * SIDE, requires_grad=True), torch.randn(SIDE * SIDE, requires_grad=True)
+        with around():
+            first = weight + 0
+            branch = other.sin().exp().sin().sum()
+            loss = FusedLoss.apply(first, torch.randn(SIDE * SIDE)) + branch
+        del first, branch
+        results: Results = []
+        for _ in range(4):
+            settle()
+            loss.backward(retain_graph=True)
+            results.append(None if weight.grad is None else weight.grad.clone())
+        return results
+
+    assert_same_gradients(program, make_store(staging_bytes=0))
+
+
+@pytest.mark.parametrize("host_bytes", [0, "1GiB"])
+def test_saved_tensor_returned_after_the_store_was_flushed_same_bits(make_store: MakeStore, host_bytes: object) -> None:
+    """A tensor that is only noted is booked then: what keeps it from then on must keep what autograd was given."""
+    store = make_store(host_bytes=host_bytes)
+
+    class Flushing(FusedLoss):
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+            (saved,) = ctx.saved_tensors
+            store.flush()
+            return saved, None
+
+    def program(around: Around, settle: Settle) -> Results:
+        weight = torch.randn(SIDE, requires_grad=True)
+        with around():
+            loss = Flushing.apply(weight, torch.randn(SIDE))
+        results: Results = []
+        for _ in range(4):
+            loss.backward(retain_graph=True)
+            results.append(None if weight.grad is None else weight.grad.clone())
+        return results
+
+    assert_same_gradients(program, store)
+
+
+def test_what_was_lent_comes_back_when_nobody_uses_it(make_store: MakeStore) -> None:
+    store = make_store(staging_bytes=0)
+    weight = torch.randn(SIDE * SIDE, requires_grad=True)
+    with tiered_offload(store, min_bytes=0):
+        loss = ReturnFirstOfTwo.apply(weight, torch.randn(SIDE * SIDE), torch.randn(SIDE * SIDE))
+    store.flush()
+    loss.backward(retain_graph=True)
+    first, second = loss.grad_fn.saved_tensors
+    nbytes = first.untyped_storage().nbytes()
+    assert store.stats().lent_bytes == nbytes
+    del first
+    assert store.stats().lent_bytes == 0
+    first, second = loss.grad_fn.saved_tensors
+    del loss, second
+    assert store.stats().lent_bytes == nbytes
+    del first
+    assert store.stats().lent_bytes == 0
+
+
 def test_overwriting_what_was_saved_once_same_bits(store: TierStore) -> None:
     def program(around: Around, settle: Settle) -> Results:
         weight = torch.randn(SIDE, SIDE, requires_grad=True)

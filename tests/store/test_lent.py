@@ -1,0 +1,107 @@
+"""What a handle keeps of what it has handed out, once the bytes have left memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Any, cast
+
+import torch
+
+from tierstore.disk.tier import Kind
+from tierstore.handle import Handle, Record
+from tierstore.layout import layout_of
+from tierstore.lent import LentViews, in_use
+
+
+def _handle() -> Handle:
+    source = torch.empty(10)
+    handle = Handle(cast("Any", None), source)
+    kind = Kind("float32", 4)
+    released: deque[Record] = deque()
+    handle.record = Record(handle, released.append, 1, source.nbytes, source.data_ptr(), layout_of(source), kind)
+    return handle
+
+
+def _hand_out(handle: Handle) -> torch.Tensor:
+    view = handle.source.view(2, 5)
+    handle.record.keep_view(layout_of(view), view)
+    return view
+
+
+def test_in_use_is_what_python_or_autograd_refers_to() -> None:
+    tensors = [torch.ones(3) for _ in range(4)]
+    assert in_use(tensors) == ()
+    held, saved = tensors[1], torch.ones(3, requires_grad=True) * tensors[3]
+    assert [id(tensor) for tensor in in_use(tensors)] == [id(held), id(tensors[3])]
+    del held, saved
+    assert in_use(tensors) == ()
+
+
+def test_let_go_keeps_what_is_in_use_until_it_is_not() -> None:
+    handle, lent_views = _handle(), LentViews()
+    used = _hand_out(handle)
+    lent_views.let_go(handle.record)
+    assert [id(tensor) for tensor in handle.lent] == [id(used)]
+    assert not handle.views
+    lent_views.take_back()
+    assert len(handle.lent) == 1
+    del used
+    lent_views.take_back()
+    assert handle.lent == ()
+
+
+def test_let_go_forgets_what_nobody_uses() -> None:
+    handle, lent_views = _handle(), LentViews()
+    _hand_out(handle)
+    lent_views.let_go(handle.record)
+    assert handle.lent == ()
+    assert not handle.views
+
+
+def test_kept_for_as_long_as_the_handle_lives() -> None:
+    handle, lent_views = _handle(), LentViews()
+    used, record = _hand_out(handle), handle.record
+    memory = weakref.ref(used.untyped_storage())
+    lent_views.let_go(record)
+    del handle
+    assert record.lent == ()
+    del used
+    assert memory() is None
+    lent_views.take_back()
+
+
+def test_lent_again_while_the_first_is_in_use_keeps_both() -> None:
+    handle, lent_views = _handle(), LentViews()
+    used = [_hand_out(handle)]
+    lent_views.let_go(handle.record)
+    used.append(_hand_out(handle))
+    lent_views.let_go(handle.record)
+    assert [id(tensor) for tensor in handle.lent] == [id(tensor) for tensor in used]
+    del used[0]
+    lent_views.take_back()
+    assert [id(tensor) for tensor in handle.lent] == [id(tensor) for tensor in used]
+
+
+def test_each_call_looks_at_some_and_all_get_their_turn() -> None:
+    lent_views, handles = LentViews(), [_handle() for _ in range(5)]
+    used = [_hand_out(handle) for handle in handles]
+    for handle in handles:
+        lent_views.let_go(handle.record)
+    del used[3:]
+    lent_views.take_back(3)
+    assert [len(handle.lent) for handle in handles] == [1, 1, 1, 1, 1]
+    lent_views.take_back(3)
+    assert [len(handle.lent) for handle in handles] == [1, 1, 1, 0, 0]
+    used.clear()
+    lent_views.take_back(None)
+    assert [len(handle.lent) for handle in handles] == [0] * 5
+
+
+def test_closed_store_keeps_nothing() -> None:
+    handle, lent_views = _handle(), LentViews()
+    used = _hand_out(handle)
+    lent_views.let_go(handle.record)
+    lent_views.forget()
+    assert handle.lent == ()
+    assert used.shape == (2, 5)
