@@ -568,6 +568,14 @@ MUTATIONS = [
     ),
     Mutation(
         "R5",
+        "what was written of memory that moved meanwhile is not taken for the bytes",
+        _MOVES,
+        "        has_moved = _has_moved(record)",
+        "        has_moved = False",
+        ("store/test_residency_stages.py",),
+    ),
+    Mutation(
+        "R5",
         "leaves that require gradients stay",
         "hooks/select.py",
         "    if root.requires_grad and root.is_leaf:",

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -57,6 +57,14 @@ _BLOCK_BYTES = 512
 """Where the allocators of accelerators begin a block (torch's for CUDA). A tensor comes back at the same address modulo
 that: kernels, and with them the order in which they add, are chosen by alignment too."""
 _IN_HOST_MEMORY = frozenset({State.OFFLOADING, State.HOST, State.WRITING, State.CLEAN})
+
+
+class _Memory(NamedTuple):
+    """What a write reads where torch allocated it, and where that was when the write began."""
+
+    storage: torch.UntypedStorage
+    address: int
+    nbytes: int
 
 
 class Moves:
@@ -313,14 +321,16 @@ class Moves:
             record.held = record.slot
             self.observer.spill_began(record.key, record.slot.nbytes)
             return record.slot.address, record.slot.nbytes
-        record.held = source.untyped_storage()  # handle and alias may go while the job runs
+        storage, address = source.untyped_storage(), storage_address(source)
+        record.held = _Memory(storage, address, storage.nbytes())  # handle and alias may go while the job runs
         first, end = self._cut_span(record, source)
         self.observer.spill_began(record.key, end - first)
-        return storage_address(source) + first, end - first
+        return address + first, end - first
 
     def spilled(self, record: Record, outcome: Stored | Exception) -> None:
         """A write has ended."""
         self.drain()  # while the record still holds what the job worked on: a release finds that out
+        has_moved = _has_moved(record)
         self._end_job(record)
         self.num_spills -= 1
         if isinstance(outcome, Stored):
@@ -328,6 +338,8 @@ class Moves:
         self.observer.spill_ended(record.key, outcome)
         if record.state is not State.WRITING:
             self._end_orphaned_job(record)
+        elif has_moved:
+            self._leave_moved(record)
         elif isinstance(outcome, Stored):
             record.move(State.CLEAN)
             if record.wanted:
@@ -339,6 +351,15 @@ class Moves:
             record.place = None  # not again before it must
             self._eviction.add_dirty(record)
             self._note_failure(outcome)
+
+    def _leave_moved(self, record: Record) -> None:
+        """Whatever was written may not be the record's bytes; what moves its memory is somebody else's to manage."""
+        record.move(State.HOST)
+        record.forced = False
+        unclaim(record)  # it is never ours again
+        if record.stored_bytes:
+            self._discard(record)
+        self._hand_back(record)
 
     def _note_failure(self, error: Exception) -> None:
         if isinstance(error, StoreFullError):
@@ -588,11 +609,15 @@ class Moves:
         unclaim(record)
         self._free_memory(record)
         if record.stored_bytes:
-            self._forget_stored(record)
-            if not self.is_closed:
-                self.num_discards += 1
-                self.engine.submit_discard(record.key)
+            self._discard(record)
         record.move(State.FREED)
+
+    def _discard(self, record: Record) -> None:
+        """Nobody wants what is on disk any more."""
+        self._forget_stored(record)
+        if not self.is_closed:
+            self.num_discards += 1
+            self.engine.submit_discard(record.key)
 
     def discarded(self, num_records: int) -> None:
         """Space on disk has been freed."""
@@ -683,3 +708,15 @@ class Moves:
         for record in list(self._records.values()):
             if record.state is not State.CLOSED:
                 record.move(State.CLOSED)
+
+
+def _has_moved(record: Record) -> bool:
+    """Whether the memory that a write reads was moved, or resized, while it ran.
+
+    A storage keeps its owner alive, not its memory: `share_memory_`, a queue of `torch.multiprocessing` and
+    `UntypedStorage.resize_` replace that.
+    """
+    held, source = record.held, record.source
+    if source is None or not isinstance(held, _Memory):
+        return False
+    return storage_address(source) != held.address or held.storage.nbytes() != held.nbytes

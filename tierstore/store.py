@@ -263,7 +263,9 @@ class TierStore:
         """Store a tensor; its bytes leave memory when the budget requires it. Waits only if the budget is full.
 
         The tensor must not be changed in place while the handle lives: `get` raises then. Its memory is free once
-        the caller lets go of it too.
+        the caller lets go of it too. Until it is written (`flush`), that must not be moved or resized by hand either
+        (`share_memory_`, a queue of `torch.multiprocessing`, `resize_` of its storage): wrong bytes are not stored,
+        the tensor stays in memory instead, but the process may end where memory is read that is gone.
 
         Args:
             tensor: strided, on the CPU or an accelerator, of any dtype and geometry. One made in inference mode has no

@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tierstore import Handle, ModifiedInPlaceError, StoreClosedError, TierStore
+from tierstore import Handle, ModifiedInPlaceError, StorageIOError, StoreClosedError, TierStore
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.engine import NUM_RESTORES, NUM_SPILLS
 from tierstore.handle import State
-from tierstore.layout import layout_of
+from tierstore.layout import layout_of, memory_at
+from tierstore.ownership import storage_address
 
 NBYTES = 40_000
 
@@ -187,6 +188,43 @@ def test_drop_at_every_stage_frees_everything(bench: Bench, stage: str) -> None:
     after = store.put(_tensor(1))
     store.flush()
     assert torch.equal(store.get(after), _tensor(1))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_memory_moved_while_it_is_written_what_was_written_is_not_taken_for_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """As a queue of `torch.multiprocessing` moves it. What was there belongs to others then, who write to it."""
+    store, disk = bench.open()
+    disk.hold("write")
+    tensor = _tensor()
+    handle = store.put(tensor)
+    disk.await_begin("write", handle)
+    left_behind, address = torch._lazy_clone(tensor), storage_address(tensor)  # keeps the memory, for this test to read
+    tensor.share_memory_()
+    assert storage_address(tensor) != address == storage_address(left_behind)
+    memory_at(address, NBYTES, writable=True)[:] = bytes(NBYTES)
+    if fails:
+        refusal = StorageIOError("write", "the drive", "Bad address", "the bytes are in memory")
+        monkeypatch.setattr(LocalDisk, "write", lambda *_: _raise_later(refusal))
+    disk.let_go()
+    record = handle.record
+    until(lambda: record.state is State.PENDING)
+    store.flush()
+    del tensor
+    gc.collect()
+    store.flush()  # it stays where it is
+    now = store.stats()
+    assert (now.disk_bytes, now.staging_used_bytes, now.host_bytes) == (0, 0, 0)
+    assert disk.usage().num_records == 0
+    assert torch.equal(store.get(handle), _tensor())
+    del handle
+    until_empty(store)
+    assert store.stats().kept_bytes["alive elsewhere"] == NBYTES
+
+
+async def _raise_later(error: Exception) -> Stored:
+    raise error
 
 
 @pytest.mark.parametrize("stage", ["writing", "reading"])
