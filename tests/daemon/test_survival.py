@@ -241,7 +241,7 @@ def test_client_stopped_for_longer_than_the_grace_period_goes_on_or_is_told(
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_client_that_gave_up_and_asks_for_nothing_keeps_its_session(start_daemon: StartDaemon, how: str) -> None:
     """As in a long evaluation. The daemon is away for longer than it is waited for; then the lease would end."""
-    options = {"grace_seconds": 2, "codec": "none"}
+    options = {"grace_seconds": 8, "codec": "none"}
     daemon = start_daemon(**options)
     tensors = [torch.full((1 << 18,), float(number)) for number in range(2)]
     with TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=0.3) as store:
