@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from tierstore.handle import State
-from tierstore.layout import outside_of_modes
+from tierstore.layout import unseen_by_modes
 from tierstore.ownership import is_sole_owner, num_owners
 from tierstore.residency import Residency
 from tierstore.tracing.events import Ours
@@ -47,10 +47,11 @@ class OwnerWatch:
         self._old: deque[int] = deque()
         self._is_asked = False
 
+    @unseen_by_modes
     def add(self, saved: SavedTensor) -> None:
         """A tensor was packed."""
         storage = saved.storage_id or -saved.key
-        with outside_of_modes(), self._books.lock:
+        with self._books.lock:
             if storage in self._saved:
                 self._is_settled(storage)  # where the storage is gone, its number may be that of another
             if storage not in self._saved:
@@ -60,13 +61,17 @@ class OwnerWatch:
 
     def look(self) -> None:
         """Look at some of it."""
-        with outside_of_modes(), self._books.lock:
-            self._look(_NUM_OLD_PER_LOOK)
+        if self._new or self._old:  # at most packs there is nothing: what they keep is none of ours
+            self._look_at(_NUM_OLD_PER_LOOK)
 
     def look_at_all(self) -> None:
         """Look at all of it."""
-        with outside_of_modes(), self._books.lock:
-            self._look(len(self._old))
+        self._look_at(len(self._old))
+
+    @unseen_by_modes
+    def _look_at(self, num_old: int) -> None:
+        with self._books.lock:
+            self._look(num_old)
 
     def look_before_unpack(self) -> None:
         """Look at some of it; the first time, at all."""
