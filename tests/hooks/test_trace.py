@@ -35,6 +35,7 @@ from tierstore.tracing.events import (
     Unpack,
 )
 from tierstore.tracing.reader import RecordedTrace, read_trace
+from tierstore.tracing.recorder import Recorder
 from tierstore.tracing.steps import records_of, steps_of
 
 NBYTES = SIDE * SIDE * 4
@@ -399,16 +400,27 @@ def test_trace_of_a_full_disk_takes_nothing_down_any_more(make_store: MakeStore)
             recorder = store.traces._current
             assert recorder is not None
             recorder.flush(60)
+            recorder._thread.join(60)
             assert recorder.is_over()
-            before = len(recorder.waiting), len(recorder._graphs), recorder._orders.qsize()
-            for _ in range(3):
-                _, loss = chain()
-                loss.backward()
-                del loss
-                run_step(store, Path("/dev/full"))
-            assert (len(recorder.waiting), len(recorder._graphs), recorder._orders.qsize()) == before
+            run_two_steps(store)  # what was taken down before is gone after these, and has told so
+            before = num_held(recorder)
+            run_two_steps(store)
+            assert num_held(recorder) == before
     with pytest.raises(StorageIOError, match="No space left on device"):
         store.close()
+
+
+def run_two_steps(store: TierStore) -> None:
+    """One in the scope that is open, one in a scope of its own."""
+    _, loss = chain()
+    loss.backward()
+    del loss
+    run_step(store, Path("/dev/full"))
+
+
+def num_held(recorder: Recorder) -> tuple[int, int, int]:
+    """Of events, graphs and orders."""
+    return len(recorder.waiting), len(recorder._graphs), recorder._orders.qsize()
 
 
 def test_store_trace_of_a_full_disk_tells_at_the_end_of_the_block(store: TierStore) -> None:
