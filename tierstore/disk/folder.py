@@ -68,11 +68,8 @@ class LockedFolder:
         Raises:
             OSError: it cannot be looked at.
         """
-        try:
-            status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
-        except FileNotFoundError:
-            return 0
-        return status.st_size if stat.S_ISREG(status.st_mode) else 0
+        status = self._status(name)
+        return 0 if status is None or not stat.S_ISREG(status.st_mode) else status.st_size
 
     def taken_bytes(self, name: str) -> int:
         """What a file takes of the drive, where its holes count for nothing; 0 for one that is not there.
@@ -80,11 +77,8 @@ class LockedFolder:
         Raises:
             OSError: it cannot be looked at.
         """
-        try:
-            status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
-        except FileNotFoundError:
-            return 0
-        return status.st_blocks * _BLOCK_BYTES
+        status = self._status(name)
+        return 0 if status is None else status.st_blocks * _BLOCK_BYTES
 
     def read(self, name: str, most_bytes: int) -> bytes | None:
         """The first bytes of a file; None if there is none.
@@ -152,6 +146,13 @@ class LockedFolder:
             os.close(self._folder)
             os.close(self._lock)
             self._folder = self._lock = -1
+
+    def _status(self, name: str) -> os.stat_result | None:
+        """None: there is no such file."""
+        try:
+            return os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
 
     def _remove_folder(self) -> None:
         try:
