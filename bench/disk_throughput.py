@@ -6,9 +6,13 @@ at once as the store has at the device. A file per tensor is shown as people use
 fast), and with every write synced and every read from the device.
 
 A shared disk is twice as fast in one minute as in the next. So every process measures its variant beside the raw
-device: passes of both alternate, each moves all tensors once, whoever went second goes first the next time, and the
-ratio of each pair counts. The raw device beside itself shows what such a ratio is worth. The first pair is left out:
-training uses the same space step after step, and the first use of disk space and of page cache is slower.
+device: passes of both alternate, each moves all tensors down and up once, whoever went second goes first the next time,
+and the ratio of each pair counts. What they do before is left out: training uses the same space step after step, and
+the first use of disk space and of page cache is slower.
+
+A virtual disk is faster in one place than in another, for hours. So the raw device writes where the store does, in the
+store's own file while that is empty. The raw device beside itself shows what such a ratio is worth, in the same file
+and in another one.
 
 What the CPU time beyond raw is made of is told beside: checksums, fresh pages, transfers.
 """
@@ -43,13 +47,24 @@ TENSOR_BYTES = 16 * 2**20
 NUM_TENSORS = 64
 LOOKAHEAD = 8
 MOST_PAIRS = 6
-PAIRS = {"raw device": 3, "file per tensor": 1, "file per tensor, synced and cold": 1}  # a goal hangs on none of them
+PAIRS = {  # a goal hangs on none of them
+    "raw device": 3,
+    "raw device, another file": 3,
+    "file per tensor": 1,
+    "file per tensor, synced and cold": 1,
+}
 GIGABYTES = NUM_TENSORS * TENSOR_BYTES / 1e9
 
 BENCHMARK = Benchmark(
     name="disk_throughput",
     question="Spill and restore of 16 MiB tensors, beside the raw device",
-    variants=("raw device", "tierstore", "file per tensor", "file per tensor, synced and cold"),
+    variants=(
+        "raw device",
+        "raw device, another file",
+        "tierstore",
+        "file per tensor",
+        "file per tensor, synced and cold",
+    ),
     compare="none",
     settings={
         "tensor_bytes": TENSOR_BYTES,
@@ -71,10 +86,17 @@ Buffer = mmap.mmap | memoryview
 
 
 class Mover(NamedTuple):
-    """One way to keep all tensors on disk: `spill` writes them all, `restore` has each in memory once."""
+    """One way to keep all tensors on disk.
+
+    Attributes:
+        spill: writes them all.
+        restore: has each in memory once, and keeps none.
+        file: the descriptor of the one where it has kept them all, which is empty between; None: there is none.
+    """
 
     spill: Callable[[], None]
     restore: Callable[[], None]
+    file: int | None = None
 
 
 class Lap(NamedTuple):
@@ -89,6 +111,10 @@ class Lap(NamedTuple):
     gb_per_second: float
     cpu_seconds_per_gb: float
     parts: dict[str, float]
+
+
+Laps = tuple[Lap, Lap]
+"""Down and up."""
 
 
 def timed(move: Callable[[], None], jobs: JobParts | None = None) -> Lap:
@@ -123,6 +149,7 @@ def raw_device(
     num_blocks: int = NUM_TENSORS,
     block_bytes: int = TENSOR_BYTES,
     buffers: Sequence[Buffer] | None = None,
+    file: int | None = None,
 ) -> Iterator[Mover]:
     """O_DIRECT into a preallocated file, from and to buffers that are used again, one thread per transfer.
 
@@ -131,10 +158,10 @@ def raw_device(
         num_blocks: in a pass.
         block_bytes: of each.
         buffers: one for each thread, as long as a block, aligned to pages; None: private ones, in huge pages.
+        file: open, preallocated and long enough; None: one of its own.
     """
     buffers = private_buffers(block_bytes) if buffers is None else buffers
-    descriptor = os.open(scratch, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
-    os.posix_fallocate(descriptor, 0, num_blocks * block_bytes)
+    descriptor = _allocated(scratch, num_blocks * block_bytes) if file is None else os.dup(file)
 
     def each(transfer: Callable[[Buffer, int], int]) -> None:
         """Every thread has a buffer of its own and every so-many-th block."""
@@ -150,8 +177,22 @@ def raw_device(
         yield Mover(
             lambda: each(lambda buffer, offset: os.pwrite(descriptor, buffer, offset)),
             lambda: each(lambda buffer, offset: os.preadv(descriptor, [buffer], offset)),
+            descriptor,
         )
     os.close(descriptor)
+
+
+def _allocated(scratch: Path, num_bytes: int) -> int:
+    descriptor = os.open(scratch, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
+    os.posix_fallocate(descriptor, 0, num_bytes)
+    return descriptor
+
+
+@contextmanager
+def raw_device_elsewhere(scratch: Path) -> Iterator[Mover]:
+    """A raw device that is to be measured beside one in another file."""
+    with raw_device(scratch) as mover:
+        yield mover._replace(file=None)
 
 
 def private_buffers(num_bytes: int) -> list[Buffer]:
@@ -170,7 +211,11 @@ def tierstore(scratch: Path) -> Iterator[Mover]:
     from tierstore import TierStore
 
     with TierStore(scratch, host_bytes=0, codec="none") as store:
-        yield mover_of(store)
+        mover = mover_of(store)
+        mover.spill()
+        mover.restore()
+        first_segment = store._core.engine.disk.descriptors()[0]  # long enough for all of them
+        yield mover._replace(file=first_segment)
 
 
 def mover_of(store: TierStore, num_tensors: int = NUM_TENSORS) -> Mover:
@@ -223,6 +268,7 @@ def sync_and_forget(file: Path) -> None:
 
 VARIANTS: dict[str, Callable[[Path], AbstractContextManager[Mover]]] = {
     "raw device": raw_device,
+    "raw device, another file": raw_device_elsewhere,
     "tierstore": tierstore,
     "file per tensor": file_per_tensor,
     "file per tensor, synced and cold": lambda scratch: file_per_tensor(scratch, cold=True),
@@ -233,11 +279,15 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
     """Medians over the pairs, and the least and the most of their ratios."""
     down: list[tuple[Lap, Lap]] = []
     up: list[tuple[Lap, Lap]] = []
-    with raw_device(scratch) as raw, VARIANTS[variant](scratch) as mover, JobParts() as jobs:
+    with (
+        VARIANTS[variant](scratch) as mover,
+        raw_device(scratch, file=mover.file) as raw,
+        JobParts() as jobs,
+    ):
         for number in range(PAIRS.get(variant, MOST_PAIRS) + 1):
-            is_first = number % 2 == 1
-            down.append(pair(mover.spill, raw.spill, jobs, is_first=is_first))
-            up.append(pair(mover.restore, raw.restore, jobs, is_first=is_first))
+            ours, beside = pair(mover, raw, jobs, is_first=number % 2 == 1)
+            down.append((ours[0], beside[0]))
+            up.append((ours[1], beside[1]))
     figures = figures_of("spill", down[1:]) | figures_of("restore", up[1:])
     if variant == "tierstore":
         figures |= parts_of("spill", down[1:]) | parts_of("restore", up[1:])
@@ -249,13 +299,13 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
     return figures
 
 
-def pair(ours: Callable[[], None], raw: Callable[[], None], jobs: JobParts, *, is_first: bool) -> tuple[Lap, Lap]:
-    """A pass of each, one right after the other."""
+def pair(ours: Mover, raw: Mover, jobs: JobParts, *, is_first: bool) -> tuple[Laps, Laps]:
+    """Down and up of each, one right after the other: they may share a file."""
     if is_first:
-        mine = timed(ours, jobs)
-        return mine, timed(raw, jobs)
-    beside = timed(raw, jobs)
-    return timed(ours, jobs), beside
+        mine = timed(ours.spill, jobs), timed(ours.restore, jobs)
+        return mine, (timed(raw.spill), timed(raw.restore))
+    beside = timed(raw.spill), timed(raw.restore)
+    return (timed(ours.spill, jobs), timed(ours.restore, jobs)), beside
 
 
 def figures_of(name: str, pairs: list[tuple[Lap, Lap]]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import NamedTuple
 
@@ -207,7 +208,7 @@ def read_record(
         started = time.perf_counter()
         read_raw(place.descriptor, place.offset, destination, location.head_bytes, place.alignment_bytes, scratch)
         read_seconds = time.perf_counter() - started
-    # Meanwhile, the next one reads already.
+    os.sched_yield()  # the next one reads meanwhile, also where the system has it wait for this thread's core
     _verify(location, seed, _checksum(destination, seed))
     return ReadReport(read_seconds, time.thread_time() - cpu_started)
 
