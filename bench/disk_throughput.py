@@ -10,9 +10,9 @@ device: passes of both alternate, each moves all tensors down and up once, whoev
 and the ratio of each pair counts. What they do before is left out: training uses the same space step after step, and
 the first use of disk space and of page cache is slower.
 
-A virtual disk is faster in one place than in another, for hours. So the raw device writes where the store does, in the
-store's own file while that is empty. The raw device beside itself shows what such a ratio is worth, in the same file
-and in another one.
+A virtual disk may be faster in one file than in another, pass after pass. So the raw device writes where the store
+does, in the store's own file while that is empty. The raw device beside itself shows what such a ratio is worth, in the
+same file and in another one.
 
 What the CPU time beyond raw is made of is told beside: checksums, fresh pages, transfers.
 """
