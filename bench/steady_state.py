@@ -34,11 +34,18 @@ BENCHMARK = Benchmark(
     compare="difference",
     at_once=2,
     settings=SETTINGS | {"steps": STEPS, "slow_bytes_per_second": SLOW_BYTES_PER_SECOND},
-    goals=tuple(
-        Goal(
-            "spilled, percent of saved beyond the budget", "spilled_of_saved_beyond_budget_percent", share, at_most=105
-        )
-        for share in SHARES
+    goals=(
+        *(
+            Goal(
+                "spilled, percent of saved beyond the budget",
+                "spilled_of_saved_beyond_budget_percent",
+                share,
+                at_most=105,
+            )
+            for share in SHARES
+        ),
+        Goal("queued when backward began", "queued_when_backward_began_bytes", AT_ONCE, at_least=2**20),
+        Goal("of that, written nevertheless", "queued_and_written_nevertheless_bytes", AT_ONCE, at_most=0),
     ),
 )
 
