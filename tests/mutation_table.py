@@ -3095,7 +3095,7 @@ MUTATIONS = [
         "tierstore/simulator/engine.py",
         "self._writes, self._reads = Turns(num_turns), Turns(num_turns)",
         "self._writes = self._reads = Turns(num_turns)",
-        ("simulator/test_simulate.py",),
+        ("simulator/test_simulate.py::test_step_read_takes_no_turn_from_the_writes",),
     ),
     Mutation(
         "S1",

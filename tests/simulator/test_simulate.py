@@ -195,6 +195,18 @@ def test_step_deeper_queue_is_used_only_as_far_as_there_are_turns_each_way() -> 
     assert times[0] < 0.8 * times[1] < 0.8 * 0.8 * times[2]
 
 
+def test_step_read_takes_no_turn_from_the_writes() -> None:
+    """Two writes of half a second, one at a time; the first record is read while the second is being written."""
+    answers_late = replace(drive(inf), write_latency_seconds=0.5, read_latency_seconds=0.25)
+    actions = [Pack(0), Pack(1), EndScope(), Compute(0.6), Unpack(0), Release(0), Compute(1.0), Unpack(1), Release(1)]
+    workload = Workload([Saved(4096, 0), Saved(4096, 1)], actions)
+    step = _steps(workload, Hardware(answers_late, cores=4), Settings(0, prefetch="none", num_turns=1), num_steps=1)[0]
+    spills = [transfer for transfer in step.transfers if isinstance(transfer, Spill)]
+    restores = [transfer for transfer in step.transfers if isinstance(transfer, Restore)]
+    assert [spill.end_ns / 1e9 for spill in spills] == pytest.approx([0.5, 1.0])
+    assert restores[0].end_ns / 1e9 == pytest.approx(0.85)
+
+
 def _without_waits(step: SimulatedStep) -> float:
     return step.seconds - sum(step.stall_seconds.values())
 
