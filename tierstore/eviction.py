@@ -27,6 +27,19 @@ class Evictable(Protocol):
 R = TypeVar("R", bound=Evictable)
 
 
+_KEY_BITS = 64
+_KEY_MASK = (1 << _KEY_BITS) - 1
+
+
+def _rank_of(record: Evictable) -> int:
+    """By worth, then by key, as one number.
+
+    A pair would be one more object, for each record, that the garbage collector keeps in sight: where tensors come and
+    go at the same pace, those alone would have it look at everything again and again.
+    """
+    return record.worth << _KEY_BITS | record.key
+
+
 class EvictionOrder(Generic[R]):
     """The records that may leave, in the order in which they should. Every operation takes (amortised) log n at most.
 
@@ -35,7 +48,7 @@ class EvictionOrder(Generic[R]):
 
     def __init__(self) -> None:
         self._dirty: dict[int, R] = {}  # in memory only
-        self._worths: list[tuple[int, int]] = []  # a heap of their worths and keys, and of some that have left
+        self._ranks: list[int] = []  # a heap of theirs, and of some that have left
         self._leaving: OrderedDict[int, R] = OrderedDict()  # those of them that the plan sends to disk
         self._asked: OrderedDict[int, R] = OrderedDict()  # in memory only, asked for on their way out
         self._clean: OrderedDict[int, R] = OrderedDict()  # on disk too, needed last first
@@ -44,11 +57,11 @@ class EvictionOrder(Generic[R]):
     def add_dirty(self, record: R) -> None:
         """The record is in memory only."""
         self._dirty[record.key] = record
-        heappush(self._worths, (record.worth, record.key))
+        heappush(self._ranks, _rank_of(record))
         if record.place is Place.DISK:
             self._leaving[record.key] = record
-        if len(self._worths) > 2 * len(self._dirty) + 64:
-            self._worths = sorted((dirty.worth, dirty.key) for dirty in self._dirty.values())
+        if len(self._ranks) > 2 * len(self._dirty) + 64:
+            self._ranks = sorted(_rank_of(dirty) for dirty in self._dirty.values())
 
     def add_asked(self, record: R) -> None:
         """The record was on its way out and stays after all: it is needed soon, so it leaves last."""
@@ -84,10 +97,10 @@ class EvictionOrder(Generic[R]):
 
     def next_unasked(self) -> R | None:
         """What to write next of what was not asked for on its way out; None where there is nothing."""
-        while self._worths:
-            if (record := self._dirty.get(self._worths[0][1])) is not None:
+        while self._ranks:
+            if (record := self._dirty.get(self._ranks[0] & _KEY_MASK)) is not None:
                 return record
-            heappop(self._worths)
+            heappop(self._ranks)
         return None
 
     def next_leaving(self) -> R | None:

@@ -83,7 +83,7 @@ def test_dirty_that_has_left_takes_no_memory() -> None:
         record = _record(key)
         order.add_dirty(record)
         order.remove(record)
-    assert len(order._worths) < 200
+    assert len(order._ranks) < 200
 
 
 def test_clean_restored_last_is_needed_last_and_dropped_first() -> None:

@@ -430,6 +430,17 @@ def test_drop_right_after_put_many_times_frees_everything(store: TierStore) -> N
     assert_same(store.get(handle), _numbered(3000))
 
 
+def test_drop_and_put_at_the_same_pace_never_wake_the_garbage_collector(make_store: MakeStore) -> None:
+    store = make_store(host_bytes="64MiB")
+    handles = [store.put(_numbered(16)) for _ in range(1000)]
+    gc.collect()
+    before = gc.get_stats()
+    for _ in range(10):
+        for index in range(len(handles)):
+            handles[index] = store.put(_numbered(16))
+    assert [after["collections"] for after in gc.get_stats()] == [each["collections"] for each in before]
+
+
 def test_drop_in_a_cycle_is_noticed_by_the_collector(store: TierStore) -> None:
     cycle: list[object] = [store.put(_numbered(3000))]
     cycle.append(cycle)
