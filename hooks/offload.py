@@ -29,9 +29,9 @@ from tierstore.config import SizeLike, parse_size
 from tierstore.config_file import ConfigSource, offload_options
 from tierstore.errors import ConfigError
 from tierstore.handle import Record
-from tierstore.layout import is_storable, layout_of
+from tierstore.layout import layout_of, storage_of
 from tierstore.lookahead import LearnedOrders
-from tierstore.ownership import is_foreign, storage_address
+from tierstore.ownership import is_foreign
 from tierstore.store import TierStore, refuse_unknown
 from tierstore.trial import trial_of_process
 from tierstore.uncompiled import is_compiled_call, traceable, uncompiled, uncompiled_itself
@@ -292,9 +292,10 @@ class _Scope:
 
         What it refuses is still where autograd has it.
         """
-        if not is_storable(tensor) or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
+        found = storage_of(tensor)
+        if found is None:
             return self.keep(tensor, "unsupported")
-        storage = tensor.untyped_storage()
+        storage, address, version = found
         nbytes = storage.nbytes()
         if nbytes < self._min_bytes or not tensor.numel():
             return self.keep(tensor, "small")
@@ -302,8 +303,12 @@ class _Scope:
         root = tensor if base is None else base
         if stays_alive(tensor, root):
             return self.keep(tensor, "parameter")
-        if is_foreign(storage):
+        is_plain = storage.resizable() and not storage.is_shared()
+        if not is_plain and is_foreign(storage):
             return self.keep(tensor, "alive elsewhere")
+        is_in_host_memory = self._device_of(tensor) is None
+        if not is_in_host_memory and tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return self.keep(tensor, "unsupported")
         if self._select is not None and not self._select(tensor):
             return self.keep(tensor, "selected out")
         node = _sequence_nr()
@@ -312,12 +317,10 @@ class _Scope:
         if self._log.started:
             self._begin_log(node)
         reference = weakref.ref(root)
-        if not storage.resizable() or self._device_of(tensor) is not None:
+        if not (is_plain and is_in_host_memory):
             return self._book(tensor, reference, node)
-        alias, address = tensor.detach(), storage_address(tensor)
-        saved = SavedTensor(
-            alias, tensor._version, reference, address, storage._cdata, next(self._store.keys), self._log
-        )
+        alias, key = tensor.detach(), next(self._store.keys)
+        saved = SavedTensor(alias, version, reference, address, storage._cdata, key, self._log)
         self._books.note(saved, node, nbytes)
         if self._log.plan is not None or saved.index == 0:
             self._log.follow_plan(saved.index)

@@ -21,12 +21,13 @@ __all__ = [
     "in_dtype",
     "is_inside_modes",
     "is_same_view",
-    "is_storable",
     "layout_of",
     "memory_at",
     "outside_of_modes",
     "rebuild",
     "span_of",
+    "storage_address",
+    "storage_of",
     "unseen_by_modes",
 ]
 
@@ -37,28 +38,37 @@ _SPAN_ALIGNMENT_BYTES = 64
 """Spans begin at multiples of this: of every element size, and of the alignment torch's allocator gives."""
 
 
-_has_storage = torch._C._has_storage
+storage_address: Callable[[torch.Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
+"""Where the tensor's storage begins (despite torch's name for it, the offset is not in it).
+
+Unlike `data_ptr()` it leaves a copy-on-write storage shared.
+"""
 _ACCELERATORS = frozenset({"cuda", "xpu"})
 """Those whose streams and events torch drives without a device-specific module, and whose host copies overlap."""
 
 
-def is_storable(tensor: torch.Tensor) -> bool:
-    """Whether a store can keep the tensor: plain, strided, with bytes of its own, on the CPU or an accelerator.
+def storage_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int, int] | None:
+    """The storage of a tensor that a store can keep, where that begins, and the tensor's version; None: it cannot.
 
-    Subclasses (DTensor, fake), quantized, sparse, nested and meta tensors, the zeros without memory of forward-mode
-    differentiation, inference tensors (they have no version counter) and the wrappers of `torch.func` are not.
+    It can if that is plain, strided, with bytes of its own, on the CPU or an accelerator. Subclasses (DTensor, fake),
+    quantized and nested tensors it cannot; nor sparse ones and the wrappers of `torch.func`, which have no storage,
+    inference tensors, which have no version counter, meta tensors and the zeros without memory of forward-mode
+    differentiation, which lie nowhere. On the way of every pack.
     """
     kind = type(tensor)
-    return (
-        (kind is torch.Tensor or kind is torch.nn.Parameter)
-        and (tensor.is_cpu or tensor.device.type in _ACCELERATORS)
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not tensor.is_quantized
-        and not tensor._is_zerotensor()
-        and not tensor.is_inference()
-        and _has_storage(tensor)
-    )
+    if (
+        (kind is not torch.Tensor and kind is not torch.nn.Parameter)
+        or not (tensor.is_cpu or tensor.device.type in _ACCELERATORS)
+        or tensor.is_nested
+        or tensor.is_quantized
+    ):
+        return None
+    try:  # asking whether there is a version, and a storage, takes as long as asking for it
+        version, storage = tensor._version, tensor.untyped_storage()
+    except RuntimeError:
+        return None
+    address = storage_address(tensor)
+    return None if not address and storage.nbytes() else (storage, address, version)
 
 
 class Layout(NamedTuple):

@@ -35,9 +35,9 @@ from .errors import CorruptDataError, StorageIOError, StoreFullError
 from .eviction import EvictionOrder
 from .handle import Record, State
 from .host import HostBooks, Window
-from .layout import in_dtype, span_of
+from .layout import in_dtype, span_of, storage_address
 from .lent import LentViews
-from .ownership import claim, is_sole_owner, storage_address, unclaim
+from .ownership import claim, is_sole_owner, unclaim
 from .pending import Pending
 from .plan import Place
 from .slab import Slot

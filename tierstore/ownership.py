@@ -11,12 +11,13 @@ same address, and it needs no table that somebody would have to clean up.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from sys import getrefcount
 
 import torch
 
 from .handle import Handle, Record
+from .layout import storage_address
 
 __all__ = [
     "Claims",
@@ -27,7 +28,6 @@ __all__ = [
     "mark_as_ours",
     "num_owners",
     "records_over",
-    "storage_address",
     "unclaim",
 ]
 
@@ -40,12 +40,6 @@ _unshared = torch.empty(0)
 _NUM_REFERENCES_UNSHARED = getrefcount(_unshared.untyped_storage())
 """To a living storage's Python object, as `is_sole_owner` counts them, when nobody else refers to it."""
 _use_count = torch._C._storage_Use_Count
-
-storage_address: Callable[[torch.Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
-"""Where the tensor's storage begins (despite torch's name for it, the offset is not in it).
-
-Unlike `data_ptr()` it leaves a copy-on-write storage shared.
-"""
 
 
 def claims_of(storage: torch.UntypedStorage) -> Claims:

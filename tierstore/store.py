@@ -41,9 +41,9 @@ from .disk.tier import DiskTier, Kind
 from .engine import OpenDisk
 from .errors import ConfigError
 from .handle import Handle, Record
-from .layout import alias_of, is_storable, layout_of, outside_of_modes, unseen_by_modes
+from .layout import alias_of, layout_of, outside_of_modes, storage_address, storage_of, unseen_by_modes
 from .lookahead import LearnedOrders
-from .ownership import claim, storage_address
+from .ownership import claim
 from .stats import StoreStats
 from .trial import trial_of_process
 from .uncompiled import uncompiled
@@ -280,7 +280,7 @@ class TierStore:
         if isinstance(tensor, torch.Tensor) and tensor.is_inference():
             with outside_of_modes(), torch.inference_mode(False):
                 tensor = tensor.clone()
-        if not isinstance(tensor, torch.Tensor) or not is_storable(tensor):
+        if not isinstance(tensor, torch.Tensor) or storage_of(tensor) is None:
             what = "give a plain strided torch.Tensor (no subclass, nor a quantized, nested or meta tensor)"
             raise ConfigError("tensor", type(tensor).__name__, what)
         handle = self.new_handle(tensor, layout_of(tensor))

@@ -21,8 +21,7 @@ from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.engine import NUM_RESTORES, NUM_SPILLS
 from tierstore.handle import State
-from tierstore.layout import layout_of, memory_at
-from tierstore.ownership import storage_address
+from tierstore.layout import layout_of, memory_at, storage_address
 
 NBYTES = 40_000
 
