@@ -166,10 +166,11 @@ def test_functional_gradient_refused_by_torch_and_works_after_the_scope(store: T
         lambda: torch.empty(100, device="meta"),
         quantized,
         lambda: torch._efficientzerotensor((SIDE,)),
+        lambda: torch._to_functional_tensor(torch.ones(SIDE)),
         lambda: [1.0],
         lambda: None,
     ],
-    ids=["sparse", "meta", "quantized", "zero tensor", "list", "None"],
+    ids=["sparse", "meta", "quantized", "zero tensor", "functional", "list", "None"],
 )
 def test_put_of_what_cannot_be_stored_one_config_error(store: TierStore, make: Callable[[], Any]) -> None:
     with pytest.raises(ConfigError) as caught:
