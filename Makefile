@@ -5,8 +5,10 @@ INSTALLED := .venv/.installed
 
 MINUTES ?= 10
 SEED ?= 1
+TORCHES ?= oldest newest
+PYTHONS ?= 3.11 3.12 3.13 3.14
 
-.PHONY: demo test check bench bench-tuning gpu mutations fuzz soak clean
+.PHONY: demo test check matrix bench bench-tuning gpu mutations fuzz soak clean
 
 demo: $(INSTALLED)            ## train a small language model on real text, without and with the store
 	$(BIN)/tierstore demo
@@ -19,6 +21,9 @@ check: $(INSTALLED)           ## style, types, directions of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+matrix: $(INSTALLED)          ## a bounded suite on the oldest and the newest torch, with each Python found (some minutes a row, 15 GB)
+	$(BIN)/python -m tests.matrix --torches "$(TORCHES)" --pythons "$(PYTHONS)" --write
 
 bench: $(INSTALLED)           ## every question of bench/: tables, all goals in one table, plots (some 15 minutes)
 	$(BIN)/python -m bench
@@ -40,7 +45,7 @@ soak: $(INSTALLED)            ## train for MINUTES while daemons are killed, dis
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .matrix build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -25,9 +25,11 @@ SUITE = (
     "disk_layouts",
     "fragmentation",
     "prefetch",
+    "large_tensors",
     "steady_state",
     "training_step",
     "memory_limit",
+    "freed_memory",
     "host_peak",
     "codec_choice",
     "sidecar_throughput",
@@ -48,6 +50,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="how often each variant runs; more than usual, or fewer")
     parser.add_argument("--quick", action="store_true", help="one round each: a first look")
     parser.add_argument("--plot", action="store_true", help="run nothing: tables and plots of the last run again")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the lines, goals and plots go")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(NAMES):
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
@@ -57,12 +60,12 @@ def main() -> int:
     benchmarks = [load(name) for name in arguments.names or SUITE]
     console = Console(width=None if sys.stdout.isatty() else 140)
     if arguments.plot:
-        return conclude(benchmarks, console, show_each=True)
+        return conclude(benchmarks, console, show_each=True, directory=arguments.results)
     try:
-        run_all(benchmarks, arguments.path, rounds, console)
+        run_all(benchmarks, arguments.path, rounds, console, arguments.results)
     except ConfigError as error:
         parser.error(str(error))
-    return conclude(benchmarks, console, show_each=False)
+    return conclude(benchmarks, console, show_each=False, directory=arguments.results)
 
 
 def load(name: str) -> Benchmark:
@@ -70,13 +73,15 @@ def load(name: str) -> Benchmark:
     return import_module(f"bench.{name}").BENCHMARK
 
 
-def run_all(benchmarks: Sequence[Benchmark], path: str | None, rounds: int | None, console: Console) -> None:
+def run_all(
+    benchmarks: Sequence[Benchmark], path: str | None, rounds: int | None, console: Console, directory: Path = RESULTS
+) -> None:
     """Run them, and print the table of each as soon as it is there."""
-    with store_directory(path) as directory:
+    with store_directory(path) as place:
         for benchmark in benchmarks:
             with console.status("") as status:
-                run_benchmark(benchmark, directory, rounds, status.update)
-            if results := read_results(benchmark.name):
+                run_benchmark(benchmark, place, rounds, status.update, directory)
+            if results := read_results(benchmark.name, directory):
                 show(benchmark, results, console)
             console.print()
 

@@ -27,13 +27,20 @@ class Files(NamedTuple):
     limit: str
     swap: tuple[str, str]
     """A file and what to write there once the limit is set, so that nothing goes to swap instead."""
+    used: str
     peak: str
     events: str
     """Holds a line "oom_kill N"."""
 
 
-V1 = Files("memory.limit_in_bytes", ("memory.swappiness", "0"), "memory.max_usage_in_bytes", "memory.oom_control")
-V2 = Files("memory.max", ("memory.swap.max", "0"), "memory.peak", "memory.events")
+V1 = Files(
+    "memory.limit_in_bytes",
+    ("memory.swappiness", "0"),
+    "memory.usage_in_bytes",
+    "memory.max_usage_in_bytes",
+    "memory.oom_control",
+)
+V2 = Files("memory.max", ("memory.swap.max", "0"), "memory.current", "memory.peak", "memory.events")
 
 
 class Paths(NamedTuple):
@@ -80,9 +87,11 @@ class MemoryCgroup:
         self._directory = directory
         self._files = files
 
-    def limit(self, limit_bytes: int) -> None:
-        """From now on no more memory than that, swap not included."""
+    def limit(self, limit_bytes: int, *, with_swap: bool = False) -> None:
+        """From now on no more memory than that; `with_swap`: what is more may go to swap, else nothing does."""
         (self._directory / self._files.limit).write_text(str(limit_bytes))
+        if with_swap:
+            return
         name, value = self._files.swap
         if (self._directory / name).exists():
             (self._directory / name).write_text(value)
@@ -90,6 +99,11 @@ class MemoryCgroup:
     def command(self, arguments: Sequence[str]) -> list[str]:
         """The same command, run inside from its first instruction on."""
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._directory / "cgroup.procs"), *arguments]
+
+    @property
+    def used_bytes(self) -> int:
+        """What is charged to it now."""
+        return int((self._directory / self._files.used).read_text())
 
     @property
     def peak_bytes(self) -> int:

@@ -4,6 +4,9 @@ As many bytes in short records as in long ones would hide it, so two sizes are m
 Records are put and flushed, then each is got once, prefetched some before it is needed and dropped at once, as in
 backward. The floor moves the same bytes by O_DIRECT, in as many threads as the store has transfers at the device.
 
+A third variant saves tensors of 32 bytes, each by one operation of a graph, with `host_bytes=0, min_bytes=0`; beside it
+are hooks that clone what is saved, and `save_on_cpu`. What such a step takes without hooks is taken off.
+
 CPU time is that of all threads of the process. Passes of store and floor alternate; the first of each is left out,
 and in it every record is compared with what was put.
 """
@@ -13,13 +16,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy
 import torch
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from tierstore import TierStore
+from tierstore import TierStore, tiered_offload
 from tierstore.handle import Handle
 
 from .disk_throughput import LOOKAHEAD, raw_device
@@ -27,14 +33,17 @@ from .harness import Benchmark, main_of_one_variant
 
 RECORDS = {"1,024 of 256 KiB": (1024, 256 * 2**10), "128 of 4 MiB": (128, 4 * 2**20)}
 PASSES = 6
+TINY = "graphs of 500 of 32 bytes"
+NUM_TINY = 500
+NUM_STEPS = 20
 
 BENCHMARK = Benchmark(
     name="record_cost",
     question="CPU time of a record on its way down and up, beside the same bytes by O_DIRECT",
-    variants=tuple(RECORDS),
+    variants=(*RECORDS, TINY),
     compare="none",
     rounds=1,  # each figure is a median of passes
-    settings={"records": RECORDS, "passes": PASSES},
+    settings={"records": RECORDS, "passes": PASSES, "tiny": NUM_TINY, "steps": NUM_STEPS},
     plotted=("put_cpu_microseconds", "raw_write_cpu_microseconds", "get_cpu_microseconds", "raw_read_cpu_microseconds"),
 )
 
@@ -80,8 +89,41 @@ def cpu_microseconds(move: Callable[[], None], num_records: int) -> float:
     return 1e6 * (time.process_time() - before) / num_records
 
 
+def take_steps(scope: Callable[[], AbstractContextManager[object]]) -> None:
+    """Of a graph that saves a tiny tensor in each of its nodes."""
+    for _ in range(NUM_STEPS):
+        value = weight = torch.ones(8, requires_grad=True)
+        with scope():
+            for _ in range(NUM_TINY):
+                value = value.sin()
+        value.sum().backward()
+        if weight.grad is None:
+            raise RuntimeError("the step has no gradient")
+
+
+def measure_tiny(scratch: Path) -> dict[str, float]:
+    """Medians of the passes."""
+    torch.set_num_threads(1)
+    with TierStore(scratch, host_bytes=0) as store:
+        scopes: dict[str, Callable[[], AbstractContextManager[object]]] = {
+            "no_hooks": nullcontext,
+            "clone_hooks": lambda: saved_tensors_hooks(Tensor.clone, lambda saved: saved),
+            "save_on_cpu": save_on_cpu,
+            "saved": lambda: tiered_offload(store, min_bytes=0),
+        }
+        moves = {name: partial(take_steps, scope) for name, scope in scopes.items()}
+        laps = [
+            {name: cpu_microseconds(move, NUM_TINY * NUM_STEPS) for name, move in moves.items()}
+            for _ in range(PASSES + 1)
+        ][1:]
+    without = statistics.median(lap.pop("no_hooks") for lap in laps)
+    return {f"{name}_cpu_microseconds": statistics.median(lap[name] for lap in laps) - without for name in laps[0]}
+
+
 def measure(variant: str, scratch: Path) -> dict[str, float]:
     """Medians of the passes."""
+    if variant == TINY:
+        return measure_tiny(scratch)
     num_records, record_bytes = RECORDS[variant]
     with (
         raw_device(scratch, num_records, record_bytes) as raw,

@@ -2,5 +2,6 @@
 
 from .module import offload_module
 from .offload import keep_resident, tiered_offload
+from .selective import selective_checkpoint_contexts
 
-__all__ = ["keep_resident", "offload_module", "tiered_offload"]
+__all__ = ["keep_resident", "offload_module", "selective_checkpoint_contexts", "tiered_offload"]

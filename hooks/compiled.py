@@ -13,9 +13,8 @@ import sys
 import warnings
 from collections.abc import Iterable
 
-import torch
-
 from tierstore.errors import TierStoreWarning
+from tierstore.torch_names import current_autograd_node
 from tierstore.uncompiled import uncompiled
 
 __all__ = ["large_nodes", "warn_if_region", "warn_of_compiled_caller"]
@@ -52,7 +51,7 @@ def large_nodes(spans: Iterable[tuple[int, int, int]], budget_bytes: int) -> dic
 
 def warn_if_region(nbytes: int | None, budget_bytes: int) -> None:
     """The node that runs asks for what it saved, `nbytes`, more than the budget; a compiled region could be split."""
-    node = torch._C._current_autograd_node()
+    node = current_autograd_node()
     if nbytes is not None and node is not None and node.name() == _COMPILED_NODE:
         warnings.warn(
             f"a compiled region asks for {nbytes} saved bytes at once, more than the budget of {budget_bytes}: "

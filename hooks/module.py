@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from tierstore.errors import ConfigError
+from tierstore.errors import ConfigTypeError
 from tierstore.store import TierStore
 
 from .deferred import refuse_deferred
@@ -44,6 +44,6 @@ def offload_module(module: nn.Module, *, store: TierStore, **options: Any) -> nn
         ConfigError: an argument cannot be used; also a module whose forward is a generator function or an async one.
     """
     if not isinstance(module, nn.Module):
-        raise ConfigError("module", module, "give a torch.nn.Module")
+        raise ConfigTypeError("module", module, "give a torch.nn.Module")
     refuse_deferred("module", module, module.forward)
     return _OffloadedModule(module, tiered_offload(store, **options))

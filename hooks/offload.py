@@ -25,26 +25,29 @@ from typing import Any, Never, ParamSpec, Self, TypeVar
 
 import torch
 
+from tierstore.capture import is_capturing
 from tierstore.config import SizeLike, parse_size
 from tierstore.config_file import ConfigSource, offload_options
-from tierstore.errors import ConfigError
+from tierstore.errors import ConfigError, ConfigTypeError
 from tierstore.handle import Record
 from tierstore.layout import layout_of, storage_of
 from tierstore.lookahead import LearnedOrders
 from tierstore.ownership import is_foreign
 from tierstore.store import TierStore, refuse_unknown
+from tierstore.torch_names import DisableTorchFunction, pop_hooks, push_hooks, sequence_nr, top_hooks
 from tierstore.trial import trial_of_process
 from tierstore.uncompiled import is_compiled_call, traceable, uncompiled, uncompiled_itself
 
 from .aliases import join_record
+from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
 from .compiled import warn_of_compiled_caller
 from .deferred import refuse_deferred
 from .order import PackLog, open_log
 from .recorded import RecordedScope, ScopeOptions
 from .saved import RejoinedTensor, SavedTensor
-from .select import Kept, stays_alive
+from .select import PLAIN_CLASSES, Kept, attributes_of, stays_alive
 
-__all__ = ["keep_resident", "tiered_offload"]
+__all__ = ["enclosing_scope", "keep_resident", "tiered_offload"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,12 +67,8 @@ _ADVICE_WITHIN = (
     "tiered_offload; give them the function without it, and of a module of offload_module its attribute module"
 )
 
-_sequence_nr = torch._C._autograd._get_sequence_nr
-_push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
-_pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
-_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 # Here and in `_put_back`, hooks move between thread and list in one call of C: an interrupt comes before or after.
-_TAKE_TOP_HOOKS: tuple[Any, ...] = functools.partial(_top_hooks, False), _pop_hooks
+_TAKE_TOP_HOOKS: tuple[Any, ...] = functools.partial(top_hooks, False), pop_hooks
 
 
 class tiered_offload:  # noqa: N801 - a context manager, named like those of torch
@@ -124,7 +123,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
     ) -> None:
         refuse_unknown(unknown, "min_bytes, device_bytes, select, prefetch, lookahead_bytes, trace")
         if not isinstance(store, TierStore):
-            raise ConfigError("store", store, "give an open TierStore")
+            raise ConfigTypeError("store", store, "give an open TierStore")
         self._trial = trial_of_process()
         if self._trial is not None:
             prefetch = self._trial.offload.get("prefetch", prefetch)
@@ -132,9 +131,10 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             lookahead_bytes = self._trial.offload.get("lookahead_bytes", lookahead_bytes)
             trace = self._trial.trace_of(store, torch.get_num_threads())
         if select is not None and not callable(select):
-            raise ConfigError("select", select, "give a callable(tensor) -> bool, or None")
+            raise ConfigTypeError("select", select, "give a callable(tensor) -> bool, or None")
         if prefetch not in PREFETCH_ORDERS:
-            raise ConfigError("prefetch", prefetch, f"give one of {', '.join(map(repr, PREFETCH_ORDERS))}")
+            kind = ConfigError if isinstance(prefetch, str) else ConfigTypeError
+            raise kind("prefetch", prefetch, f"give one of {', '.join(map(repr, PREFETCH_ORDERS))}")
         self._store = store
         self._min_bytes = parse_size(min_bytes, "min_bytes")
         self._device_bytes = None if device_bytes == "auto" else parse_size(device_bytes, "device_bytes")
@@ -192,7 +192,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         if self._device_bytes is not None:
             self._store.books.keep_on_device(self._device_bytes)
         try:
-            _push_hooks(scope.pack, _unpack)
+            push_hooks(scope.pack, _unpack)
         except RuntimeError as error:
             _advise(error, _ADVICE_WITHIN)
             raise
@@ -213,18 +213,20 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         if self._device_bytes is None:
             found = self._store.books.moves.devices.resident.limit_bytes or 0
             options = options._replace(device_bytes=found)
-        return RecordedScope(scope, traces, recorder, options)
+        return RecordedScope(scope, traces, recorder, options, self._store.memory_use)
 
     @uncompiled
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            _pop_hooks()
+            pop_hooks()
         finally:  # where an interrupt comes in between, too
             self._entered.scopes.pop().settle(failed=kind is not None)
         if error is not None:
             _advise(error)
+        elif kind is None:
+            self._store.warn_if_memory_stays()
 
     def __deepcopy__(self, memo: dict[int, object]) -> tiered_offload:
         """Copies of a module that offloads (an average of models, clones of a layer) share the scope and its store."""
@@ -247,7 +249,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
 
 
 @traceable
-def _unpack(packed: SavedTensor | Kept) -> torch.Tensor:
+def _unpack(packed: SavedTensor | Kept | HeldTensor) -> torch.Tensor:
     if torch.compiler.is_dynamo_compiling():
         return packed.traced()
     return packed.unpack()
@@ -287,11 +289,13 @@ class _Scope:
         self._device_of = store.books.moves.devices.device_of
 
     @uncompiled
-    def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept:
+    def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept | HeldTensor:
         """Called by autograd for each tensor that it saves. Waits while the budget is full; raises as `Residency.note`.
 
         What it refuses is still where autograd has it.
         """
+        if HOOKS_ARE_CALLED_BELOW and not tensor.requires_grad and is_below_autograd():
+            return HeldTensor(self.pack, tensor)
         found = storage_of(tensor)
         if found is None:
             return self.keep(tensor, "unsupported")
@@ -307,20 +311,24 @@ class _Scope:
         if not is_plain and is_foreign(storage):
             return self.keep(tensor, "alive elsewhere")
         is_in_host_memory = self._device_of(tensor) is None
-        if not is_in_host_memory and tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        if not is_in_host_memory and is_capturing(tensor.device):
+            return self.keep(tensor, "unsupported")
+        if attributes_of(tensor) is not None and not tensor.requires_grad:  # NOTE [The same object] in saved.py
             return self.keep(tensor, "unsupported")
         if self._select is not None and not self._select(tensor):
             return self.keep(tensor, "selected out")
-        node = _sequence_nr()
+        node = sequence_nr()
         if self._fresh and node != self._fresh_node:
             self._settle_fresh()
         if self._log.started:
             self._begin_log(node)
         reference = weakref.ref(root)
+        itself = reference if base is None else None if tensor.requires_grad else weakref.ref(tensor)
         if not (is_plain and is_in_host_memory):
-            return self._book(tensor, reference, node)
+            return self._book(tensor, reference, itself, node)
         alias, key = tensor.detach(), next(self._store.keys)
         saved = SavedTensor(alias, version, reference, address, storage._cdata, key, self._log)
+        saved.itself = itself
         self._books.note(saved, node, nbytes)
         if self._log.plan is not None or saved.index == 0:
             self._log.follow_plan(saved.index)
@@ -354,7 +362,13 @@ class _Scope:
     def _new_log(self) -> PackLog:
         return open_log(self._store, self._lookahead_bytes, self._orders, self._device_bytes)
 
-    def _book(self, tensor: torch.Tensor, root: weakref.ref[torch.Tensor], node: int) -> SavedTensor:
+    def _book(
+        self,
+        tensor: torch.Tensor,
+        root: weakref.ref[torch.Tensor],
+        itself: weakref.ref[torch.Tensor] | None,
+        node: int,
+    ) -> SavedTensor:
         """Hand over at once what is on an accelerator, and has to leave it soon, or lies over restored bytes."""
         layout = layout_of(tensor)
         joined = join_record(self._books, tensor, root, layout)
@@ -371,6 +385,7 @@ class _Scope:
             self._fresh_node = node
         log = self._log
         saved = kind(None, tensor._version, root, 0, 0, handle.record.key, log)
+        saved.itself = itself
         if isinstance(saved, RejoinedTensor):
             saved.guard(tensor, layout)
         saved.index = self._books.enter(log, handle.record, node)
@@ -407,14 +422,14 @@ class keep_resident:  # noqa: N801 - a context manager, named like those of torc
         except BaseException:  # an interrupt too, after which nobody would leave
             if len(entered) > num_entered:
                 _put_back(entered.pop())
-            if _top_hooks(False) == (pack, _unpack):
-                _pop_hooks()
+            if top_hooks(False) == (pack, _unpack):
+                pop_hooks()
             raise
 
     @uncompiled
     def _new_pack(self) -> Callable[[torch.Tensor], Kept]:
         """The hook for one entry, and no other's."""
-        scope = _enclosing_scope()
+        scope = enclosing_scope()
         return functools.partial(Kept) if scope is None else functools.partial(scope.keep, reason="selected out")
 
     @uncompiled
@@ -422,9 +437,9 @@ class keep_resident:  # noqa: N801 - a context manager, named like those of torc
         removed: _Removed = []
         entered.append(removed)
         if self._hooks:
-            _push_hooks(pack, _unpack)
+            push_hooks(pack, _unpack)
             return
-        while _top_hooks(False) is not None:
+        while top_hooks(False) is not None:
             removed.extend(filter(None, map(operator.call, _TAKE_TOP_HOOKS)))
 
     @uncompiled
@@ -433,7 +448,7 @@ class keep_resident:  # noqa: N801 - a context manager, named like those of torc
     ) -> None:
         try:
             if self._hooks:
-                _pop_hooks()
+                pop_hooks()
             else:
                 _put_back(self._entered.removed[-1])
         finally:  # where an interrupt comes in between, too
@@ -442,7 +457,7 @@ class keep_resident:  # noqa: N801 - a context manager, named like those of torc
 
 def _put_back(removed: _Removed) -> None:
     """Push what `removed` has left, and empty it."""
-    deque(starmap(_push_hooks, map(list.pop, repeat(removed, len(removed)))), maxlen=0)
+    deque(starmap(push_hooks, map(list.pop, repeat(removed, len(removed)))), maxlen=0)
 
 
 def _advise(error: BaseException, advice: str = _ADVICE) -> None:
@@ -458,11 +473,11 @@ def _leave_half_entered(scopes: list[_Scope | RecordedScope], num_before: int) -
     if len(scopes) > num_before:
         scope = scopes.pop()
         if _owner_of_hooks() is scope:
-            _pop_hooks()
+            pop_hooks()
         scope.settle(failed=True)
 
 
-def _enclosing_scope() -> _Scope | None:
+def enclosing_scope() -> _Scope | None:
     """The scope of ours whose hooks are in force on this thread, if any."""
     scope = _owner_of_hooks()
     if isinstance(scope, RecordedScope):
@@ -472,10 +487,13 @@ def _enclosing_scope() -> _Scope | None:
 
 def _owner_of_hooks() -> object:
     """Of the hooks that are in force on this thread; None where there are none, or plain functions."""
-    hooks: tuple[Any, Any] | None = _top_hooks(False)
+    hooks: tuple[Any, Any] | None = top_hooks(False)
     return getattr(hooks[0], "__self__", None) if hooks else None
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
     """What a saved tensor occupies, as far as its elements go; sparse and wrapped ones have no storage to ask."""
-    return tensor.numel() * tensor.element_size()
+    if type(tensor) in PLAIN_CLASSES:
+        return tensor.numel() * tensor.element_size()
+    with DisableTorchFunction():  # a subclass need not see what the hooks do
+        return tensor.numel() * tensor.element_size()

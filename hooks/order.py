@@ -60,7 +60,8 @@ class PackLog(NotedLog):
         self.recorder: Recorder | None = None
         self.owners: OwnerWatch | None = None
         self._orders = orders
-        self._budgets = store.host_bytes, device_bytes, store.staging_bytes
+        host_bytes, staging_bytes = self.books.moves.books.limits
+        self._budgets = host_bytes, device_bytes, staging_bytes
         self._times: GraphTimes | None = None
         self._signature = 0  # of the packs so far, as long as there is a plan
         self._asked_for: dict[int, None] = {}

@@ -17,6 +17,7 @@ from tierstore.tracing.recorder import Recorder
 from tierstore.tracing.recordings import Recordings
 from tierstore.uncompiled import uncompiled
 
+from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
 from .owners import OwnerWatch
 from .saved import SavedTensor
 from .select import Kept
@@ -44,7 +45,7 @@ class ScopeOptions(NamedTuple):
 class Packing(Protocol):
     """A scope: `tiered_offload`'s."""
 
-    def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept:
+    def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept | HeldTensor:
         """Called by autograd for each tensor that it saves."""
 
     def settle(self, *, failed: bool) -> None:
@@ -59,16 +60,25 @@ class RecordedScope:
         traces: of the store: they are told when a traced scope begins and ends.
         recorder: takes the events.
         options: of the scope, for its event.
+        memory_use: tells what the process holds: resident, and of that freed; None where that is not known.
 
     Attributes:
         scope: the scope itself.
     """
 
-    def __init__(self, scope: Packing, traces: Recordings, recorder: Recorder, options: ScopeOptions) -> None:
+    def __init__(
+        self,
+        scope: Packing,
+        traces: Recordings,
+        recorder: Recorder,
+        options: ScopeOptions,
+        memory_use: Callable[[], tuple[int | None, int | None]],
+    ) -> None:
         self.scope = scope
         self._pack = scope.pack
         self._traces = traces
         self._recorder = recorder
+        self._memory_use = memory_use
         self._thread = threading.get_ident()
         self._number = next(_numbers)
         self._owners: OwnerWatch | None = None  # of what was packed last
@@ -76,13 +86,15 @@ class RecordedScope:
         recorder.append((Scope, _now(), self._thread, threading.current_thread().name, self._number, *options))
 
     @uncompiled
-    def pack(self, tensor: torch.Tensor) -> RecordedTensor | SavedTensor | Kept:
+    def pack(self, tensor: torch.Tensor) -> RecordedTensor | SavedTensor | Kept | HeldTensor:
         """As the scope's."""
+        if HOOKS_ARE_CALLED_BELOW and not tensor.requires_grad and is_below_autograd():
+            return HeldTensor(self.pack, tensor)
         if self._owners is not None:
             self._owners.look()
         began = _now()
         saved = self._pack(tensor)
-        if isinstance(saved, Kept):
+        if isinstance(saved, (Kept, HeldTensor)):
             return saved
         ended = _now()
         log, index, recorder = saved.log, saved.index, self._recorder
@@ -116,7 +128,7 @@ class RecordedScope:
             if self._owners is not None:
                 self._owners.look_at_all()
         finally:
-            self._recorder.append((ScopeEnd, _now(), self._thread, self._number, failed))
+            self._recorder.append((ScopeEnd, _now(), self._thread, self._number, failed, *self._memory_use()))
             self._traces.leave(self._recorder)
 
 

@@ -1,6 +1,21 @@
-"""What the graph holds in the place of a saved tensor that was handed to a store."""
+"""What the graph holds in the place of a saved tensor that was handed to a store.
+
+NOTE [The same object]
+What backward gets should not depend on the hooks, down to the class of a tensor and the attributes that somebody set on
+it: a function may compute with them. Hooks that do nothing, `lambda tensor: tensor`, set the measure. Autograd treats
+what they return in two ways (`SavedVariable::unpack` of torch/csrc/autograd/saved_variable.cpp, torch 2.11 and 2.13):
+
+* Where the saved tensor requires no gradient, the function gets the very object. So that is handed out for as long as
+  somebody else keeps it alive. It is not what the store holds: who holds an object cannot be told from the owners of
+  its storage. Once it has died, its bytes come back, but what was set on it would not. So a tensor of a subclass, and
+  one that has attributes when it is packed, is kept where it is, itself (`Kept` in `select.py`).
+* Where it requires gradients, the function gets a new tensor over the same memory, of no subclass and without
+  attributes (unless a `__torch_dispatch__` makes them). So it matters not which of its aliases is handed out.
+"""
 
 from __future__ import annotations
+
+import weakref
 
 import torch
 
@@ -18,11 +33,16 @@ _EMPTY = torch.empty(0, device="cpu")
 
 
 class SavedTensor(NotedTensor):
-    """The tensor itself, guarded, while it is only noted; then a reference to its bytes, and its geometry."""
+    """An alias of the tensor, guarded, while it is only noted; then a reference to its bytes, and its geometry.
 
-    __slots__ = ()
+    Attributes:
+        itself: the saved tensor, for as long as that lives; None: a view that requires gradients.
+    """
+
+    __slots__ = ("itself",)
 
     log: PackLog
+    itself: weakref.ref[torch.Tensor] | None
 
     @uncompiled
     def unpack(self) -> torch.Tensor:
@@ -30,11 +50,14 @@ class SavedTensor(NotedTensor):
         alias, log = self.alias, self.log
         if alias is None or log.books.closed is not None:
             self._book()
-            return log.fetch(self.index, self.layout)
-        check_unchanged(alias, self.version)
-        log.asked_for(self.index)
-        root = self.root()  # NOTE [Stolen gradients] in tierstore/residency.py
-        return root if root is not None and is_same_view(root, alias) else alias
+            alias = log.fetch(self.index, self.layout)
+        else:
+            check_unchanged(alias, self.version)
+            log.asked_for(self.index)
+        itself = None if self.itself is None else self.itself()  # NOTE [Stolen gradients] in tierstore/residency.py
+        if itself is None or (itself.requires_grad and not is_same_view(itself, alias)):
+            return alias
+        return itself
 
     def traced(self) -> torch.Tensor:
         """Under a trace of the graph: what `unpack` gives, each time that the traced graph runs."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.census import Census
-from tierstore import TierStore
+from tierstore import TierStore, host
 from tierstore.demo.vector_math import choose_vector_kernels
 
 MakeStore = Callable[..., TierStore]
@@ -24,6 +24,7 @@ _CENSUS = pytest.StashKey[Census]()
 @pytest.hookimpl(trylast=True)  # after pytest-xdist's own
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_CENSUS] = Census()
+    host.MOST_NOTED_BYTES = 0  # most tests have small tensors, and need them to leave; see test_small_tensors.py
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # a shell's background; whoever is started from here inherits it

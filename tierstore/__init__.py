@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .errors import (
         ConfigError,
+        ConfigTypeError,
         CorruptDataError,
         DaemonUnavailableError,
         ModifiedInPlaceError,
@@ -30,14 +31,16 @@ if TYPE_CHECKING:
         StoreFullError,
         TierStoreError,
         TierStoreWarning,
+        UnsupportedTorchError,
     )
     from .handle import Handle
-    from .hooks import keep_resident, offload_module, tiered_offload
+    from .hooks import keep_resident, offload_module, selective_checkpoint_contexts, tiered_offload
     from .stats import StoreStats
     from .store import TierStore
 
 __all__ = [
     "ConfigError",
+    "ConfigTypeError",
     "CorruptDataError",
     "DaemonUnavailableError",
     "Handle",
@@ -52,8 +55,10 @@ __all__ = [
     "TierStore",
     "TierStoreError",
     "TierStoreWarning",
+    "UnsupportedTorchError",
     "keep_resident",
     "offload_module",
+    "selective_checkpoint_contexts",
     "tiered_offload",
 ]
 
@@ -65,6 +70,7 @@ _HOMES = {
     "TierStore": ".store",
     "keep_resident": ".hooks",
     "offload_module": ".hooks",
+    "selective_checkpoint_contexts": ".hooks",
     "tiered_offload": ".hooks",
 }
 
@@ -72,7 +78,10 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, ".errors"), __name__), name)
+    try:
+        return getattr(import_module(_HOMES.get(name, ".errors"), __name__), name)
+    except AttributeError as error:  # Python would say no more than "cannot import name"
+        raise ImportError(f"tierstore cannot be imported here: {error}", name=__name__) from error
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from .handle import Handle, Record
+from .host import HostBooks
 from .layout import Layout, layout_of
 from .lent import LentViews
 from .noted import NotedLog, NotedTensor, NotedTensors
@@ -27,15 +28,16 @@ class Booking:
         pending: gets what is booked here.
         counters: of the store; tensors that turn out to be views of one storage are counted once.
         lent_views: of the store; gets what was handed out before it is booked.
+        books: of host memory; some of what is noted is charged there.
 
     Attributes:
         records: of all living handles, by key.
         noted: saved tensors that have no record.
     """
 
-    def __init__(self, pending: Pending[Record], counters: Counters, lent_views: LentViews) -> None:
+    def __init__(self, pending: Pending[Record], counters: Counters, lent_views: LentViews, books: HostBooks) -> None:
         self.records: dict[int, Record] = {}
-        self.noted = NotedTensors()
+        self.noted = NotedTensors(books)
         self._pending = pending
         self._counters = counters
         self._lent_views = lent_views

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .bits import pack_bits, packed_bytes, unpack_bits
 from .byte_planes import join_planes, split_planes
 from .constant import WORD_BYTES, fill_with, word_of
-from .errors import ConfigError
+from .errors import ConfigError, ConfigTypeError
 
 if TYPE_CHECKING:
     import zstandard
@@ -114,7 +114,7 @@ def parse_codec(text: str) -> Codec | None:
         level = int(match[2]) if match[2] else _DEFAULT_LEVEL
         if level in _LEVELS and level != 0:  # zstd's 0 is its own word for 3: one name per thing
             return Codec(match[1], level)
-    raise ConfigError("codec", text, _ALLOWED)
+    raise (ConfigError if isinstance(text, str) else ConfigTypeError)("codec", text, _ALLOWED)
 
 
 class Workspace:

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal, get_args
 
-from .errors import ConfigError
+from .errors import ConfigError, ConfigTypeError
 
 __all__ = [
     "DEFAULT_ADDRESS",
+    "MODES",
+    "Mode",
     "SizeLike",
     "available_host_bytes",
     "check_directory",
@@ -23,6 +27,7 @@ __all__ = [
     "local_world_size",
     "memory_cgroup_limits",
     "parse_io_depth",
+    "parse_return_memory",
     "parse_size",
     "program_name",
     "rank_of_process",
@@ -43,6 +48,13 @@ _UNITS: Mapping[str, int] = {
 }  # fmt: skip
 _SIZE = re.compile(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*([a-zA-Z]*)\s*", re.ASCII)
 _MOST_IO_DEPTH = 64
+_UNLIMITED_BYTES = 2**62
+"""Version 1 of memory cgroups says that there is no limit by the largest number of whole pages."""
+
+Mode = Literal["auto", "always", "never"]
+"""When memory that was freed goes back to the system: see `tierstore.returning.policy`."""
+MODES: tuple[Mode, ...] = get_args(Mode)
+
 _ALLOWED_SIZE = 'give a number of bytes (0 or more) or a string such as "8GiB", "64KiB", "1.5GB"'
 
 
@@ -54,12 +66,15 @@ def parse_size(value: SizeLike, option: str) -> int:
         option: the argument's name, for the message.
 
     Raises:
-        ConfigError: not a size; names the option, what was given and what is allowed.
+        ConfigError: not a size; names the option, what was given and what is allowed. ConfigTypeError: neither a number
+            nor a string.
     """
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ConfigTypeError(option, value, _ALLOWED_SIZE)
+    if isinstance(value, int):
         if value >= 0:
             return value
-    elif isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+    elif match := _SIZE.fullmatch(value):
         number, unit = match.groups()
         if (factor := _UNITS.get(unit.lower())) is not None:
             return int(float(number) * factor) if "." in number else int(number) * factor
@@ -68,9 +83,23 @@ def parse_size(value: SizeLike, option: str) -> int:
 
 def parse_io_depth(value: int) -> int:
     """Check how many records may be at a drive at once. Raises ConfigError: not a whole number from 1 to 64."""
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_IO_DEPTH:
-        return value
-    raise ConfigError("io_depth", value, f"give a whole number from 1 to {_MOST_IO_DEPTH}")
+    allowed = f"give a whole number from 1 to {_MOST_IO_DEPTH}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigTypeError("io_depth", value, allowed)
+    if not 1 <= value <= _MOST_IO_DEPTH:
+        raise ConfigError("io_depth", value, allowed)
+    return value
+
+
+def parse_return_memory(value: str) -> Mode:
+    """Check when freed memory is to be returned. Raises ConfigError: it is none of the three."""
+    allowed = f"give one of {', '.join(map(repr, MODES))}"
+    if not isinstance(value, str):
+        raise ConfigTypeError("return_memory", value, allowed)
+    for mode in MODES:
+        if value == mode:
+            return mode
+    raise ConfigError("return_memory", value, allowed)
 
 
 def format_bytes(nbytes: float) -> str:
@@ -90,7 +119,7 @@ def check_directory(path: object) -> Path:
             system disk), is not a directory, or cannot be written to.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise ConfigError("path", path, "give the path of an existing directory")
+        raise ConfigTypeError("path", path, "give the path of an existing directory")
     directory = Path(path)
     try:
         exists = directory.exists()
@@ -144,6 +173,8 @@ def program_name() -> str:
 def available_host_bytes() -> int:
     """Memory this process may still take: what the kernel calls available, within the memory cgroup's limit.
 
+    Within a limit on addresses too (`ulimit -v`, RLIMIT_AS), of which what is mapped counts as taken.
+
     Reads MemAvailable of /proc/meminfo (proc(5)) and the limit and use of the process's own cgroup, version 2
     (memory.max, memory.current) or 1 (memory.limit_in_bytes, memory.usage_in_bytes), up to the root.
     """
@@ -152,11 +183,18 @@ def available_host_bytes() -> int:
     available = int(match[1]) * 1024 if match else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit, used in memory_cgroup_limits():
         available = min(available, max(0, limit - used))
+    address_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_limit != resource.RLIM_INFINITY:
+        num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        available = min(available, max(0, address_limit - num_pages * os.sysconf("SC_PAGE_SIZE")))
     return available
 
 
 def memory_cgroup_limits() -> list[tuple[int, int]]:
-    """(limit, use without reclaimable page cache) in bytes of every memory cgroup above this process."""
+    """(limit, use without reclaimable page cache) in bytes of every memory cgroup above this process.
+
+    Page cache that is in use is counted by half, much as the kernel does for MemAvailable (mm/show_mem.c).
+    """
     limits = []
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, group = line.split(":", 2)
@@ -185,11 +223,17 @@ def memory_cgroup_limits() -> list[tuple[int, int]]:
 
 def _limit_of(folder: Path, limit_name: str, used_name: str, cache_key: str) -> list[tuple[int, int]]:
     try:
-        limit, used = (folder / limit_name).read_text().strip(), int((folder / used_name).read_text())
+        limit = (folder / limit_name).read_text().strip()
+        if not limit.isdecimal() or int(limit) >= _UNLIMITED_BYTES:
+            return []  # "max", or what version 1 says instead
+        used = int((folder / used_name).read_text())
         statistics = (folder / "memory.stat").read_text()
     except (OSError, ValueError):
         return []  # this level has no memory controller, or is not ours to read: it limits nothing we can see
-    if not limit.isdecimal():
-        return []  # "max"
-    cache = re.search(rf"^{cache_key} (\d+)", statistics, re.MULTILINE)
-    return [(int(limit), used - (int(cache[1]) if cache else 0))]
+    idle, in_use = (_statistic(statistics, key) for key in (cache_key, cache_key.replace("inactive", "active")))
+    return [(int(limit), used - idle - in_use // 2)]
+
+
+def _statistic(statistics: str, key: str) -> int:
+    found = re.search(rf"^{key} (\d+)", statistics, re.MULTILINE)
+    return int(found[1]) if found else 0

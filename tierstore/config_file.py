@@ -25,7 +25,7 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from .config import SizeLike
-from .errors import ConfigError
+from .errors import ConfigError, ConfigTypeError
 from .toml_file import read_toml, typed
 
 __all__ = ["ConfigSource", "FileOptions", "OffloadTable", "StoreTable", "offload_options", "store_options"]
@@ -49,6 +49,7 @@ class StoreTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     checksum: bool | UnsetType = UNSET
     io_depth: int | UnsetType = UNSET
     max_write_bytes_per_day: SizeLike | UnsetType | None = UNSET
+    return_memory: str | UnsetType = UNSET
     window_bytes: SizeLike | UnsetType = UNSET
     reconnect_seconds: float | UnsetType = UNSET
     name: str | UnsetType | None = UNSET
@@ -88,7 +89,7 @@ class FileOptions:
         except ConfigError as error:
             if error.option not in self._where:
                 raise
-            raise ConfigError(self._where[error.option], error.given, error.allowed) from error.__cause__
+            raise type(error)(self._where[error.option], error.given, error.allowed) from error.__cause__
 
 
 def store_options(config: ConfigSource, changes: Mapping[str, Any]) -> FileOptions:
@@ -127,7 +128,7 @@ def _read(config: ConfigSource) -> tuple[_Document, str]:
         file = Path(config)
         return typed(read_toml(file, "config"), _Document, str(file)), str(file)
     if not isinstance(config, Mapping):
-        raise ConfigError(
+        raise ConfigTypeError(
             "config", config, "give the path of a TOML file, or a mapping with the tables store and offload"
         )
     return typed(_with_text_paths(config), _Document, _NAME_OF_MAPPING), _NAME_OF_MAPPING

@@ -5,15 +5,23 @@ What waits for what is decided by those who call it: NOTE [Stream order] in `dev
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+
+from .capture import beside_captures, is_capturing
+from .threads import is_thread_of_store
 
 __all__ = ["AcceleratorCopies", "Copies", "Marker"]
 
 _RESERVED_SHARE = 20
 """Of a device's memory, one part in so many is not called spare: fragments, libraries' workspaces."""
+
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 50e-6, 1e-3
+"""Between two looks at an event that is waited for; each pause is twice the one before."""
 
 
 class Marker(Protocol):
@@ -62,46 +70,58 @@ class Copies(Protocol):
         """Memory of the device that was never in use so far, with a reserve for fragments; None: not known."""
 
 
-class _Point:
-    """An event of an accelerator, for any thread. A `Marker`.
+def _stay_on(device: torch.device) -> None:
+    """Have a thread of the store's own stay on the device that it is about to touch.
 
-    A thread that never chose a device has the first one as its current one, and whatever it asks the driver may open a
-    context there: hundreds of MiB on a device that this process does not use. So it asks from the event's own.
+    A thread that never chose a device has the first one as its current one. To record, await or destroy an event,
+    PyTorch goes to the event's device and back (c10/cuda/impl/CUDAGuardImpl.h), and coming back opens a context:
+    hundreds of MiB on a device that this process may not use. What such a thread drops it has touched before.
     """
+    if device.index is not None and is_thread_of_store() and torch.accelerator.current_device_index() != device.index:
+        torch.accelerator.set_device_index(device.index)
 
-    __slots__ = ("_device", "event")
+
+@contextmanager
+def _asking(device: torch.device) -> Iterator[None]:
+    """Ask the driver about something of the device: from there, and to nobody's harm."""
+    _stay_on(device)
+    with torch.accelerator.device_index(device.index), beside_captures(device):
+        yield
+
+
+class _Point:
+    """An event of an accelerator, for any thread. A `Marker`."""
+
+    __slots__ = ("device", "event")
 
     def __init__(self, event: torch.Event, device: torch.device) -> None:
         self.event = event
-        self._device = device
+        self.device = device
 
     def query(self) -> bool:
         """See `Marker`. While this thread captures a graph, which would forbid to ask: not yet."""
-        if _is_capturing(self._device):
-            return False
-        with self._on_device():
-            return self.event.query()
+        return not is_capturing(self.device) and self._is_over()
 
     def synchronize(self) -> None:
-        """See `Marker`."""
-        with self._on_device():
-            self.event.synchronize()
+        """See `Marker`.
 
-    def _on_device(self) -> AbstractContextManager[None]:
-        return torch.accelerator.device_index(self._device.index)
+        It looks now and then. `cudaEventSynchronize` keeps a core busy for as long as it waits, unless the event was
+        made a blocking one, and `torch.Event` makes none: it takes `blocking` and ignores it (torch/csrc/Event.cpp).
+        """
+        pause_seconds = _SHORTEST_PAUSE_SECONDS
+        while not self._is_over():
+            time.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+
+    def _is_over(self) -> bool:
+        with _asking(self.device):
+            return self.event.query()
 
 
-def _event_of(marker: Marker) -> torch.Event:
+def _point(marker: Marker) -> _Point:
     if not isinstance(marker, _Point):
         raise TypeError(f"{marker!r} is no event of this copy engine")
-    return marker.event
-
-
-def _is_capturing(device: torch.device) -> bool:
-    """Whether this thread captures a graph. (Never on a default stream, which must not be asked while others do.)"""
-    if device.type != "cuda" or torch.accelerator.current_stream(device).stream_id == 0:
-        return False
-    return torch.cuda.is_current_stream_capturing()
+    return marker
 
 
 class AcceleratorCopies:
@@ -125,6 +145,7 @@ class AcceleratorCopies:
 
     def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: torch.Stream) -> _Point:
         """See `Copies`."""
+        _stay_on(source.device)
         copying = self._stream(source.device, "out")
         copying.wait_event(stream.record_event())
         with copying:
@@ -139,25 +160,28 @@ class AcceleratorCopies:
         Raises:
             RuntimeError: while this thread captures a graph: replayed, it would copy what the slot holds by then.
         """
-        if _is_capturing(device):
+        if is_capturing(device):
             raise RuntimeError(
                 "a backward that is captured as a graph asks for a tensor that its forward has offloaded: "
                 "capture the forward too, or run it inside tierstore.keep_resident()"
             )
+        _stay_on(device)
         with stream:
             target = torch.empty(source.numel(), dtype=torch.uint8, device=device)
             allocated = stream.record_event()
         copying = self._stream(device, "in")
         copying.wait_event(allocated)
         if ready is not None:
-            copying.wait_event(_event_of(ready))
+            copying.wait_event(_point(ready).event)
         with copying:
             target.copy_(source, non_blocking=True)
             return target, _Point(copying.record_event(), device)
 
     def wait(self, stream: torch.Stream, marker: Marker) -> None:
         """See `Copies`."""
-        stream.wait_event(_event_of(marker))
+        point = _point(marker)
+        _stay_on(point.device)
+        stream.wait_event(point.event)
 
     def share(self, memory: torch.Tensor, stream: torch.Stream) -> None:
         """See `Copies`."""
@@ -165,14 +189,14 @@ class AcceleratorCopies:
 
     def mark(self, stream: torch.Stream) -> _Point | None:
         """See `Copies`."""
-        if _is_capturing(stream.device):
+        if is_capturing(stream.device):
             return None
         event = torch.Event(stream.device, enable_timing=True)
         return _Point(stream.record_event(event), stream.device)
 
     def seconds_between(self, earlier: Marker, later: Marker) -> float:
         """See `Copies`."""
-        return _event_of(earlier).elapsed_time(_event_of(later)) / 1000
+        return _point(earlier).event.elapsed_time(_point(later).event) / 1000
 
     def spare_bytes(self, device: torch.device) -> int | None:
         """See `Copies`; what PyTorch has reserved and never used counts, since the peak was last reset."""

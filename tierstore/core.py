@@ -10,11 +10,13 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from .config import Mode
 from .disk.local import NUM_AT_ONCE
 from .engine import NUM_BESIDE_DEVICE, Engine, OpenDisk
 from .errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
 from .lifetime import watch_over
 from .residency import Residency
+from .returning.returner import Returner
 from .threads import is_thread_of_store
 from .tracing.events import StoreSettings
 from .tracing.machine import header_of
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from .copies import Copies
 
 __all__ = ["Core", "DiskOptions"]
+
+_OPEN_DEADLINE_SECONDS = 60.0  # for the end of what was begun, where a store cannot be opened
 
 
 class DiskOptions(NamedTuple):
@@ -42,9 +46,14 @@ class Core:
         store: whoever hands it out; when that dies, the engine ends.
         name: of the store, for messages.
         host_bytes, staging_bytes: the limits of the two windows of host memory.
+        staging_grows: see NOTE [Large tensors] in `host.py`.
         open_disk: opens the disk tier, on the engine's loop.
         disk_options: as they were given; None: the disk tier is a daemon's, which has its own.
         copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
+        return_memory: when freed memory is returned.
+
+    Attributes:
+        returner: returns it.
 
     The constructor blocks until the disk tier is open; `close` (not on a store's own threads) and `end_at_exit` for the
     I/O in progress.
@@ -61,14 +70,19 @@ class Core:
         name: str,
         host_bytes: int,
         staging_bytes: int,
+        staging_grows: bool,
         open_disk: OpenDisk,
         disk_options: DiskOptions | None,
         copies: Copies | None,
+        return_memory: Mode,
     ) -> None:
         self.name = name
         self._opened_at = time.monotonic()
         self._closed_at: float | None = None
-        self.books = Residency(name, host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
+        self.books = Residency(
+            name, host_bytes=host_bytes, staging_bytes=staging_bytes, staging_grows=staging_grows, copies=copies
+        )
+        self.returner = Returner(return_memory, self.books.has_any)
         num_lanes = NUM_BESIDE_DEVICE + (NUM_AT_ONCE if disk_options is None else disk_options.io_depth)
         self._start_engine(store, open_disk, num_lanes)
         self.books.moves.engine = self.engine
@@ -87,9 +101,11 @@ class Core:
             num_restore_lanes=num_lanes,
             io_mode=usage.io_mode,
             io_depth=None if disk_options is None else disk_options.io_depth,
+            staging_grows=staging_grows,
         )
         self.traces = Recordings(self.books, partial(header_of, settings))
         watch_over(self)
+        self._start_returner()
 
     def _start_engine(self, store: object, open_disk: OpenDisk, num_lanes: int) -> None:
         try:
@@ -107,6 +123,13 @@ class Core:
             reason = error.reason if isinstance(error, StoreFullError) else str(error)
             raise StorageIOError("open", self.name, reason, "nothing was stored") from error
 
+    def _start_returner(self) -> None:
+        try:
+            self.returner.start()
+        except OSError as error:
+            self.close(_OPEN_DEADLINE_SECONDS)
+            raise StorageIOError("open", self.name, str(error), "nothing was stored") from error
+
     @property
     def open_seconds(self) -> float:
         """Since it was opened, until it was closed."""
@@ -118,6 +141,7 @@ class Core:
         if self._closed_at is None:
             self._closed_at = time.monotonic()
         self.books.close()
+        self.returner.request_stop()
         if is_thread_of_store():
             self.engine.request_stop()
             self.traces.request_stop()
@@ -125,10 +149,12 @@ class Core:
         try:
             self.engine.stop(deadline_seconds)
         finally:
+            self.returner.stop(deadline_seconds)
             self.traces.end(deadline_seconds, "the store was closed")
 
     def _store_died(self) -> None:
         """Nobody refers to it any more. It may not even have come to be: an interrupt."""
+        self.returner.request_stop()
         traces: Recordings | None = getattr(self, "traces", None)
         if traces is not None:
             traces.request_stop()
@@ -136,6 +162,7 @@ class Core:
     def end_at_exit(self, deadline_seconds: float) -> None:
         """See `Mortal`."""
         self.books.close("the interpreter exits")
+        self.returner.stop(deadline_seconds)
         try:
             self.engine.stop(deadline_seconds)
         except TierStoreError:

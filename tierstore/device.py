@@ -120,9 +120,13 @@ class DeviceTier:
 
     def keep(self, limit_bytes: int) -> None:
         """From now on so much may stay. What is being timed has run under another limit: that tells nothing."""
+        self.spoil_times()
+        self.resident.limit_bytes = limit_bytes
+
+    def spoil_times(self) -> None:
+        """What is being timed tells nothing."""
         if (times := self._open_times()) is not None:
             times.spoil()
-        self.resident.limit_bytes = limit_bytes
 
     def time_graph(self, record: Record) -> GraphTimes:
         """Take the times of the graph whose first pack the record is."""
@@ -173,10 +177,14 @@ class DeviceTier:
     def _bound_flight(self) -> None:
         self.poll()
         while self._window.flies_too_much() and len(self._flights) > 1:
-            flight = self._flights.popleft()
-            self._wait(flight.record.stream, flight.done)
-            self._land(flight)
-            self._busy.append((flight.done, partial(_arrive, flight.record)))
+            self._land_early()
+
+    def _land_early(self) -> None:
+        """Have the stream that packed wait for the oldest copy out, and let go of its memory."""
+        flight = self._flights.popleft()
+        self._wait(flight.record.stream, flight.done)
+        self._land(flight)
+        self._busy.append((flight.done, partial(_arrive, flight.record)))
 
     def poll(self) -> None:
         """Let go of what copies have finished with. (An event of a device cannot be awaited: it is looked at.)"""
@@ -209,7 +217,11 @@ class DeviceTier:
         return record.claims is not None
 
     def reload(self, record: Record, source: torch.Tensor, slot: Slot) -> None:
-        """Begin to copy the slot back. Whoever is to use the source's bytes has to `hand_over` first."""
+        """Begin to copy the slot back. Whoever is to use the source's bytes has to `hand_over` first.
+
+        Raises:
+            torch.OutOfMemoryError: the device has no room; nothing was changed.
+        """
         target, copied = self._copies.copy_in(slot.as_plain_tensor(), _device_of(record), record.stream, record.ready)
         source.data = target
         record.ready = copied
@@ -239,6 +251,19 @@ class DeviceTier:
         self._num_ahead -= reload.memory is not None
         reload.memory = None
         reload.streams.append(current)
+
+    def make_room(self) -> None:
+        """Let go of all that is on its way, and of what was copied back: whoever uses that holds it. Does not block.
+
+        A block goes back to its own stream, which is made to wait for the copy: whatever is put there comes after it.
+        """
+        while self._flights:
+            self._land_early()
+        for reload in list(self._reloaded.values()):
+            if reload.memory is not None:
+                self._wait(reload.record.stream, reload.copied)
+                self._num_ahead, reload.memory = self._num_ahead - 1, None
+            self._forget_device_bytes(self.unload(reload.record))
 
     def has_room_to_reload(self, nbytes: int) -> bool:
         """Whether so much more may be copied back before it is asked for."""

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import uvloop
 
 from .errors import StorageIOError
+from .handle import Record, State
+from .host import SMALL_BYTES
 from .remains import Remains
 from .threads import IoThreads, start_thread
 
 if TYPE_CHECKING:
     from .copies import Marker
     from .disk.tier import DiskTier, Kind, Loaded, Stored
-    from .handle import Record
 
 __all__ = ["Engine", "OpenDisk", "Spill", "Transfers"]
 
@@ -39,6 +40,11 @@ NUM_BESIDE_DEVICE = 3
 """Of them, so many more than are at the device."""
 
 _NUM_OTHER_THREADS = 2  # for the index and the segments: every lane may be waiting for a turn
+
+_MOST_HELD_BYTES = 2**20
+_MOST_HELD = 1024
+"""Small records are held back until so many of them, or so many bytes, are to be written, or somebody waits. Most
+of what a small graph saves is asked for again, or gone, before that. It stays in staging, which counts it anyway."""
 
 DEMAND, PREFETCH = 0, 1
 
@@ -128,6 +134,8 @@ class Engine:
         self._num_spills, self._num_restores = num_spills, num_restores
         self._transfers = transfers
         self._inbox: deque[tuple[_Queue, tuple[int, int, Record]]] = deque()
+        self._held: list[tuple[int, Record]] = []
+        self._held_bytes = 0
         self._discards: deque[int] = deque()
         self._numbers = itertools.count()
         self._awake = False
@@ -166,8 +174,26 @@ class Engine:
     # --- any thread -------------------------------------------------------------------------------------------
 
     def submit_spill(self, record: Record) -> None:
-        """Have the record written."""
-        self._submit(self._spills, record, PREFETCH)
+        """Have the record written; a small one when there are more of them, or at the latest after `hurry`."""
+        if record.nbytes > SMALL_BYTES:
+            self._submit(self._spills, record, PREFETCH)
+            return
+        self._held.append((next(self._numbers), record))
+        self._held_bytes += record.nbytes
+        if self._held_bytes > _MOST_HELD_BYTES or len(self._held) >= _MOST_HELD:
+            self._held = [each for each in self._held if each[1].state is State.QUEUED]
+            self._held_bytes = sum(record.nbytes for _, record in self._held)
+            if self._held_bytes > _MOST_HELD_BYTES // 2 or len(self._held) >= _MOST_HELD // 2:
+                self.hurry()
+
+    def hurry(self) -> None:
+        """Somebody waits, or wants to see progress: hold no record back."""
+        if self._held:
+            held, self._held, self._held_bytes = self._held, [], 0
+            for number, record in held:
+                if record.state is State.QUEUED:
+                    self._inbox.append((self._spills, (PREFETCH, number, record)))
+            self._wake()
 
     def submit_restore(self, record: Record, *, demanded: bool) -> None:
         """Have the record read; again with `demanded` to let it overtake those that nobody waits for yet."""

@@ -4,14 +4,16 @@
 
     TierStoreError
     ├── ConfigError (also a ValueError)           an option, a path or a size is not usable
+    │   └── ConfigTypeError (also a TypeError)    a keyword is unknown, or a value is of the wrong type
     ├── StoreClosedError                          the store was closed, or belongs to another process
     ├── StoreBusyError                            a signal handler or finalizer called the store that it interrupted
-    ├── StoreFullError                            host memory and disk budget are both exhausted
+    ├── StoreFullError (also a MemoryError)       host memory and disk budget are both exhausted
     │   └── QuotaExceededError                    the daemon's quota for this session is
     ├── CorruptDataError                          bytes on disk are not the bytes that were written
     ├── StorageIOError                            the device or the file system failed
     ├── ModifiedInPlaceError (also a RuntimeError)  a saved tensor was changed before backward used it
     ├── DaemonUnavailableError                    the sidecar did not come back in time
+    ├── UnsupportedTorchError (also an ImportError)  this torch lacks what tierstore stands on
     └── ProtocolError                             the peer on the socket does not speak our protocol
     TierStoreWarning (a UserWarning)              right, but not what was probably meant
 
@@ -27,6 +29,7 @@ from typing import Any
 
 __all__ = [
     "ConfigError",
+    "ConfigTypeError",
     "CorruptDataError",
     "DaemonUnavailableError",
     "ModifiedInPlaceError",
@@ -38,6 +41,7 @@ __all__ = [
     "StoreFullError",
     "TierStoreError",
     "TierStoreWarning",
+    "UnsupportedTorchError",
 ]
 
 _MOST_SHOWN = 500
@@ -90,6 +94,13 @@ class ConfigError(TierStoreError, ValueError):
 
 
 @dataclass(eq=False)
+class ConfigTypeError(ConfigError, TypeError):
+    """An argument has no such name, or its value is of the wrong type: what Python itself raises `TypeError` for."""
+
+    __str__ = ConfigError.__str__
+
+
+@dataclass(eq=False)
 class StoreClosedError(TierStoreError):
     """The store is closed; what it held is gone.
 
@@ -128,7 +139,7 @@ class StoreBusyError(TierStoreError):
 
 
 @dataclass(eq=False)
-class StoreFullError(TierStoreError):
+class StoreFullError(TierStoreError, MemoryError):
     """Neither host memory nor disk can take the bytes. They are still where they were; nothing was lost.
 
     Attributes:
@@ -275,3 +286,24 @@ class ProtocolError(TierStoreError):
 
     def __str__(self) -> str:
         return f"{self.peer} broke the protocol: {self.reason}; the connection was closed"
+
+
+@dataclass(eq=False)
+class UnsupportedTorchError(TierStoreError, ImportError):
+    """The installed torch lacks private names that tierstore uses. Nothing was imported.
+
+    Attributes:
+        torch_version: what is installed.
+        missing: the names.
+        tried: the releases that have them, in words.
+    """
+
+    torch_version: str
+    missing: tuple[str, ...]
+    tried: str
+
+    def __str__(self) -> str:
+        return (
+            f"tierstore cannot run with torch {self.torch_version}, which has no {', '.join(self.missing)}; "
+            f"it was tried with torch {self.tried}: install one of these, or a newer tierstore"
+        )

@@ -7,7 +7,7 @@ disk already costs nothing to drop.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
@@ -78,6 +78,15 @@ class EvictionOrder(Generic[R]):
         self._used[record.key] = record
         self._used.move_to_end(record.key)
 
+    def want_again(self, record: R) -> None:
+        """The record, if it was asked for already, will be again."""
+        if self._used.pop(record.key, None) is not None:
+            self.add_clean(record)
+
+    def is_clean(self, record: R) -> bool:
+        """Whether it is on disk already, and still to be asked for."""
+        return record.key in self._clean
+
     def remove(self, record: R) -> None:
         """The record may not leave any more, or has left."""
         for queue in (self._dirty, self._leaving, self._asked, self._clean, self._used):
@@ -86,6 +95,10 @@ class EvictionOrder(Generic[R]):
     def next_used(self) -> R | None:
         """What to drop next of what is on disk already and was asked for; None where there is nothing."""
         return next(iter(self._used.values()), None)
+
+    def first_used(self, is_free: Callable[[R], bool]) -> R | None:
+        """The first of those that is free; None where there is none."""
+        return next(filter(is_free, self._used.values()), None)
 
     def next_clean(self) -> R | None:
         """What to drop next of what is on disk already; None where there is nothing."""

@@ -10,10 +10,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 
 from .errors import StoreBusyError, TierStoreError
 
-__all__ = ["ENDINGS", "ended_by_signals", "is_interrupt"]
+__all__ = ["ENDINGS", "ended_by_signals", "is_half_changed", "is_interrupt"]
 
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 """A service manager's, and a terminal's that goes away."""
@@ -46,6 +47,31 @@ def is_interrupt(error: BaseException) -> bool:
             return True
         traceback = traceback.tb_next
     return not is_known
+
+
+_CHANGING = "is_changing"
+"""The name of a local variable. A method that changes the books sets it before the first step and takes it back after
+the last one. It costs nothing, belongs to this call alone, and keeps its value when something is raised."""
+
+
+def is_half_changed(traceback: TracebackType | None, module: str) -> bool:
+    """Whether what has come up this way, by an interrupt, may have left a change half done.
+
+    `module`: whose methods begin the changes. The first of them in the traceback has to have the mark; a function
+    without it that is called where nothing is being changed changes nothing.
+    """
+    has_begun = False
+    while traceback is not None:
+        frame = traceback.tb_frame
+        is_marked = _CHANGING in frame.f_code.co_varnames
+        if is_marked and frame.f_locals.get(_CHANGING, False):
+            return True
+        if not has_begun and frame.f_globals.get("__name__") == module and frame.f_code.co_name != "call":
+            has_begun = True
+            if not is_marked:
+                return True
+        traceback = traceback.tb_next
+    return False
 
 
 def _is_of_system(error: Exception) -> bool:

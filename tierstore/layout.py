@@ -7,12 +7,26 @@ the second from the first, exactly: dtype, size, stride, offset, and the lazy co
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import reduce, wraps
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
+
+from .torch_names import (
+    MODE_KEYS,
+    DisableTorchFunction,
+    DispatchKeySet,
+    ExcludeDispatchKeyGuard,
+    innermost_transform,
+    is_function_mode_on,
+    num_dispatch_modes,
+    set_conj,
+    set_neg,
+    storage_address,
+)
 
 __all__ = [
     "Layout",
@@ -38,11 +52,6 @@ _SPAN_ALIGNMENT_BYTES = 64
 """Spans begin at multiples of this: of every element size, and of the alignment torch's allocator gives."""
 
 
-storage_address: Callable[[torch.Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
-"""Where the tensor's storage begins (despite torch's name for it, the offset is not in it).
-
-Unlike `data_ptr()` it leaves a copy-on-write storage shared.
-"""
 _ACCELERATORS = frozenset({"cuda", "xpu"})
 """Those whose streams and events torch drives without a device-specific module, and whose host copies overlap."""
 
@@ -129,8 +138,8 @@ def _set_lazy_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> None:
     `conj()` would make a view, which keeps what it was made of: one more owner of the storage, which `ownership.py`
     could not tell from a stranger.
     """
-    torch._C._set_conj(tensor, conj)
-    torch._C._set_neg(tensor, neg)
+    set_conj(tensor, conj)
+    set_neg(tensor, neg)
 
 
 def span_of(layouts: Iterable[Layout], storage_bytes: int) -> tuple[int, int]:
@@ -149,19 +158,12 @@ def span_of(layouts: Iterable[Layout], storage_bytes: int) -> tuple[int, int]:
     return first, min(end, storage_bytes)
 
 
-_MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
-for _key in ("PythonTLSSnapshot", "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "Functionalize"):
-    _MODES = _MODES | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _key))
-
-
-_is_function_mode_on = torch._C._is_torch_function_mode_enabled
-_num_dispatch_modes = torch._C._len_torch_dispatch_stack
-_innermost_transform = torch._C._functorch.peek_interpreter_stack
+_MODES = reduce(operator.or_, map(DispatchKeySet, MODE_KEYS))
 
 
 def is_inside_modes() -> bool:
     """Whether a mode, or a transform of `torch.func`, would see what this thread does. Cheaper than to shut it out."""
-    return _is_function_mode_on() or _num_dispatch_modes() > 0 or _innermost_transform() is not None
+    return is_function_mode_on() or num_dispatch_modes() > 0 or innermost_transform() is not None
 
 
 @contextmanager
@@ -171,7 +173,7 @@ def outside_of_modes() -> Iterator[None]:
     For those that are not the caller's: whoever asks a store for something may be inside any of them. Their code would
     run under the store's lock, and what they make of a result be kept for others.
     """
-    with torch._C._ExcludeDispatchKeyGuard(_MODES), torch._C.DisableTorchFunction():
+    with ExcludeDispatchKeyGuard(_MODES), DisableTorchFunction():
         yield
 
 

@@ -15,12 +15,11 @@ from sys import getrefcount
 import torch
 
 from .handle import Record
+from .torch_names import tensor_use_count
 
 __all__ = ["LentViews", "in_use"]
 
 _NUM_EXAMINED_PER_CALL = 16
-
-_use_count = torch.Tensor._use_count  # type: ignore[attr-defined]
 
 
 def _references(tensors: Collection[torch.Tensor]) -> list[tuple[int, int]]:
@@ -29,7 +28,7 @@ def _references(tensors: Collection[torch.Tensor]) -> list[tuple[int, int]]:
     Who refers to it in one of these ways may do so in the other a moment later: autograd passes tensors on. So both are
     counted in one call of C, in which no other thread that holds Python objects runs.
     """
-    return list(zip(map(getrefcount, tensors), map(_use_count, tensors), strict=True))
+    return list(zip(map(getrefcount, tensors), map(tensor_use_count, tensors), strict=True))
 
 
 _REFERENCES_UNUSED = _references((torch.empty(0),))[0]
@@ -63,12 +62,16 @@ class LentViews:
 
     def take_back(self, how_many: int | None = _NUM_EXAMINED_PER_CALL) -> None:
         """Forget what is not in use any more, of so many records (None: all)."""
+        if not self._lenders:
+            return
+        is_changing = True
         num_lenders = len(self._lenders)
         for _ in range(num_lenders if how_many is None else min(how_many, num_lenders)):
             record = self._lenders.popleft()
             record.lend(in_use(record.lent))
             if record.lent:
                 self._lenders.append(record)
+        is_changing = False  # noqa: F841 - see `interrupts.is_half_changed`
 
     def forget(self) -> None:
         """The store is closed: keep nobody's bytes."""

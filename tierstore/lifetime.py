@@ -14,9 +14,8 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Protocol
 
-import torch
-
 from .remains import Remains
+from .torch_names import engine_run_backward
 
 __all__ = ["Mortal", "watch_over"]
 
@@ -24,7 +23,7 @@ _EXIT_DEADLINE_SECONDS = 10.0
 _BACKWARD_SECONDS = 1.0
 """At exit, for threads in backward, of which those that need a store have just been told that it is closed."""
 
-_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+_BACKWARD = engine_run_backward.__code__
 
 
 class Mortal(Protocol):

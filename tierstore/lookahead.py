@@ -191,6 +191,10 @@ class Lookahead(Generic[R]):
             self._ahead[index] = fetched_bytes
         self._next += 1
 
+    def give_up(self) -> None:
+        """There is no room for anything that is not asked for: look no further ahead."""
+        self._limit_bytes = 0
+
     def _ranks_of(self, record: R) -> Sequence[int]:
         known = self._ranks_by_key
         if known is None:

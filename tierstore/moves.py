@@ -22,12 +22,14 @@ A handle that dies takes its alias along, and appends its record to `released`, 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from .booking import Booking
+from .by_hand import ByHand
 from .copies import AcceleratorCopies, Copies
 from .device import DeviceTier
 from .disk.tier import Loaded, Stored
@@ -35,8 +37,10 @@ from .errors import CorruptDataError, StorageIOError, StoreFullError
 from .eviction import EvictionOrder
 from .handle import Record, State
 from .host import HostBooks, Window
+from .interrupts import is_interrupt
 from .layout import in_dtype, span_of, storage_address
 from .lent import LentViews
+from .lookahead import Lookahead
 from .ownership import claim, is_sole_owner, unclaim
 from .pending import Pending
 from .plan import Place
@@ -47,7 +51,6 @@ from .tracing.observer import Observer
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .lookahead import Lookahead
     from .noted import NotedLog
 
 __all__ = ["Moves"]
@@ -72,6 +75,7 @@ class Moves:
 
     Args:
         host_bytes, staging_bytes: the limits of the two windows of host memory.
+        staging_grows: see NOTE [Large tensors] in `host.py`.
         copies: the copy engine for accelerators.
 
     Attributes:
@@ -86,17 +90,21 @@ class Moves:
         booking, pending, noted: records and saved tensors before they are charged.
         observer: of the trace that is recorded, if one is.
         ahead: of the backward that asked last; None: none has.
+        by_hand: what was named to `TierStore.prefetch`.
         blocked: records that are ours, and for which there is no room; packs wait until it is empty.
         num_spills, num_restores, num_discards: of the engine, queued or running.
         disk_is_full: a write found no room, and nothing was freed on disk since.
         full_error: what the disk tier said then; None: it never was full.
         spill_error: of a write that failed, for the next pack; None: it was told, or none has.
+        uses_staging: what `is_short_of` was asked about last.
         is_closed, is_abandoned: nothing can be stored any more; the latter in a forked child.
     """
 
-    def __init__(self, *, host_bytes: int, staging_bytes: int, copies: Copies | None = None) -> None:
+    def __init__(
+        self, *, host_bytes: int, staging_bytes: int, staging_grows: bool = False, copies: Copies | None = None
+    ) -> None:
         self.engine: Engine
-        self.books = HostBooks(host_bytes, staging_bytes)
+        self.books = HostBooks(host_bytes, staging_bytes, grows=staging_grows)
         self.slots = Slots(self.books, host_bytes + staging_bytes, self.uncharged_bytes)
         self.lent_views = LentViews()
         self.devices = DeviceTier(copies or AcceleratorCopies(), lent_views=self.lent_views)
@@ -105,10 +113,11 @@ class Moves:
         self.disk_bytes_peak = 0
         self.released: deque[Record] = deque()
         self.pending = Pending[Record](is_sole_owner)
-        self.booking = Booking(self.pending, self.counters, self.lent_views)
+        self.booking = Booking(self.pending, self.counters, self.lent_views, self.books)
         self.noted = self.booking.noted
         self.observer = Observer()
         self.ahead: Lookahead[Record] | None = None
+        self.by_hand = ByHand[Record]()
         self.blocked: deque[Record] = deque()
         self.num_spills = 0  # those whose handle is gone included
         self.num_restores = 0
@@ -116,6 +125,7 @@ class Moves:
         self.disk_is_full = False
         self.full_error: StoreFullError | None = None
         self.spill_error: Exception | None = None
+        self.uses_staging = False
         self.is_closed = False
         self.is_abandoned = False
         self._records = self.booking.records
@@ -132,28 +142,37 @@ class Moves:
         self.counters.packed_tensors += 1
         self.counters.packed_bytes += record.nbytes
         if record.device is not None:
-            self.slots.slab.pin(record.device)
+            self.slots.slab.begin_to_pin(record.device)
             self.devices.note_stream(record)
 
     def is_short_of(self, nbytes: int) -> bool:
-        """Whether a pack of so many bytes has to see to it that there is room for all that was saved."""
+        """Whether a pack of so many bytes has to see to it that there is room for all that was saved.
+
+        Where not, `uses_staging` tells whether its room is staging's: see NOTE [Small tensors] in `host.py`.
+        """
+        self.uses_staging = False
         host, pending = self.books.host, self.pending
-        held_bytes = host.used_bytes + pending.num_bytes + self.noted.num_bytes + self.slots.slab.cached_bytes
-        return (
-            held_bytes + nbytes > (host.limit_bytes or 0)
-            or pending.must_be_examined
-            or bool(self.blocked)
-            or self.spill_error is not None
-        )
+        if pending.must_be_examined or self.blocked or self.spill_error is not None:
+            return True
+        held_bytes = host.used_bytes + pending.num_bytes + self.noted.num_bytes - self.books.noted_bytes
+        if held_bytes + self.slots.slab.cached_bytes + nbytes <= (host.limit_bytes or 0):
+            return False
+        self.uses_staging = held_bytes <= (host.limit_bytes or 0) and self.books.may_stay_noted(nbytes)
+        return not self.uses_staging
+
+    def charge_noted(self, nbytes: int) -> None:
+        """So many bytes were noted, and take room of staging."""
+        self.books.charge_noted(nbytes)
+        self.slots.trim()
 
     def uncharged_bytes(self) -> int:
-        """Of all that was saved and may still be where autograd left it."""
-        return self.pending.num_bytes + self.noted.num_bytes
+        """Of all that was saved and may still be where autograd left it, as far as no window is charged with it."""
+        return self.pending.num_bytes + self.noted.num_bytes - self.books.noted_bytes
 
     def levels(self) -> tuple[int, ...]:
         """Bytes that the tiers hold, as `tracing.events.Levels` has them."""
-        books = self.books
-        host_bytes, staging_bytes, lent_bytes = books.host.used_bytes, books.staging.used_bytes, books.lent.used_bytes
+        host_bytes, staging_bytes = self.books.used_bytes
+        lent_bytes = self.books.lent.used_bytes
         uncharged_bytes = self.uncharged_bytes()
         return self.devices.held_bytes, uncharged_bytes, host_bytes, staging_bytes, lent_bytes, self.disk_bytes
 
@@ -176,6 +195,8 @@ class Moves:
 
     def examine(self, how_many: int | None = None) -> None:
         """Admit what is ours alone now: of all that was settled, and of some (None: all) that others held."""
+        if self.books.noted_bytes:
+            self.books.keep_noted(0)
         self.booking.book_all()
         for record in self.pending.take(how_many):
             if record.state is not State.PENDING:
@@ -223,6 +244,8 @@ class Moves:
         next_to_spill = order.next_dirty if takes_from_backward else order.next_unasked
         next_to_drop = order.next_clean if takes_from_backward else order.next_used
         nbytes, host = record.nbytes, self.books.host
+        if not host.fits(nbytes):
+            self.books.grow_staging(nbytes)
         window = self.books.staging if nbytes > (host.limit_bytes or 0) or self._goes_at_once(record) else host
         while not (self._may_move(nbytes) if window is self.books.staging else host.fits(nbytes)):
             if not (self._spill(next_to_spill()) or self._drop(next_to_drop())):
@@ -258,6 +281,7 @@ class Moves:
         self.books.charge(record, window)
         self.devices.offload(record, source, record.slot, first, end)
         self.counters.offloaded_bytes += record.nbytes
+        self._note_pageable(record.slot)
         self.observer.offloaded(record.key, record.nbytes)
         self._eviction.add_dirty(record)
 
@@ -285,7 +309,7 @@ class Moves:
             return False
         if not (victim.forced or victim.slot is not None or is_sole_owner(victim)):
             self._hand_back(victim)
-        elif victim.window is self.books.staging or self._may_move(victim.nbytes):
+        elif victim.window is self.books.staging or self._may_move(victim.nbytes, from_host=True):
             self._queue_spill(victim)
         elif self._parked and not self.num_spills:
             self._queue_spill(next(iter(self._parked.values())))  # they hold the staging that the victim needs
@@ -293,8 +317,8 @@ class Moves:
             return False
         return True
 
-    def _may_move(self, nbytes: int) -> bool:
-        return not self.disk_is_full and self.books.admits_move(nbytes)
+    def _may_move(self, nbytes: int, *, from_host: bool = False) -> bool:
+        return not self.disk_is_full and self.books.admits_move(nbytes, from_host=from_host)
 
     def _queue_spill(self, record: Record) -> None:
         self._parked.pop(record.key, None)
@@ -416,13 +440,20 @@ class Moves:
             record.joined = ()
         return record.span
 
-    def _drop(self, record: Record | None) -> bool:
-        """The bytes are on disk: forget those in memory. False: there is no such record."""
+    def _drop(self, record: Record | None, *, is_for_read: bool = False) -> bool:
+        """The bytes are on disk: forget those in memory. False: there is no such record.
+
+        `is_for_read`: to make way for a read. Then what was fetched by hand is fetched again.
+        """
         if record is None:
             return False
         self._eviction.remove(record)
         if self.ahead is not None:
             self.ahead.come_back_for(record)
+        if is_for_read:
+            self.by_hand.come_back_for(record)
+        else:
+            self.by_hand.forget_fetched(record)
         first, end = record.span or (0, 0)
         record.nbytes = end - first
         record.first_byte = first
@@ -444,19 +475,21 @@ class Moves:
         Raises:
             StorageIOError: the system has no memory for what is demanded.
         """
-        if not self.books.host.fits(self.uncharged_bytes() + record.nbytes):
+        if self.books.noted_bytes or not self.books.host.fits(self.uncharged_bytes() + record.nbytes):
             self.examine(0)
         window = self.books.window_for_prefetch(record.nbytes, is_far=is_far)
         if window is None:
             if not demanded:
                 return False
             while (window := self.books.window_for_prefetch(record.nbytes)) is None:
-                if not self._drop(self._eviction.next_clean()):
+                if not self._drop(self._eviction.next_clean(), is_for_read=True):
                     break
             window = window or self.books.staging  # overdrawn, by one tensor for each thread that waits
         try:
             record.slot = self.slots.allocate(record.nbytes, record.phase)
         except OSError as error:
+            if is_interrupt(error):  # a time limit's TimeoutError is an OSError too
+                raise
             if not demanded:
                 return False
             place = f"{record.nbytes} bytes of host memory"
@@ -512,7 +545,21 @@ class Moves:
             record.move(State.DISK)
             record.cause = error if record.demanded else None
 
-    def prefetch(self, ahead: Lookahead[Record]) -> None:
+    def name(self, records: Iterable[Record]) -> None:
+        """They will be asked for by hand, in this order."""
+        for record in records:
+            is_known = record.key in self._records  # else its handle is gone
+            if is_known and (record.state is State.DISK or not self.by_hand.has_fetched(record)):
+                self.by_hand.name(record)
+
+    def go_ahead(self) -> None:
+        """Restore what lies ahead of backward; what was named by hand, if backward has all that it wants for now."""
+        if self.ahead is not None:
+            self.prefetch(self.ahead)
+        if self.by_hand.peek() is not None and not self.blocked and (self.ahead is None or self.ahead.peek() is None):
+            self.prefetch(self.by_hand)
+
+    def prefetch(self, ahead: Lookahead[Record] | ByHand[Record]) -> None:
         """Restore what lies ahead, and keep what is on its way out, as far as there is room."""
         while (record := ahead.peek()) is not None:
             fetched_bytes = record.nbytes
@@ -520,7 +567,8 @@ class Moves:
                 while not self.start_restore(record, demanded=False, is_far=ahead.reach.is_far):
                     if not self._make_way(ahead):
                         return
-                ahead.reach.read_began(record.key)
+                if isinstance(ahead, Lookahead):
+                    ahead.reach.read_began(record.key)
             elif record.state is State.QUEUED:
                 self.cancel_spill(record)
                 self.counters.forwarded_bytes += record.nbytes
@@ -528,32 +576,84 @@ class Moves:
                 record.wanted = True
             else:
                 fetched_bytes = 0
+                if isinstance(ahead, ByHand):
+                    self._eviction.want_again(record)
             ahead.advance(fetched_bytes)
 
-    def _make_way(self, ahead: Lookahead[Record]) -> bool:
-        """Drop something that was asked for already; False: nothing makes room for what lies ahead."""
+    def _make_way(self, ahead: Lookahead[Record] | ByHand[Record]) -> bool:
+        """Drop something that was asked for already; False: nothing makes room for what lies ahead.
+
+        For backward also what was fetched by hand, if nothing else can go.
+        """
+        if isinstance(ahead, ByHand):
+            return self._drop(self._eviction.first_used(self._is_free_of_backward), is_for_read=True)
         used = self._eviction.next_used()
         if used is None or ahead.needs_first(used):
-            return False
-        return (ahead.reach.is_far or used.window is self.books.staging) and self._drop(used)
+            used = self.by_hand.last_fetched(self._eviction.is_clean)
+            if used is None:
+                return False
+        return (ahead.reach.is_far or used.window is self.books.staging) and self._drop(used, is_for_read=True)
+
+    def _is_free_of_backward(self, record: Record) -> bool:
+        return self.ahead is None or not self.ahead.needs_first(record)
+
+    def reload_demanded(self, record: Record) -> None:
+        """Have a record's bytes on its device now; they are in host memory.
+
+        Where the device has no room, it lets go of all other copies, once.
+
+        Raises:
+            torch.OutOfMemoryError: there is none even so; the bytes are in host memory still.
+        """
+        try:
+            self.reload(record)
+            return
+        except torch.OutOfMemoryError:
+            pass  # and no more of it, whose frames would hold what they are about
+        self.devices.make_room()
+        try:
+            self.reload(record)
+        except torch.OutOfMemoryError as error:
+            error.add_note(f"tierstore: {record.nbytes} bytes that backward asks for are in host memory still")
+            raise
 
     def reload(self, record: Record) -> None:
-        """Have a record's bytes on its device; they are in host memory."""
+        """Have a record's bytes on its device; they are in host memory.
+
+        Raises:
+            torch.OutOfMemoryError: the device has no room; nothing was changed.
+        """
         source, slot = record.source, record.slot
         if record.device is None or source is None or slot is None or self.devices.has_bytes(record):
             return
         self.devices.reload(record, source, slot)
         self.counters.reloaded_bytes += record.nbytes
+        self._note_pageable(slot)
         self.observer.reloaded(record.key, record.nbytes)
 
+    def _note_pageable(self, slot: Slot) -> None:
+        """A copy goes to or from a slot: if that is not pinned, the host waits for the copy, and compute with it."""
+        slab = self.slots.slab
+        if not slab.is_pinned(slot):
+            self.counters.pageable_copy_bytes += slot.nbytes
+            if slab.is_being_pinned:
+                self.devices.spoil_times()  # later steps are faster
+
     def reload_ahead(self, ahead: Lookahead[Record]) -> None:
-        """Have what lies ahead on the device too, as far as its bytes are in host memory and there is room."""
+        """Have what lies ahead on the device too, as far as its bytes are in host memory and there is room.
+
+        Once the device has refused it, no more: each try would empty the allocator's cache, which waits for the device.
+        """
         while (record := ahead.peek()) is not None:
             fetched_bytes = 0
             if record.device is not None and not self.devices.has_bytes(record) and record.source is not None:
                 if record.state not in _IN_HOST_MEMORY or not self.devices.has_room_to_reload(record.nbytes):
                     return
-                self.reload(record)
+                try:
+                    self.reload(record)
+                except torch.OutOfMemoryError:
+                    ahead.give_up()
+                    return
                 fetched_bytes = record.nbytes
             ahead.advance(fetched_bytes)
 
@@ -571,12 +671,14 @@ class Moves:
         self.lent_views.take_back()
         if not (self.released or self.noted.ended or self.slots.has_returned or self.devices.is_busy):
             return False
+        is_changing = True
         while self.released:
             self._release(self.released.popleft())
         self.noted.drop_ended()
         self.slots.take_back()
         self.devices.poll()
         self.observer.changed()
+        is_changing = False  # noqa: F841 - see `interrupts.is_half_changed`
         return True
 
     def _release(self, record: Record) -> None:
@@ -587,6 +689,7 @@ class Moves:
         if state is State.FREED or (state is State.CLOSED and record.held is not None):
             return  # its job has ended it, or will
         if record.held is not None:
+            self.by_hand.forget(record)
             record.move(State.DOOMED)
             return
         if state is State.QUEUED:
@@ -601,6 +704,7 @@ class Moves:
             if record.shared:
                 self.counters.kept_bytes["alive elsewhere"] += record.nbytes
         self._eviction.remove(record)
+        self.by_hand.forget(record)
         self._bury(record)
 
     def _bury(self, record: Record) -> None:
@@ -698,8 +802,10 @@ class Moves:
                 record.move(State.CLOSED)
         self.lent_views.forget()
         self.noted.give_up()
+        self.books.keep_noted(0)
         self.pending.clear()
         self.blocked.clear()
+        self.by_hand.clear()
         self.drain()
 
     def abandon(self) -> None:

@@ -27,16 +27,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from .handle import Handle, HandleOwner, Record
+from .host import HostBooks
 from .layout import Layout
 from .remains import Remains
+from .torch_names import storage_use_count
 
 if TYPE_CHECKING:
     from .plan import Plan
     from .residency import Residency
 
 __all__ = ["NotedLog", "NotedTensor", "NotedTensors"]
-
-_use_count = torch._C._storage_Use_Count
 
 _FIRST_LOOK_PACKS = 1024
 """A log is not looked through for what has died before it is as long as this."""
@@ -208,12 +208,16 @@ class LogRemains(Remains[NotedLog]):
 class NotedTensors:
     """All that a store has only noted. Guarded by the store's lock.
 
+    Args:
+        books: of host memory; some of it may be charged there.
+
     Attributes:
         num_bytes: of it, as far as is known; never too few.
         ended: what is left of logs that have died, see NOTE [No finalizers] in `remains.py`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, books: HostBooks) -> None:
+        self._books = books
         self.num_bytes = 0
         self.ended: deque[LogRemains] = deque()
         self._begun: set[LogRemains] = set()  # keeps those of every log
@@ -249,6 +253,7 @@ class NotedTensors:
             self._begun.discard(remains)
             self._logs.pop(remains.number, None)
             self.num_bytes -= sum(remains.sizes[index] for index in remains.noted)
+            self._books.keep_noted(self.num_bytes)
             if remains.then is not None:
                 remains.then()
 
@@ -273,7 +278,7 @@ class NotedTensors:
             groups.setdefault(noted.storage_id, []).append(noted)
         for storage_id, group in groups.items():
             # Besides the aliases, the storage's own Python object is counted (torch 2.11 and 2.13).
-            yield group, _use_count(storage_id) == len(group) + 1
+            yield group, storage_use_count(storage_id) == len(group) + 1
 
     def remove(self, noted: NotedTensor) -> None:
         """Take out one."""
@@ -281,6 +286,8 @@ class NotedTensors:
 
     def _forget(self, log: NotedLog, index: int) -> None:
         self.num_bytes -= log.forget(index)
+        if self._books.noted_bytes:
+            self._books.keep_noted(self.num_bytes)
         if not log.noted:
             del self._logs[log.number]
 

@@ -11,13 +11,12 @@ same address, and it needs no table that somebody would have to clean up.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from sys import getrefcount
 
 import torch
 
 from .handle import Handle, Record
-from .layout import storage_address
+from .torch_names import storage_address, storage_use_count
 
 __all__ = [
     "Claims",
@@ -39,7 +38,6 @@ _OURS = "_tierstore_slot"
 _unshared = torch.empty(0)
 _NUM_REFERENCES_UNSHARED = getrefcount(_unshared.untyped_storage())
 """To a living storage's Python object, as `is_sole_owner` counts them, when nobody else refers to it."""
-_use_count = torch._C._storage_Use_Count
 
 
 def claims_of(storage: torch.UntypedStorage) -> Claims:
@@ -79,24 +77,28 @@ def unclaim(record: Record) -> None:
     record.claims = None
 
 
-def records_over(storage: torch.UntypedStorage, version: int, books: object) -> Iterator[tuple[Record, Handle]]:
+def records_over(storage: torch.UntypedStorage, version: int, books: object) -> list[tuple[Record, Handle]]:
     """The living records of a store, and their handles, that claim a storage and were made at that version of it.
+
+    No generator: if something is raised as it is closed, Python swallows it, and whoever keeps that error for a report
+    (`sys.unraisablehook`) keeps the generator's frame, and with it the handle.
 
     Args:
         books: the store's.
     """
+    found = []
     for reference in claims_of(storage):
         record = reference()
         if record is not None and record.books is books and record.version == version:
             handle = record()
             if handle is not None:
-                yield record, handle
+                found.append((record, handle))
+    return found
 
 
 def num_owners(storage_id: int) -> int:
     """Of a living storage, whose Python object was asked for: how many there are, that object not counted."""
-    num: int = _use_count(storage_id)
-    return num - 1
+    return storage_use_count(storage_id) - 1
 
 
 def _num_aliases(ref: weakref.ref[Record], claims: Claims) -> int:
@@ -126,7 +128,7 @@ def is_sole_owner(record: Record) -> bool:
     source, claims = record.source, record.claims
     if source is None or claims is None:
         return False
-    num_owners: int = _use_count(record.storage_id) - 1
+    num_owners = storage_use_count(record.storage_id) - 1
     if len(claims) == 1:
         num_claims = 1 + _num_view_aliases(record) if record.views else 1
     else:

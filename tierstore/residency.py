@@ -9,11 +9,12 @@ NOTE [Stolen gradients]
 A function may return its saved tensor as a gradient. Autograd then either copies it into `.grad` or, where nobody
 else refers to the tensor, takes it as it is, and adds to it in place later. Without hooks the graph, and the user,
 refer to the very tensor that was saved, so it is copied as long as they do. Hence the same tensor is handed out each
-time while the bytes stay in memory: the one that was saved, where it lives on, or one that the record keeps. It shares
-the record's version counter: once autograd has taken it, each addition to the gradient would be a change in place of
-what was saved. So it must not become autograd's own when the bytes leave memory, which the next tensor of the same node
-may cause, or another thread: `lent.py` keeps it for as long as anybody uses it. A gradient may wait while further nodes
-run, so how long that is cannot be told by which node asks.
+time while the bytes stay in memory: the one that was saved, where it lives on (NOTE [The same object] in
+`hooks/saved.py`), or one that the record keeps. It shares the record's version counter: once autograd has taken it,
+each addition to the gradient would be a change in place of what was saved. So it must not become autograd's own when
+the bytes leave memory, which the next tensor of the same node may cause, or another thread: `lent.py` keeps it for as
+long as anybody uses it. A gradient may wait while further nodes run, so how long that is cannot be told by which node
+asks.
 """
 
 from __future__ import annotations
@@ -33,12 +34,11 @@ from .disk.tier import Loaded, Stored
 from .engine import Spill
 from .errors import ModifiedInPlaceError, StoreBusyError, StoreClosedError, StoreFullError, TierStoreError
 from .handle import IN_MEMORY, Record, State
-from .interrupts import is_interrupt
+from .interrupts import is_half_changed, is_interrupt
 from .layout import (
     Layout,
     describe,
     is_inside_modes,
-    layout_of,
     memory_at,
     outside_of_modes,
     rebuild,
@@ -67,12 +67,13 @@ _PACK_WAITS, _UNPACK_WAITS = STALL_CAUSES
 def _whole(
     method: Callable[Concatenate[Residency, _P], _T],
 ) -> Callable[Concatenate[Residency, _P], _T]:
-    """Decorator: if an interrupt (`interrupts.py`) ends the call, unless in a wait, the store is closed.
+    """Decorator: if an interrupt (`interrupts.py`) ends the call in the midst of a change, the store is closed.
 
     No mode of the caller's sees it (`unseen_by_modes`).
 
     An interrupt may come between any two steps of a change, and half changed books could lose a wake-up, or give one
-    slot to two records: a hang, or wrong values. In a wait they are whole.
+    slot to two records: a hang, or wrong values. In a wait they are whole, and wherever no method in the traceback has
+    said in its variable `is_changing` that they are not: see `is_half_changed`. A method without one is always at it.
     """
 
     @wraps(method)
@@ -95,6 +96,7 @@ class Residency:
     Args:
         name: of the store, for messages.
         host_bytes, staging_bytes: the limits of the two windows of host memory.
+        staging_grows: see NOTE [Large tensors] in `host.py`.
         copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
 
     Attributes:
@@ -102,10 +104,20 @@ class Residency:
         closed: why the store cannot be used any more; None: it can.
     """
 
-    def __init__(self, name: str, *, host_bytes: int, staging_bytes: int, copies: Copies | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        host_bytes: int,
+        staging_bytes: int,
+        staging_grows: bool = False,
+        copies: Copies | None = None,
+    ) -> None:
         self._name = name
         self.disk_budget_bytes = 0
-        self.moves = Moves(host_bytes=host_bytes, staging_bytes=staging_bytes, copies=copies)
+        self.moves = Moves(
+            host_bytes=host_bytes, staging_bytes=staging_bytes, staging_grows=staging_grows, copies=copies
+        )
         self._begin_lock()
         self._num_getting = 0  # threads that wait for bytes, or have been given them and not yet woken
         self._num_packing = 0  # threads that wait for room
@@ -131,10 +143,12 @@ class Residency:
                     self._check_open()
                 moves = self.moves
                 noted.log.newest_node = node
-                is_planned = noted.log.plan is not None
-                is_short = is_planned or moves.is_short_of(nbytes)
+                is_short = moves.is_short_of(nbytes)
+                is_planned = noted.log.plan is not None and not moves.uses_staging
+                is_short |= is_planned
                 if is_short:
                     self._relieve(is_planned=is_planned)
+                is_changing = True
                 counters = moves.counters
                 counters.packed_tensors += 1
                 counters.packed_bytes += nbytes
@@ -142,6 +156,9 @@ class Residency:
                 if is_short:
                     self._join_if_booked(noted)
                     moves.slots.trim()
+                elif moves.uses_staging:
+                    moves.charge_noted(nbytes)
+                is_changing = False  # noqa: F841 - `is_half_changed` reads it
         except BaseException as error:  # as `_whole`, without a call more: every saved tensor comes this way
             self.end_interrupted(error)
             raise
@@ -160,6 +177,7 @@ class Residency:
         with self.lock:
             self._check_open()
             self._drain()
+            is_changing = True
             self.moves.register(record)
             self.moves.pending.settle(settled)
             try:
@@ -167,14 +185,18 @@ class Residency:
             except BaseException:
                 self._withdraw(record)
                 raise
+            is_changing = False  # noqa: F841
 
     @_whole
     def enter(self, log: NotedLog, record: Record, node: int) -> int:
         """A record was packed, by the autograd node of that number; returns its index in the log."""
         with self.lock:
+            is_changing = True
             if not log.nodes:
                 self.moves.noted.drop_ended()  # what was seen of earlier ones tells how this one goes on
-            return log.append_booked(record, node)
+            index = log.append_booked(record, node)
+            is_changing = False  # noqa: F841
+            return index
 
     @_whole
     def store(self, record: Record) -> None:
@@ -182,6 +204,9 @@ class Residency:
         with self.lock:
             self._check_open()
             self._drain()
+            is_changing = True
+            if self.moves.books.noted_bytes:
+                self.moves.examine(0)
             self.moves.register(record)
             record.forced = True
             if record.nbytes:
@@ -191,6 +216,7 @@ class Residency:
                 except BaseException:
                     self._withdraw(record)
                     raise
+            is_changing = False  # noqa: F841
 
     @_whole
     def settle(self, records: Iterable[Record] = ()) -> None:
@@ -198,8 +224,10 @@ class Residency:
         with self.lock:
             if self.closed is None:
                 self._drain()
+                is_changing = True
                 self.moves.pending.settle(records)
                 self.moves.slots.trim()
+                is_changing = False  # noqa: F841
 
     @_whole
     def survey(self, log: NotedLog) -> None:
@@ -210,8 +238,10 @@ class Residency:
         with self.lock:
             if self.closed is None:
                 self._drain()
+                is_changing = True
                 self.moves.relieve(None)
                 self.moves.survey(log)
+                is_changing = False  # noqa: F841
 
     @_whole
     def book(self, noted: NotedTensor) -> None:
@@ -224,7 +254,9 @@ class Residency:
             if noted.handle is None:
                 self._check_open()
                 self._drain()
+                is_changing = True
                 self.moves.booking.book_one(noted)
+                is_changing = False  # noqa: F841
 
     @_whole
     def join(self, record: Record, layout: Layout, nbytes: int) -> bool:
@@ -235,8 +267,10 @@ class Residency:
         with self.lock:
             if record.span is not None or record.source is None or self.closed is not None:
                 return False
+            is_changing = True
             record.joined += (layout,)
             self._count_join(nbytes)
+            is_changing = False  # noqa: F841
             return True
 
     @_whole
@@ -246,6 +280,7 @@ class Residency:
         Returns its layout over what that record is of; None if it is not certain that the bytes still are the
         record's (they could have been changed through another version counter). Does not wait, but takes a checksum.
         """
+        is_changing = False
         storage = tensor.untyped_storage()
         with self.lock:
             if record.state is not State.CLEAN or record.device is not None or record.claims is not claims_of(storage):
@@ -254,7 +289,9 @@ class Residency:
         if not self.moves.engine.disk.confirms(record.key, memory):
             return None
         with self.lock:
+            is_changing = True
             self._count_join(tensor.numel() * layout.dtype.itemsize)
+            is_changing = False  # noqa: F841
         return layout._replace(offset=layout.offset + record.first_byte // layout.dtype.itemsize)
 
     def _count_join(self, nbytes: int) -> None:
@@ -286,6 +323,7 @@ class Residency:
                 self._check_open()
             self._drain()
             self._check_unchanged(record, layout)
+            is_changing = True
             self._count_request(record)
             if record.state is State.DISK:
                 moves.start_restore(record, demanded=True)
@@ -296,7 +334,10 @@ class Residency:
                 if record.state is State.DISK or record.state is State.READING:
                     ahead.reach.wait()
                 self._go_ahead()
+            elif moves.by_hand.forget(record):
+                self._go_ahead()
             if record.state in IN_MEMORY:
+                is_changing = False
                 return self._hand_over(record, layout, reload_ahead, index)
             record.demanded += 1  # it may not leave memory again before it is handed over
             self._num_getting += 1
@@ -308,6 +349,7 @@ class Residency:
                 self._num_getting -= 1
                 self.moves.used(record)
                 self._advance()
+                is_changing = False  # noqa: F841
 
     @_whole
     def look_ahead(self, ahead: Lookahead[Record]) -> None:
@@ -315,18 +357,19 @@ class Residency:
         with self.lock:
             if self.closed is None:
                 self._drain()
+                is_changing = True
                 self.moves.ahead = ahead
                 self._go_ahead()
+                is_changing = False  # noqa: F841
 
     @_whole
     def prefetch(self, records: Iterable[Record]) -> None:
-        """Fetch the records, in this order, as far as there is room. Does not wait."""
+        """Fetch the records, in this order, as far as there is room, and go on as room is freed. Does not wait."""
         with self.lock:
             if self.closed is None:
                 self._drain()
-                for record in records:
-                    if record.state is State.DISK and not self.moves.start_restore(record, demanded=False):
-                        return
+                self.moves.name(records)
+                self._go_ahead()
 
     @_whole
     def flush(self) -> None:
@@ -339,10 +382,12 @@ class Residency:
         with self.lock:
             self._check_open()
             self._drain()
+            is_changing = True
             self.moves.disk_is_full = False  # others may have freed something
             self.moves.examine()
             self._make_room()
             while True:
+                is_changing = False
                 while self.moves.num_spills or self.moves.num_discards or self.moves.has_doomed:
                     self._wait(_PACK_WAITS)
                 self._raise_spill_error()
@@ -350,7 +395,12 @@ class Residency:
                     return
                 if self.moves.disk_is_full:
                     raise self._full_error(self.moves.unwritten_bytes) from self.moves.full_error
+                is_changing = True  # noqa: F841
                 self.moves.retry_unwritten()
+
+    def has_any(self) -> bool:
+        """Whether anything is kept here. Any thread, without the lock: it may be out of date."""
+        return bool(self.moves.booking.records or self.moves.noted.num_bytes)
 
     def check_open(self) -> None:
         """Raise StoreClosedError if the store is closed."""
@@ -368,7 +418,7 @@ class Residency:
             self._end(StoreClosedError(self._name, reason))
 
     def end_interrupted(self, interrupt: BaseException) -> None:
-        """A call has ended by this: if it is an interrupt, close the store, unless it came in a wait. See `_whole`.
+        """A call has ended by this: if it is an interrupt, close the store, unless the books are whole. See `_whole`.
 
         The interrupt itself is given a note, so that whoever sees it knows at once that the store is closed.
         """
@@ -376,6 +426,8 @@ class Residency:
             self._interrupted_wait = None
             return
         if not is_interrupt(interrupt) or self._lock_is_mine():  # the latter: it is a handler's call that was refused
+            return
+        if not is_half_changed(interrupt.__traceback__, __name__):
             return
         name = type(interrupt).__name__
         reason = f"a {name} came in the midst of a change of its books, which closed it; open another"
@@ -400,10 +452,13 @@ class Residency:
     def tidy(self) -> None:
         """Account for what has died, and for what is ours by now. Does not wait."""
         with self.lock:
+            is_changing = True
             self.moves.lent_views.take_back(None)
             self._drain()
             if self.closed is None:
                 self.moves.examine()
+                self.moves.engine.hurry()
+            is_changing = False  # noqa: F841
 
     @_whole
     def keep_on_device(self, device_bytes: int) -> None:
@@ -526,7 +581,9 @@ class Residency:
     def _drain(self) -> None:
         """Account for what has died; if that was something, others may be able to go on."""
         if self.moves.drain():
+            is_changing = True
             self._advance()
+            is_changing = False  # noqa: F841
 
     def _advance(self) -> None:
         """Something was freed, or a job is over: those who found no room before may find it now."""
@@ -536,9 +593,12 @@ class Residency:
         self._progress.notify_all()
 
     def _go_ahead(self) -> None:
-        """Restore what backward will ask for next, unless a pack waits: that would take the very room it waits for."""
-        if self.moves.ahead is not None and self.closed is None and not self._num_packing:
-            self.moves.prefetch(self.moves.ahead)
+        """Restore what will be asked for next, unless a pack waits: that would take the very room it waits for."""
+        if self.closed is None and not self._num_packing:
+            num_spills = self.moves.num_spills
+            self.moves.go_ahead()
+            if self.moves.num_spills < num_spills:
+                self._progress.notify_all()  # what a `flush` waits for is not written any more, and nobody tells of it
 
     def _check_unchanged(self, record: Record, layout: Layout) -> torch.Tensor:
         source = record.source
@@ -553,10 +613,13 @@ class Residency:
 
         `record`: whose bytes are waited for; None: for room.
         """
+        self.moves.engine.hurry()
         began = time.perf_counter()
         try:
             self._progress.wait()
         except BaseException as interrupt:
+            if not self._lock_is_mine():  # it came as the condition began to wait
+                self._lock.acquire()
             self._interrupted_wait = interrupt
             raise
         seconds = time.perf_counter() - began
@@ -569,9 +632,11 @@ class Residency:
     def _relieve(self, *, is_planned: bool = False) -> None:
         """Book what may have to leave, and find room; may wait."""
         self._drain()
+        is_changing = True
         self.moves.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
         if self.moves.blocked or self.moves.spill_error is not None:
             self._make_room()
+        is_changing = False  # noqa: F841
 
     @unseen_by_modes
     def _join_if_booked(self, noted: NotedTensor) -> None:
@@ -616,12 +681,12 @@ class Residency:
         self.moves.disk_is_full = False  # try once more
 
     def _full_error(self, needed_bytes: int) -> StoreFullError:
-        host, found = self.moves.books.host, self.moves.full_error
+        books, found = self.moves.books, self.moves.full_error
         return replace(
             found or StoreFullError(needed_bytes, self.moves.disk_bytes, self.disk_budget_bytes),
             needed_bytes=needed_bytes,
-            host_bytes=host.used_bytes,
-            host_budget_bytes=host.limit_bytes or 0,
+            host_bytes=books.used_bytes[0],
+            host_budget_bytes=books.host_bytes,
         )
 
     def _raise_spill_error(self) -> None:
@@ -647,20 +712,19 @@ class Residency:
         self, record: Record, layout: Layout, reload_ahead: Lookahead[Record] | None, index: int
     ) -> torch.Tensor:
         source = self._check_unchanged(record, layout)
+        is_changing = True
         if record.device is not None:
-            self.moves.reload(record)
+            self.moves.reload_demanded(record)
             self.moves.devices.hand_over(record)
             if reload_ahead is not None:
                 reload_ahead.asked_for(index)
                 self.moves.reload_ahead(reload_ahead)
         self.moves.used(record)
+        is_changing = False  # noqa: F841 - a view that is made and not kept is nobody's
         return self._view_of(record, source, layout)
 
     def _view_of(self, record: Record, source: torch.Tensor, layout: Layout) -> torch.Tensor:
         """See NOTE [Stolen gradients]."""
-        root = record.root() if record.root is not None and record.slot is None else None
-        if root is not None and layout_of(root) == layout and root.untyped_storage()._cdata == record.storage_id:
-            return root
         view = record.views.get(layout)
         if view is None:
             view = rebuild(source, layout, record.first_byte)

@@ -15,15 +15,18 @@ import ctypes
 import mmap
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from .capture import beside_captures
 from .disk.allocator import round_up
 from .disk.linux import give_back_locked, is_new_memory_locked, move_pages
 from .free_runs import FreeRuns
 from .layout import memory_at
 from .ownership import mark_as_ours
+from .pinning import Pinning
 from .remains import Remains
 
 __all__ = ["Slab", "Slot", "SlotWatch"]
@@ -62,6 +65,16 @@ def _forget_cuda_error(device: torch.device) -> None:
         torch.ones(1, device=device)
     except RuntimeError:
         pass
+
+
+def _register(address: int, size_bytes: int, device: torch.device) -> str | None:
+    """Tell the driver of memory; returns why it refused, None if it did not."""
+    with torch.cuda.device(device), beside_captures(device):  # else it may open a context on this thread's own device
+        error = int(_cuda_runtime().cudaHostRegister(address, size_bytes, 0))
+        if error == 0:
+            return None
+        _forget_cuda_error(device)
+        return f"cudaHostRegister failed with error {error}"
 
 
 class SlotWatch(Remains[torch.UntypedStorage]):
@@ -157,8 +170,9 @@ class Slab:
         self._can_move = True
         self._can_give_back = True
         self._is_in_pieces: bool | None = None  # each slot is a mapping of its own; None: not known before the first
-        self.description = "pageable"
-        self._pinned_for: torch.device | None = None
+        self._description = "pageable"
+        self._pinned_for: torch.device | None = None  # or it is just being pinned
+        self._pinning: Pinning | None = None
 
     def allocate(self, nbytes: int, phase: int = 0) -> Slot:
         """A slot of `nbytes` whose address is `phase` modulo 4096.
@@ -196,6 +210,13 @@ class Slab:
                 self._cached[chunk] = None
         self.cached_bytes = len(self._cached) * _CHUNK_BYTES
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Of the region, what has or had pages: about what of it is resident."""
+        if self._pinned_for is not None:
+            return self.size_bytes
+        return (len(self._num_slots_in) + len(self._cached)) * _CHUNK_BYTES
+
     def trim(self, allowance_bytes: int) -> None:
         """Give pages without slots back to the kernel until no more than `allowance_bytes` of them are held.
 
@@ -220,41 +241,78 @@ class Slab:
         del self._cached[start // _CHUNK_BYTES]
         self._cool_down(start)
 
+    @property
+    def description(self) -> str:
+        """What the slab is made of: "pageable", "pinned", or "pageable" and why it is not pinned."""
+        self._note_pinned()
+        return self._description
+
+    @property
+    def is_being_pinned(self) -> bool:
+        """Whether it is pageable only for now."""
+        return self._pinning is not None and not self._pinning.is_over
+
+    def is_pinned(self, slot: Slot) -> bool:
+        """Whether the slot lies in what is registered."""
+        is_inside = slot.start is not None and slot.start < self.size_bytes
+        return is_inside and self.description == "pinned"
+
     def pin(self, device: torch.device) -> None:
+        """`begin_to_pin`, and wait until it is over. Blocks."""
+        self.begin_to_pin(device)
+        self.wait_until_pinned()
+
+    def wait_until_pinned(self) -> None:
+        """Return when the region is pinned, if it is to be, or cannot be. Blocks."""
+        if self._pinning is not None:
+            self._pinning.wait()
+
+    def begin_to_pin(self, device: torch.device) -> None:
         """Register the region with the accelerator's driver, once; where that cannot be done, `description` says why.
 
         CUDA and ROCm register memory that exists (cudaHostRegister), so the region keeps its exact size. All its pages
-        are taken then, which blocks for some 0.1 s per GiB. Copies to and from pageable memory are right too, but do
+        are taken then, on a thread of its own (`pinning.py`). Copies to and from pageable memory are right too, but do
         not overlap with compute.
 
         A forked child is not given the region (madvise(2), MADV_DONTFORK): the kernel copies the pinned pages of a
         process at once when it forks, since Linux 5.12, and before that the device could go on with pages which are the
         child's. What lies over a slot must not be touched there.
         """
-        if self.description != "pageable":
+        if self._description != "pageable":
             return
         if device.type != "cuda":
-            self.description = f"pageable ({device.type} offers no registration of host memory)"
+            self._description = f"pageable ({device.type} offers no registration of host memory)"
             return
         region = self._mapped()
         region.madvise(mmap.MADV_DONTFORK, self._first, self.size_bytes)
-        with torch.cuda.device(device):  # else the driver opens a context on whatever device is this thread's own
-            error = _cuda_runtime().cudaHostRegister(_address_of(region) + self._first, self.size_bytes, 0)
-            if int(error) != 0:
-                region.madvise(mmap.MADV_DOFORK, self._first, self.size_bytes)
-                _forget_cuda_error(device)
-                self.description = f"pageable (cudaHostRegister failed with error {int(error)})"
-                return
+        address, size_bytes = _address_of(region) + self._first, self.size_bytes
         self._pinned_for = device
-        self.description = "pinned"
+        self._description = "pageable (being pinned)"
+        self._pinning = Pinning(address, size_bytes, device, partial(_register, address, size_bytes, device))
+
+    def _note_pinned(self) -> None:
+        """Whether the driver has taken the region is known by now, or not."""
+        pinning = self._pinning
+        if pinning is None or not pinning.is_over:
+            return
+        self._pinning = None
+        if pinning.failure is None:
+            self._description = "pinned"
+        else:
+            self._mapped().madvise(mmap.MADV_DOFORK, self._first, self.size_bytes)
+            self._pinned_for = None
+            self._description = f"pageable ({pinning.failure})"
 
     def unpin(self) -> None:
-        """Undo `pin`, before the region goes; all copies have to be over."""
+        """Undo `pin`, before the region goes; all copies have to be over. Blocks while the driver is being told."""
+        if self._pinning is not None:
+            self._pinning.end()
+            self._note_pinned()
         device, self._pinned_for = self._pinned_for, None
-        if device is not None:
-            with torch.cuda.device(device):
+        if device is not None and self._description == "pinned":
+            with torch.cuda.device(device), beside_captures(device):
                 _cuda_runtime().cudaHostUnregister(_address_of(self._mapped()) + self._first)
-            self.description = "pageable (unpinned)"
+            self._description = "pageable (unpinned)"
 
     def _mapped(self) -> mmap.mmap:
         if self._region is None:

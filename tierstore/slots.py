@@ -12,7 +12,8 @@ from .slab import Slab, Slot, SlotWatch
 
 __all__ = ["Slots"]
 
-_SPARE_BYTES = 2**30  # of addresses, not of memory: many slots' worth
+_MOST_SPARE_BYTES = 2**30  # of addresses, not of memory: many slots' worth
+_LEAST_SPARE_BYTES = 2**27
 
 
 class Slots:
@@ -20,7 +21,7 @@ class Slots:
 
     Args:
         books: `lent` is charged here; what `host` and `staging` leave unused may be kept as free pages.
-        size_bytes, spare_bytes: of the slab.
+        size_bytes, spare_bytes: of the slab. None: as much again, within limits: gaps between slots never cost more.
         uncharged_bytes: tells how much of what `host` leaves unused is taken, but not charged yet.
     """
 
@@ -29,8 +30,10 @@ class Slots:
         books: HostBooks,
         size_bytes: int,
         uncharged_bytes: Callable[[], int],
-        spare_bytes: int = _SPARE_BYTES,
+        spare_bytes: int | None = None,
     ) -> None:
+        if spare_bytes is None:
+            spare_bytes = min(max(size_bytes, _LEAST_SPARE_BYTES), _MOST_SPARE_BYTES)
         self.slab = Slab(size_bytes, spare_bytes)
         self._books = books
         self._uncharged_bytes = uncharged_bytes
@@ -82,5 +85,5 @@ class Slots:
         if self.slab.cached_bytes:
             host, staging = self._books.host, self._books.staging
             free_host = (host.limit_bytes or 0) - host.used_bytes - self._uncharged_bytes()
-            free_staging = (staging.limit_bytes or 0) - staging.used_bytes
+            free_staging = (staging.limit_bytes or 0) - staging.used_bytes - self._books.excess_bytes
             self.slab.trim(max(0, free_host) + max(0, free_staging))

@@ -30,13 +30,14 @@ class Counters:
     forwarded_bytes: int = 0
     offloaded_bytes: int = 0
     reloaded_bytes: int = 0
+    pageable_copy_bytes: int = 0
     prefetch_hits: int = 0
     prefetch_late: int = 0
     prefetch_misses: int = 0
     stall_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STALL_CAUSES, 0.0))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
     """A snapshot of a store. Sizes in bytes, times in seconds.
 
@@ -57,15 +58,21 @@ class StoreStats:
         write_allowance_bytes: what `max_write_bytes_per_day` lets be written now; None: it was not given, or is the
             daemon's.
 
+        resident_bytes: anonymous memory of the whole process that is resident; None: the system did not tell.
+        allocator_free_bytes: of that, about so much was freed, and is kept by the process's allocator; None: it does
+            not tell.
+
     Totals since the store was opened:
 
         packed_tensors: saved tensors that were handed to the store.
         packed_bytes: of them, each storage counted once.
         deduplicated_bytes: of saved tensors that turned out to be views of what is stored already.
         kept_bytes: left where they are, by reason: "parameter", "small", "alive elsewhere", "unsupported",
-            "selected out".
+            "selected out", "checkpoint policy" (by `selective_checkpoint_contexts`).
         offloaded_bytes: copied from an accelerator to host memory.
         reloaded_bytes: copied back.
+        pageable_copy_bytes: of both, to or from host memory that is not pinned: the host waits for such a copy. Those
+            before the slab is pinned, and of what fits nowhere in it.
         spilled_bytes: logical bytes written to disk.
         written_bytes: bytes on disk for them.
         restored_bytes: logical bytes read back from disk.
@@ -76,6 +83,8 @@ class StoreStats:
         prefetch_hits: asked for, restored before.
         prefetch_late: asked for while the prefetch was still running.
         prefetch_misses: asked for, and on disk.
+        returned_bytes: of freed memory that the store had the allocator return to the system.
+        return_seconds: how long that took, on a thread of the store.
         stall_seconds: time that training threads waited, by cause: "pack waits for budget", "unpack waits for
             restore".
 
@@ -83,6 +92,7 @@ class StoreStats:
 
         io_mode: how extents are read and written: "O_DIRECT", or "buffered" and why.
         host_memory: what the slab is made of: "pageable", "pinned", or "pageable" and why it is not pinned.
+        memory_return: when freed memory is returned: "auto", "always", "never", or "off" and why.
         codec_choices: how often each codec was used, by kind of tensor: its dtype and, under "auto", what a look at it
             showed, such as "float32, many zeros". "bits" is a mask with a bit for each byte.
     """
@@ -98,12 +108,15 @@ class StoreStats:
     disk_bytes: int
     disk_bytes_peak: int
     write_allowance_bytes: int | None
+    resident_bytes: int | None = field(default=None, compare=False)
+    allocator_free_bytes: int | None = field(default=None, compare=False)
     packed_tensors: int
     packed_bytes: int
     deduplicated_bytes: int
     kept_bytes: Mapping[str, int]
     offloaded_bytes: int
     reloaded_bytes: int
+    pageable_copy_bytes: int
     spilled_bytes: int
     written_bytes: int
     restored_bytes: int
@@ -114,9 +127,12 @@ class StoreStats:
     prefetch_hits: int
     prefetch_late: int
     prefetch_misses: int
+    returned_bytes: int = 0
+    return_seconds: float = 0.0
     stall_seconds: Mapping[str, float]
     io_mode: str
     host_memory: str
+    memory_return: str = ""
     codec_choices: Mapping[str, Mapping[str, int]]
 
     @classmethod

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -23,12 +24,14 @@ import torch
 from .codec import parse_codec
 from .config import (
     DEFAULT_ADDRESS,
+    Mode,
     SizeLike,
     available_host_bytes,
     check_directory,
     free_disk_bytes,
     local_world_size,
     parse_io_depth,
+    parse_return_memory,
     parse_size,
     program_name,
     rank_of_process,
@@ -39,11 +42,12 @@ from .disk.local import NUM_AT_ONCE, LocalDisk
 from .disk.remote import RemoteDisk
 from .disk.tier import DiskTier, Kind
 from .engine import OpenDisk
-from .errors import ConfigError
+from .errors import ConfigError, ConfigTypeError, TierStoreWarning
 from .handle import Handle, Record
 from .layout import alias_of, layout_of, outside_of_modes, storage_address, storage_of, unseen_by_modes
 from .lookahead import LearnedOrders
 from .ownership import claim
+from .returning.advice import stacklevel_of_user
 from .stats import StoreStats
 from .trial import trial_of_process
 from .uncompiled import uncompiled
@@ -52,11 +56,14 @@ if TYPE_CHECKING:
     from .copies import Copies
     from .layout import Layout
     from .noted import NotedTensor
+    from .returning.returner import MemoryUse
 
 __all__ = ["TierStore"]
 
 _HOST_SHARE = 4  # a quarter of the memory that is available
 _DISK_SHARE = 0.8  # of what is free
+_STAGING_BYTES = 112 * 2**20
+_CONNECTED_BYTES = 80 * 2**20
 _CLOSE_DEADLINE_SECONDS = 60.0
 _MOST_ADDRESS_BYTES = 107  # unix(7)
 _MOST_LAYOUTS = 4096  # that are kept to be shared
@@ -74,7 +81,9 @@ class TierStore:
             divided likewise. More than is free is legal.
         codec: "auto", "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". "auto" encodes where that saves time.
         staging_bytes: a fixed window for what is being moved, beside `host_bytes`. `stats().staging_bytes` also counts
-            the 16 MiB that the I/O jobs work in (see `io_depth`), so that it is 128 MiB by default.
+            the 16 MiB that the I/O jobs work in (see `io_depth`), so that it is 128 MiB by default. Default: 112 MiB;
+            where that is less than four of the largest tensors that have to move, it takes what is missing out of
+            `host_bytes`, at most a quarter of that, and `stats()` counts it there.
         inline_bytes: encoded values up to this size live in LMDB itself, larger ones in extents; None: all in LMDB.
         checksum: verify what is read against what was written.
         io_depth: so many records are at the drive each way at once; from 1 to 64. Four keep most drives busy; more are
@@ -82,6 +91,9 @@ class TierStore:
         max_write_bytes_per_day: what may be written to the drive, which wears out by it; None: no limit. The allowance
             refills evenly over 24 hours and may be spent at once; it begins full with each store. When it is spent,
             what fits stays in host memory, and then `StoreFullError` says when it will have refilled enough.
+        return_memory: what becomes of memory that the process has freed and its allocator keeps. "auto": it goes back
+            to the system when memory is short there, or in the memory cgroup; "always": whenever the process has
+            grown, which costs step time; "never". See docs/memory.md.
         copies: the copy engine for accelerators; None: the one for whatever `torch.accelerator` drives.
 
     Sizes are bytes as `int`, or strings such as "8GiB".
@@ -107,17 +119,18 @@ class TierStore:
         host_bytes: SizeLike | None = None,
         disk_bytes: SizeLike | None = None,
         codec: str = "auto",
-        staging_bytes: SizeLike = "112MiB",
+        staging_bytes: SizeLike | None = None,
         inline_bytes: SizeLike | None = "128KiB",
         checksum: bool = True,
         io_depth: int = NUM_AT_ONCE,
         max_write_bytes_per_day: SizeLike | None = None,
+        return_memory: str = "auto",
         copies: Copies | None = None,
         **unknown: Never,
     ) -> None:
         options = (
             "host_bytes, disk_bytes, codec, staging_bytes, inline_bytes, checksum, io_depth, max_write_bytes_per_day, "
-            "copies"
+            "return_memory, copies"
         )
         refuse_unknown(unknown, options)
         if (trial := trial_of_process()) is not None:
@@ -137,7 +150,9 @@ class TierStore:
         if day_bytes is not None:
             day_bytes = parse_size(day_bytes, "max_write_bytes_per_day")
         self.host_bytes = _host_budget(host_bytes)
-        self.staging_bytes = parse_size(staging_bytes, "staging_bytes")
+        self.staging_bytes = _STAGING_BYTES if staging_bytes is None else parse_size(staging_bytes, "staging_bytes")
+        self._staging_grows = staging_bytes is None
+        self._return_memory: Mode = parse_return_memory(return_memory)
         self._disk_options: DiskOptions | None = DiskOptions(codec, inline_limit_bytes, checksum, depth)
 
         async def open_disk(executor: Executor) -> DiskTier:
@@ -160,10 +175,11 @@ class TierStore:
         address: str | PathLike[str] = DEFAULT_ADDRESS,
         *,
         host_bytes: SizeLike | None = None,
-        staging_bytes: SizeLike = "80MiB",
+        staging_bytes: SizeLike | None = None,
         window_bytes: SizeLike = "48MiB",
         reconnect_seconds: float = 30.0,
         name: str | None = None,
+        return_memory: str = "auto",
         copies: Copies | None = None,
         **unknown: Never,
     ) -> Self:
@@ -175,14 +191,14 @@ class TierStore:
         Args:
             address: of the daemon's socket.
             host_bytes: as `TierStore`'s.
-            staging_bytes: likewise, for what is being moved.
+            staging_bytes: likewise, for what is being moved; default: 80 MiB, and what large tensors need.
             window_bytes: of memory shared with the daemon, through which the bytes go, in parts of at most 8 MiB.
                 `stats().staging_bytes` counts both, so that it is 128 MiB by default.
             reconnect_seconds: for how long a lost daemon is waited for; then what needs it raises. A daemon that keeps
                 its connection counts as lost when nothing at all has been heard from it for that long, a tenth more at
                 most, and for a second at least; one that is slow says that it lives when it is asked: it is waited for.
             name: by which people and metrics know this client; default: the program's name.
-            copies: as `TierStore`'s.
+            return_memory, copies: as `TierStore`'s.
 
         Raises:
             ConfigError: an argument cannot be used.
@@ -191,9 +207,11 @@ class TierStore:
             ProtocolError: the daemon speaks another version.
             StorageIOError: there is no memory for the window.
         """
-        options = "host_bytes, staging_bytes, window_bytes, reconnect_seconds, name, copies"
+        options = "host_bytes, staging_bytes, window_bytes, reconnect_seconds, name, return_memory, copies"
         refuse_unknown(unknown, options)
-        if not (isinstance(reconnect_seconds, (int, float)) and reconnect_seconds >= 0):
+        if not isinstance(reconnect_seconds, (int, float)):
+            raise ConfigTypeError("reconnect_seconds", reconnect_seconds, "give a number of seconds")
+        if not reconnect_seconds >= 0:  # NaN neither
             raise ConfigError("reconnect_seconds", reconnect_seconds, "give 0 or more seconds")
         shared_bytes = parse_size(window_bytes, "window_bytes")
 
@@ -212,7 +230,9 @@ class TierStore:
 
         store = cls.__new__(cls)
         store.host_bytes = _host_budget(host_bytes)
-        store.staging_bytes = parse_size(staging_bytes, "staging_bytes")
+        store.staging_bytes = _CONNECTED_BYTES if staging_bytes is None else parse_size(staging_bytes, "staging_bytes")
+        store._staging_grows = staging_bytes is None
+        store._return_memory = parse_return_memory(return_memory)
         store._disk_options = None
         store._begin(str(address), open_disk, copies)
         return store
@@ -244,9 +264,11 @@ class TierStore:
             name=name,
             host_bytes=self.host_bytes,
             staging_bytes=self.staging_bytes,
+            staging_grows=self._staging_grows,
             open_disk=open_disk,
             disk_options=self._disk_options,
             copies=copies,
+            return_memory=self._return_memory,
         )
         self.books = self._core.books
         self.traces = self._core.traces
@@ -280,8 +302,10 @@ class TierStore:
         if isinstance(tensor, torch.Tensor) and tensor.is_inference():
             with outside_of_modes(), torch.inference_mode(False):
                 tensor = tensor.clone()
-        if not isinstance(tensor, torch.Tensor) or storage_of(tensor) is None:
-            what = "give a plain strided torch.Tensor (no subclass, nor a quantized, nested or meta tensor)"
+        what = "give a plain strided torch.Tensor (no subclass, nor a quantized, nested or meta tensor)"
+        if not isinstance(tensor, torch.Tensor):
+            raise ConfigTypeError("tensor", type(tensor).__name__, what)
+        if storage_of(tensor) is None:
             raise ConfigError("tensor", type(tensor).__name__, what)
         handle = self.new_handle(tensor, layout_of(tensor))
         self.books.store(handle.record)
@@ -307,6 +331,11 @@ class TierStore:
     @uncompiled
     def prefetch(self, handles: Iterable[Handle]) -> None:
         """Have the bytes read, in this order, as far as there is room. A hint: returns at once.
+
+        As handles are got, what was handed over leaves memory first and the list goes on, however long it is. What a
+        further call names comes after what earlier ones did; what it names again keeps its place. Handles may be got in
+        another order, again, or not at all, and dropped: the list keeps none of them alive. Packs and backward have the
+        right of way; what was read for the list and made way for a pack is not read again before it is asked for.
 
         Raises:
             ConfigError: not a handle of this store; nothing was done.
@@ -355,22 +384,29 @@ class TierStore:
     def stats(self) -> StoreStats:
         """An immutable snapshot. Does not block."""
         moves, disk = self.books.moves, self._core.engine.disk
-        usage = disk.usage()
+        usage, returner = disk.usage(), self._core.returner
         self.books.tidy()
+        memory = self.memory_use()
         with self.books.lock:
+            host_bytes, staging_used_bytes = moves.books.used_bytes
             return StoreStats.of(
                 moves.counters,
                 live_handles=moves.booking.num_live(),
                 device_bytes=moves.devices.held_bytes,
                 device_limit_bytes=moves.devices.resident.limit_bytes or 0,
-                host_bytes=moves.books.host.used_bytes,
-                host_bytes_peak=moves.books.host.peak_bytes,
+                host_bytes=host_bytes,
+                host_bytes_peak=moves.books.host_bytes_peak,
                 staging_bytes=self.staging_bytes + disk.scratch_bytes,
-                staging_used_bytes=moves.books.staging.used_bytes,
+                staging_used_bytes=staging_used_bytes,
                 lent_bytes=moves.books.lent.used_bytes,
                 disk_bytes=moves.disk_bytes,
                 disk_bytes_peak=moves.disk_bytes_peak,
                 write_allowance_bytes=usage.write_allowance_bytes,
+                resident_bytes=memory.resident_bytes,
+                allocator_free_bytes=memory.allocator_free_bytes,
+                returned_bytes=returner.returned_bytes,
+                return_seconds=returner.return_seconds,
+                memory_return=returner.description,
                 open_seconds=self._core.open_seconds,
                 io_mode=usage.io_mode,
                 host_memory=moves.slots.slab.description,
@@ -404,6 +440,19 @@ class TierStore:
 
     def __repr__(self) -> str:
         return f"<TierStore {self._core.name}>"
+
+    def memory_use(self) -> MemoryUse:
+        """What the whole process holds. Takes some 0.1 ms, and waits while memory is being returned."""
+        return self._core.returner.use(self._mapped_bytes())
+
+    def warn_if_memory_stays(self) -> None:
+        """At the end of a scope: say why the process's memory did not fall, if so, once. May raise, as warnings may."""
+        reason = self._core.returner.why_memory_stays(self.books.moves.disk_bytes, self._mapped_bytes())
+        if reason is not None:
+            warnings.warn(f"{self!r}: {reason}", TierStoreWarning, stacklevel=stacklevel_of_user())
+
+    def _mapped_bytes(self) -> int:
+        return self.books.moves.slots.slab.mapped_bytes + self._core.engine.disk.scratch_bytes
 
     # --- for the hooks ----------------------------------------------------------------------------------------
 
@@ -447,7 +496,7 @@ class TierStore:
 
     def _record_of(self, handle: Handle) -> Record:
         if not isinstance(handle, Handle):
-            raise ConfigError("handle", handle, "give what put() returned")
+            raise ConfigTypeError("handle", handle, "give what put() returned")
         if handle.owner is not self:
             raise ConfigError("handle", handle, f"it belongs to another store than {self!r}")
         return handle.record
@@ -474,7 +523,7 @@ def refuse_unknown(unknown: Mapping[str, object], allowed: str) -> None:
     """Refuse options that do not exist; `allowed`: those that do, in words.
 
     Raises:
-        ConfigError: there are some.
+        ConfigTypeError: there are some.
     """
     for option, value in unknown.items():
-        raise ConfigError(option, value, f"there is no such option; there are {allowed}")
+        raise ConfigTypeError(option, value, f"there is no such option; there are {allowed}")

@@ -42,8 +42,8 @@ def is_thread_of_store() -> bool:
     return isinstance(threading.current_thread(), _StoreThread)
 
 
-def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread, at a slightly lower priority than the process has.
+def start_thread(target: Callable[[], None], name: str, *, nice: int = _NICE) -> threading.Thread:
+    """Start a daemon thread whose priority is lower than the process's by `nice`.
 
     Raises:
         OSError: the system allows the process, its user or its control group no more threads.
@@ -51,7 +51,7 @@ def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
 
     def run() -> None:
         of_process = os.getpriority(os.PRIO_PROCESS, os.getpid())  # not of the thread that starts this one
-        os.setpriority(os.PRIO_PROCESS, 0, min(of_process + _NICE, 19))
+        os.setpriority(os.PRIO_PROCESS, 0, min(of_process + nice, 19))
         target()
 
     thread = _StoreThread(target=run, name=name, daemon=True)

@@ -16,37 +16,41 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import TypeVar
 
-from torch._C._dynamo import eval_frame
+from .torch_names import (
+    FRAME_DEFAULT,
+    FRAME_SKIP,
+    FrameExecStrategy,
+    get_eval_frame_callback,
+    set_code_exec_strategy,
+)
 
 __all__ = ["is_compiled_call", "uncompiled", "uncompiled_itself"]
 
 F = TypeVar("F", bound=Callable[..., object])
 
-_SKIP, _DEFAULT = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
-
 
 def uncompiled(function: F) -> F:
     """Decorator: the function is never compiled, nor traced, nor is what it calls. Callers break their graph."""
-    _mark(function, _SKIP, _SKIP)
+    _mark(function, FRAME_SKIP, FRAME_SKIP)
     return _refuse_traces(function)
 
 
 def uncompiled_itself(function: F) -> F:
     """Decorator: the function is never compiled, nor traced. What it calls may be, and `is_compiled_call` can tell."""
-    _mark(function, _SKIP, _DEFAULT)
+    _mark(function, FRAME_SKIP, FRAME_DEFAULT)
     return _refuse_traces(function)
 
 
 def traceable(function: F) -> F:
     """Decorator: neither the function nor what it calls is compiled when it is called, but a trace may go through."""
-    _mark(function, _SKIP, _SKIP)
+    _mark(function, FRAME_SKIP, FRAME_SKIP)
     return function
 
 
-def _mark(function: object, action: eval_frame._FrameAction, inside: eval_frame._FrameAction) -> None:
+def _mark(function: object, action: object, inside: object) -> None:
     if not isinstance(function, FunctionType):
         raise TypeError(f"{function!r} has no code of its own to mark")
-    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(action, inside))
+    set_code_exec_strategy(function.__code__, FrameExecStrategy(action, inside))
 
 
 def _refuse_traces(function: F) -> F:
@@ -58,4 +62,4 @@ def _refuse_traces(function: F) -> F:
 @uncompiled_itself
 def is_compiled_call() -> bool:
     """Whether this thread is inside a call of what `torch.compile` returned. Inside `uncompiled` functions: False."""
-    return callable(eval_frame.get_eval_frame_callback())
+    return callable(get_eval_frame_callback())

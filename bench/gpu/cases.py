@@ -93,6 +93,11 @@ class Case(NamedTuple):
     expected_seconds: float = 30
 
     @property
+    def is_peer(self) -> bool:
+        """Whether it is others' code that is measured, whose failure is none of ours."""
+        return self.variant in ("save_on_cpu", "torchtune", "checkpoint")
+
+    @property
     def name(self) -> str:
         return f"{self.workload}: {self.label or self.variant}" if self.variant else self.workload
 

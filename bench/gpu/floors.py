@@ -19,7 +19,8 @@ _BLOCK_BYTES = 16 * 2**20
 def measure_floors(device: torch.device, scratch: Path, *, tiny: bool) -> dict[str, float | str]:
     """Bandwidths in bytes per second, each the best of three."""
     num_bytes = 2**20 if tiny else 2**30
-    return {"device": name_of(device)} | _copies(device, num_bytes) | _disk(scratch, num_bytes)
+    free = {} if device.type != "cuda" else {"free_bytes": torch.cuda.mem_get_info(device)[0]}
+    return {"device": name_of(device)} | free | _copies(device, num_bytes) | _disk(scratch, num_bytes)
 
 
 def _copies(device: torch.device, num_bytes: int) -> dict[str, float]:

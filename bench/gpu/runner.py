@@ -10,15 +10,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .cases import Case, CaseLeftOutError
+from .cases import Case, CaseLeftOutError, Found
+from .workloads import WORKLOADS, fitting_batch
 
 __all__ = ["Budget", "CaseRun", "Outcome", "run_cases", "run_tests"]
 
 _PATIENCE = 3
 """A run may take so many times what it is expected to, while there is time."""
+_DEATH_SECONDS = 5
+"""How long a process that was killed is waited for: one that a driver holds may take longer to be gone."""
+
+
+_CUT_SHORT = "the time for all runs was over"
 
 
 class Budget:
@@ -72,12 +79,17 @@ def _call(module: Sequence[str], limit_seconds: float, *, capture: bool) -> subp
     """Run a module in a process of its own; None: it did not end in time, and was killed with all that it started."""
     pipe = subprocess.PIPE if capture else None
     command = [sys.executable, "-m", *module]
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
-        try:
-            output, errors = process.communicate(timeout=limit_seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return None
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        output, errors = process.communicate(timeout=limit_seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_DEATH_SECONDS)
+        return None
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
@@ -91,7 +103,7 @@ def run_cases(
     """Run one case after another; those for which the time will not do are left out, and named.
 
     Args:
-        request: what every run is told: device, steps, whether it is tiny.
+        request: what every run is told: device, steps, whether it is tiny; beside it, a batch that fits.
         directory: on the disk to be measured.
         progress: told what happens.
     """
@@ -107,7 +119,10 @@ def run_cases(
                 f"no time: {budget.left_seconds:.0f} s are left, it takes some {case.expected_seconds:.0f} s"
             )
             continue
-        run = _run(case, options, min(_PATIENCE * case.expected_seconds, budget.left_seconds), request, directory)
+        run = _run(case, options, budget, request | _batch_of(case, outcome.found), directory)
+        if (why := _not_measured(case, run)) is not None:
+            outcome.left_out[case.name] = why
+            continue
         outcome.runs.append(run)
         progress(f"{case.name}: {run.failure or _in_short(run.figures or {})} ({run.seconds:.0f} s)")
     for name, why in outcome.left_out.items():
@@ -115,16 +130,37 @@ def run_cases(
     return outcome
 
 
-def _run(
-    case: Case, options: dict[str, Any], limit_seconds: float, request: dict[str, Any], directory: Path
-) -> CaseRun:
+def _batch_of(case: Case, found: Found) -> dict[str, int]:
+    """The batch, where it depends on the device."""
+    if case.workload not in WORKLOADS:
+        return {}
+    batch = fitting_batch(case.workload, found.get("floors", {}).get("free_bytes"))
+    return {} if batch is None else {"batch": batch}
+
+
+def _not_measured(case: Case, run: CaseRun) -> str | None:
+    """Why a run that has no figures says nothing of the store; None: it has some, or it is the store that failed."""
+    if run.failure is None:
+        return None
+    if run.failure == _CUT_SHORT:
+        return f"no time: it was ended after {run.seconds:.0f} s, when none was left"
+    if case.variant == "none" and "OutOfMemoryError" in run.failure:
+        return "it does not fit into the device's memory without offloading"
+    if case.is_peer:
+        return f"not measured: the peer failed, {run.failure}"
+    return None
+
+
+def _run(case: Case, options: dict[str, Any], budget: Budget, request: dict[str, Any], directory: Path) -> CaseRun:
+    own_seconds, left_seconds = _PATIENCE * case.expected_seconds, budget.left_seconds
+    limit_seconds = min(own_seconds, left_seconds)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tierstore-gpu-", dir=directory) as scratch:
         about = {"workload": case.workload, "variant": case.variant, "options": options, "scratch": scratch}
         done = _call(["bench.gpu.one", json.dumps(request | about)], limit_seconds, capture=True)
     figures, failure = None, None
     if done is None:
-        failure = f"not done within {limit_seconds:.0f} s"
+        failure = _CUT_SHORT if left_seconds < own_seconds else f"not done within {limit_seconds:.0f} s"
     elif done.returncode == 0:
         figures = json.loads(done.stdout.splitlines()[-1])
     else:
@@ -135,7 +171,8 @@ def _run(
 
 def _in_short(figures: dict[str, Any]) -> str:
     if "step_seconds" in figures:
-        return f"step {figures['step_seconds'] * 1000:.0f} ms, peak {figures['peak_bytes'] / 2**20:,.0f} MiB"
+        step_ms, peak_mib = figures["step_seconds"] * 1000, figures["peak_bytes"] / 2**20
+        return f"batch {figures['batch']}, step {step_ms:.0f} ms, peak {peak_mib:,.0f} MiB"
     rates = (f"{name.removesuffix('_bytes_per_second')} {rate / 1e9:.1f}" for name, rate in figures.items()
              if name.endswith("_per_second"))  # fmt: skip
     return ", ".join(rates) + " GB/s"

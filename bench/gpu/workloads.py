@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from .models import Decoder, DecoderShape, ResNet, ResNetShape
 
-__all__ = ["WORKLOADS", "Workload"]
+__all__ = ["WORKLOADS", "Workload", "fitting_batch"]
+
+_BYTES_BESIDE = 4 * 2**30
+"""Of device memory: context, libraries' workspaces, parameters and their gradients."""
+_ROOM_FOR_EACH_SAVED_BYTE = 1.3
+"""What backward makes meanwhile, and what the allocator cannot fill."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +25,19 @@ class Workload:
         shape: of the model.
         dtype: of its parameters.
         tokens: in a step; 0: it has none.
+        saved_bytes_of_one: by a forward, for each element of the batch; None: its batch is what it is.
     """
 
     shape: ResNetShape | DecoderShape
     dtype: torch.dtype
     tokens: int = 0
+    saved_bytes_of_one: int | None = None
+
+    def with_batch(self, batch: int | None) -> Workload:
+        """The same with another batch; None: as it is."""
+        if batch is None or not isinstance(self.shape, ResNetShape):
+            return self
+        return replace(self, shape=replace(self.shape, batch=batch))
 
     def model(self, device: torch.device) -> nn.Module:
         """The model, the same parameters each time."""
@@ -45,6 +58,21 @@ class Workload:
         return text[:, :-1], text[:, 1:]
 
 
+def fitting_batch(name: str, free_bytes: int | None) -> int | None:
+    """The largest batch of a workload, halved and halved again, for which plain training fits into so much memory.
+
+    None: the batch is to be what it is: there is no other, or how much memory there is is not known.
+    """
+    workload = WORKLOADS[name]
+    if free_bytes is None or workload.saved_bytes_of_one is None or not isinstance(workload.shape, ResNetShape):
+        return None
+    batch = workload.shape.batch
+    needed_bytes = _ROOM_FOR_EACH_SAVED_BYTE * workload.saved_bytes_of_one
+    while batch > 1 and batch * needed_bytes + _BYTES_BESIDE > free_bytes:
+        batch //= 2
+    return batch
+
+
 def _decoder(layers: int, width: int, tokens: int) -> Workload:
     return Workload(DecoderShape(layers, width, tokens), torch.bfloat16, tokens)
 
@@ -52,7 +80,7 @@ def _decoder(layers: int, width: int, tokens: int) -> Workload:
 _TINY = DecoderShape(2, 64, 32, vocabulary=100, head_width=32)
 
 WORKLOADS = {
-    "resnet152": Workload(ResNetShape((3, 8, 36, 3), 64, 256, 224), torch.float32),
+    "resnet152": Workload(ResNetShape((3, 8, 36, 3), 64, 256, 224), torch.float32, saved_bytes_of_one=170 * 2**20),
     "decoder 2048 wide, 4k tokens": _decoder(16, 2048, 4096),
     "decoder 2048 wide, 8k tokens": _decoder(16, 2048, 8192),
     "decoder 4096 wide, 8k tokens": _decoder(8, 4096, 8192),

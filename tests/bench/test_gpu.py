@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch
 
 from bench.gpu import __main__ as command
 from bench.gpu.cases import CASES, TINY_CASES, Case, CaseLeftOutError
+from bench.gpu.models import ResNetShape
 from bench.gpu.one import measure
 from bench.gpu.runner import Budget, run_cases, run_tests
 from bench.gpu.targets import covered_fraction, floor_seconds, verdicts
 from bench.gpu.variants import VARIANTS
-from bench.gpu.workloads import WORKLOADS
+from bench.gpu.workloads import WORKLOADS, fitting_batch
 from tierstore.demo.place import store_directory
 
 MIB = 2**20
@@ -96,6 +98,38 @@ def test_run_cases_that_fails_is_told_and_those_that_need_it_are_left_out(tmp_pa
     assert run.figures is None
     assert "KeyError" in (run.failure or "")
     assert list(outcome.left_out) == [cases[1].name]
+
+
+def test_run_cases_cut_short_by_the_time_for_all_is_left_out_not_failed(tmp_path: Path) -> None:
+    began = time.monotonic()
+    outcome = run_cases([Case("tiny resnet", "none", expected_seconds=1)], Budget(1.01), REQUEST, tmp_path, print)
+    assert time.monotonic() - began < 5
+    assert outcome.runs == []
+    assert outcome.left_out == {"tiny resnet: none": "no time: it was ended after 1 s, when none was left"}
+
+
+def test_run_cases_peer_that_is_broken_is_not_measured_ours_has_failed(tmp_path: Path) -> None:
+    peer, ours = (
+        Case("tiny resnet", "torchtune", expected_seconds=80),
+        Case("tiny resnet", "tierstore", expected_seconds=80),
+    )
+    outcome = run_cases([peer, ours], Budget(240), REQUEST, tmp_path, print)  # neither can run: no package, no options
+    assert [(run.case, run.figures) for run in outcome.runs] == [(ours.name, None)]
+    assert "the peer failed, exit code 1: bench.gpu.variants.MissingPeerError" in outcome.left_out[peer.name]
+
+
+@pytest.mark.parametrize(("free_gib", "batch"), [(141, 256), (79, 256), (39, 128), (23, 64), (15, 32), (1, 1)])
+def test_batch_is_halved_until_plain_training_fits_the_device(free_gib: int, batch: int) -> None:
+    assert fitting_batch("resnet152", free_gib * 2**30) == batch
+    shape = WORKLOADS["resnet152"].with_batch(batch).shape
+    assert isinstance(shape, ResNetShape)
+    assert shape.batch == batch
+
+
+def test_batch_of_what_has_none_or_on_an_unknown_device_is_left_alone() -> None:
+    assert fitting_batch("resnet152", None) is None
+    assert fitting_batch("decoder 2048 wide, 4k tokens", 2**30) is None
+    assert WORKLOADS["resnet152"].with_batch(None) is WORKLOADS["resnet152"]
 
 
 def test_run_cases_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None:

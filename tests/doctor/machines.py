@@ -78,6 +78,8 @@ _HEALTHY = Measurements(
         copy_bytes_per_second=1e10,
         copy_all_bytes_per_second=3e10,
         fresh_bytes_per_second=3e9,
+        allocator="glibc",
+        allocator_left_alone=None,
     ),
     huge_pages=HugePages(
         enabled="madvise", shared="never", granted_share=1.0, collapses=True, free_bytes=40 * GIB, free_share=0.9

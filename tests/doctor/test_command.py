@@ -77,6 +77,14 @@ def test_report_of_a_drive(drive: Path) -> None:
     assert "little-space" in codes(report)
 
 
+def test_setting_of_malloc_is_named_as_what_keeps_freed_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
+    report = examined(tmp_path)
+    if report.measurements.memory.allocator == "glibc":
+        (finding,) = [each for each in report.findings if each.code == "memory-not-returned"]
+        assert "MALLOC_ARENA_MAX is set" in finding.sentence
+
+
 def test_report_of_memory_says_that_it_is_and_what_that_means(tmp_path: Path) -> None:
     if not os.access("/dev/shm", os.W_OK):
         pytest.skip("no writable /dev/shm")

@@ -72,6 +72,12 @@ def test_view_shows_findings_settings_and_verdict() -> None:
     assert "Offloading works here." in shown(report_of(machine()))
 
 
+def test_view_says_what_becomes_of_freed_memory() -> None:
+    assert "glibc; a store returns freed memory when it is short" in shown(report_of(machine()))
+    left_alone = {"allocator": "musl", "allocator_left_alone": "musl offers no way"}
+    assert "musl; a store leaves it alone: musl offers no way" in shown(report_of(machine(memory=left_alone)))
+
+
 def test_view_of_names_that_steer_a_terminal_is_harmless() -> None:
     text = shown(report_of(machine(drive={"model": "\x1b[31mred", "path": "/a[bold]b"})))
     assert "\x1b" not in text

@@ -49,6 +49,7 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("memory-limit", "note", {"memory": {"limit_bytes": 16 * GIB}}, "16.00 GiB"),
     ("swapping", "warning", {"memory": {"swap_used_bytes": 5 * GIB}}, "5.00 GiB"),
     ("memory-slow", "warning", {"memory": {"copy_bytes_per_second": 1e9}}, "1 GB/s"),
+    ("memory-not-returned", "note", {"memory": {"allocator_left_alone": "MALLOC_X is set"}}, "MALLOC_X"),
     ("small-shm", "note", {"memory": {"shm_total_bytes": 64 * MIB}}, "64 MiB"),
     ("no-huge-pages", "warning", {"huge_pages": {"enabled": "never", "granted_share": 0.0}}, "transparent_hugepage"),
     ("no-huge-pages", "warning", {"huge_pages": {"enabled": None, "granted_share": 0.0}}, "transparent_hugepage"),

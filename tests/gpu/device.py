@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
 
+from tests.existing import set_existing
+from tests.gpu.seen_copies import SeenCopies, WithoutWaits
 from tierstore import TierStore
+from tierstore.copies import AcceleratorCopies, Copies
+from tierstore.layout import memory_at
 
-__all__ = ["DEVICE", "NEEDS_DEVICE", "copy_stream", "hold_up", "repeatable"]
+__all__ = [
+    "DEVICE",
+    "NEEDS_DEVICE",
+    "copies_under_test",
+    "copy_stream",
+    "hold_up",
+    "is_pinned_at",
+    "make_windows_small",
+    "repeatable",
+]
 
 DEVICE = torch.device("cuda", 0)
 NEEDS_DEVICE = [
@@ -36,6 +50,31 @@ def copy_stream(store: TierStore, direction: str) -> torch.Stream:
     """
     stream = store.books.moves.devices._copies._stream(DEVICE, direction)  # type: ignore[attr-defined]
     return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+
+def copies_under_test() -> Copies:
+    """The copy engine; where PyTorch's record of streams is on, one whose copies it sees.
+
+    Where TIERSTORE_WITHOUT_WAITS is set, one that never waits: whatever is to find a race has to find one then.
+    """
+    copies = WithoutWaits() if os.environ.get("TIERSTORE_WITHOUT_WAITS") else AcceleratorCopies()
+    if not os.environ.get("TORCH_CUDA_SANITIZER"):
+        return copies
+    from torch.cuda._sanitizer import cuda_sanitizer
+
+    return SeenCopies(copies, cuda_sanitizer.dispatch)
+
+
+def is_pinned_at(address: int) -> bool:
+    """Whether the driver knows the byte. (`is_pinned` of a view asks for the beginning of its storage.)"""
+    return torch.frombuffer(memory_at(address, 1, writable=True), dtype=torch.uint8).is_pinned()
+
+
+def make_windows_small(store: TierStore, nbytes: int) -> None:
+    """From now on so much may be on its way out, and so much back, at most."""
+    window = store.books.moves.devices._window
+    set_existing(window.in_flight, limit_bytes=nbytes)
+    set_existing(window.reloaded, limit_bytes=nbytes)
 
 
 @contextmanager

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from tests.conftest import MakeStore
-from tests.gpu.device import DEVICE, NEEDS_DEVICE, hold_up
+from tests.gpu.device import DEVICE, NEEDS_DEVICE, hold_up, is_pinned_at
 from tierstore import TierStore, tiered_offload
 from tierstore.device_window import FLIGHT_BYTES, RELOAD_BYTES
+from tierstore.slab import _address_of
 
 pytestmark = NEEDS_DEVICE
 
@@ -80,13 +81,16 @@ def test_slab_is_pinned_from_its_first_byte_to_its_last_and_no_larger(make_store
     store = make_store(host_bytes="100MiB", staging_bytes="30MiB")
     handle = store.put(torch.ones(2**20, device=DEVICE))
     torch.cuda.synchronize()
-    slab = store.books.moves.slots.slab
+    slab, slot = store.books.moves.slots.slab, handle.record.slot
+    slab.wait_until_pinned()
     assert store.stats().host_memory == "pinned"
     assert slab.size_bytes == 130 * 2**20
-    whole = torch.frombuffer(slab._mapped(), dtype=torch.uint8, count=slab.size_bytes, offset=slab._first)
-    assert whole[:1].is_pinned()
-    assert whole[-1:].is_pinned()
-    del whole
+    first = _address_of(slab._mapped()) + slab._first
+    assert is_pinned_at(first)
+    assert is_pinned_at(first + slab.size_bytes - 1)
+    assert not is_pinned_at(first + slab.size_bytes)
+    assert slot is not None
+    assert slot.as_plain_tensor().is_pinned()
     assert torch.equal(store.get(handle), torch.ones(2**20, device=DEVICE))
 
 
@@ -96,6 +100,7 @@ def test_auto_keeps_what_the_link_does_not_carry_meanwhile(make_store: MakeStore
     model, batch = _model(), torch.randn(ROWS, WIDTH, device=DEVICE)
     for _ in range(5):
         _step(model, batch, store, "auto")
+        store.books.moves.slots.slab.wait_until_pinned()
         torch.cuda.synchronize()
     stats = store.stats()
     assert 0 < stats.device_limit_bytes < LAYERS * SAVED_BYTES
@@ -108,6 +113,7 @@ def test_pack_asks_for_no_synchronisation(make_store: MakeStore, device_bytes: i
     model, batch = _model(), torch.randn(ROWS, WIDTH, device=DEVICE)
     for _ in range(3):
         _step(model, batch, store, device_bytes)
+        store.books.moves.slots.slab.wait_until_pinned()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -123,6 +129,7 @@ def test_pack_returns_while_the_device_is_still_busy_with_what_was_queued_before
     model, batch = _model(), torch.randn(ROWS, WIDTH, device=DEVICE)
     for _ in range(2):
         _step(model, batch, store)
+        store.books.moves.slots.slab.wait_until_pinned()
     torch.cuda.synchronize()
     awake = hold_up(2.0)
     with tiered_offload(store):

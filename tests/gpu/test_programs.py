@@ -92,16 +92,26 @@ def test_offloaded_tensor_asked_for_in_a_capture_raises_and_is_there_afterwards(
     assert torch.equal(store.get(handle), content)
 
 
-def test_sanitizer_of_streams_finds_nothing() -> None:
-    """All of test_streams.py once more, under PyTorch's own record of who waits for whom."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu/test_streams.py"]
-    done = subprocess.run(
-        command,
+def _under_the_sanitizer(*choice: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """test_streams.py once more, under PyTorch's own record of who waits for whom."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu/test_streams.py", *choice],
         cwd=ROOT,
-        env=os.environ | {"TORCH_CUDA_SANITIZER": "1", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"TORCH_CUDA_SANITIZER": "1", "PYTHONPATH": str(ROOT)} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
+
+
+def test_sanitizer_of_streams_finds_nothing() -> None:
+    done = _under_the_sanitizer("-k", "not wait_that_is_missing")
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_sanitizer_of_streams_finds_a_wait_that_is_missing() -> None:
+    """Else it would not see the store's copies at all."""
+    done = _under_the_sanitizer("-k", "test_stream_that_is_late and compute", TIERSTORE_WITHOUT_WAITS="1")
+    assert done.returncode == 1, done.stdout[-4000:]
+    assert "CUDASanitizerErrors" in done.stdout, done.stdout[-4000:]

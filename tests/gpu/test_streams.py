@@ -13,7 +13,15 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
-from tests.gpu.device import DEVICE, NEEDS_DEVICE, copy_stream, hold_up
+from tests.gpu.device import (
+    DEVICE,
+    NEEDS_DEVICE,
+    copies_under_test,
+    copy_stream,
+    hold_up,
+    make_windows_small,
+)
+from tests.gpu.seen_copies import WithoutWaits
 from tierstore import TierStore, tiered_offload
 
 pytestmark = NEEDS_DEVICE
@@ -52,10 +60,9 @@ def _assert_same(store: TierStore, between: Callable[[int], object] = lambda _: 
 @pytest.fixture
 def small_flight(make_store: MakeStore) -> TierStore:
     """A store that waits for copies often: little may be in flight."""
-    store = make_store(host_bytes="1GiB")
-    store.books.moves.devices._flight_bytes = 0
-    store.books.moves.devices._in_flight.limit_bytes = 4 * 2**20
-    store.books.moves.devices._reload_bytes = 4 * 2**20
+    store = make_store(host_bytes="1GiB", copies=copies_under_test())
+    make_windows_small(store, 4 * 2**20)
+    store.books.moves.slots.slab.pin(DEVICE)  # the host waits for copies to pageable memory, and nothing is late
     return store
 
 
@@ -63,6 +70,19 @@ def small_flight(make_store: MakeStore) -> TierStore:
 def test_stream_that_is_late_same_bits(small_flight: TierStore, late: str) -> None:
     stream = torch.accelerator.current_stream(DEVICE) if late == "compute" else copy_stream(small_flight, late)
     _assert_same(small_flight, lambda number: number % 6 or hold_up(DELAY_SECONDS, stream))
+
+
+def test_delays_find_a_wait_that_is_missing(make_store: MakeStore) -> None:
+    """Else the other tests here would say nothing."""
+    store = make_store(host_bytes="1GiB", copies=WithoutWaits())
+    make_windows_small(store, 4 * 2**20)
+    expected = _gradients(None)
+    late = copy_stream(store, "in")
+    store.books.moves.slots.slab.pin(DEVICE)
+    found = _gradients(store, lambda number: number % 6 or hold_up(DELAY_SECONDS, late))
+    hold_up(DELAY_SECONDS, late)
+    torch.cuda.synchronize()
+    assert not all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_forward_on_a_stream_of_the_users_same_bits(small_flight: TierStore) -> None:

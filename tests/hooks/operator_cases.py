@@ -18,6 +18,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.existing import set_existing
 from tests.hooks.programs import Around, bits, forget_after_error
 from tierstore import TierStore, tiered_offload
 
@@ -36,7 +37,7 @@ def differentiable_entries() -> dict[str, Entry]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     # The import forbids the whole process to set flags of `torch.backends` but by their context managers.
-    torch.backends.__allow_nonbracketed_mutation_flag = True  # type: ignore[attr-defined]
+    set_existing(torch.backends, __allow_nonbracketed_mutation_flag=True)
     entries = [entry for entry in op_db if entry.supports_autograd]
     found = {entry.full_name: entry for entry in entries}
     assert len(found) == len(entries), "two entries have the same name"

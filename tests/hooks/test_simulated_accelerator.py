@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import MakeStore
+from tests.gpu.device import make_windows_small
+from tests.gpu.seen_copies import SeenCopies
 from tests.hooks.programs import forget_after_error
 from tierstore import TierStore, tiered_offload
 from tierstore.copies import Marker
+from tierstore.coverage import Coverage, GraphTimes
+from tierstore.slab import Slab
 from tierstore.testing import SimulatedCopies
 
 
@@ -64,6 +70,21 @@ def test_gradients_through_the_device_tier_same_bits(
     assert (copies.num_out > 0) == (device_bytes != 1 << 30)
     assert (stats.spilled_bytes > 0) == (host_bytes != "1GiB" and device_bytes != 1 << 30)
     assert (stats.live_handles, stats.device_bytes, stats.disk_bytes) == (0, 0, 0)
+
+
+def test_small_windows_of_the_tests_on_a_device_are_those_of_the_store(
+    make_store: MakeStore, copies: SimulatedCopies
+) -> None:
+    nbytes = 32 * 64 * 4
+    store = make_store(copies=copies, host_bytes="1GiB")
+    make_windows_small(store, 2 * nbytes)
+    devices = store.books.moves.devices
+    assert devices.has_room_to_reload(2 * nbytes)
+    with tiered_offload(store, min_bytes=0):
+        loss = _model()(torch.randn(32, 64)).sum()
+        assert devices.held_bytes <= 3 * nbytes  # the newest node's included
+    loss.backward()
+    assert not devices._window.fits_reload(2 * nbytes + 1)
 
 
 def test_graph_dropped_while_copies_run_everything_is_freed(make_store: MakeStore, copies: SimulatedCopies) -> None:
@@ -129,6 +150,155 @@ def test_part_of_a_storage_comes_back_at_the_address_it_had_modulo_the_allocator
     store.flush()
     assert torch.equal(store.get(handle), whole[200:])
     assert handle.record.first_byte == 512
+
+
+@pytest.mark.parametrize("num_tensors", [1, 3])
+def test_device_full_while_copying_ahead_backward_goes_on_without(make_store: MakeStore, num_tensors: int) -> None:
+    """Room for what is asked for, and a little more: what is copied ahead finds none."""
+    with SimulatedCopies(room_bytes=num_tensors * 64 * 64 * 4) as copies:
+        store = make_store(copies=copies, host_bytes="1GiB")
+        for plain, offloaded in zip(_gradients(None), _gradients(store), strict=True):
+            assert torch.equal(plain, offloaded)
+        assert copies.num_refused > 0
+        copies.synchronize()
+        stats = store.stats()
+        assert (stats.live_handles, stats.device_bytes, stats.host_bytes) == (0, 0, 0)
+
+
+def test_device_full_nothing_is_copied_ahead_for_the_rest_of_that_backward(make_store: MakeStore) -> None:
+    """Each try would cost the device's allocator its cache."""
+    nbytes, num_tensors = 64 * 64 * 4, 12
+    with SimulatedCopies(room_bytes=2 * nbytes) as copies:
+        store = make_store(copies=copies, host_bytes="1GiB")
+        for _ in range(2):
+            before = copies.num_refused
+            with tiered_offload(store, min_bytes=0):
+                hidden = torch.full((64, 64), 0.5, requires_grad=True)
+                for _ in range(num_tensors):
+                    hidden = hidden.sin()
+            copies.synchronize()
+            store.stats()  # the copies out are over, and their memory is let go
+            hidden.sum().backward()
+            # once ahead, and then by each that is asked for while the one before is in the way
+            assert 0 < copies.num_refused - before <= num_tensors
+
+
+def test_device_full_what_is_asked_for_takes_the_place_of_what_was_copied_back(make_store: MakeStore) -> None:
+    content = [torch.arange(1024) + number for number in range(3)]
+    with SimulatedCopies(room_bytes=content[0].nbytes) as copies:
+        store = make_store(copies=copies, host_bytes="1GiB")
+        handles = [store.put(each.clone()) for each in content]
+        copies.synchronize()
+        store.stats()  # the copies out are over, and their memory is let go
+        for handle, expected in zip(handles, content, strict=True):
+            assert torch.equal(store.get(handle), expected)
+        assert copies.num_refused == 2
+
+
+def test_device_full_of_what_is_in_use_raises_and_is_there_when_there_is_room(make_store: MakeStore) -> None:
+    content = [torch.arange(1024) + number for number in range(2)]
+    with SimulatedCopies(room_bytes=content[0].nbytes) as copies:
+        store = make_store(copies=copies, host_bytes="1GiB")
+        handles = [store.put(each.clone()) for each in content]
+        copies.synchronize()
+        store.stats()  # the copies out are over, and their memory is let go
+        in_use = store.get(handles[0])
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError) as raised:
+                store.get(handles[1])
+            assert "8192 bytes that backward asks for are in host memory still" in raised.value.__notes__[0]
+        assert torch.equal(in_use, content[0])
+        before = store.stats()
+        assert (before.live_handles, before.host_bytes) == (2, 2 * 8192)
+        del in_use, raised
+        forget_after_error()
+        assert torch.equal(store.get(handles[1]), content[1])
+
+
+def test_pack_asks_whether_the_tensors_own_device_captures(
+    make_store: MakeStore, copies: SimulatedCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr("tierstore.hooks.offload.is_capturing", lambda device: asked.append(device) or True)
+    store = make_store(copies=copies)
+    weight = torch.randn(64, 64, requires_grad=True)
+    with tiered_offload(store, min_bytes=0):
+        loss = (weight * 2).sin().sum()
+    assert asked == [weight.device]
+    assert store.stats().kept_bytes["unsupported"] == weight.nbytes
+    loss.backward()
+
+
+def test_copies_to_and_from_memory_that_is_not_pinned_are_counted(
+    make_store: MakeStore, copies: SimulatedCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(copies=copies, host_bytes="1GiB")
+    slab, content = store.books.moves.slots.slab, torch.arange(1024)
+    pageable = store.put(content.clone())
+    copies.synchronize()
+    store.stats()
+    assert torch.equal(store.get(pageable), content)
+    assert store.stats().pageable_copy_bytes == 2 * content.nbytes
+    monkeypatch.setattr(slab, "is_pinned", lambda slot: slot.start is not None)
+    store.put(content.clone())
+    assert store.stats().pageable_copy_bytes == 2 * content.nbytes
+
+
+def test_step_that_went_through_memory_that_was_just_being_pinned_tells_nothing_of_the_link(
+    make_store: MakeStore, copies: SimulatedCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has to stay on the device is found from a step's times, and never taken back."""
+    is_being_pinned = True
+    monkeypatch.setattr(Slab, "is_being_pinned", property(lambda slab: is_being_pinned))
+    measured: list[bool] = []
+
+    def note(coverage: Coverage, signature: int, times: GraphTimes) -> None:
+        measured.append(times.measured() is not None)
+
+    monkeypatch.setattr(Coverage, "note", note)
+    store = make_store(copies=copies, host_bytes="1GiB")
+    _gradients(store, "auto")
+    assert measured
+    assert not any(measured)
+    is_being_pinned = False
+    measured.clear()
+    _gradients(store, "auto")
+    assert any(measured)
+
+
+class Noting(TorchDispatchMode):
+    """Notes what is copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_copies = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_copies += func is torch.ops.aten.copy_.default
+        return func(*args, **(kwargs or {}))
+
+
+class AtOnce(SimulatedCopies):
+    """Copies are made by the caller, as the copy engine for a device queues them."""
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Marker:
+        target.copy_(source)
+        return self.mark(None)
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_copies_are_seen_by_what_is_to_check_their_streams(make_store: MakeStore, is_inside: bool) -> None:
+    """The store shuts modes out; without this the check on a device would pass whatever the store does."""
+    with AtOnce() as plain, AtOnce() as engine:
+        unseen, seen, content = Noting(), Noting(), torch.arange(1024)
+        for copies, mode in ((plain, unseen), (SeenCopies(engine, seen), seen)):
+            store = make_store(copies=copies, host_bytes="1GiB")
+            with mode if is_inside else nullcontext():
+                handle = store.put(content.clone())
+                store.stats()
+                got = store.get(handle)
+            assert torch.equal(got, content)
+        assert (unseen.num_copies, seen.num_copies) == (0, 2)
 
 
 class LostDevice(SimulatedCopies):

@@ -26,7 +26,14 @@ import torch
 from tests.cgroups import made_cgroup
 from tests.daemon.conftest import DaemonProcess, environment_of_tests, tierstore
 from tests.daemon.test_leaving_clients import wait_until_nothing_is_left
-from tierstore import DaemonUnavailableError, StorageIOError, StoreClosedError, TierStore, tiered_offload
+from tierstore import (
+    DaemonUnavailableError,
+    StorageIOError,
+    StoreClosedError,
+    StoreFullError,
+    TierStore,
+    tiered_offload,
+)
 from tierstore.disk.home import FOLDER_NAME
 from tierstore.tracing.reader import read_trace
 
@@ -461,14 +468,20 @@ class _AskedToEndError(Exception):
     """What one thread has another raise (PyThreadState_SetAsyncExc), as some time limits do."""
 
 
-def test_error_that_another_thread_raises_in_the_midst_of_a_call_closes_the_store(store_directory: Path) -> None:
+@pytest.mark.parametrize("is_changing", [True, False], ids=["in the midst of a change", "before it"])
+def test_error_that_another_thread_raises_in_the_midst_of_a_call_closes_the_store(
+    store_directory: Path, is_changing: bool
+) -> None:
     """No handler stands in its traceback; it comes as soon as the thread has the lock that it waits for."""
     errors: list[BaseException] = []
     with TierStore(store_directory, host_bytes=0, disk_bytes="64MiB") as store:
 
         def put() -> None:
             try:
-                store.put(_tensor(1))
+                if is_changing:
+                    store.books.keep_on_device(0)  # always counts as a change
+                else:
+                    store.put(_tensor(1))
             except _AskedToEndError as error:
                 errors.append(error)
 
@@ -477,9 +490,13 @@ def test_error_that_another_thread_raises_in_the_midst_of_a_call_closes_the_stor
         with store.books.lock:
             thread.start()
             assert begun.wait(20)
-            until(lambda: _is_in(thread, "store"))
+            until(lambda: _is_in(thread, "keep_on_device" if is_changing else "store"))
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_AskedToEndError))
         thread.join(20)
+        if not is_changing:
+            assert isinstance(errors[0], _AskedToEndError)
+            store.flush()
+            return
         assert "_AskedToEndError came in the midst" in errors[0].__notes__[0]
         with pytest.raises(StoreClosedError, match="_AskedToEndError"):
             store.flush()
@@ -488,3 +505,57 @@ def test_error_that_another_thread_raises_in_the_midst_of_a_call_closes_the_stor
 def _is_in(thread: threading.Thread, function: str) -> bool:
     frame = sys._current_frames()[thread.ident or 0]
     return frame.f_code.co_name == function
+
+
+TRAINING_WITHIN_A_LIMIT = """
+import resource, sys, torch
+from tierstore import TierStore, tiered_offload
+limit = int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+budgets = {} if sys.argv[3] == "default" else dict(host_bytes=0, staging_bytes="8MiB", disk_bytes="100GiB")
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
+batch = torch.randn(512, 512)
+model(batch).square().mean().backward()
+expected = [each.grad.clone() for each in model.parameters()]
+with TierStore(sys.argv[1], **budgets) as store:
+    assert store.host_bytes < limit
+    for _ in range(3):
+        model.zero_grad()
+        with tiered_offload(store, min_bytes=0):
+            loss = model(batch).square().mean()
+        loss.backward()
+        assert all(map(torch.equal, expected, [each.grad for each in model.parameters()]))
+    small = [store.put(torch.full((8192,), float(number))) for number in range(4096)]
+    store.flush()
+    assert all(float(store.get(handle)[0]) == number for number, handle in enumerate(small))
+    taken = int(open("/proc/self/statm").read().split()[0]) * 4096
+    print(taken)
+"""
+
+
+@pytest.mark.parametrize("budgets", ["small", "default"])
+def test_limit_on_addresses_leaves_room_for_training(tmp_path: Path, budgets: str) -> None:
+    """The drive's budget is 100 GiB; of addresses only those are taken that hold something, or will soon."""
+    limit = 4 * 2**30
+    command = [sys.executable, "-c", TRAINING_WITHIN_A_LIMIT, str(tmp_path), str(limit), budgets]
+    env = environment_of_tests(OMP_NUM_THREADS="1")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < limit
+
+
+def test_addresses_for_a_longer_index_refused_its_records_can_be_read_and_deleted(tmp_path: Path) -> None:
+    with TierStore(tmp_path, host_bytes=0, staging_bytes="1MiB", disk_bytes="8GiB", codec="none") as store:
+        handles = [store.put(torch.full((8192,), float(number))) for number in range(100)]
+        store.flush()
+        with room_for(70 * MIB):
+            with pytest.raises(StoreFullError, match="ulimit -v"):
+                handles.extend(store.put(torch.full((8192,), float(number))) for number in range(100, 8000))
+            for number in (0, 99, len(handles) // 2):
+                assert float(store.get(handles[number])[0]) == number
+            del handles[: len(handles) // 2]
+            handles += [store.put(torch.full((8192,), float(number))) for number in range(40)]
+            store.flush()
+        handles += [store.put(torch.full((8192,), float(number))) for number in range(3000)]
+        store.flush()
+        assert [float(store.get(handle)[0]) for handle in handles[-3000:]] == list(range(3000))

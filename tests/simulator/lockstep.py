@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 import torch
 
+from tests.existing import set_existing
 from tierstore import TierStore, tiered_offload
 from tierstore.copies import Copies, Marker
 from tierstore.device_window import FLIGHT_BYTES, RELOAD_BYTES
@@ -412,9 +413,8 @@ class Stepper:
         def put_off(num_records: int) -> None:
             self._news.set()  # `settle` tells
 
-        engine._deliver = deliver_at_rest  # type: ignore[method-assign]
-        books.end_discard = put_off  # type: ignore[method-assign]
-        books._progress = self  # type: ignore[assignment]
+        set_existing(engine, _deliver=deliver_at_rest)
+        set_existing(books, end_discard=put_off, _progress=self)
         with books.lock:
             books.observe(self.decisions)
         return self.decisions
@@ -586,7 +586,7 @@ class _RealStep:
         if index == root:
             dtype = _DEVICE_DTYPE if saved.on_device else torch.int8
             self._storages[root] = torch.full((saved.nbytes,), root % 127, dtype=dtype)
-        with patch.object(offload, "_sequence_nr", lambda: saved.node):
+        with patch.object(offload, "sequence_nr", lambda: saved.node):
             self._graph[index] = _Save.apply(self._leaf, self._storages[root])
         if self._last_use[root] == number and not shared:
             del self._storages[root]
@@ -609,6 +609,7 @@ def real_decisions(
     with _SteppedStore(
         place, host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, codec="none"
     ) as store:
+        store.books.moves.books.grows = settings.staging_grows  # as where no `staging_bytes` is given
         decisions = store.stepper.take_over(store, followed, next(store.keys) + 1, _Drive(settings), windows)
         try:
             for _ in range(num_steps):
@@ -767,16 +768,18 @@ def simulated_decisions(
     moves = SimulatedMoves(
         host_bytes=settings.host_bytes,
         staging_bytes=settings.staging_bytes,
+        staging_grows=settings.staging_grows,
         device=SimulatedDevice(copies, settings.device_bytes, *windows),
         observer=decisions,
     )
     moves.engine = engine
     rank = engine.transfers = Rank(clock, moves, copies, workload)
     orders = LearnedOrders() if settings.prefetch == "learned" else None
-    budgets = Budgets(settings.host_bytes, settings.device_bytes, settings.staging_bytes)
     next_key = 0
     try:
         for _ in range(num_steps):
+            host_bytes, staging_bytes = moves.books.limits
+            budgets = Budgets(host_bytes, settings.device_bytes, staging_bytes)
             log = GraphLog(workload.saved, next_key, settings.scope_lookahead_bytes, orders, budgets)
             _step(rank, clock, engine, log, workload, followed)
             next_key = log.next_key

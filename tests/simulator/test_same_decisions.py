@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
 
 from tests.simulator.lockstep import Script, Windows, real_decisions, simulated_decisions
+from tierstore import host
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Saved, Settings, Unpack, Workload
 
 _UNIT = 64 * 2**10
@@ -70,13 +71,15 @@ def _units(least: int, most: int) -> st.SearchStrategy[int]:
 
 
 _OPTIONS: dict[str, st.SearchStrategy[Any]] = {
-    "host_bytes": _units(0, 10),
+    "host_bytes": _units(0, 10) | _units(12, 24),
     "staging_bytes": _units(1, 12),
     "disk_bytes": st.none() | _units(0, 40),
     "prefetch": st.sampled_from(["learned", "learned", "reverse", "none"]),
     "lookahead_bytes": st.none() | _units(0, 10),
+    "staging_grows": st.booleans(),
 }
 options = st.builds(Settings, **_OPTIONS)
+small_options = st.builds(Settings, **(_OPTIONS | {"host_bytes": _units(0, 2), "staging_bytes": _units(1, 12)}))
 device_options = st.builds(Settings, **_OPTIONS, device_bytes=_units(0, 12))
 windows = st.builds(Windows, flight_bytes=_units(0, 8), reload_bytes=_units(0, 8))
 scripts = st.builds(
@@ -122,6 +125,10 @@ def _step(units: Sequence[int], *actions: Action, nodes: Sequence[int] = (), vie
     return Workload(saved, actions)
 
 
+_STAYS_NOTED = Workload(
+    [Saved(_UNIT, index) for index in range(6)],
+    [*map(Pack, range(6)), EndScope(), *(act for index in range(6) for act in (Unpack(index), Release(index)))],
+)
 _FREED_LETS_OTHERS_GO_ON = _step(
     (1, 2, 3, 1),
     *map(Pack, range(4)), EndScope(), Unpack(0), Unpack(1), Release(1), Unpack(2),
@@ -172,6 +179,20 @@ _random_steps = settings(
 @example(_NOTED_VIEW_HOLDS_STORAGE, Settings(2 * _UNIT, 12 * _UNIT), Script([], [0]))
 def test_decisions_random_steps_are_those_of_the_store(workload: Workload, how: Settings, script: Script) -> None:
     _check(workload, how, script)
+
+
+@settings(_random_steps, max_examples=30, derandomize=True)
+@given(workloads(), options | small_options, scripts)
+@example(_STAYS_NOTED, Settings(0, 16 * _UNIT), Script([], [0]))
+@example(_STAYS_NOTED, Settings(0, _UNIT), Script([1] * 30, [0]))
+def test_decisions_random_steps_of_small_tensors_are_those_of_the_store(
+    workload: Workload, how: Settings, script: Script
+) -> None:
+    """See NOTE [Small tensors] in `tierstore/host.py`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "SMALL_BYTES", 2 * _UNIT)  # but no record is held back by the engine
+        patch.setattr(host, "MOST_NOTED_BYTES", 8 * _UNIT)
+        _check(workload, how, script)
 
 
 @pytest.mark.many

@@ -185,6 +185,8 @@ def test_available_memory_is_no_more_than_the_machine_has() -> None:
     ("limit", "used", "stat", "expected"),
     [
         ("1000000", "300000", "anon 5\ninactive_file 100000\n", [(1_000_000, 200_000)]),
+        ("1000000", "300000", "inactive_file 100000\nactive_file 80000\n", [(1_000_000, 160_000)]),
+        ("9223372036854771712", "300000", "inactive_file 0\n", []),
         ("max", "300000", "inactive_file 0\n", []),
         ("1000000", "300000", "", [(1_000_000, 300_000)]),
         ("nonsense", "300000", "", []),

@@ -547,6 +547,34 @@ def test_reload_ahead_one_that_is_larger_than_the_bound_while_another_is_in_use(
     _poll_until(tier, lambda: not tier.is_busy)
 
 
+def test_make_room_lets_go_at_once_of_copies_that_still_run_each_way(accelerator: Accelerator, slab: Slab) -> None:
+    tier = DeviceTier(accelerator)
+    handles = [_save(tier, accelerator.computed(i), i) for i in range(3)]
+    records = [handle.record for handle in handles]
+    for record in records[:2]:
+        _offload(tier, slab, record)
+    _poll_until(tier, lambda: all(record.state is State.HOST for record in records[:2]))
+    accelerator.into.hold()
+    result = accelerator.read_by_kernel(_reload(tier, records[0]))  # asked for
+    assert records[1].source is not None
+    assert records[1].slot is not None
+    tier.reload(records[1], records[1].source, records[1].slot)  # ahead
+    accelerator.out.hold()
+    slot = _offload(tier, slab, records[2])
+    assert accelerator.held_bytes == 3 * NBYTES
+    tier.make_room()
+    assert (accelerator.held_bytes, tier.held_bytes) == (0, 0)
+    assert [tier.has_bytes(record) for record in records] == [False, False, False]
+    assert records[1].ready is not None
+    assert not records[1].ready.query()  # so its slot is not free yet
+    accelerator.out.let_go()
+    accelerator.into.let_go()
+    assert torch.equal(result(), _content(0))
+    _poll_until(tier, lambda: records[2].state is State.HOST)
+    assert torch.equal(_bytes_in(slot), _content(2))
+    assert torch.equal(accelerator.read_by_kernel(_reload(tier, records[1]))(), _content(1))
+
+
 def test_reload_waits_for_the_copy_out_that_still_runs(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator, flight_bytes=NBYTES)
     accelerator.out.hold()

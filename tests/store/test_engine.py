@@ -18,6 +18,7 @@ from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.engine import NUM_RESTORES, Engine, Spill
 from tierstore.errors import StorageIOError
+from tierstore.handle import State
 from tierstore.threads import IoThreads, start_thread
 
 NBYTES = 50_000
@@ -75,7 +76,7 @@ class Ledger:
 
 
 def _record(key: int, ready: object = None) -> Any:
-    return SimpleNamespace(key=key, ready=ready)
+    return SimpleNamespace(key=key, ready=ready, nbytes=NBYTES, state=State.QUEUED)
 
 
 @pytest.fixture
@@ -119,6 +120,39 @@ def test_spill_and_restore_bring_back_the_bytes(open_engine: Callable[[], tuple[
         stored = ledger.outcomes["spill", key]
         assert isinstance(stored, Stored)
         assert stored.stored_bytes >= NBYTES
+
+
+def test_small_records_wait_for_company_or_for_somebody_who_waits(
+    open_engine: Callable[[], tuple[Engine, Ledger]],
+) -> None:
+    engine, ledger = open_engine()
+    _fill(ledger, range(5000))
+    begun: list[int] = []
+    begin = ledger.begin_spill
+    ledger.begin_spill = lambda record: begun.append(record.key) or begin(record)  # type: ignore[method-assign]
+    small = [_record(key) for key in range(5000)]
+    for record in small:
+        record.nbytes = 100
+    for record in small[:10]:
+        engine.submit_spill(record)
+    engine.submit_spill(_record(4999))
+    ledger.wait_for("spill", 4999)
+    assert begun == [4999], "others do not take them along"
+    small[3].state = State.HOST  # it was asked for
+    engine.hurry()
+    ledger.wait_for("spill", *(key for key in range(10) if key != 3))
+    assert 3 not in begun
+    for record in small[10:4990]:
+        record.state = State.FREED
+        engine.submit_spill(record)
+        record.state = State.HOST
+    assert len(engine._held) <= 1024, "those that nobody wants written any more are not kept"
+    for record in small[10:4990]:
+        record.state = State.QUEUED
+        engine.submit_spill(record)
+    ledger.wait_for("spill", *range(10, 3000))
+    engine.hurry()
+    ledger.wait_for("spill", *range(10, 4990))
 
 
 def test_restores_wanted_now_overtake_those_read_ahead(open_engine: Callable[[], tuple[Engine, Ledger]]) -> None:

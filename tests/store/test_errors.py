@@ -5,13 +5,18 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from torch import nn
 
 import tierstore.errors
+from tierstore import TierStore, offload_module, tiered_offload
 from tierstore import errors as tree
 from tierstore.errors import (
     ConfigError,
+    ConfigTypeError,
     CorruptDataError,
     DaemonUnavailableError,
     ModifiedInPlaceError,
@@ -22,13 +27,17 @@ from tierstore.errors import (
     StoreClosedError,
     StoreFullError,
     TierStoreError,
+    UnsupportedTorchError,
 )
+
+BUILT_IN = {"ImportError", "MemoryError", "RuntimeError", "TypeError", "UserWarning", "ValueError"}
 
 EXAMPLES: list[tuple[TierStoreError, dict[str, object], str]] = [
     (ConfigError("size", -1, "more"), {"option": "size", "given": -1, "allowed": "more"}, "size=-1 .*more"),
     (ConfigError("--path", None, "one"), {"given": None}, "--path is missing: one"),
     (ConfigError("hw.toml: drive.size", None, "one"), {"given": None}, "drive.size is missing: one"),
     (ConfigError("size", None, "more"), {"given": None}, "size=None cannot be used"),
+    (ConfigTypeError("size", [1], "a number"), {"option": "size", "given": [1]}, r"size=\[1\] .*a number"),
     (StoreClosedError("/nvme"), {"store": "/nvme", "reason": "it was closed"}, "/nvme.*closed.*freed"),
     (StoreClosedError("/nvme", "fork"), {"reason": "fork"}, "/nvme.*fork"),
     (StoreBusyError("/nvme"), {"store": "/nvme"}, "/nvme.*signal handler.*nothing was done"),
@@ -61,6 +70,11 @@ EXAMPLES: list[tuple[TierStoreError, dict[str, object], str]] = [
         "/run/x.sock.*2.5 s.*refused",
     ),
     (ProtocolError("client 3", "too long"), {"peer": "client 3", "reason": "too long"}, "client 3.*too long"),
+    (
+        UnsupportedTorchError("2.99.0", ("torch._C._one", "torch._two"), "2.11 to 2.15"),
+        {"torch_version": "2.99.0", "missing": ("torch._C._one", "torch._two")},
+        r"torch 2.99.0.*torch._C._one, torch._two.*2.11 to 2.15",
+    ),
 ]
 
 
@@ -68,7 +82,7 @@ def test_every_error_is_exported_and_documented_in_the_tree() -> None:
     kinds = {name for name, thing in vars(tree).items() if isinstance(thing, type) and issubclass(thing, Exception)}
     assert set(tree.__all__) == kinds
     drawing = (tierstore.errors.__doc__ or "").split("::")[1].split("Every error")[0]
-    drawn = set(re.findall(r"\b[A-Z]\w*(?:Error|Warning)\b", drawing)) - {"ValueError", "RuntimeError", "UserWarning"}
+    drawn = set(re.findall(r"\b[A-Z]\w*(?:Error|Warning)\b", drawing)) - BUILT_IN
     assert drawn == kinds
 
 
@@ -76,13 +90,15 @@ def test_tree_is_as_drawn() -> None:
     parents = {
         ConfigError: (TierStoreError, ValueError),
         StoreClosedError: (TierStoreError,),
-        StoreFullError: (TierStoreError,),
+        ConfigTypeError: (ConfigError, TypeError),
+        StoreFullError: (TierStoreError, MemoryError),
         QuotaExceededError: (StoreFullError,),
         CorruptDataError: (TierStoreError,),
         StorageIOError: (TierStoreError,),
         ModifiedInPlaceError: (TierStoreError, RuntimeError),
         DaemonUnavailableError: (TierStoreError,),
         ProtocolError: (TierStoreError,),
+        UnsupportedTorchError: (TierStoreError, ImportError),
         TierStoreError: (Exception,),
     }
     assert {kind: kind.__bases__ for kind in parents} == parents
@@ -104,6 +120,43 @@ def test_error_survives_pickling_and_copying(error: TierStoreError) -> None:
         assert vars(twin) == vars(error)
         assert twin != error  # errors are compared by identity
         assert hash(error) == hash(error)
+
+
+WRONG: dict[str, Callable[[TierStore, Path], object]] = {
+    "unknown keyword of a store": lambda _, path: TierStore(path, hots_bytes=1),  # type: ignore[arg-type]
+    "unknown keyword of connect": lambda _, path: TierStore.connect(path, hots_bytes=1),  # type: ignore[arg-type]
+    "unknown keyword of a scope": lambda store, _: tiered_offload(store, min_byte=1),  # type: ignore[arg-type]
+    "unknown keyword of a module": lambda store, _: offload_module(nn.Linear(1, 1), store=store, min_byte=1),
+    "unknown keyword beside a file": lambda _, path: TierStore.from_config({"store": {}}, path=path, hots_bytes=1),
+    "size": lambda _, path: TierStore(path, host_bytes=1.5),  # type: ignore[arg-type]
+    "size that is a truth value": lambda store, _: tiered_offload(store, min_bytes=True),
+    "io_depth": lambda _, path: TierStore(path, io_depth="4"),  # type: ignore[arg-type]
+    "codec": lambda _, path: TierStore(path, codec=None),  # type: ignore[arg-type]
+    "path": lambda _, path: TierStore(3),  # type: ignore[arg-type]
+    "seconds": lambda _, path: TierStore.connect(path, reconnect_seconds="3"),  # type: ignore[arg-type]
+    "config": lambda _, path: TierStore.from_config(3),  # type: ignore[arg-type]
+    "store": lambda _, path: tiered_offload(path),  # type: ignore[arg-type]
+    "select": lambda store, _: tiered_offload(store, select=1),  # type: ignore[arg-type]
+    "prefetch": lambda store, _: tiered_offload(store, prefetch=None),  # type: ignore[arg-type]
+    "trace": lambda store, _: tiered_offload(store, trace=1),  # type: ignore[arg-type]
+    "module": lambda store, _: offload_module(print, store=store),  # type: ignore[arg-type]
+    "tensor": lambda store, _: store.put([1.0]),  # type: ignore[arg-type]
+    "handle": lambda store, _: store.get(3),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_unknown_keyword_or_wrong_type_is_a_type_error_too(store: TierStore, store_directory: Path, what: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        WRONG[what](store, store_directory)
+    assert isinstance(caught.value, ConfigError)
+
+
+@pytest.mark.parametrize("what", ["value", "word"])
+def test_value_that_is_not_allowed_is_no_type_error(store: TierStore, store_directory: Path, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TierStore(store_directory, host_bytes=-1) if what == "value" else tiered_offload(store, prefetch="often")
+    assert not isinstance(caught.value, TypeError)
 
 
 def test_base_error_survives_pickling() -> None:

@@ -146,8 +146,10 @@ class Program:
             self.ask(record)
         elif action < 0.75:
             self.look_ahead(record)
-        elif action < 0.85:
+        elif action < 0.84:
             self.release(record)
+        elif action < 0.87:
+            self.tier.make_room()
         elif record.state is State.HOST:
             self.spill(record)
         self.tier.poll()

@@ -80,3 +80,76 @@ def test_any_sequence_of_charges_adds_up(charges: list[tuple[int, str | None, in
             assert window.used_bytes == sum(charged)
         peak = max(peak, books.host.used_bytes)
         assert books.host.peak_bytes == peak
+
+
+def test_staging_takes_from_host_what_several_of_the_largest_need() -> None:
+    books = HostBooks(160, 15, grows=True)
+    books.charge(_record(10), books.host)
+    books.grow_staging(3)
+    assert books.limits == (135, 40)
+    assert (books.host.limit_bytes, books.staging.limit_bytes) == (135, 40)
+    books.grow_staging(20)  # at most a quarter, and none of that for a part of a tensor
+    assert books.limits == (135, 40)
+    books.grow_staging(18)
+    assert books.limits == (121, 54)
+    for other in (HostBooks(160, 15), HostBooks(0, 15, grows=True), HostBooks(16, 10, grows=True)):
+        other.grow_staging(10)
+        assert other.limits == (other.host_bytes, other.staging.limit_bytes)
+        assert other.host.limit_bytes == other.host_bytes
+
+
+def test_what_staging_took_counts_for_what_is_new_only_as_host_lets_go_of_it() -> None:
+    books, records = HostBooks(160, 15, grows=True), [_record(10) for _ in range(16)]
+    for record in records:
+        books.charge(record, books.host)
+    books.grow_staging(10)
+    assert (books.limits, books.excess_bytes) == ((135, 40), 25)
+    for record in records[:2]:
+        assert books.admits_move(10, from_host=True)
+        books.charge(record, books.staging)
+    assert (books.used_bytes, books.excess_bytes) == ((145, 15), 5)
+    assert books.window_for_prefetch(15) is books.staging
+    assert books.window_for_prefetch(16) is None
+    assert books.admits_move(15)
+    assert not books.admits_move(16)
+    assert books.admits_move(20, from_host=True)
+
+
+def test_one_tensor_that_overdraws_staging_is_not_counted_as_the_hosts() -> None:
+    books = HostBooks(160, 15, grows=True)
+    for _ in range(16):
+        books.charge(_record(10), books.host)
+    books.grow_staging(10)
+    assert books.admits_move(20)
+    books.charge(_record(20), books.staging)
+    assert (books.used_bytes, books.host_bytes_peak) == ((160, 20), 160)
+
+
+_MOVES = st.tuples(st.integers(0, 5), st.sampled_from(["admit", "send", "read", "free"]))
+
+
+@given(st.integers(0, 200), st.integers(0, 60), st.lists(st.integers(1, 60), min_size=6), st.lists(_MOVES))
+def test_whatever_staging_has_taken_all_is_held_within_the_promise(
+    host_bytes: int, staging_bytes: int, sizes: list[int], moves: list[tuple[int, str]]
+) -> None:
+    books, records = HostBooks(host_bytes, staging_bytes, grows=True), [_record(size) for size in sizes]
+    for number, move in moves:
+        record = records[number]
+        if move == "free":
+            books.charge(record, None)
+        elif move == "send" and record.window is books.host and books.admits_move(record.nbytes, from_host=True):
+            books.charge(record, books.staging)
+        elif move == "admit" and record.window is None:
+            if not books.host.fits(record.nbytes):
+                books.grow_staging(record.nbytes)
+            if books.host.fits(record.nbytes):
+                books.charge(record, books.host)
+            elif books.admits_move(record.nbytes):
+                books.charge(record, books.staging)
+        elif move == "read" and record.window is None:
+            books.charge(record, books.window_for_prefetch(record.nbytes))
+        in_host, beside = books.used_bytes
+        assert in_host + beside == books.host.used_bytes + books.staging.used_bytes
+        assert in_host <= books.host_bytes_peak <= host_bytes
+        assert beside <= max(staging_bytes, *sizes)
+        assert in_host + beside <= host_bytes + max(staging_bytes, *sizes)

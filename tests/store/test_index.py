@@ -126,6 +126,25 @@ def test_map_is_never_filled_by_what_the_budget_allows(tmp_path: Path, size: int
         index.close()
 
 
+def test_map_begins_small_and_grows_as_values_come(tmp_path: Path) -> None:
+    index = Index.without_name(tmp_path, map_bytes_for(2**40))
+    try:
+        first_bytes = index._environment.info()["map_size"]
+        assert first_bytes <= 2**27
+        value = os.urandom(2**20)
+        for key in range(200):
+            (outcome,) = index.apply([Put(key, location(len(value)), value)])
+            assert outcome.error is None
+            assert outcome.value_offset is not None
+            assert os.pread(index.file.fileno(), len(value), outcome.value_offset) == value
+        assert 200 * 2**20 < index._environment.info()["map_size"] < 2**30
+        assert fetch(index, 0) == fetch(index, 199) == value
+        maps = Path("/proc/self/smaps").read_text().split(str(tmp_path))
+        assert " dc " in maps[-1].partition("VmFlags:")[2].partition("\n")[0], "left out of forked children"
+    finally:
+        index.close()
+
+
 def test_commits_gather_what_comes_while_one_is_in_flight(index: Index) -> None:
     batches: list[int] = []
 

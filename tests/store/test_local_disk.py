@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.existing import set_existing
 from tests.store.disk_conformance import (
     PLAIN,
     DiskConformance,
@@ -400,10 +401,10 @@ def test_record_of_another_session_is_refused(open_disk: OpenDisk) -> None:
         async with open_disk(session=1) as disk:
             for size in (100, 100_000):
                 await disk.write(size, memoryview(random_bytes(size)), PLAIN)
-                disk._shelf._session = 2
+                set_existing(disk._shelf, _session=2)
                 with pytest.raises(CorruptDataError, match="checksum"):
                     await read_back(disk, size, size)
-                disk._shelf._session = 1
+                set_existing(disk._shelf, _session=1)
                 assert await read_back(disk, size, size) == random_bytes(size)
 
     on_loop(test)

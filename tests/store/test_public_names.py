@@ -12,6 +12,7 @@ import tierstore
 
 NAMES = [
     "ConfigError",
+    "ConfigTypeError",
     "CorruptDataError",
     "DaemonUnavailableError",
     "Handle",
@@ -26,8 +27,10 @@ NAMES = [
     "TierStore",
     "TierStoreError",
     "TierStoreWarning",
+    "UnsupportedTorchError",
     "keep_resident",
     "offload_module",
+    "selective_checkpoint_contexts",
     "tiered_offload",
 ]
 

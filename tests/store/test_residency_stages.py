@@ -298,6 +298,32 @@ def test_get_of_a_running_write_is_forwarded_from_memory(bench: Bench) -> None:
     assert torch.equal(store.get(handle), _tensor())
 
 
+def test_several_of_the_largest_are_written_at_once_out_of_the_host_budget(bench: Bench) -> None:
+    store, disk = bench.open(host_bytes=16 * NBYTES, staging_bytes=NBYTES)
+    store.books.moves.books.grows = True  # as where no `staging_bytes` is given
+    disk.hold("write")
+    handles = [store.put(_tensor(i)) for i in range(17)]
+    for handle in handles[:4]:
+        disk.await_begin("write", handle)
+    bench.on_thread(store, store.put, _tensor(17))
+    stats = store.stats()
+    assert (stats.host_bytes, stats.staging_used_bytes) == (16 * NBYTES, NBYTES)
+    disk.let_go()
+    store.flush()
+    assert store.stats().host_bytes_peak == 16 * NBYTES
+    for i, handle in enumerate(handles):
+        assert torch.equal(store.get(handle), _tensor(i))
+
+
+def test_one_of_the_largest_is_written_at_a_time_where_the_window_is_given(bench: Bench) -> None:
+    store, disk = bench.open(host_bytes=16 * NBYTES, staging_bytes=NBYTES)
+    disk.hold("write")
+    handles = [store.put(_tensor(i)) for i in range(17)]
+    bench.on_thread(store, store.put, _tensor(17))
+    assert [handle.record.state for handle in handles[:2]] == [State.WRITING, State.HOST]
+    disk.let_go()
+
+
 def test_get_overtakes_every_queued_prefetch(bench: Bench) -> None:
     store, disk = bench.open()
     handles = [store.put(_tensor(i)) for i in range(20)]
@@ -483,6 +509,15 @@ def test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_get(bench: Benc
     store, _, handle, go_on = _at(bench, "queued")
     flush = bench.on_thread(store, store.flush)
     assert torch.equal(store.get(handle), _tensor())
+    assert go_on is not None
+    go_on.set()
+    flush.result(20)
+
+
+def test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_prefetch(bench: Bench) -> None:
+    store, _, handle, go_on = _at(bench, "queued")
+    flush = bench.on_thread(store, store.flush)
+    store.prefetch([handle])
     assert go_on is not None
     go_on.set()
     flush.result(20)

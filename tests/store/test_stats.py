@@ -36,6 +36,7 @@ def test_snapshot_of_a_new_store_is_all_zero(make_store: MakeStore) -> None:
     numbers = {name: value for name, value in stats.as_dict().items() if isinstance(value, (int, float))}
     assert numbers.pop("staging_bytes") == 2**20 + store._core.engine.disk.scratch_bytes
     assert numbers.pop("open_seconds") > 0
+    assert numbers.pop("resident_bytes") > numbers.pop("allocator_free_bytes", 0)
     assert set(numbers.values()) == {0}
     assert not any(stats.kept_bytes.values())
     assert not any(stats.stall_seconds.values())
@@ -76,6 +77,7 @@ def test_snapshot_goes_through_json(store: TierStore) -> None:
 def test_totals_only_grow(store: TierStore) -> None:
     now = {
         "live_handles", "device_bytes", "host_bytes", "staging_used_bytes", "lent_bytes", "disk_bytes",
+        "resident_bytes", "allocator_free_bytes",
     }  # fmt: skip
     previous = store.stats()
     handles = []

@@ -715,3 +715,20 @@ def _until_empty(store: TierStore) -> None:
         return held == (0, 0, 0, 0, 0)
 
     _until(is_empty)
+
+
+def test_small_records_are_written_when_somebody_waits(make_store: MakeStore) -> None:
+    """Else they stay in staging until there are many; a put without room, or a flush, waits for them."""
+    store = make_store(host_bytes=0, staging_bytes=4096)
+    handles = [store.put(torch.full((100,), float(number))) for number in range(50)]
+    store.flush()
+    assert store.stats().spilled_bytes == 50 * 400
+    assert [float(store.get(handle)[0]) for handle in handles] == list(range(50))
+
+
+def test_small_records_that_are_asked_for_soon_are_not_written(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=0)
+    for _ in range(20):
+        handles = [store.put(torch.full((8,), float(number))) for number in range(100)]
+        assert [float(store.get(handle)[0]) for handle in handles] == list(range(100))
+    assert store.stats().spilled_bytes == 0

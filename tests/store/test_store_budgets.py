@@ -156,6 +156,37 @@ def test_prefetch_into_staging_alone_drops_nothing_that_makes_no_room_there(make
     assert [record.state is State.DISK for record in records[3:6]] == [True, False, False]  # for one there was room
 
 
+@pytest.mark.parametrize("host_bytes", [0, NBYTES, 6 * NBYTES, 16 * NBYTES + 1])
+@pytest.mark.parametrize("staging_bytes", [0, 1, NBYTES, 2 * NBYTES + 1])
+def test_window_that_takes_from_host_keeps_both_budgets(
+    make_store: MakeStore, host_bytes: int, staging_bytes: int
+) -> None:
+    store = make_store(host_bytes=host_bytes, staging_bytes=staging_bytes)
+    store.books.moves.books.grows = True
+    with _watched(store, host_bytes, staging_bytes, 2 * NBYTES):
+        handles = [store.put(_tensor(i, NBYTES if i % 3 else NBYTES // 4)) for i in range(30)]
+        store.flush()
+        store.prefetch(handles)
+        for i in reversed(range(30)):
+            assert torch.equal(store.get(handles[i]), _tensor(i, NBYTES if i % 3 else NBYTES // 4))
+    assert store.stats().host_bytes_peak <= host_bytes
+    del handles
+    _until(lambda: _is_empty(store.stats()))
+
+
+def test_full_disk_leaves_all_of_the_host_budget_for_what_stays(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=16 * NBYTES, staging_bytes=NBYTES, disk_bytes=0)
+    store.books.moves.books.grows = True
+    handles = [store.put(_tensor(i)) for i in range(16)]
+    with pytest.raises(StoreFullError) as caught:
+        handles.extend(store.put(_tensor(i)) for i in range(16, 40))
+    assert caught.value.host_budget_bytes == 16 * NBYTES
+    del handles[:10]
+    handles[:0] = [store.put(_tensor(i)) for i in range(10)]
+    for i, handle in enumerate(handles):
+        assert torch.equal(store.get(handle), _tensor(i))
+
+
 def test_tensors_larger_than_every_budget_pass_through(make_store: MakeStore) -> None:
     store = make_store(host_bytes=1000, staging_bytes=1000)
     sizes = [4, 1000, 1004, 40_000, 1 << 20, 4, 3 << 20]

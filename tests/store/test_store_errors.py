@@ -367,7 +367,7 @@ def test_open_failed_cleans_up(
     "options",
     [
         {"host_bytes": -1}, {"host_bytes": "much"}, {"host_bytes": 1.5}, {"host_bytes": True}, {"disk_bytes": "-1GiB"},
-        {"staging_bytes": None}, {"inline_bytes": "64 furlongs"}, {"codec": "gzip"}, {"codec": "zstd:99"}, {"codec": 5},
+        {"staging_bytes": "?"}, {"inline_bytes": "64 furlongs"}, {"codec": "gzip"}, {"codec": "zstd:99"}, {"codec": 5},
         {"checksums": True}, {"io_depth": 0}, {"io_depth": 65}, {"io_depth": "4"}, {"io_depth": True},
     ],
     ids=str,

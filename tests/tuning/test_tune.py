@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.existing import set_existing
 from tests.tuning.conftest import HARDWARE
 from tests.tuning.traces import graph_of_steps
 from tierstore.errors import ConfigError
@@ -119,7 +120,7 @@ def test_reference_that_fails_ends_it(tune_it: Callable[..., Tuned]) -> None:
             raise TrialFailedError("out of memory")
         return 1.0
 
-    program._step_seconds = seconds
+    set_existing(program, _step_seconds=seconds)
     with pytest.raises(TrialFailedError, match="to compare with failed: out of memory"):
         tune_it(program)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..tracing.events import Header
     from ..tracing.reader import RecordedTrace
     from ..tracing.steps import Step
+    from ..tracing.summary import StepSummary
 
 __all__ = ["trace_commands"]
 
@@ -69,7 +70,7 @@ def view(
             raise unwritable("--png", png, error) from error
     for written in filter(None, (html, perfetto, png)):
         print(f"wrote {written}")
-    print(f"step {summary.number} of {len(steps)}: {' '.join(summary.headline)}")
+    print(f"step {summary.number} of {len(steps)}: {_in_words(summary)}")
 
 
 @trace_commands.command()
@@ -98,7 +99,11 @@ def show(
     console = Console(highlight=False)
     console.print(steps_table(summaries))
     for summary in summaries:
-        console.print(f"step {summary.number}: {' '.join(summary.headline)}")
+        console.print(f"step {summary.number}: {_in_words(summary)}")
+
+
+def _in_words(summary: StepSummary) -> str:
+    return " ".join((*summary.headline, *filter(None, (summary.memory,))))
 
 
 def _read(file: Path) -> tuple[RecordedTrace, list[Step]]:

@@ -1,12 +1,4 @@
-"""Starts one training run in a fresh process, and follows it.
-
-NOTE [Freed memory]
-    glibc keeps freed blocks of up to 32 MiB for later: its threshold for mapping a block by itself grows with
-    every such block that is freed (mallopt(3), M_MMAP_THRESHOLD). What a process then holds is a matter of the
-    order of its allocations; the plain run held a fifth more than it needed, a run with little to hold twice of
-    it. So in both runs the threshold is fixed: what is freed goes back to the system at once, and what is
-    measured is what training needs. That costs both runs time, for pages that have to be zeroed anew.
-"""
+"""Starts one training run in a fresh process, and follows it."""
 
 from __future__ import annotations
 
@@ -27,7 +19,6 @@ __all__ = ["DemoFailedError", "Watch", "run_in_fresh_process"]
 
 _ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # torch.use_deterministic_algorithms asks for it on CUDA
-    "MALLOC_MMAP_THRESHOLD_": str(2**20),  # NOTE [Freed memory]
     "MKL_CBWR": "AUTO,STRICT",  # without it Intel does not promise the same bits from run to run
 }
 """For every run alike, unless the user has set them."""

@@ -62,7 +62,7 @@ def _watch(settings: DemoSettings, progress: Progress) -> DemoWatch:
             f"{settings.batch} x {settings.context} bytes a step) on {settings.text or DEFAULT_TEXT}."
         )
         say("Twice, each time in a fresh process and from the same seed. This takes a minute or two.")
-        say("In both, freed memory goes back to the system at once, so that only what is needed is measured.")
+        say('The store has freed memory returned at once (return_memory="always"); all else is the default.')
         say(f"The store spills to {directory} ({file_system_of(directory)}).")
         if is_in_memory(directory):
             say("That file system lives in memory: what is spilled there takes memory all the same.")

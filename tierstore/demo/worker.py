@@ -138,7 +138,7 @@ def prepare_scope(request: RunRequest) -> Callable[[], AbstractContextManager[Sc
 
     @contextmanager
     def opened() -> Iterator[Scope]:
-        with TierStore(path, host_bytes=host_bytes) as store:
+        with TierStore(path, host_bytes=host_bytes, return_memory="always") as store:
             yield Scope(forward=lambda: tiered_offload(store), stats=lambda: store.stats().as_dict())
 
     return opened

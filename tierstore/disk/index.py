@@ -25,7 +25,7 @@ import msgspec
 from ..codec import DamagedBytesError
 from .allocator import round_up
 from .forking import descriptors_of, inode_of
-from .linux import address_of, dont_fork, mapping_around, open_unnamed
+from .linux import address_of, dont_fork, has_addresses_for, mapping_around, open_unnamed
 from .location import Location
 from .operations import DeleteLease, Entries, Fetch, Operation, Outcome, Put, PutLease
 
@@ -45,6 +45,8 @@ _SPARE_BYTES = 64 * 2**20  # tables, free lists, and the copies that one transac
 _ROOM_FOR_A_COMMIT_BYTES = 2**20
 _MOST_TRIES = 8  # of a commit that found the drive full, while there is room when one looks: others fill and free it
 _KEY_BYTES = 8
+_FIRST_MAP_BYTES = 64 * 2**20  # it grows as values need it: a map for all of the budget breaks `ulimit -v`
+_ROOM_TO_DELETE_BYTES = 2 * 2**20
 _MOST_MAP_BYTES = 2**44  # an eighth of what x86-64 lets a process map; 16 TiB are never filled by small values
 
 
@@ -80,7 +82,7 @@ class Index:
 
         Args:
             file: open for reading and writing; from now on this index's.
-            map_bytes: of address space, as `map_bytes_for` says.
+            map_bytes: the most address space that the map may take, as `map_bytes_for` says. It begins small and grows.
 
         Raises:
             lmdb.Error, DamagedBytesError: it is damaged, or the map cannot be made.
@@ -90,10 +92,12 @@ class Index:
         self.inode = inode_of(file.fileno())
         self.allocated_bytes = 0
         self.damage: lmdb.Error | None = None
+        self._most_map_bytes = map_bytes
         try:
+            first_bytes = max(_FIRST_MAP_BYTES, 2 * round_up(os.fstat(file.fileno()).st_size))
             self._environment = lmdb.open(
                 f"/proc/self/fd/{file.fileno()}",
-                map_size=map_bytes,
+                map_size=min(first_bytes, map_bytes),
                 subdir=False,
                 lock=False,
                 sync=False,
@@ -266,6 +270,56 @@ class Index:
         return error
 
     def _commit(self, operations: Sequence[Operation]) -> Exception | None:
+        """As `_try_to_commit`; the map grows until it has room for them."""
+        error = self._try_to_commit(operations)
+        try:
+            while isinstance(error, lmdb.MapFullError):
+                if not self._grow(frees=not any(isinstance(each, Put) for each in operations)):
+                    break
+                error = self._try_to_commit(operations)
+        except (lmdb.Error, OSError) as refusal:
+            return refusal if self.damage or self._try_with_freed_pages(operations) else None
+        return error
+
+    def _try_with_freed_pages(self, operations: Sequence[Operation]) -> Exception | None:
+        """As `_try_to_commit`. What a commit frees can be used from the next but one on: there must be one between."""
+        try:
+            self.try_to_write()
+        except (lmdb.Error, OSError) as error:
+            return error
+        return self._try_to_commit(operations)
+
+    def _grow(self, *, frees: bool) -> bool:
+        """Make the map longer; False: it has room for all of the budget already.
+
+        `frees`: for what deletes, and so may take the last addresses, which others leave.
+
+        Raises:
+            lmdb.Error: the process has no addresses for it; the map is as it was.
+            OSError: the map has grown, and forked children will have it too.
+        """
+        map_bytes = self._environment.info()["map_size"]
+        if map_bytes >= self._most_map_bytes:
+            return False
+        for more_bytes in (map_bytes, _SPARE_BYTES, *([_ROOM_TO_DELETE_BYTES] if frees else [])):
+            longer_bytes = min(map_bytes + more_bytes, self._most_map_bytes)
+            # LMDB gives its map up before it asks for the longer one, and has none if that is refused.
+            if has_addresses_for(longer_bytes - map_bytes if frees else longer_bytes):
+                self._lengthen_map(longer_bytes)
+                return True
+        reason = f"the index needs {_SPARE_BYTES} more bytes of addresses than the process may have; raise `ulimit -v`"
+        raise lmdb.MapFullError(reason)
+
+    def _lengthen_map(self, map_bytes: int) -> None:
+        try:
+            self._environment.set_mapsize(map_bytes)
+        except lmdb.Error as error:  # others took the addresses meanwhile, and LMDB would read where nothing is
+            self.damage = error
+            self._environment.close()
+            raise
+        self._map_start = self._keep_from_children()
+
+    def _try_to_commit(self, operations: Sequence[Operation]) -> Exception | None:
         """All of them in one transaction, or none: then returns why."""
         try:
             with self._environment.begin(write=True) as transaction:

@@ -15,6 +15,7 @@ __all__ = [
     "dont_fork",
     "file_system_of",
     "give_back_locked",
+    "has_addresses_for",
     "is_new_memory_locked",
     "make_pages_huge",
     "mapping_around",
@@ -165,6 +166,15 @@ def dont_fork(start: int, num_bytes: int) -> None:
     if _libc.madvise(start, num_bytes, _MADV_DONTFORK) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def has_addresses_for(num_bytes: int) -> bool:
+    """Whether the process could map so many bytes more, by doing it for a moment; see RLIMIT_AS in getrlimit(2)."""
+    try:
+        mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=_PROT_NONE).close()
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def populate(memory: memoryview) -> None:

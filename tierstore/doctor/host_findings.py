@@ -50,6 +50,13 @@ def memory(machine: Measurements) -> Found:
             f"One core copies memory at {rate(memory.copy_bytes_per_second)}, which slows down each restore.",
             "Look for other processes that use the memory, or for a virtual machine without memory of its own.",
         )
+    if memory.allocator_left_alone is not None:
+        yield note(
+            "memory-not-returned",
+            f"A store will not have {memory.allocator} return freed memory to the system, because "
+            f"{memory.allocator_left_alone}. The process may then not shrink by what the store moves out.",
+            "docs/memory.md says which settings return it, and which keep a store from it.",
+        )
     if memory.shm_total_bytes is not None and memory.shm_total_bytes < _SMALL_SHM_BYTES:
         yield note(
             "small-shm",

@@ -79,6 +79,8 @@ class Memory(Struct, frozen=True, kw_only=True):
         copy_bytes_per_second: of one thread, between buffers that it has used before.
         copy_all_bytes_per_second: of a thread on each core (eight at most), together.
         fresh_bytes_per_second: of one thread that writes to memory it has not used before.
+        allocator: what serves `malloc` in this process, and so, in the same environment, in a training.
+        allocator_left_alone: why a store does not have it return freed memory, in words; None: it does.
     """
 
     total_bytes: int
@@ -91,6 +93,8 @@ class Memory(Struct, frozen=True, kw_only=True):
     copy_bytes_per_second: float
     copy_all_bytes_per_second: float
     fresh_bytes_per_second: float
+    allocator: str
+    allocator_left_alone: str | None
 
 
 class HugePages(Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..config import available_host_bytes
 from ..disk.linux import address_of, copy_memory, make_pages_huge
+from ..returning.allocator import allocator_of_process
 from ..threads import start_thread
 from . import system
 from .measurements import HugePages, Memory
@@ -38,6 +39,7 @@ def measure_memory(seconds: float, num_cores: int) -> Memory:
     alone = _copy_speed(pairs[:1], seconds / 3)
     together = _copy_speed(pairs, seconds / 3)
     shm = system.file_system_bytes(Path("/dev/shm"))
+    allocator = allocator_of_process()
     return Memory(
         total_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         available_bytes=available_bytes,
@@ -49,6 +51,8 @@ def measure_memory(seconds: float, num_cores: int) -> Memory:
         copy_bytes_per_second=alone,
         copy_all_bytes_per_second=together,
         fresh_bytes_per_second=_fresh_speed(memoryview(pairs[0][0]), seconds / 3),
+        allocator=allocator.name,
+        allocator_left_alone=allocator.left_alone or None,
     )
 
 

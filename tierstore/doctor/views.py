@@ -52,6 +52,9 @@ def _facts(machine: Measurements) -> Iterator[tuple[str, str]]:
         "memory copies",
         f"{alone} by one thread, {together} by all; {rate(memory.fresh_bytes_per_second)} into fresh pages",
     )
+    kept = memory.allocator_left_alone
+    words = "a store returns freed memory when it is short" if kept is None else f"a store leaves it alone: {kept}"
+    yield "allocator", f"{memory.allocator}; {words}"
     granted = (
         "not known" if pages.granted_share is None else f"{pages.granted_share:.0%} of a buffer that asked for them"
     )

@@ -84,6 +84,7 @@ def planned_settings(
             num_spill_lanes=num_lanes or recorded.num_spill_lanes,
             num_restore_lanes=num_lanes or recorded.num_restore_lanes,
             num_turns=io_depth,
+            staging_grows=recorded.staging_grows and in_store.values.get("staging_bytes") is None,
         )
 
 

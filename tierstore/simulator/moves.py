@@ -51,13 +51,22 @@ class SimulatedMoves:
 
     Args:
         host_bytes, staging_bytes: the limits of the two windows of host memory.
+        staging_grows: see NOTE [Large tensors] in `host.py`.
         device: the accelerator.
         observer: is told of every move.
     """
 
-    def __init__(self, *, host_bytes: int, staging_bytes: int, device: SimulatedDevice, observer: Observer) -> None:
+    def __init__(
+        self,
+        *,
+        host_bytes: int,
+        staging_bytes: int,
+        device: SimulatedDevice,
+        observer: Observer,
+        staging_grows: bool = False,
+    ) -> None:
         self.engine: Submissions
-        self.books = HostBooks(host_bytes, staging_bytes)
+        self.books = HostBooks(host_bytes, staging_bytes, grows=staging_grows)
         self.device = device
         self.counters = Counters()
         self.observer = observer
@@ -76,6 +85,7 @@ class SimulatedMoves:
         self.disk_bytes_peak = 0
         self.disk_is_full = False
         self.full_error: StoreFullError | None = None
+        self.uses_staging = False
         self._eviction = EvictionOrder[SimulatedRecord]()
         self._parked: dict[int, SimulatedRecord] = {}
 
@@ -95,17 +105,24 @@ class SimulatedMoves:
         while self.ended:
             log = self.ended.popleft()
             self.noted_bytes -= sum(log.saved[index].nbytes for index in log.noted)
+            self.books.keep_noted(self.noted_bytes)
             log.end()
 
     def uncharged_bytes(self) -> int:
         """See `Moves`."""
-        return self.pending.num_bytes + self.noted_bytes
+        return self.pending.num_bytes + self.noted_bytes - self.books.noted_bytes
 
     def is_short_of(self, nbytes: int) -> bool:
         """See `Moves`."""
+        self.uses_staging = False
+        if self.pending.must_be_examined or self.blocked:
+            return True
         held_bytes = self.books.host.used_bytes + self.uncharged_bytes()
         limit_bytes = self.books.host.limit_bytes or 0
-        return held_bytes + nbytes > limit_bytes or self.pending.must_be_examined or bool(self.blocked)
+        if held_bytes + nbytes <= limit_bytes:
+            return False
+        self.uses_staging = held_bytes <= limit_bytes and self.books.may_stay_noted(nbytes)
+        return not self.uses_staging
 
     def note(self, index: int, *, is_short: bool) -> None:
         """See `NotedTensors.add`, and `Booking.join_if_booked`."""
@@ -115,14 +132,18 @@ class SimulatedMoves:
         self.log.note(index)
         self.noted_bytes += saved.nbytes
         self.counters.packed_tensors += 1
-        if is_short and self.log.unread_record_of(index) is not None:
-            self.book(index)
+        if is_short:
+            if self.log.unread_record_of(index) is not None:
+                self.book(index)
+        elif self.uses_staging:
+            self.books.charge_noted(saved.nbytes)
 
     def book(self, index: int) -> None:
         """See `Booking._book`."""
         log, saved = self.log, self.log.saved[index]
         log.take_out(index)
         self.noted_bytes -= saved.nbytes
+        self.books.keep_noted(self.noted_bytes)
         if index in log.let_go:
             return
         record = log.unread_record_of(index)
@@ -163,6 +184,7 @@ class SimulatedMoves:
 
     def examine(self, how_many: int | None = None) -> None:
         """See `Moves`."""
+        self.books.keep_noted(0)
         self.book_all()
         for record in self.pending.take(how_many):
             if record.state is not State.PENDING:
@@ -202,6 +224,8 @@ class SimulatedMoves:
         next_to_spill = order.next_dirty if takes_from_backward else order.next_unasked
         next_to_drop = order.next_clean if takes_from_backward else order.next_used
         nbytes, host = record.nbytes, self.books.host
+        if not host.fits(nbytes):
+            self.books.grow_staging(nbytes)
         window = self.books.staging if nbytes > (host.limit_bytes or 0) or self._goes_at_once(record) else host
         while not (self._may_move(nbytes) if window is self.books.staging else host.fits(nbytes)):
             if not (self._spill(next_to_spill()) or self._drop(next_to_drop())):
@@ -252,7 +276,7 @@ class SimulatedMoves:
             return False
         if victim.is_in_place and not self._is_sole_owner(victim):
             self._hand_back(victim)
-        elif victim.window is self.books.staging or self._may_move(victim.nbytes):
+        elif victim.window is self.books.staging or self._may_move(victim.nbytes, from_host=True):
             self._queue_spill(victim)
         elif self._parked and not self.num_spills:
             self._queue_spill(next(iter(self._parked.values())))
@@ -260,8 +284,8 @@ class SimulatedMoves:
             return False
         return True
 
-    def _may_move(self, nbytes: int) -> bool:
-        return not self.disk_is_full and self.books.admits_move(nbytes)
+    def _may_move(self, nbytes: int, *, from_host: bool = False) -> bool:
+        return not self.disk_is_full and self.books.admits_move(nbytes, from_host=from_host)
 
     def _queue_spill(self, record: SimulatedRecord) -> None:
         self._parked.pop(record.key, None)
@@ -342,7 +366,7 @@ class SimulatedMoves:
 
     def start_restore(self, record: SimulatedRecord, *, demanded: bool, is_far: bool = True) -> bool:
         """See `Moves`."""
-        if not self.books.host.fits(self.uncharged_bytes() + record.nbytes):
+        if self.books.noted_bytes or not self.books.host.fits(self.uncharged_bytes() + record.nbytes):
             self.examine(0)
         window = self.books.window_for_prefetch(record.nbytes, is_far=is_far)
         if window is None:

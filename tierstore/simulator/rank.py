@@ -111,8 +111,9 @@ class Rank:
         """See `Residency.note`."""
         moves, saved = self._moves, log.saved[index]
         log.newest_node, log.is_settled = saved.node, False
-        is_planned = log.plan is not None
-        is_short = is_planned or moves.is_short_of(saved.nbytes)
+        is_short = moves.is_short_of(saved.nbytes)
+        is_planned = log.plan is not None and not moves.uses_staging
+        is_short |= is_planned
         if is_short:
             self._drain()
             moves.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
@@ -246,10 +247,12 @@ class Rank:
         self._drain()
 
     def _full_error(self) -> StoreFullError:
-        moves, host = self._moves, self._moves.books.host
+        moves, books = self._moves, self._moves.books
         disk_budget_bytes = 0 if moves.full_error is None else moves.full_error.disk_budget_bytes
-        needed_bytes, limit_bytes = moves.blocked[0].nbytes, host.limit_bytes or 0
-        return StoreFullError(needed_bytes, moves.disk_bytes, disk_budget_bytes, host.used_bytes, limit_bytes)
+        held_bytes = books.used_bytes[0]
+        return StoreFullError(
+            moves.blocked[0].nbytes, moves.disk_bytes, disk_budget_bytes, held_bytes, books.host_bytes
+        )
 
     # --- the engine: `Transfers` --------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class Settings:
 
     Attributes:
         host_bytes, staging_bytes, codec: as `TierStore`'s.
+        staging_grows: as where its `staging_bytes` is None.
         disk_bytes: likewise; None: an equal part of the drive.
         prefetch, lookahead_bytes, device_bytes: as `tiered_offload`'s.
         num_spill_lanes, num_restore_lanes, num_turns: as the store has them.
@@ -58,6 +59,7 @@ class Settings:
     num_spill_lanes: int = NUM_SPILLS
     num_restore_lanes: int = NUM_RESTORES
     num_turns: int = NUM_AT_ONCE
+    staging_grows: bool = False
 
     def __post_init__(self) -> None:
         if self.prefetch not in _PREFETCH_ORDERS:
@@ -226,6 +228,7 @@ class _Run:
         self._moves = SimulatedMoves(
             host_bytes=settings.host_bytes,
             staging_bytes=settings.staging_bytes,
+            staging_grows=settings.staging_grows,
             device=SimulatedDevice(copies, settings.device_bytes),
             observer=self._jobs,
         )
@@ -237,8 +240,9 @@ class _Run:
     def steps(self, num_steps: int) -> Process:
         """One after the other."""
         settings = self._settings
-        budgets = Budgets(settings.host_bytes, settings.device_bytes, settings.staging_bytes)
         for number in range(num_steps):
+            host_bytes, staging_bytes = self._moves.books.limits
+            budgets = Budgets(host_bytes, settings.device_bytes, staging_bytes)
             began_seconds, before = self._clock.now_seconds, deepcopy(self._moves.counters)
             waited_seconds = self._copies.waited_seconds
             self._begin_peaks()
@@ -267,7 +271,7 @@ class _Run:
 
     def _levels(self) -> tuple[int, ...]:
         moves, books = self._moves, self._moves.books
-        in_host_memory = books.host.used_bytes, books.staging.used_bytes, books.lent.used_bytes
+        in_host_memory = *books.used_bytes, books.lent.used_bytes
         return moves.device.held_bytes, moves.uncharged_bytes(), *in_host_memory, moves.disk_bytes
 
     def _begin_peaks(self) -> None:

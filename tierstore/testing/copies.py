@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -57,12 +58,19 @@ class SimulatedCopies:
     as on an accelerator. So "later work of a stream comes after the copy" can only mean that the host waits: `wait`
     blocks, all else does not. A context manager; `end` stops the thread.
 
+    Args:
+        room_bytes: of "device" memory for what is copied back; a copy that does not fit raises
+            `torch.OutOfMemoryError`. None: no end.
+
     Attributes:
         num_out, num_in: copies queued so far.
+        num_refused: that found no room.
     """
 
-    def __init__(self) -> None:
-        self.num_out = self.num_in = 0
+    def __init__(self, room_bytes: int | None = None) -> None:
+        self.num_out = self.num_in = self.num_refused = 0
+        self._room_bytes = room_bytes
+        self._targets: dict[weakref.ref[torch.UntypedStorage], int] = {}  # with bytes
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="simulated-copies", daemon=True)
         self._thread.start()
@@ -84,11 +92,18 @@ class SimulatedCopies:
         self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
     ) -> tuple[torch.Tensor, Marker]:
         """See `Copies`; until it is copied, the target holds garbage."""
+        self._take_room(source.numel())
         self.num_in += 1
         target = torch.full((source.numel(),), 0xEE, dtype=torch.uint8, device=device)
+        self._targets[weakref.ref(target.untyped_storage(), self._targets.pop)] = source.numel()
         if ready is not None:
             self._queue.put(ready.synchronize)
         return target, self._copy(source, target)
+
+    def _take_room(self, nbytes: int) -> None:
+        if self._room_bytes is not None and sum(list(self._targets.values())) + nbytes > self._room_bytes:
+            self.num_refused += 1
+            raise torch.OutOfMemoryError(f"a simulated device of {self._room_bytes} bytes has no room for {nbytes}")
 
     def wait(self, stream: Any, marker: Marker) -> None:
         """See `Copies`; blocks."""
@@ -133,10 +148,12 @@ class SimulatedCopies:
         self.end()
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> Marker:
-        copied = _Copied()
+        copied, tensors = _Copied(), [(target, source)]
 
         def copy() -> None:
-            target.copy_(source)
+            to, what = tensors.pop()
+            to.copy_(what)
+            del to, what  # before anybody is told: it may be the memory that the next copy needs
             copied.set()
 
         self._queue.put(copy)
@@ -146,6 +163,7 @@ class SimulatedCopies:
         with torch.no_grad():
             while (work := self._queue.get()) is not None:
                 work()
+                del work  # an idle thread keeps nobody's memory alive
 
 
 class FaultyCopies:

@@ -80,6 +80,7 @@ class StoreSettings(msgspec.Struct, frozen=True):
         num_spill_lanes, num_restore_lanes: so many records are on their way down and up at once, at most.
         io_mode: how it reads and writes.
         io_depth: so many of them are at the drive at once, each way; None: the daemon's, or an older trace.
+        staging_grows: `staging_bytes` was not given: it takes from `host_bytes` what large tensors need.
     """
 
     place: str
@@ -94,6 +95,7 @@ class StoreSettings(msgspec.Struct, frozen=True):
     num_restore_lanes: int
     io_mode: str
     io_depth: int | None = None
+    staging_grows: bool = False
 
 
 class _Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower):
@@ -136,12 +138,19 @@ class Scope(_Event, frozen=True):
 
 
 class ScopeEnd(_Event, frozen=True, tag="scope_end"):
-    """A thread leaves a scope. `failed`: with an exception."""
+    """A thread leaves a scope. `failed`: with an exception.
+
+    Attributes:
+        resident_bytes: anonymous memory of the process then; None: not known, or an older trace.
+        allocator_free_bytes: of that, about so much was freed and is kept by the allocator; None: not known.
+    """
 
     at_ns: int
     thread: int
     scope: int
     failed: bool
+    resident_bytes: int | None = None
+    allocator_free_bytes: int | None = None
 
 
 class Pack(_Event, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from ..errors import ConfigError, StorageIOError
+from ..errors import ConfigError, ConfigTypeError, StorageIOError
 from .events import Header
 from .file import TraceFile
 from .observer import Observer
@@ -65,7 +65,7 @@ class Recordings:
         """
         self._books.check_open()
         if not isinstance(path, (str, os.PathLike)):
-            raise ConfigError("trace", path, "give the path of a file to write, or None")
+            raise ConfigTypeError("trace", path, "give the path of a file to write, or None")
         place = os.path.abspath(os.fspath(path))
         with self._lock:
             if self._current is not None and self._current.place != place:

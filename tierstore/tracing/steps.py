@@ -60,6 +60,7 @@ class Step:
         packs, unpacks, releases, ours: of the graph.
         waits: of all threads.
         spills, restores, offloads, reloads, levels: of the store, as far as they were not over before.
+        memory: the end of its last scope, with what the process held then; None: that was not recorded.
         codecs: what each record is encoded with, as far as the trace has seen it written.
     """
 
@@ -83,6 +84,7 @@ class Step:
     reloads: Sequence[Reload]
     levels: Sequence[Levels]
     codecs: dict[int, str]
+    memory: ScopeEnd | None = None
 
 
 def steps_of(trace: RecordedTrace) -> list[Step]:
@@ -165,7 +167,8 @@ def _step(number: int, first: Pack, events: _Events) -> Step:
     packs, unpacks = events.of_graph(Pack, graph), events.of_graph(Unpack, graph)
     numbers = {pack.scope for pack in packs}
     scopes = [scope for scope in events.of(Scope) if scope.scope in numbers]
-    ends = [end.at_ns for end in events.of(ScopeEnd) if end.scope in numbers]
+    scope_ends = [end for end in events.of(ScopeEnd) if end.scope in numbers]
+    ends = [end.at_ns for end in scope_ends]
     gone = events.of_graph(Gone, graph)
     began_ns = min([scope.at_ns for scope in scopes] or [first.began_ns])
     ended_ns = max(gone[-1].at_ns if gone else events.last_ns, *ends, began_ns + 1)
@@ -190,6 +193,7 @@ def _step(number: int, first: Pack, events: _Events) -> Step:
         reloads=events.within(Reload, began_ns, ended_ns),
         levels=sorted(events.within(Levels, began_ns, ended_ns), key=lambda level: level.at_ns),
         codecs={spill.record: spill.codec for spill in events.of(Spill)},
+        memory=max((end for end in scope_ends if end.resident_bytes), key=lambda end: end.at_ns, default=None),
     )
 
 

@@ -52,6 +52,8 @@ class StepSummary:
         headline: why it is slow, one sentence for each phase that is.
         seconds: from its first scope on until it was gone.
         forward_seconds: until its last scope was left; `backward_seconds`: from the first unpack on, or None.
+        resident_bytes, allocator_free_bytes: what the process held at the end of forward, and what of that was freed
+            and kept by its allocator; None: the trace does not tell.
         wait_seconds: by phase and cause, all threads added up.
         num_waits: likewise.
     """
@@ -68,6 +70,18 @@ class StepSummary:
     written: Direction
     read: Direction
     is_whole: bool
+    resident_bytes: int | None
+    allocator_free_bytes: int | None
+
+    @property
+    def memory(self) -> str | None:
+        """What the process held at the end of forward, in words; None: the trace does not tell."""
+        if self.resident_bytes is None:
+            return None
+        words = f"At the end of forward the process held {format_bytes(self.resident_bytes)}"
+        if self.allocator_free_bytes is None:
+            return f"{words}."
+        return f"{words}, of which its allocator kept {format_bytes(self.allocator_free_bytes)} that was freed."
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -101,6 +115,8 @@ def summarize(step: Step, header: Header) -> StepSummary:
         written=written,
         read=read,
         is_whole=step.is_whole,
+        resident_bytes=None if step.memory is None else step.memory.resident_bytes,
+        allocator_free_bytes=None if step.memory is None else step.memory.allocator_free_bytes,
     )
 
 

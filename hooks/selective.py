@@ -1,0 +1,175 @@
+"""Selective checkpointing beside a store: `selective_checkpoint_contexts`.
+
+`torch.utils.checkpoint` asks a policy, for each operator of a region, whether backward computes its output again. What
+a policy keeps is kept beside the graph, where saved-tensor hooks do not see it. What a policy wants offloaded, torch
+computes again in eager mode. The contexts here ask the same policy, and hand over to the scope around the region.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.checkpoint import (
+    SAC_IGNORED_OPS,
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    create_selective_checkpoint_contexts,
+)
+
+from tierstore.torch_names import TorchDispatchMode, top_hooks, tree_leaves, tree_map_only
+
+from .below import HeldTensor
+from .offload import enclosing_scope
+
+__all__ = ["selective_checkpoint_contexts"]
+
+Policy = Callable[..., CheckpointPolicy | bool]
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+
+_TELLS_OUTPUT = "op_output" in inspect.signature(SelectiveCheckpointContext).parameters
+"""Whether this torch shows a policy the operator's output (torch 2.11 does not)."""
+_KEEP = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
+_OFFLOAD = (CheckpointPolicy.MUST_CPU_OFFLOAD, CheckpointPolicy.PREFER_CPU_OFFLOAD)
+
+
+def selective_checkpoint_contexts(policy: Policy | list[Any]) -> Contexts:
+    """For `context_fn` of `torch.utils.checkpoint.checkpoint`: what the policy wants offloaded goes to the store.
+
+    ::
+
+        def policy(context, operator, *args, **kwargs):
+            if operator is torch.ops.aten.mm.default:
+                return CheckpointPolicy.MUST_CPU_OFFLOAD
+            return CheckpointPolicy.PREFER_RECOMPUTE
+
+        contexts = functools.partial(selective_checkpoint_contexts, policy)
+        with tiered_offload(store):
+            output = checkpoint(block, batch, use_reentrant=False, context_fn=contexts)
+
+    MUST_CPU_OFFLOAD and PREFER_CPU_OFFLOAD: the output is packed as a saved tensor of the innermost scope. MUST_SAVE
+    and PREFER_SAVE: it stays where it is, and is counted in `stats().kept_bytes` as "checkpoint policy"; a change in
+    place is found. Everything else is computed again. Unlike with torch's contexts, a retained graph may be used again.
+
+    Where no `tiered_offload` is the innermost scope of saved-tensor hooks on this thread (none at all, `keep_resident`,
+    `save_on_cpu`, another checkpoint around), and while `torch.compile` traces, these are torch's own contexts.
+
+    Args:
+        policy: as `create_selective_checkpoint_contexts` of `torch.utils.checkpoint` takes it; also a list of
+            operators, whose outputs are kept (MUST_SAVE).
+
+    Forward may then raise, in the region, what packing raises in a scope (`StoreFullError` and so on); backward what
+    `TierStore.get` raises, and `RuntimeError` where the region does not repeat its operators.
+    """
+    scope = enclosing_scope()
+    if scope is None or torch.compiler.is_compiling():
+        contexts: Contexts = create_selective_checkpoint_contexts(policy)
+        return contexts
+    hooks = top_hooks(False)
+    pack = scope.pack if hooks is None else hooks[0]  # a recorded scope's own
+    outputs: _Outputs = {}
+    decide = (lambda _, operator, *args, **kwargs: operator in policy) if isinstance(policy, list) else policy
+    return _Hold(decide, partial(HeldTensor, pack), _keep_with(scope), outputs), _Replay(outputs)
+
+
+def _keep_with(scope: Any) -> Callable[[torch.Tensor], HeldTensor]:
+    return partial(HeldTensor, partial(scope.keep, reason="checkpoint policy"))
+
+
+class _Held(NamedTuple):
+    """An output that backward gets back.
+
+    Attributes:
+        inputs: shape and dtype of the tensors among the operator's arguments.
+        output: with a `HeldTensor` in the place of each tensor.
+    """
+
+    inputs: _Inputs
+    output: Any
+
+
+_Inputs = list[tuple[torch.Size, torch.dtype]]
+_Outputs = dict[Any, list[_Held | None]]
+"""By operator, in the order of its calls; None: backward computes it again."""
+
+
+_NOTHING = _Held([(torch.Size([-1]), torch.bool)], None)
+"""Of a call that forward did not make: no arguments are like it."""
+
+
+def _inputs_of(arguments: Any) -> _Inputs:
+    return [(leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+
+
+class _Hold(TorchDispatchMode):
+    """Around the forward of a region."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        offload: Callable[[torch.Tensor], HeldTensor],
+        keep: Callable[[torch.Tensor], HeldTensor],
+        outputs: _Outputs,
+    ) -> None:
+        super().__init__()
+        self._policy = policy
+        self._offload = offload
+        self._keep = keep
+        self._outputs = outputs
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """As torch's own: compiled code inside the region is run as it is."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func not in SAC_IGNORED_OPS:
+            told = {"op_output": output} if _TELLS_OUTPUT else {}
+            context = SelectiveCheckpointContext(is_recompute=False, **told)
+            decision = self._policy(context, func, *args, **(kwargs or {}))
+            hold = self._keep if decision is True or decision in _KEEP else self._offload
+            is_held = decision is True or decision in _KEEP or decision in _OFFLOAD
+            held = _Held(_inputs_of((args, kwargs)), tree_map_only(torch.Tensor, hold, output)) if is_held else None
+            self._outputs.setdefault(func, []).append(held)
+        return output
+
+
+class _Replay(TorchDispatchMode):
+    """Around what backward computes again, as often as it does."""
+
+    def __init__(self, outputs: _Outputs) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._num_calls: dict[Any, int] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """As `_Hold`."""
+        return True
+
+    def __enter__(self) -> Any:
+        self._num_calls.clear()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in SAC_IGNORED_OPS:
+            return func(*args, **(kwargs or {}))
+        number = self._num_calls.get(func, 0)
+        self._num_calls[func] = number + 1
+        outputs = self._outputs.get(func, [])
+        if not any(outputs):  # nothing of it is held: it may be called more or less often than in forward
+            return func(*args, **(kwargs or {}))
+        held = outputs[number] if number < len(outputs) else _NOTHING
+        if held is None:
+            return func(*args, **(kwargs or {}))
+        if held.inputs != _inputs_of((args, kwargs)):
+            raise RuntimeError(
+                f"call {number + 1} of {func} in a checkpointed region is not what it was in forward: the region must "
+                "do the same each time that it runs"
+            )
+        return tree_map_only(HeldTensor, HeldTensor.unpack, held.output)

@@ -1,0 +1,55 @@
+"""A copy engine whose copies PyTorch's record of streams sees, and which can be made to forget a wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from tierstore.copies import AcceleratorCopies, Copies, Marker
+from tierstore.layout import _MODES
+
+__all__ = ["SeenCopies", "WithoutWaits"]
+
+
+class SeenCopies:
+    """Around a copy engine (`Copies`): a mode sees what is copied, though the store works outside of all modes.
+
+    Args:
+        mode: to be entered around each copy, on whichever thread makes it.
+    """
+
+    def __init__(self, copies: Copies, mode: TorchDispatchMode) -> None:
+        self._copies = copies
+        self._mode = mode
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._copies, name)
+
+    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
+        with self._seen():
+            return self._copies.copy_out(source, target, stream)
+
+    def copy_in(
+        self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
+    ) -> tuple[torch.Tensor, Marker]:
+        with self._seen():
+            return self._copies.copy_in(source, device, stream, ready)
+
+    @contextmanager
+    def _seen(self) -> Iterator[None]:
+        included = torch._C._dispatch_tls_local_include_set()
+        excluded = torch._C._dispatch_tls_local_exclude_set() - _MODES  # what `outside_of_modes` has shut out
+        is_entered = self._mode in _get_current_dispatch_mode_stack()
+        with torch._C._ForceDispatchKeyGuard(included, excluded), nullcontext() if is_entered else self._mode:
+            yield
+
+
+class WithoutWaits(AcceleratorCopies):
+    """An engine whose user is told of the end of each copy, and does not wait for it."""
+
+    def wait(self, stream: torch.Stream, marker: Marker) -> None:
+        """Nothing."""

@@ -1,0 +1,163 @@
+"""Small tensors stay noted where staging has room for them: NOTE [Small tensors] in `tierstore/host.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.conftest import MakeStore
+from tierstore import TierStore, host, tiered_offload
+from tierstore.moves import Moves
+
+_KIB = 2**10
+_MOST_BYTES = 512 * _KIB
+
+
+@pytest.fixture(autouse=True)
+def _as_outside_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "MOST_NOTED_BYTES", _MOST_BYTES)
+
+
+class Watch:
+    """Looks, after each pack, at what is held: a `select` that takes every tensor."""
+
+    def __init__(self, store: TierStore) -> None:
+        self.moves: Moves = store.books.moves
+        self.most_noted_bytes = 0
+
+    def __call__(self, _: torch.Tensor) -> bool:
+        books, noted = self.moves.books, self.moves.noted
+        self.most_noted_bytes = max(self.most_noted_bytes, books.noted_bytes)
+        assert 0 <= books.noted_bytes <= min(noted.num_bytes, _MOST_BYTES)
+        assert books.staging.used_bytes <= (books.staging.limit_bytes or 0)
+        newest = [log.sizes[-1] for reference in noted._logs.values() if (log := reference()) is not None]
+        room = max(0, (books.host.limit_bytes or 0) - books.host.used_bytes)
+        assert self.moves.uncharged_bytes() <= room + sum(newest), "more than the newest node's has no room"
+        return True
+
+
+def chain(
+    store: TierStore, num: int, nbytes: int, select: Callable[[torch.Tensor], bool] | None = None
+) -> torch.Tensor:
+    """A graph that saves so many tensors of that size; its last value, and the gradient by `backward`."""
+    value = torch.full((nbytes // 4,), 0.5, requires_grad=True)
+    leaf = value
+    with tiered_offload(store, min_bytes=0, select=select):
+        for _ in range(num):
+            value = value.sin()
+    loss = value.sum()
+    loss.leaf = leaf  # type: ignore[attr-defined]
+    return loss
+
+
+def gradient(loss: torch.Tensor) -> torch.Tensor:
+    loss.backward()
+    grad: torch.Tensor = loss.leaf.grad  # type: ignore[attr-defined]
+    return grad
+
+
+def expected(num: int, nbytes: int) -> torch.Tensor:
+    leaf = value = torch.full((nbytes // 4,), 0.5, requires_grad=True)
+    for _ in range(num):
+        value = value.sin()
+    value.sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def test_small_graph_is_never_booked(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=0)
+    loss = chain(store, 100, 32)
+    assert store.books.moves.booking.records == {}
+    assert store.books.moves.books.used_bytes == (0, 99 * 32)
+    assert torch.equal(gradient(loss), expected(100, 32))
+    del loss
+    stats = store.stats()
+    assert stats.packed_tensors == 99
+    assert (stats.live_handles, stats.staging_used_bytes, stats.spilled_bytes, stats.cancelled_bytes) == (0, 0, 0, 0)
+
+
+def test_flush_books_small_tensors_and_has_them_written(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=0)
+    loss = chain(store, 100, 32)
+    store.flush()
+    assert store.books.moves.books.noted_bytes == 0
+    stats = store.stats()
+    assert (stats.spilled_bytes, stats.staging_used_bytes) == (99 * 32, 0)
+    assert torch.equal(gradient(loss), expected(100, 32))
+
+
+@pytest.mark.parametrize("host_bytes", [0, 100 * _KIB])
+@pytest.mark.parametrize("staging_bytes", ["64KiB", "1MiB"])
+@pytest.mark.parametrize("nbytes", [_KIB, 4 * _KIB, 5 * _KIB])
+def test_small_tensors_are_held_within_host_and_staging(
+    make_store: MakeStore, host_bytes: int, staging_bytes: str, nbytes: int
+) -> None:
+    store = make_store(host_bytes=host_bytes, staging_bytes=staging_bytes)
+    watch = Watch(store)
+    for number in range(3):  # with a plan too
+        loss = chain(store, 200, nbytes, watch)
+        assert number or bool(watch.most_noted_bytes) == (nbytes <= 4 * _KIB)
+        assert torch.equal(gradient(loss), expected(200, nbytes))
+        del loss
+    store.flush()
+    assert store.stats().staging_used_bytes == 0
+    assert store.books.moves.books.noted_bytes == 0
+
+
+@pytest.mark.parametrize("num_numbers", [1000, 16 * _KIB, 20 * _KIB], ids=["small", "as staging", "larger"])
+def test_put_takes_the_place_of_small_tensors(make_store: MakeStore, num_numbers: int) -> None:
+    store = make_store(host_bytes=0, staging_bytes="64KiB")
+    loss = chain(store, 10, 4 * _KIB)
+    assert store.books.moves.books.noted_bytes == 9 * 4 * _KIB
+    handle = store.put(torch.ones(num_numbers))
+    assert store.books.moves.books.noted_bytes == 0
+    assert torch.equal(store.get(handle), torch.ones(num_numbers))
+    assert torch.equal(gradient(loss), expected(10, 4 * _KIB))
+
+
+def test_put_has_the_newest_small_tensor_give_way(make_store: MakeStore) -> None:
+    """It cannot be booked before the scope ends; what needs all of staging does not wait for that."""
+    store = make_store(host_bytes=0, staging_bytes="64KiB")
+    weight = torch.full((_KIB,), 0.5, requires_grad=True)
+    with tiered_offload(store, min_bytes=0):
+        loss = weight.exp().sin().sum()
+        assert store.books.moves.books.noted_bytes
+        handle = store.put(torch.ones(20 * _KIB))
+        assert store.books.moves.books.noted_bytes == 0
+        assert torch.equal(store.get(handle), torch.ones(20 * _KIB))
+    loss.backward()
+    assert weight.grad is not None
+
+
+def test_restore_takes_the_place_of_small_tensors(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=0, staging_bytes="64KiB")
+    handle = store.put(torch.ones(16 * _KIB))
+    store.flush()
+    loss = chain(store, 10, 4 * _KIB)
+    assert torch.equal(store.get(handle), torch.ones(16 * _KIB))
+    assert store.books.moves.books.noted_bytes == 0
+    assert torch.equal(gradient(loss), expected(10, 4 * _KIB))
+
+
+def test_large_tensor_beside_small_ones_leaves(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=0, staging_bytes="64KiB")
+    small = chain(store, 10, 4 * _KIB)
+    large = chain(store, 4, 80 * _KIB)
+    assert store.books.moves.books.noted_bytes == 0
+    assert torch.equal(gradient(large), expected(4, 80 * _KIB))
+    assert torch.equal(gradient(small), expected(10, 4 * _KIB))
+    store.flush()
+    assert store.stats().spilled_bytes >= 80 * _KIB
+
+
+def test_store_closed_over_small_tensors_holds_nothing(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=0)
+    loss = chain(store, 10, 32)
+    store.close()
+    assert store.books.moves.books.used_bytes == (0, 0)
+    del loss
+    store.books.moves.noted.drop_ended()
+    assert store.books.moves.books.noted_bytes == 0

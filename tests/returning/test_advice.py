@@ -1,0 +1,102 @@
+"""What is said where memory did not fall, and to which line of the user's."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import warnings
+
+import pytest
+import torch
+
+from tests.conftest import MakeStore
+from tierstore import TierStore, TierStoreWarning, offload_module, tiered_offload
+from tierstore.config import Mode
+from tierstore.returning.advice import why_memory_stays
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("away_mib", "free_mib", "mode", "is_told"),
+    [
+        (256, 128, "auto", True),
+        (256, 128, "always", True),
+        (256, 127, "auto", False),
+        (255, 255, "auto", False),
+        (4096, 4096, "never", False),
+        (4096, None, "auto", False),
+    ],
+)
+def test_told_only_where_half_of_256_mib_stays(away_mib: int, free_mib: int | None, mode: Mode, is_told: bool) -> None:
+    free_bytes = None if free_mib is None else free_mib * MIB
+    assert (why_memory_stays(away_mib * MIB, free_bytes, mode, "") is not None) is is_told
+
+
+def test_sentence_offers_always_only_where_that_would_help() -> None:
+    short = why_memory_stays(600 * MIB, 500 * MIB, "auto", "")
+    assert short is not None
+    assert "600 MiB of saved tensors left memory" in short
+    assert "keeps 500 MiB of freed memory" in short
+    assert 'return_memory="always"' in short
+    left_alone = why_memory_stays(600 * MIB, 500 * MIB, "auto", "musl offers no way to return freed memory")
+    assert left_alone is not None
+    assert "because musl offers no way to return freed memory." in left_alone
+    assert "return_memory=" not in left_alone
+    assert "docs/memory.md" in short
+    assert "docs/memory.md" in left_alone
+
+
+@pytest.fixture
+def talking_store(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> TierStore:
+    """A store that has something to say at the end of every scope; what, is tested elsewhere."""
+    store = make_store()
+    monkeypatch.setattr(store._core.returner, "why_memory_stays", lambda away_bytes, mapped_bytes: "memory stays")
+    return store
+
+
+def lines_told(store: TierStore, how: str) -> list[tuple[str, str]]:
+    """(file, line) of each warning."""
+    scope = tiered_offload(store, trace=f"{store._core.name}/trace.jsonl" if how == "traced" else None)
+
+    @scope
+    def forward() -> torch.Tensor:
+        return torch.ones(4, requires_grad=True).exp()
+
+    module = offload_module(torch.nn.Linear(2, 2), store=store)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if how == "decorated":
+            forward()  # decorated
+        elif how == "module":
+            module(torch.ones(1, 2))  # module
+        else:
+            with scope:  # traced, plain
+                pass
+    assert all(warning.category is TierStoreWarning for warning in told)
+    return [(warning.filename, linecache.getline(warning.filename, warning.lineno)) for warning in told]
+
+
+@pytest.mark.parametrize("how", ["plain", "traced", "decorated", "module"])
+def test_warning_points_at_the_line_of_the_user(talking_store: TierStore, how: str) -> None:
+    ((file, line),) = lines_told(talking_store, how)
+    assert file == __file__
+    assert how in line.partition("#")[2]
+    if how == "traced":
+        talking_store.close()
+        os.unlink(f"{talking_store._core.name}/trace.jsonl")
+
+
+def test_scope_that_ends_with_an_error_is_told_nothing_else(talking_store: TierStore) -> None:
+    with pytest.raises(ValueError, match="of the user"), tiered_offload(talking_store):  # a warning would be an error
+        raise ValueError("of the user")
+
+
+def test_warning_that_is_an_error_leaves_the_scope_whole(talking_store: TierStore) -> None:
+    scope = tiered_offload(talking_store, min_bytes=1)
+    value = torch.ones(1000, requires_grad=True)
+    with pytest.raises(TierStoreWarning, match="memory stays"), scope:
+        result = value.exp().sum()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    result.backward()
+    assert torch.equal(value.grad, torch.ones(1000).exp())

@@ -1,0 +1,147 @@
+"""Which allocator is found, and whether memory really goes back: each in a fresh process with a real environment."""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "tierstore/returning/allocator.py"
+IS_GLIBC = platform.libc_ver()[0] == "glibc"
+SYSTEM_PYTHON = "/usr/bin/python3"
+
+# Freed is every second block, so that none of them is at the top of a heap, or the first half (mimalloc returns whole
+# segments only). They are returned on a thread of their own, as a store does it.
+PROGRAM = """
+import ctypes, json, runpy, sys, threading
+found = runpy.run_path(sys.argv[1])["allocator_of_process"]()
+process = ctypes.CDLL(None)
+process.posix_memalign.argtypes = ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t
+process.free.argtypes = (ctypes.c_void_p,)
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+def block():
+    place = ctypes.c_void_p()
+    assert process.posix_memalign(ctypes.byref(place), 64, 100_000) == 0
+    ctypes.memset(place, 1, 100_000)
+    return place.value
+
+before_use = found.measure and found.measure()
+blocks = [block() for _ in range(2000)]
+full, full_use = resident(), found.measure and found.measure()
+for place in blocks[:1000] if sys.argv[2] == "mimalloc" else blocks[::2]:
+    process.free(place)
+freed, freed_use = resident(), found.measure and found.measure()
+if found.release is not None:
+    thread = threading.Thread(target=found.release)
+    thread.start()
+    thread.join()
+print(json.dumps(dict(
+    name=found.name, left_alone=found.left_alone, can_release=found.release is not None,
+    full=full, freed=freed, after=resident(), uses=[before_use, full_use, freed_use],
+)))
+"""
+
+
+def examine(python: str = sys.executable, allocator: str = "", **environment: str) -> dict[str, Any]:
+    """Run the program in an environment whose only settings of malloc are these."""
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LD_PRELOAD"))
+    }
+    result = subprocess.run(
+        [python, "-c", PROGRAM, str(SOURCE), allocator],
+        env=clean | environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert not result.stderr, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+glibc = pytest.mark.skipif(not IS_GLIBC, reason="the C library here is not glibc")
+HALF = 1000 * 100_000
+
+
+@glibc
+def test_glibc_returns_freed_blocks_and_tells_what_it_holds() -> None:
+    found = examine()
+    assert (found["name"], found["left_alone"], found["can_release"]) == ("glibc", "", True)
+    assert found["freed"] > found["full"] - HALF // 4, "glibc returned memory by itself: nothing is tested"
+    assert found["after"] < found["full"] - HALF * 0.9
+    (used_before, _), (used_full, _), (used_freed, free_freed) = found["uses"]
+    assert used_full - used_before >= 2 * HALF
+    assert abs(used_full - used_freed - HALF) < HALF // 20
+    assert free_freed >= HALF
+
+
+@pytest.mark.skipif(not os.access(SYSTEM_PYTHON, os.X_OK), reason=f"there is no {SYSTEM_PYTHON}")
+@glibc
+def test_python_that_is_not_position_independent_is_served_by_glibc_too() -> None:
+    found = examine(SYSTEM_PYTHON)
+    assert (found["name"], found["can_release"]) == ("glibc", True)
+    assert found["after"] < found["full"] - HALF * 0.9
+
+
+@glibc
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("MALLOC_ARENA_MAX", "2"),
+        ("MALLOC_MMAP_THRESHOLD_", "1048576"),
+        ("MALLOC_TRIM_THRESHOLD_", "131072"),
+        ("MALLOC_CONF", "narenas:2"),
+        ("GLIBC_TUNABLES", "glibc.malloc.arena_max=2"),
+    ],
+)
+def test_setting_of_the_user_leaves_the_allocator_alone(variable: str, value: str) -> None:
+    found = examine(**{variable: value})
+    assert not found["can_release"]
+    assert found["left_alone"] == f"{variable} is set, which decides how glibc returns memory"
+    assert found["uses"][0] is not None  # it still tells what it holds
+
+
+@glibc
+def test_tunables_of_something_else_do_not_matter() -> None:
+    assert examine(GLIBC_TUNABLES="glibc.rtld.optional_static_tls=512")["can_release"]
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [("jemalloc", "jemalloc"), ("tcmalloc", "tcmalloc_minimal"), ("mimalloc", "mimalloc")]
+)
+@pytest.mark.parametrize("python", [sys.executable, SYSTEM_PYTHON])
+def test_other_allocators_return_freed_blocks(name: str, library: str, python: str) -> None:
+    file = ctypes.util.find_library(library)
+    if file is None or not os.access(python, os.X_OK):
+        pytest.skip(f"lib{library} or {python} is not installed")
+    found = examine(python, name, LD_PRELOAD=file)
+    assert (found["name"], found["left_alone"], found["can_release"]) == (name, "", True)
+    assert found["after"] < found["full"] - HALF * 0.5
+    assert found["uses"] == [None, None, None]
+
+
+def test_unknown_allocator_is_left_alone_and_named(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None or not IS_GLIBC:
+        pytest.skip("no C compiler, or no glibc, to make an allocator with")
+    source, library = tmp_path / "other.c", tmp_path / "libother.so"
+    source.write_text(
+        "#include <stddef.h>\n"
+        "extern void *__libc_memalign(size_t, size_t);\n"
+        "int posix_memalign(void **place, size_t alignment, size_t size)\n"
+        "{ return (*place = __libc_memalign(alignment, size)) ? 0 : 12; }\n"
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    found = examine(LD_PRELOAD=str(library))
+    assert (found["name"], found["can_release"]) == ("libother.so", False)
+    assert found["left_alone"] == "libother.so offers no way to return freed memory"
+    assert found["uses"] == [None, None, None]

@@ -1,0 +1,313 @@
+"""The thread that returns freed memory: when it begins and ends, what it counts, and what becomes of its errors."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import mmap
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import MakeStore
+from tests.existing import set_existing
+from tierstore import StorageIOError, TierStore, tiered_offload
+from tierstore.config import Mode
+from tierstore.returning import returner as subject
+from tierstore.returning.allocator import Allocator
+from tierstore.returning.returner import Returner
+
+MIB = 2**20
+SECONDS = 60.0
+
+
+class Releases:
+    """An allocator that says when it was told to return memory, and returns what the test gives it."""
+
+    def __init__(self) -> None:
+        self.happened = threading.Event()
+        self.kept: list[mmap.mmap] = []
+        self._lock = threading.Lock()  # what is half touched is not returned
+        self.allocator = Allocator("a heap", self._release)
+
+    def _release(self) -> None:
+        with self._lock:
+            for memory in self.kept:
+                memory.close()
+            self.kept.clear()
+        self.happened.set()
+
+    def grow(self, num_bytes: int = 64 * MIB) -> None:
+        with self._lock:
+            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory[:: mmap.PAGESIZE] = b"\1" * len(range(0, num_bytes, mmap.PAGESIZE))
+            self.kept.append(memory)
+
+
+class Looks:
+    """Counts how often the thread asked whether the store is busy: a look has ended when it asks again."""
+
+    def __init__(self, is_busy: threading.Event | None = None) -> None:
+        self._is_busy = is_busy
+        self._changed = threading.Condition()
+        self._number = 0
+
+    def __call__(self) -> bool:
+        with self._changed:
+            self._number += 1
+            self._changed.notify_all()
+        return self._is_busy is None or self._is_busy.is_set()
+
+    def wait_for(self, number: int) -> None:
+        """Until so many more have begun."""
+        with self._changed:
+            wanted = self._number + number
+            assert self._changed.wait_for(lambda: self._number >= wanted, SECONDS), "the thread looks no more"
+
+
+@contextmanager
+def running(mode: Mode, releases: Releases, is_busy: threading.Event | None = None) -> Iterator[tuple[Returner, Looks]]:
+    """One that has looked once, and its looks."""
+    looks = Looks(is_busy)
+    returner = Returner(mode, looks, releases.allocator)
+    returner.start()
+    try:
+        looks.wait_for(2)
+        yield returner, looks
+    finally:
+        returner.stop(SECONDS)
+
+
+def memory_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "tierstore-memory"]
+
+
+def test_growth_is_returned_and_counted() -> None:
+    releases = Releases()
+    with running("always", releases) as (returner, _):
+        releases.grow()
+        assert releases.happened.wait(SECONDS)
+    assert returner.num_returns >= 1
+    assert returner.returned_bytes > 16 * MIB
+    assert returner.return_seconds > 0
+    assert returner.description == "always"
+
+
+def test_store_without_anything_in_it_returns_nothing() -> None:
+    releases, is_busy = Releases(), threading.Event()
+    with running("always", releases, is_busy) as (_, looks):
+        releases.grow()
+        looks.wait_for(2)
+        assert not releases.happened.is_set()
+        is_busy.set()
+        looks.wait_for(2)
+        releases.grow()
+        assert releases.happened.wait(SECONDS)
+
+
+def test_two_at_once_return_what_is_there_and_both_end() -> None:
+    first, second = Releases(), Releases()
+    with running("always", first) as (one, _), running("always", second) as (other, _):
+        ends_at = time.monotonic() + SECONDS
+        while not one.returned_bytes + other.returned_bytes and time.monotonic() < ends_at:
+            first.grow()
+            second.grow()
+            first.happened.wait(0.1)
+    assert one.returned_bytes + other.returned_bytes > 16 * MIB
+    assert not memory_threads()
+
+
+@pytest.mark.parametrize(
+    ("mode", "allocator", "description"),
+    [
+        ("never", Allocator("glibc", lambda: None), "never"),
+        ("auto", Allocator("musl", None, "musl offers no way"), "off: musl offers no way"),
+        ("never", Allocator("musl", None, "musl offers no way"), "never"),
+    ],
+)
+def test_nothing_to_do_starts_no_thread(mode: Mode, allocator: Allocator, description: str) -> None:
+    returner = Returner(mode, lambda: True, allocator)
+    returner.start()
+    assert not memory_threads()
+    assert returner.description == description
+    returner.stop(SECONDS)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_descriptor_left_is_said_and_tried_again() -> None:
+    releases = Releases()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with running("always", releases) as (returner, looks):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            looks.wait_for(2)
+            description, use = returner.description, returner.use(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert description.startswith("always; not now: the memory in use cannot be read")
+        assert os.strerror(errno.EMFILE) in description
+        assert use == (None, None)
+        looks.wait_for(2)
+        assert returner.description == "always"
+        releases.grow()
+        assert releases.happened.wait(SECONDS)
+
+
+def test_what_ends_the_thread_is_in_stats_and_told_once_at_the_end_of_a_scope(make_store: MakeStore) -> None:
+    def fail() -> bool:
+        raise RuntimeError("a bug")
+
+    store = make_store(return_memory="always")
+    assert store.stats().memory_return == "always"
+    (thread,) = memory_threads()
+    set_existing(store._core.returner, _is_busy=fail)
+    thread.join(SECONDS)
+    assert store.stats().memory_return == "off: its thread ended with RuntimeError('a bug')"
+    told = r"freed memory is no longer returned to the system: .* RuntimeError\('a bug'\)"
+    with pytest.warns(match=told), tiered_offload(store):
+        pass
+    with tiered_offload(store):  # a warning would be an error
+        pass
+
+
+def test_thread_that_cannot_be_started_refuses_the_store_and_leaves_nothing(
+    store_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_thread(target: object, name: str, *, nice: int) -> threading.Thread:
+        raise OSError(errno.EAGAIN, "no more threads")
+
+    monkeypatch.setattr(subject, "start_thread", start_thread)
+    with pytest.raises(StorageIOError, match="no more threads"):
+        TierStore(store_directory, host_bytes=0)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tierstore")]
+
+
+# --- how it ends ------------------------------------------------------------------------------------------------------
+
+
+def test_close_waits_for_a_return_that_is_on_its_way(make_store: MakeStore) -> None:
+    store, releases, began = make_store(return_memory="always"), Releases(), threading.Event()
+    returner = store._core.returner
+
+    def return_slowly() -> None:
+        began.set()
+        returner._stopped.wait(SECONDS)
+        time.sleep(0.5)  # longer than the rest of close takes: without this, nothing fails
+
+    set_existing(returner, _allocator=Allocator("a heap", return_slowly))
+    (thread,) = memory_threads()
+    handle = store.put(torch.ones(MIB))
+    while not began.wait(0.1):
+        releases.grow()
+    store.close()
+    assert not thread.is_alive()
+    assert returner.num_returns == 1
+    del handle
+
+
+def test_last_reference_ends_the_thread(store_directory: Path) -> None:
+    store = TierStore(store_directory, host_bytes=0, return_memory="always")
+    (thread,) = memory_threads()
+    store.put(torch.ones(MIB))
+    del store
+    gc.collect()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("mode", ["auto", "always"])
+def test_two_stores_train_beside_each_other_and_one_goes_on_without_the_other(tmp_path: Path, mode: str) -> None:
+    gradients = []
+    stores = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        stores.append(TierStore(tmp_path / name, host_bytes=0, return_memory=mode))
+    assert len(memory_threads()) == 2
+    for store in stores:
+        value = torch.linspace(0, 1, 4 * MIB, requires_grad=True)
+        with tiered_offload(store):
+            result = value.exp().sin().tanh().sum()
+        result.backward()
+        gradients.append(value.grad)
+        store.close()
+    assert torch.equal(*gradients)
+    assert not memory_threads()
+
+
+PROGRAM = """
+import os, sys, threading, mmap
+import torch
+from tierstore import TierStore
+from tierstore.returning import returner as subject
+from tierstore.returning.allocator import Allocator
+directory = sys.argv[1]
+store = TierStore(directory, host_bytes=0, disk_bytes="256MiB", return_memory="always")
+handle = store.put(torch.ones(1_000_000))
+store.flush()
+"""
+
+
+def run(directory: Path, program: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM + program, str(directory)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+def test_process_that_ends_with_an_open_store_ends_in_order(store_directory: Path) -> None:
+    assert run(store_directory, "print(store.stats().memory_return)") == "always\n"
+
+
+def test_forked_child_has_no_such_thread_and_its_own_store_returns_memory(store_directory: Path) -> None:
+    out = run(
+        store_directory,
+        """
+is_held, is_forked = threading.Event(), threading.Event()
+def hold():  # as the thread of a store does in the midst of a return
+    with subject._one_at_a_time:
+        is_held.set()
+        is_forked.wait()
+threading.Thread(target=hold).start()
+is_held.wait()
+child = os.fork()
+is_forked.set()
+if child == 0:
+    assert not [t for t in threading.enumerate() if t.name == "tierstore-memory"]
+    store.close()
+    happened, kept = threading.Event(), []
+    first_look = threading.Event()
+    def is_busy():
+        first_look.set()
+        return True
+    mine = subject.Returner("always", is_busy, Allocator("a heap", happened.set))
+    mine.start()
+    first_look.wait(30)
+    while not happened.is_set() and len(kept) < 64:
+        kept.append(b"x" * 2**24)
+        happened.wait(0.1)
+    mine.stop(30)
+    os._exit(0 if mine.num_returns else 3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+assert store.get(handle).sum() == 1_000_000
+store.close()
+""",
+    )
+    assert out == "0\n"
+
+
+def test_package_needs_no_torch() -> None:
+    program = "import sys, tierstore.returning.returner; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,85 @@
+"""A training that fragments glibc's heap, with and without a limit that the kernel enforces."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cgroups import made_cgroup
+
+ROOT = Path(__file__).parents[2]
+MIB = 2**20
+LIMIT_BYTES = 450 * MIB
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library here is not glibc"),
+]
+
+
+def start(
+    arguments: tuple[str, ...], cgroup: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    clean["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, str(ROOT / "tests/returning/fragmenting.py"), *arguments]
+    if cgroup is not None:
+        command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs"), *command]
+    return subprocess.run(command, env=clean | environment, capture_output=True, text=True, check=False)
+
+
+def train(*arguments: str, cgroup: Path | None = None, **environment: str) -> dict[str, Any]:
+    result = start(arguments, cgroup, **environment)
+    assert result.returncode == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_training_killed_without_returning_goes_on_with_auto_and_gradients_are_the_same(store_directory: Path) -> None:
+    free = train(str(store_directory), "never")
+    with made_cgroup("memory", memory__limit_in_bytes=LIMIT_BYTES) as cgroup:
+        killed = start((str(store_directory), "never"), cgroup)
+        assert killed.returncode == -signal.SIGKILL, "it fits the limit anyway: nothing is tested"
+        survived = train(str(store_directory), "auto", cgroup=cgroup)
+    assert survived["gradients"] == free["gradients"]
+    assert survived["returned_bytes"] > 100 * MIB
+    assert survived["told"] == []  # memory was returned: there is nothing to complain of
+    assert free["peak_bytes"] > 1.2 * LIMIT_BYTES
+
+
+def test_always_keeps_the_peak_low_without_any_limit_and_gradients_are_the_same(store_directory: Path) -> None:
+    never, always = (train(str(store_directory), mode) for mode in ("never", "always"))
+    assert never["gradients"] == always["gradients"]
+    assert always["peak_bytes"] < never["peak_bytes"] - 200 * MIB
+    assert always["returned_bytes"] > 100 * MIB
+    assert always["return_seconds"] > 0
+    assert (never["memory_return"], always["memory_return"]) == ("never", "always")
+    assert (never["returned_bytes"], never["return_seconds"], never["told"]) == (0, 0.0, [])
+
+
+def test_auto_with_ample_room_returns_nothing_and_says_why_memory_stays_once(store_directory: Path) -> None:
+    found = train(str(store_directory), "auto", "forward")
+    assert (found["memory_return"], found["returned_bytes"]) == ("auto", 0)
+    assert found["allocator_free_bytes"] > 200 * MIB
+    assert found["resident_bytes"] > found["allocator_free_bytes"]
+    (told,) = found["told"]
+    assert "of saved tensors left memory, but the process did not shrink by that" in told
+    assert "Memory is not short here" in told
+    assert 'return_memory="always"' in told
+
+
+def test_setting_of_the_user_is_respected_and_named_in_the_warning(store_directory: Path) -> None:
+    found = train(str(store_directory), "always", "forward", MALLOC_ARENA_MAX="4")
+    assert found["memory_return"] == "off: MALLOC_ARENA_MAX is set, which decides how glibc returns memory"
+    assert found["returned_bytes"] == 0
+    (told,) = found["told"]
+    assert "It is not told to return it, because MALLOC_ARENA_MAX is set" in told
+    assert 'return_memory="always"' not in told  # which was given, and would not help

@@ -1,0 +1,74 @@
+"""The option `return_memory` and its figures, wherever a user meets them."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.command_line import command_of
+from tests.conftest import MakeStore
+from tierstore import ConfigError, TierStore, tiered_offload
+from tierstore.returning.allocator import allocator_of_process
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize("value", ["sometimes", "", "Auto", True, None, 3])
+def test_anything_else_is_refused_and_nothing_is_opened(store_directory: Path, value: object) -> None:
+    with pytest.raises(ConfigError, match=r"return_memory.*'auto', 'always', 'never'") as caught:
+        TierStore(store_directory, return_memory=value)  # type: ignore[arg-type]
+    assert isinstance(caught.value, TypeError) is not isinstance(value, str)
+    with pytest.raises(ConfigError, match="return_memory"):
+        TierStore.connect("/run/nobody.sock", return_memory=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["auto", "always", "never"])
+def test_file_says_when_memory_is_returned(store_directory: Path, tmp_path: Path, mode: str) -> None:
+    file = tmp_path / "tierstore.toml"
+    file.write_text(f'[store]\npath = "{store_directory}"\nhost_bytes = 0\nreturn_memory = "{mode}"\n')
+    left_alone = allocator_of_process().left_alone
+    with TierStore.from_config(file) as store:
+        assert store.stats().memory_return == (f"off: {left_alone}" if left_alone and mode != "never" else mode)
+
+
+def test_bad_value_in_a_file_is_named_with_its_place(store_directory: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tierstore.toml"
+    file.write_text(f'[store]\npath = "{store_directory}"\nreturn_memory = "now"\n')
+    with pytest.raises(ConfigError, match=r"tierstore\.toml: store\.return_memory"):
+        TierStore.from_config(file)
+
+
+def test_stats_tell_what_the_process_holds(make_store: MakeStore) -> None:
+    store = make_store(return_memory="never")
+    before = store.stats().resident_bytes
+    assert before is not None
+    kept = mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # malloc may have as much resident
+    kept[:: mmap.PAGESIZE] = b"\1" * (64 * MIB // mmap.PAGESIZE)
+    stats = store.stats()
+    assert stats.resident_bytes is not None
+    assert stats.resident_bytes - before > 56 * MIB
+    assert stats.allocator_free_bytes is None or 0 <= stats.allocator_free_bytes < stats.resident_bytes - len(kept)
+    assert (stats.returned_bytes, stats.return_seconds) == (0, 0.0)
+
+
+def test_trace_shows_what_the_process_held_at_the_end_of_forward(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "step.jsonl"
+    store = make_store()
+    value = torch.ones(MIB, requires_grad=True)
+    with tiered_offload(store, trace=file):
+        result = value.exp().sum()
+    result.backward()
+    del result
+    store.close()
+    command = command_of("trace", monkeypatch, capsys)
+    (step,) = json.loads(command("show", str(file), "--json").stdout)["steps"]
+    assert step["resident_bytes"] > 10 * MIB
+    shown = " ".join(command("show", str(file)).stdout.split())
+    assert "At the end of forward the process held" in shown
+    assert ("that was freed." in shown) is (step["allocator_free_bytes"] is not None)

@@ -1,0 +1,207 @@
+"""What the copy engine asks PyTorch and the driver, on a machine that has no device: stand-ins keep record of it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tierstore import capture
+from tierstore.capture import beside_captures, is_capturing
+from tierstore.copies import AcceleratorCopies, _Point
+from tierstore.threads import start_thread
+
+GLOBAL, RELAXED = 0, 2
+
+
+class Driver:
+    """Two devices, as far as the copy engine asks about them.
+
+    Attributes:
+        current: each thread's current device.
+        contexts: devices on which a context was opened by coming back to them.
+        mode: of this thread toward captures, as cuThreadExchangeStreamCaptureMode keeps it.
+        capturing: (device, stream) pairs that are.
+        asked: streams that were asked whether they are.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads = threading.local()
+        self.contexts: set[int] = set()
+        self.mode = GLOBAL
+        self.streams = {0: 0, 1: 0}
+        self.capturing: set[tuple[int, int]] = set()
+        self.asked: list[tuple[int, int]] = []
+        accelerator = torch.accelerator
+        monkeypatch.setattr(accelerator, "current_device_index", self.current)
+        monkeypatch.setattr(accelerator, "set_device_index", self.go_to)
+        monkeypatch.setattr(accelerator, "device_index", self.on_device)
+        monkeypatch.setattr(accelerator, "current_stream", lambda of: SimpleNamespace(stream_id=self.streams[of.index]))
+        monkeypatch.setattr(torch.cuda, "device", lambda of: self.on_device(of.index))
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", self.is_capturing)
+        monkeypatch.setattr(capture, "_exchange_mode", lambda: self.exchange)
+
+    def current(self) -> int:
+        return getattr(self.threads, "device", 0)
+
+    def go_to(self, index: int) -> None:
+        self.threads.device = index
+
+    @contextmanager
+    def on_device(self, index: int) -> Iterator[None]:
+        before = self.current()
+        self.go_to(index)
+        yield
+        self.go_to(before)
+
+    def is_capturing(self) -> bool:
+        stream = self.current(), self.streams[self.current()]
+        self.asked.append(stream)
+        return stream in self.capturing
+
+    def exchange(self, mode: Any) -> int:
+        pointer = ctypes.cast(mode, ctypes.POINTER(ctypes.c_int))
+        self.mode, pointer[0] = pointer[0], self.mode
+        return 0
+
+
+class Event:
+    """Of device 1; PyTorch goes to that and back for all that is asked of it."""
+
+    def __init__(self, driver: Driver, num_queries: int = 1) -> None:
+        self._driver = driver
+        self._left = num_queries
+        self.modes: list[int] = []
+
+    def query(self) -> bool:
+        self.record_or_destroy()
+        self.modes.append(self._driver.mode)
+        self._left -= 1
+        return self._left <= 0
+
+    def fail(self) -> None:
+        assert self._driver.mode == RELAXED
+        raise RuntimeError("the device is lost")
+
+    def record_or_destroy(self) -> None:
+        self._driver.contexts.add(self._driver.current())
+
+
+class Stream:
+    device = torch.device("cuda", 1)
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+
+    def wait_event(self, _: object) -> None:
+        self._event.record_or_destroy()
+
+
+DEVICE = torch.device("cuda", 1)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    return Driver(monkeypatch)
+
+
+def _on_a_thread_of_the_stores(work: Any) -> None:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - for the test's thread
+            errors.append(error)
+
+    thread = start_thread(run, "test")
+    thread.join()
+    assert not errors, errors
+
+
+def test_thread_of_the_stores_stays_on_the_device_that_it_touches(driver: Driver) -> None:
+    """It comes to drop what it has asked for, too: there PyTorch goes back to wherever the thread was."""
+    event = Event(driver)
+
+    def work() -> None:
+        _Point(event, DEVICE).query()  # type: ignore[arg-type]
+        event.record_or_destroy()
+
+    _on_a_thread_of_the_stores(work)
+    assert driver.contexts == {1}
+
+
+def test_thread_of_the_stores_that_has_a_stream_wait_stays_there_too(driver: Driver) -> None:
+    event = Event(driver)
+
+    def work() -> None:
+        AcceleratorCopies().wait(Stream(event), _Point(event, DEVICE))  # type: ignore[arg-type]
+        event.record_or_destroy()
+
+    _on_a_thread_of_the_stores(work)
+    assert driver.contexts == {1}
+
+
+def test_thread_of_the_users_keeps_its_device(driver: Driver) -> None:
+    _Point(Event(driver), DEVICE).query()  # type: ignore[arg-type]
+    assert driver.current() == 0
+    assert driver.contexts == {1}
+
+
+def test_waiting_for_an_event_looks_at_it_until_it_is_over(driver: Driver) -> None:
+    """It has no other way: to synchronize would keep a core busy."""
+    event = Event(driver, num_queries=4)
+    _Point(event, DEVICE).synchronize()  # type: ignore[arg-type]
+    assert len(event.modes) == 4
+
+
+def test_event_that_is_asked_for_while_another_thread_captures_does_it_no_harm(driver: Driver) -> None:
+    event = Event(driver, num_queries=2)
+    point = _Point(event, DEVICE)  # type: ignore[arg-type]
+    point.query()
+    point.synchronize()
+    assert event.modes == [RELAXED, RELAXED]
+    assert driver.mode == GLOBAL
+
+
+def test_beside_captures_after_an_error_the_mode_is_what_it_was(driver: Driver) -> None:
+    event = Event(driver)
+    event.record_or_destroy = event.fail  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="lost"):
+        _Point(event, DEVICE).query()  # type: ignore[arg-type]
+    assert driver.mode == GLOBAL
+
+
+def test_beside_captures_of_host_memory_asks_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_exchange_mode", lambda: pytest.fail("a driver was asked for"))
+    with beside_captures(torch.device("cpu")):
+        pass
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
+def test_exchange_mode_without_a_driver_there_is_none() -> None:
+    assert capture._exchange_mode.__wrapped__() is None
+
+
+def test_is_capturing_asks_the_devices_own_stream(driver: Driver) -> None:
+    driver.streams = {0: 3, 1: 5}
+    driver.capturing = {(1, 5)}
+    assert is_capturing(torch.device("cuda", 1))
+    assert not is_capturing(torch.device("cuda", 0))
+    assert driver.asked == [(1, 5), (0, 3)]
+    assert driver.current() == 0
+
+
+def test_is_capturing_never_asks_a_default_stream(driver: Driver) -> None:
+    """Nor that of the thread's current device, while the tensor is on another."""
+    driver.streams = {0: 0, 1: 5}
+    is_capturing(torch.device("cuda", 1))
+    is_capturing(torch.device("cuda", 0))
+    is_capturing(torch.device("cpu"))
+    assert driver.asked == [(1, 5)]

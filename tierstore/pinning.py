@@ -1,0 +1,109 @@
+"""Registering host memory with an accelerator's driver, on a thread of its own: it takes some 0.1 s for each GiB.
+
+Most of that goes to the pages, which the kernel has to find and clear. So they are taken first, in steps, which keep
+nobody from launching kernels and end at once when the store closes; then the driver is told of all of them in one call,
+during which it may keep other threads from it. Not in several calls: a copy whose memory lies in two registrations is
+refused (CUDA Runtime API, cudaMemcpyAsync; sglang#36798).
+
+Nothing that is right depends on it: until it is over, copies go to and from pageable memory, and the host waits for
+them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .disk.linux import populate
+from .layout import memory_at
+from .threads import start_thread
+
+__all__ = ["Pinning", "cpus_near"]
+
+_STEP_BYTES = 256 * 2**20
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+
+class Pinning:
+    """One registration, from its beginning.
+
+    Args:
+        address, size_bytes: of the memory; its pages stay where they are from now on.
+        device: near which the pages are taken, where the system tells what is near.
+        register: tells the driver; returns why it refused, None if it did not. Blocks.
+
+    Attributes:
+        failure: why the memory is not registered; None: it is, if `is_over`.
+    """
+
+    def __init__(self, address: int, size_bytes: int, device: torch.device, register: Callable[[], str | None]) -> None:
+        self._address, self._size_bytes = address, size_bytes
+        self._device = device
+        self._register = register
+        self._is_over = threading.Event()
+        self._is_unwanted = False
+        self.failure: str | None = None
+        self._thread: threading.Thread | None = None
+        try:
+            self._thread = start_thread(self._run, "tierstore-pin")
+        except OSError:  # no more threads: the caller waits
+            self._tell_the_driver()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the memory is registered, or will not be."""
+        return self._is_over.is_set()
+
+    def wait(self) -> None:
+        """Return when it is over. Blocks."""
+        self._is_over.wait()
+
+    def end(self) -> None:
+        """It is not wanted any more: return when no thread is about it, soon. What is registered stays so."""
+        self._is_unwanted = True
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._take_pages()
+        finally:
+            self._tell_the_driver()
+
+    def _take_pages(self) -> None:
+        """By default Linux takes them from the node of the CPU that touches them first (numa(7))."""
+        if cpus := cpus_near(self._device) & os.sched_getaffinity(0):
+            os.sched_setaffinity(0, cpus)  # of this thread alone
+        for start in range(0, self._size_bytes, _STEP_BYTES):
+            if self._is_unwanted:
+                return
+            populate(memory_at(self._address + start, min(_STEP_BYTES, self._size_bytes - start), writable=True))
+
+    def _tell_the_driver(self) -> None:
+        try:
+            self.failure = "the store was closed" if self._is_unwanted else self._register()
+        except Exception as error:  # noqa: BLE001 - told: by `failure`
+            self.failure = repr(error)
+        finally:
+            self._is_over.set()
+
+
+def cpus_near(device: torch.device) -> set[int]:
+    """The CPUs of the NUMA node at which the device is attached; none: the system does not tell."""
+    try:
+        about: Any = torch.cuda.get_device_properties(device)
+        place = f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
+        text = (_PCI_DEVICES / place / "local_cpulist").read_text(encoding="ascii")  # Documentation/ABI/testing
+        return {cpu for part in text.strip().split(",") if part for cpu in _range_of(part)}
+    except (AttributeError, AssertionError, RuntimeError, OSError, ValueError):
+        return set()  # a build of torch without these figures or without CUDA, a container without sysfs
+
+
+def _range_of(part: str) -> range:
+    first, _, last = part.partition("-")
+    return range(int(first), int(last or first) + 1)

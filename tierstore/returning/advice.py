@@ -1,0 +1,49 @@
+"""Why the memory of a training did not fall, in one sentence, and which line of the user's is told."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+from ..config import Mode, format_bytes
+
+__all__ = ["may_be_told", "stacklevel_of_user", "why_memory_stays"]
+
+_WORTH_A_WORD_BYTES = 256 * 2**20
+
+
+def may_be_told(away_bytes: int) -> bool:
+    """Whether it is worth a look, when so many bytes of saved tensors are on disk."""
+    return away_bytes >= _WORTH_A_WORD_BYTES
+
+
+def why_memory_stays(away_bytes: int, free_bytes: int | None, mode: Mode, left_alone: str) -> str | None:
+    """The sentence; None: memory fell, or there is too little of it to speak of, or the user wants it so.
+
+    Args:
+        away_bytes: of saved tensors that are on disk now.
+        free_bytes: what the allocator keeps of what was freed; None: it does not tell.
+        mode: as given.
+        left_alone: why the allocator is left alone; "": it is not.
+    """
+    if mode == "never" or free_bytes is None or not may_be_told(away_bytes) or free_bytes < away_bytes // 2:
+        return None
+    found = (
+        f"{format_bytes(away_bytes)} of saved tensors left memory, but the process did not shrink by that: "
+        f"its allocator keeps {format_bytes(free_bytes)} of freed memory"
+    )
+    if left_alone:
+        return f"{found}. It is not told to return it, because {left_alone}. docs/memory.md has what can be done."
+    return (
+        f"{found}. Memory is not short here, so it is left there, which is faster; "
+        'TierStore(..., return_memory="always") returns it all the time. docs/memory.md says more.'
+    )
+
+
+def stacklevel_of_user() -> int:
+    """For a warning of the caller: its first frame that belongs neither to tierstore nor to torch."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("tierstore", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level

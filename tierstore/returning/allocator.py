@@ -1,0 +1,139 @@
+"""Which allocator serves this process, and how it is told to return what it keeps.
+
+Torch allocates CPU tensors with `posix_memalign` (c10/core/impl/alloc_cpu.cpp), so the C library's allocator, or
+whatever was loaded in its place, decides what happens to their memory when they die. glibc keeps blocks of up to 32 MiB
+(mallopt(3), M_MMAP_THRESHOLD) until `malloc_trim` gives their pages back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping
+from ctypes import CDLL, POINTER, Structure, c_char_p, c_int, c_size_t, c_void_p
+from functools import partial
+from typing import Any, NamedTuple
+
+__all__ = ["Allocator", "HeapUse", "allocator_of_process"]
+
+_JEMALLOC_PURGE = b"arena.4096.purge"
+"""4096 is MALLCTL_ARENAS_ALL (jemalloc(3), "arena.<i>.purge")."""
+
+
+class HeapUse(NamedTuple):
+    """What an allocator says of itself.
+
+    Attributes:
+        used_bytes: of blocks that are alive.
+        free_bytes: of blocks that are free, whether their pages are resident or not.
+    """
+
+    used_bytes: int
+    free_bytes: int
+
+
+class Allocator(NamedTuple):
+    """The allocator of this process.
+
+    Attributes:
+        name: of it, for people.
+        release: has it return what it keeps; blocks, without Python's lock. None: it is left alone.
+        left_alone: why, for people; "" where `release` is given.
+        measure: asks what it holds; None: it does not tell.
+    """
+
+    name: str
+    release: Callable[[], object] | None
+    left_alone: str = ""
+    measure: Callable[[], HeapUse] | None = None
+
+
+class _DlInfo(Structure):
+    _fields_ = (("file", c_char_p), ("base", c_void_p), ("symbol", c_char_p), ("address", c_void_p))
+
+
+class _MallInfo(Structure):
+    """struct mallinfo2 (mallinfo(3)); glibc 2.33 and later."""
+
+    _fields_ = tuple(
+        (name, c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    )  # fmt: skip
+
+
+def allocator_of_process(environment: Mapping[str, str] = os.environ) -> Allocator:
+    """Find out who serves `malloc` here, and whether somebody has set how it treats freed memory.
+
+    Variables that begin with MALLOC_, and glibc.malloc tunables, are the user's own decision: then it is left alone.
+    """
+    process = CDLL(None)
+    name, library = _library_of_malloc(process)
+    release = _release_of(name, library)
+    measure = _glibc_measure(library) if name == "glibc" else None
+    if release is None:
+        return Allocator(name, None, f"{name} offers no way to return freed memory", measure)
+    variable = _setting_of_user(environment)
+    if variable is not None:
+        return Allocator(name, None, f"{variable} is set, which decides how {name} returns memory", measure)
+    return Allocator(name, release, "", measure)
+
+
+def _library_of_malloc(process: CDLL) -> tuple[str, CDLL]:
+    """(name, library) of what serves `malloc`: dladdr(3) tells which file a symbol is from.
+
+    The symbol is `posix_memalign`, which every allocator replaces together with `malloc`. A Python that is not
+    position-independent (Debian's) has an entry of its own for `malloc`, and that is all that dlsym(3) finds.
+    """
+    found = _DlInfo()
+    aligned = ctypes.cast(process.posix_memalign, c_void_p)
+    dladdr = getattr(process, "dladdr", None)
+    file = ""
+    if dladdr is not None:
+        dladdr.argtypes = (c_void_p, POINTER(_DlInfo))
+        if dladdr(aligned, ctypes.byref(found)) and found.file:
+            file = os.path.basename(os.fsdecode(found.file))
+    for name in ("jemalloc", "tcmalloc", "mimalloc"):
+        if name in file:
+            return name, CDLL(os.fsdecode(found.file))
+    if "musl" in file or not hasattr(process, "gnu_get_libc_version"):
+        return "musl" if "musl" in file else file or "the C library", process
+    if file.startswith(("libc.so", "libc-")):
+        return "glibc", process
+    return file, process
+
+
+def _release_of(name: str, library: CDLL) -> Callable[[], object] | None:
+    if name == "glibc" and hasattr(library, "malloc_trim"):
+        library.malloc_trim.argtypes, library.malloc_trim.restype = (c_size_t,), c_int
+        return partial(library.malloc_trim, 0)
+    if name == "jemalloc" and hasattr(library, "mallctl"):
+        library.mallctl.argtypes = (c_char_p, c_void_p, c_void_p, c_void_p, c_size_t)
+        return partial(library.mallctl, _JEMALLOC_PURGE, None, None, None, 0)
+    if name == "tcmalloc" and hasattr(library, "MallocExtension_ReleaseFreeMemory"):
+        return library.MallocExtension_ReleaseFreeMemory
+    if name == "mimalloc" and hasattr(library, "mi_collect"):
+        library.mi_collect.argtypes = (ctypes.c_bool,)
+        return partial(library.mi_collect, True)
+    return None
+
+
+def _glibc_measure(library: CDLL) -> Callable[[], HeapUse] | None:
+    call: Any = getattr(library, "mallinfo2", None)
+    if call is None:
+        return None
+    call.restype = _MallInfo
+
+    def measure() -> HeapUse:
+        found = call()
+        return HeapUse(found.uordblks + found.hblkhd, found.fordblks)
+
+    return measure
+
+
+def _setting_of_user(environment: Mapping[str, str]) -> str | None:
+    """The variable by which the user has decided; None: there is none. Of jemalloc MALLOC_CONF is one."""
+    if "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
+        return "GLIBC_TUNABLES"
+    return next((name for name in sorted(environment) if name.startswith("MALLOC_")), None)

@@ -1,0 +1,199 @@
+"""The thread that returns freed memory to the system, and what it has seen.
+
+A saved tensor that was spilled is freed, and so are the temporaries around it; the process's allocator may keep all of
+it. The `Returner` of a store looks at the process's resident memory while the store has something to keep, asks
+`policy` whether that is due to be returned, and has the allocator return it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..config import Mode
+from ..threads import start_thread
+from .advice import may_be_told, why_memory_stays
+from .allocator import Allocator, allocator_of_process
+from .policy import ReturnPolicy
+from .room import Room, anonymous_bytes, find_room, resident_bytes
+
+__all__ = ["MemoryUse", "Returner"]
+
+_ROOM_LASTS_SECONDS = 0.1
+"""For so long the room is reckoned from what this process has taken meanwhile; to ask takes up to a millisecond."""
+_IDLE_SECONDS = 0.25
+_one_at_a_time = threading.Lock()
+"""Of all stores of the process: what the first has returned, the second need not."""
+
+
+class MemoryUse(NamedTuple):
+    """What the process holds. In bytes.
+
+    Attributes:
+        resident_bytes: anonymous memory that is resident; None: the system did not tell (no descriptor was left).
+        allocator_free_bytes: of that, what the allocator keeps though it was freed; None: it does not tell.
+    """
+
+    resident_bytes: int | None
+    allocator_free_bytes: int | None
+
+
+class Returner:
+    """Returns freed memory for one store, as `return_memory` says.
+
+    Args:
+        mode: "auto": when memory is short; "always": whenever it has grown; "never".
+        is_busy: whether the store keeps anything; asked on the thread, takes no lock.
+        allocator: of this process; None: it is found out.
+
+    Attributes:
+        num_returns, returned_bytes, return_seconds: how often, how much resident memory went, and how long it took.
+
+    `start` and `stop` belong to the owner; `stop` waits for a return that is on its way. Everything else never blocks.
+    """
+
+    def __init__(self, mode: Mode, is_busy: Callable[[], bool], allocator: Allocator | None = None) -> None:
+        self._allocator = allocator or allocator_of_process()
+        self._mode = mode
+        self._is_busy = is_busy
+        self._policy = ReturnPolicy(mode)
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._room: tuple[float, int, Room] | None = None  # when it was asked for, and what was resident then
+        self._trouble: str | None = None  # why the last look saw nothing
+        self._failure: str | None = None  # what has ended the thread
+        self.num_returns = 0
+        self.returned_bytes = 0
+        self.return_seconds = 0.0
+        self._has_told = False
+
+    @property
+    def description(self) -> str:
+        """How memory is returned, or why it is not."""
+        if self._mode == "never":
+            return "never"
+        if self._allocator.release is None:
+            return f"off: {self._allocator.left_alone}"
+        if self._failure is not None:
+            return f"off: {self._failure}"
+        return self._mode if self._trouble is None else f"{self._mode}; not now: {self._trouble}"
+
+    @property
+    def is_on(self) -> bool:
+        """Whether memory is returned at all."""
+        return self._mode != "never" and self._allocator.release is not None
+
+    def start(self) -> None:
+        """Begin to look. Raises OSError: no more threads can be started."""
+        if self.is_on:
+            self._thread = start_thread(self._run, "tierstore-memory", nice=0)  # what it prevents does not wait
+
+    def request_stop(self) -> None:
+        """Have the thread end. Returns at once; any thread."""
+        self._stopped.set()
+
+    def stop(self, deadline_seconds: float) -> None:
+        """End the thread and wait for it. Idempotent."""
+        self._stopped.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(deadline_seconds)
+            self._thread = None  # whose end runs lines of Python: not where a store dies
+
+    def use(self, mapped_bytes: int) -> MemoryUse:
+        """What the process holds now.
+
+        Args:
+            mapped_bytes: resident memory of the store's own, which the allocator knows nothing of.
+        """
+        try:
+            resident = anonymous_bytes()
+        except OSError:
+            return MemoryUse(None, None)
+        if self._allocator.measure is None:
+            return MemoryUse(resident, None)
+        heap = self._allocator.measure()
+        return MemoryUse(resident, max(0, min(heap.free_bytes, resident - heap.used_bytes - mapped_bytes)))
+
+    def why_memory_stays(self, away_bytes: int, mapped_bytes: int) -> str | None:
+        """See `advice`; once in the life of a store. Also says that the thread has failed, if so.
+
+        Args:
+            away_bytes: of saved tensors that are on disk now.
+            mapped_bytes: as `use`'s.
+        """
+        if self._has_told:
+            return None
+        if self._failure is not None:
+            self._has_told = True
+            return f"freed memory is no longer returned to the system: {self._failure}"
+        if self.num_returns or not may_be_told(away_bytes):
+            return None
+        free_bytes = self.use(mapped_bytes).allocator_free_bytes
+        reason = why_memory_stays(away_bytes, free_bytes, self._mode, self._allocator.left_alone)
+        self._has_told = reason is not None
+        return reason
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause = 0.0
+        try:
+            while not self._stopped.wait(pause):
+                pause = self._try_to_look() if self._is_busy() else _IDLE_SECONDS
+        except Exception as error:  # noqa: BLE001 - told by `why_memory_stays`, on the thread that trains
+            self._failure = f"its thread ended with {error!r}"
+
+    def _try_to_look(self) -> float:
+        """As `_look`. Where the system refuses (no descriptor is left), it is tried again a little later."""
+        try:
+            pause = self._look()
+        except OSError as error:
+            self._trouble = f"the memory in use cannot be read ({error})"
+            return _IDLE_SECONDS
+        self._trouble = None
+        return pause
+
+    def _look(self) -> float:
+        """Return memory if that is due; gives the seconds until the next look. Raises OSError: /proc cannot be read."""
+        resident = resident_bytes()
+        room = self._room_at(resident)
+        if self._policy.is_due(time.monotonic(), resident, room):
+            self._return(resident)
+            room = self._room_at(resident_bytes(), at_most_seconds=0.0)
+        return self._policy.seconds_to_next_look(room)
+
+    def _room_at(self, resident: int, at_most_seconds: float = _ROOM_LASTS_SECONDS) -> Room:
+        now = time.monotonic()
+        if self._room is None or now - self._room[0] >= at_most_seconds:
+            self._room = now, resident, find_room()
+        _, resident_then, room = self._room
+        return room._replace(left_bytes=max(room.left_bytes - (resident - resident_then), 0))
+
+    def _return(self, decided_at_bytes: int) -> None:
+        release = self._allocator.release
+        if release is None:
+            return
+        with _one_at_a_time:
+            before, began = resident_bytes(), time.monotonic()
+            if before < decided_at_bytes:  # another store's thread has done it meanwhile
+                self._policy.returned(began, 0.0, before)
+                return
+            release()
+            ended, after = time.monotonic(), resident_bytes()
+        self.num_returns += 1
+        self.returned_bytes += max(before - after, 0)
+        self.return_seconds += ended - began
+        self._policy.returned(ended, ended - began, after)
+
+
+def _in_child() -> None:
+    """A fork may come while the thread of a store holds the lock, and there is no such thread in the child."""
+    global _one_at_a_time
+    _one_at_a_time = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,58 @@
+"""How much memory this process has, and how much it may still take. Linux alone: /proc and the memory cgroup."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from ..config import memory_cgroup_limits
+
+__all__ = ["Room", "anonymous_bytes", "find_room", "reserve_of", "resident_bytes"]
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MEMINFO = re.compile(rb"^(MemTotal|MemAvailable):\s+(\d+) kB", re.MULTILINE)
+_ANONYMOUS = re.compile(rb"^RssAnon:\s+(\d+) kB", re.MULTILINE)
+
+
+class Room(NamedTuple):
+    """The memory of the machine or of a control group, whichever has less left.
+
+    Attributes:
+        limit_bytes: in all.
+        left_bytes: what can still be taken before the kernel swaps or kills.
+    """
+
+    limit_bytes: int
+    left_bytes: int
+
+
+def resident_bytes() -> int:
+    """All that is resident of this process (proc(5), statm). Takes some microseconds."""
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        return int(file.read(128).split()[1]) * _PAGE_BYTES
+
+
+def anonymous_bytes() -> int:
+    """Resident anonymous memory of this process: heaps, stacks, the slab; no file pages (proc(5), RssAnon)."""
+    found = _ANONYMOUS.search(Path("/proc/self/status").read_bytes())
+    return int(found[1]) * 1024 if found else resident_bytes()
+
+
+def find_room() -> Room:
+    """What is left on the machine (MemAvailable) and in each memory cgroup above this process; the least counts."""
+    found = {name: int(kilobytes) * 1024 for name, kilobytes in _MEMINFO.findall(Path("/proc/meminfo").read_bytes())}
+    total = found.get(b"MemTotal", os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES)
+    rooms = [Room(total, found.get(b"MemAvailable", total))]
+    rooms += [Room(limit, max(limit - used, 0)) for limit, used in memory_cgroup_limits() if limit < total]
+    return min(rooms, key=lambda room: room.left_bytes - reserve_of(room.limit_bytes))
+
+
+def reserve_of(limit_bytes: int) -> int:
+    """So much of a limit is kept free: what training may take while a return is on its way.
+
+    A sixteenth of the limit, 32 MiB at least, 1 GiB at most. A thread takes 1 to 2 GB/s of fresh pages, and
+    the returner looks every few milliseconds when little is left.
+    """
+    return min(max(limit_bytes // 16, 32 * 2**20), 2**30)

@@ -1,0 +1,124 @@
+"""Every private name of PyTorch that tierstore uses, looked up once, when tierstore is imported.
+
+PyTorch promises nothing about these names. A release that lacks one of them is refused here, by one error that says
+which are missing; otherwise the first use would fail, perhaps hours into a training. Other modules take the names from
+here and never from torch (`tests/store/test_torch_names.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import reduce
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import UnsupportedTorchError
+
+__all__ = [
+    "AD_INPLACE_OR_VIEW",
+    "AUTOGRAD",
+    "FRAME_DEFAULT",
+    "FRAME_SKIP",
+    "MODE_KEYS",
+    "DisableTorchFunction",
+    "DispatchKeySet",
+    "ExcludeDispatchKeyGuard",
+    "FrameExecStrategy",
+    "SetExcludeDispatchKeyGuard",
+    "TorchDispatchMode",
+    "current_autograd_node",
+    "engine_run_backward",
+    "get_eval_frame_callback",
+    "innermost_transform",
+    "is_function_mode_on",
+    "is_key_excluded",
+    "num_dispatch_modes",
+    "pop_hooks",
+    "push_hooks",
+    "sequence_nr",
+    "set_code_exec_strategy",
+    "set_conj",
+    "set_neg",
+    "storage_address",
+    "storage_use_count",
+    "tensor_use_count",
+    "top_hooks",
+    "tree_leaves",
+    "tree_map_only",
+]
+
+_TRIED = "2.11 to 2.15"
+"""The releases of torch that tests were run with: docs/compatibility.md."""
+
+_missing: list[str] = []
+
+
+def _torch(name: str) -> Any:
+    """What "torch.<name>" is. A name that is missing is noted, for the error at the end of the module."""
+    try:
+        return reduce(getattr, name.split(".")[1:], torch)
+    except AttributeError:
+        _missing.append(name)
+        return None
+
+
+# Tensors and storages.
+storage_address: Callable[[torch.Tensor], int] = _torch("torch._C._data_address")
+"""Where the tensor's storage begins (despite torch's name for it, the offset is not in it).
+
+Unlike `data_ptr()` it leaves a copy-on-write storage shared.
+"""
+storage_use_count: Callable[[int], int] = _torch("torch._C._storage_Use_Count")
+tensor_use_count: Callable[[torch.Tensor], int] = _torch("torch.Tensor._use_count")
+set_conj: Callable[[torch.Tensor, bool], None] = _torch("torch._C._set_conj")
+set_neg: Callable[[torch.Tensor, bool], None] = _torch("torch._C._set_neg")
+for _attribute in ("torch.Tensor._base", "torch.Tensor._version", "torch.UntypedStorage._cdata"):
+    _torch(_attribute)  # asked of each tensor or storage
+
+# Autograd.
+sequence_nr: Callable[[], int] = _torch("torch._C._autograd._get_sequence_nr")
+push_hooks: Callable[[Any, Any], None] = _torch("torch._C._autograd._push_saved_tensors_default_hooks")
+pop_hooks: Callable[[], None] = _torch("torch._C._autograd._pop_saved_tensors_default_hooks")
+top_hooks: Callable[[bool], tuple[Any, Any] | None] = _torch("torch._C._autograd._top_saved_tensors_default_hooks")
+current_autograd_node: Callable[[], Any] = _torch("torch._C._current_autograd_node")
+engine_run_backward: Any = _torch("torch.autograd.graph._engine_run_backward")
+
+# Modes, and the transforms of `torch.func`.
+is_function_mode_on: Callable[[], bool] = _torch("torch._C._is_torch_function_mode_enabled")
+num_dispatch_modes: Callable[[], int] = _torch("torch._C._len_torch_dispatch_stack")
+innermost_transform: Callable[[], object] = _torch("torch._C._functorch.peek_interpreter_stack")
+DisableTorchFunction: Any = _torch("torch._C.DisableTorchFunction")
+ExcludeDispatchKeyGuard: Any = _torch("torch._C._ExcludeDispatchKeyGuard")
+SetExcludeDispatchKeyGuard: Any = _torch("torch._C._SetExcludeDispatchKeyGuard")
+is_key_excluded: Callable[[Any], bool] = _torch("torch._C._dispatch_tls_is_dispatch_key_excluded")
+AD_INPLACE_OR_VIEW: Any = _torch("torch._C.DispatchKey.ADInplaceOrView")
+AUTOGRAD: Any = _torch("torch._C.DispatchKey.AutogradFunctionality")
+if TYPE_CHECKING:
+    from torch.utils._python_dispatch import TorchDispatchMode
+else:
+    TorchDispatchMode = _torch("torch.utils._python_dispatch.TorchDispatchMode")
+tree_leaves: Callable[[Any], list[Any]] = _torch("torch.utils._pytree.tree_leaves")
+tree_map_only: Callable[[type, Callable[[Any], Any], Any], Any] = _torch("torch.utils._pytree.tree_map_only")
+DispatchKeySet: Any = _torch("torch._C.DispatchKeySet")
+MODE_KEYS: tuple[Any, ...] = (
+    _torch("torch._C.DispatchKey.Python"),
+    _torch("torch._C.DispatchKey.PythonTLSSnapshot"),
+    _torch("torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode"),
+    _torch("torch._C.DispatchKey.FuncTorchDynamicLayerBackMode"),
+    _torch("torch._C.DispatchKey.Functionalize"),
+)
+
+# TorchDynamo. Its module of C is an attribute of the one above only once somebody has imported it.
+with suppress(ImportError):
+    import_module("torch._C._dynamo.eval_frame")
+get_eval_frame_callback: Callable[[], object] = _torch("torch._C._dynamo.eval_frame.get_eval_frame_callback")
+set_code_exec_strategy: Callable[[Any, Any], None] = _torch("torch._C._dynamo.eval_frame.set_code_exec_strategy")
+FRAME_SKIP: Any = _torch("torch._C._dynamo.eval_frame._FrameAction.SKIP")
+FRAME_DEFAULT: Any = _torch("torch._C._dynamo.eval_frame._FrameAction.DEFAULT")
+FrameExecStrategy: Any = _torch("torch._C._dynamo.eval_frame._FrameExecStrategy")
+
+if _missing:
+    raise UnsupportedTorchError(str(torch.__version__), tuple(_missing), _TRIED)
