@@ -51,7 +51,7 @@ class Allocator(NamedTuple):
         release: has it return what it keeps; blocks, without Python's lock. None: it is left alone.
         left_alone: why, for people; "" where `release` is given.
         measure: asks what it holds; None: it does not tell.
-        prefer_huge_pages: has the kernel fill its heaps by huge pages from now on; None: it is not known where they are.
+        prefer_huge_pages: has the kernel fill its heaps by huge pages from now on; None: nobody knows where they lie.
     """
 
     name: str
