@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Concatenate, Never, ParamSpec, TypeVar
 import torch
 
 from .disk.tier import Loaded, Stored
-from .engine import Spill
 from .errors import ModifiedInPlaceError, StoreBusyError, StoreClosedError, StoreFullError, TierStoreError
 from .handle import IN_MEMORY, Record, State
 from .interrupts import is_half_changed, is_interrupt
@@ -49,6 +48,7 @@ from .ownership import claims_of
 from .pending import NUM_EXAMINED_PER_PACK
 from .stats import STALL_CAUSES
 from .tracing.observer import Observer
+from .transfers import Spill
 
 if TYPE_CHECKING:
     from .copies import Copies
@@ -286,7 +286,7 @@ class Residency:
             if record.state is not State.CLEAN or record.device is not None or record.claims is not claims_of(storage):
                 return None
             memory = memory_at(record.address, record.nbytes)  # the caller's tensor keeps it alive
-        if not self.moves.engine.disk.confirms(record.key, memory):
+        if not self.moves.engine.confirms(record.key, memory):
             return None
         with self.lock:
             is_changing = True
