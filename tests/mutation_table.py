@@ -489,7 +489,7 @@ MUTATIONS = [
         "R4",
         "restored bytes join only if they are confirmed",
         _RESIDENCY,
-        "        if not self.moves.engine.disk.confirms(record.key, memory):",
+        "        if not self.moves.engine.confirms(record.key, memory):",
         "        if False:",
         ("hooks/test_repeated_backward.py::test_restored_bytes_that_a_function_changed_are_saved_as_they_are",),
     ),
