@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -18,16 +17,19 @@ from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
 from tierstore.noted import NotedLog
 from tierstore.plan import Plan, Trace, add_pack
 from tierstore.reach import Reach
-from tierstore.remains import Remains
 from tierstore.store import TierStore
-from tierstore.tracing.recorder import Recorder
 
 from .compiled import large_nodes, warn_if_region
+from .living import enlist
 
-if TYPE_CHECKING:
-    from .owners import OwnerWatch
+__all__ = ["LogTrace", "PackLog", "open_log"]
 
-__all__ = ["PackLog", "living_log", "open_log"]
+
+class LogTrace(Protocol):
+    """A trace that follows a log."""
+
+    def booked(self, index: int, record: int) -> None:
+        """Saved tensor `index`, until now only noted, has got a record, of that key. Under the store's lock."""
 
 
 class PackLog(NotedLog):
@@ -41,8 +43,7 @@ class PackLog(NotedLog):
 
     Attributes:
         started: backward has asked for something.
-        recorder: of the trace that its packs are in, if they are.
-        owners: who else holds them, for that trace.
+        trace: the trace that its packs are in; None: they are in none.
         lookahead, reload_ahead: what backward will ask for next, from the disk and from host memory.
     """
 
@@ -50,15 +51,14 @@ class PackLog(NotedLog):
         self, store: TierStore, lookahead_bytes: int | None, orders: LearnedOrders | None, device_bytes: int | None
     ) -> None:
         super().__init__(store)
-        _enlist(self)
+        enlist(self)
         self._is_reach_found = lookahead_bytes is None
         self.lookahead = Lookahead[Record](
             store.host_bytes + store.staging_bytes if lookahead_bytes is None else lookahead_bytes
         )
         self.reload_ahead = Lookahead[Record](0 if lookahead_bytes == 0 else sys.maxsize)  # the device tier bounds it
         self.started = False
-        self.recorder: Recorder | None = None
-        self.owners: OwnerWatch | None = None
+        self.trace: LogTrace | None = None
         self._orders = orders
         host_bytes, staging_bytes = self.books.moves.books.limits
         self._budgets = host_bytes, device_bytes, staging_bytes
@@ -68,6 +68,10 @@ class PackLog(NotedLog):
         self._trace: _TraceOfPacks | None = None
         self._region_bytes = store.host_bytes or store.staging_bytes  # for one autograd node, without a look at it
         self._large_nodes: dict[int, int] = {}
+
+    def follow_with(self, trace: LogTrace) -> None:
+        """From now on that trace follows this log, and no other."""
+        self.trace = trace
 
     # --- forward ------------------------------------------------------------------------------------------------
 
@@ -97,8 +101,8 @@ class PackLog(NotedLog):
     def come_in(self, index: int, record: Record) -> None:
         """See `NotedLog.come_in`."""
         super().come_in(index, record)
-        if self.recorder is not None:
-            self.recorder.booked(self.number, index, record.key)
+        if self.trace is not None:
+            self.trace.booked(index, record.key)
         self.lookahead.come_in(index, record)
         self.reload_ahead.come_in(index, record)
 
@@ -232,38 +236,4 @@ def open_log(
             del logs[other]
         log = PackLog(store, lookahead_bytes, orders, device_bytes)
         logs[options] = weakref.ref(log)
-    return log
-
-
-class _Enlisted(Remains[PackLog]):
-    """By its number a log is known to traced graphs."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, log: PackLog, note_death: Callable[[_Enlisted], None]) -> None:
-        self.number = log.number
-
-
-_living: dict[int, _Enlisted] = {}
-_dead: deque[_Enlisted] = deque()
-
-
-def _enlist(log: PackLog) -> None:
-    _living[log.number] = _Enlisted(log, _dead.append)
-    try:
-        while True:
-            del _living[_dead.popleft().number]
-    except IndexError:
-        pass  # no more
-
-
-def living_log(number: int) -> PackLog:
-    """The log of that number. Its saved tensors keep it alive.
-
-    Raises:
-        RuntimeError: it is gone, which is a bug of ours: a traced graph holds what it asks for.
-    """
-    log = _living[number]()
-    if log is None:
-        raise RuntimeError(f"log {number} is gone")
     return log

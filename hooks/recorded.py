@@ -18,6 +18,7 @@ from tierstore.tracing.recordings import Recordings
 from tierstore.uncompiled import uncompiled
 
 from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
+from .order import PackLog
 from .owners import OwnerWatch
 from .saved import SavedTensor
 from .select import Kept
@@ -100,15 +101,16 @@ class RecordedScope:
         log, index, recorder = saved.log, saved.index, self._recorder
         handle = saved.handle
         device = None if handle is None else handle.record.device
-        if log.recorder is not recorder or log.owners is None:
-            log.recorder = recorder
-            log.owners = OwnerWatch(log.books, recorder, log.number)
+        trace = log.trace
+        if not isinstance(trace, GraphTrace) or trace.recorder is not recorder:
+            trace = GraphTrace(log, recorder)
+            log.follow_with(trace)
             recorder.begin_graph(log.number, log)
             if recorder.is_paced and handle is not None and device is not None:
                 recorder.time_graph(log.number, log, log.times_from(handle.record))
         if recorder.is_over():  # nobody would take its events away
             return saved
-        self._owners = owners = log.owners
+        self._owners = owners = trace.owners
         owners.add(saved)
         recorder.append(
             (
@@ -130,6 +132,28 @@ class RecordedScope:
         finally:
             self._recorder.append((ScopeEnd, _now(), self._thread, self._number, failed, *self._memory_use()))
             self._traces.leave(self._recorder)
+
+
+class GraphTrace:
+    """The trace of one graph; follows the graph's log. See `LogTrace`.
+
+    Args:
+        log: of what the graph has saved.
+        recorder: takes the events.
+
+    Attributes:
+        recorder: likewise.
+        owners: watches who else holds what the graph has saved.
+    """
+
+    def __init__(self, log: PackLog, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.owners = OwnerWatch(log.books, recorder, log.number)
+        self._number = log.number
+
+    def booked(self, index: int, record: int) -> None:
+        """See `LogTrace`."""
+        self.recorder.booked(self._number, index, record)
 
 
 class RecordedTensor:

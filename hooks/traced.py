@@ -18,7 +18,7 @@ import torch
 from tierstore.errors import ModifiedInPlaceError
 from tierstore.layout import Layout
 
-from .order import living_log
+from .living import living_log
 
 __all__ = ["check_unchanged", "traced_kept", "traced_saved"]
 
