@@ -19,7 +19,7 @@ from tierstore.uncompiled import uncompiled
 from .below import may_become_an_output, sharing_versions
 from .traced import check_unchanged, traced_kept
 
-__all__ = ["PLAIN_CLASSES", "Kept", "attributes_of", "stays_alive"]
+__all__ = ["PLAIN_CLASSES", "Kept", "attributes_of", "bytes_of", "stays_alive"]
 
 attributes_of: Callable[[object], object] = object.__getstate__
 """The Python attributes that were set on a tensor; None: there are none. `tensor.__dict__` would make it a dict."""
@@ -33,6 +33,14 @@ def stays_alive(tensor: torch.Tensor, root: torch.Tensor) -> bool:
     if root.requires_grad and root.is_leaf:
         return True
     return type(root) is not torch.Tensor and isinstance(root, Parameter)  # isinstance alone is slow here
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """What a saved tensor occupies, as far as its elements go; sparse and wrapped ones have no storage to ask."""
+    if type(tensor) in PLAIN_CLASSES:
+        return tensor.numel() * tensor.element_size()
+    with DisableTorchFunction():  # a subclass need not see what the hooks do
+        return tensor.numel() * tensor.element_size()
 
 
 class Kept:

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import (
 from tierstore.torch_names import TorchDispatchMode, top_hooks, tree_leaves, tree_map_only
 
 from .below import HeldTensor
-from .offload import enclosing_scope
+from .thread_hooks import enclosing_scope
 
 __all__ = ["selective_checkpoint_contexts"]
 
