@@ -1,8 +1,9 @@
 """`tiered_offload`: saved-tensor hooks that hand what autograd saves to a `TierStore`.
 
-Start here to read how a tensor goes down. Autograd calls `OffloadScope.pack` for every tensor that it saves, on the
-thread that runs forward; what comes back (a `SavedTensor`, or a `Kept` for what stays) is all the state there is: it
-lives in the graph and goes with it. Backward calls its `unpack`.
+Start here to read how a tensor goes down. To enter a `tiered_offload` puts the hooks of a new `OffloadScope`
+(`scope.py`) on the thread. Autograd then calls `OffloadScope.pack` for every tensor that it saves. The graph holds what
+that returns, a `SavedTensor` or a `Kept`, and backward calls its `unpack`. There is no other state: what the graph
+holds goes with the graph.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tierstore.uncompiled import is_compiled_call, uncompiled, uncompiled_itself
 from .compiled import warn_of_compiled_caller
 from .deferred import refuse_deferred
 from .functional import ADVICE_WITHIN, advise
+from .order import LogOptions
 from .recorded import RecordedScope, ScopeOptions
 from .scope import OffloadScope, Select
 from .thread_hooks import owner_of_hooks, unpack
@@ -36,7 +38,9 @@ __all__ = ["tiered_offload"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-PREFETCH_ORDERS = ("learned", "reverse", "none")
+_PREFETCH_ORDERS = ("learned", "reverse", "none")
+
+_Entry = OffloadScope | RecordedScope
 
 
 class tiered_offload:  # noqa: N801 - a context manager, named like those of torch
@@ -48,33 +52,33 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             loss = model(batch).loss
         loss.backward()
 
-    Gradients are bitwise those without it, or backward raises. Usable as a decorator, re-entrant, and from several
-    threads (hooks belong to the thread that enters). Scopes nest; the innermost saves. Inside
-    `torch.autograd.graph.allow_mutation_on_saved_tensors` it is not supported.
+    Gradients have the same bits as without it, or backward raises. It may be used as a decorator, entered again inside
+    itself, and entered by several threads: hooks belong to the thread that enters. Where scopes nest, the innermost
+    saves. It is not supported inside `torch.autograd.graph.allow_mutation_on_saved_tensors`.
 
     Args:
         store: an open `TierStore`; one may serve many scopes.
         min_bytes: smaller storages stay where they are.
-        device_bytes: so much of what was saved last stays on the accelerator; without one, of no effect. "auto": of a
-            graph that is known, as much as cannot be copied out and back while it computes, as far as the device has
-            memory to spare; it is found in some steps, of graphs that come one after another. Until then nothing stays.
+        device_bytes: how much of what was saved last stays on the accelerator; has no effect without one. "auto": as
+            much as cannot be copied out and back while the graph computes, within what memory the device has to spare.
+            That is found within some steps, for graphs that come one after another; until then nothing stays.
         select: called with each saved tensor that could be stored; False keeps it where it is.
-        prefetch: "learned": in the order seen for the same graph before, else as "reverse"; "reverse": in reverse
-            topological order; "none": only when asked for.
-        lookahead_bytes: how far ahead of backward to fetch; None: as far as there is room, or, once the graph is known
-            and the drive was seen to be fast enough, into the staging window alone.
-        trace: a file to record to what this scope saves, and all that the store does until that is gone: backward too.
-            It is opened here; each scope with the same path goes on in it. Nothing is recorded between one such graph
-            and the next. `TierStore.trace` is for everything within a block; docs/tracing.md says more.
+        prefetch: "learned": in the order in which backward asked when it last went through such a graph, otherwise as
+            "reverse"; "reverse": in reverse topological order; "none": only what is asked for.
+        lookahead_bytes: how far ahead of backward to fetch. None: as far as there is room; once the graph is known and
+            the drive was seen to be fast enough, only as far as the staging window holds.
+        trace: a file. It records what this scope saves, and all that the store does, backward too, until what was saved
+            is gone; nothing between one such graph and the next. The file is opened here, and scopes with the same path
+            go on in it. To record all that happens within a block, use `TierStore.trace`; see docs/tracing.md.
 
     Raises:
-        ConfigError: an argument cannot be used; also `trace`, where it cannot be written to, or the store is being
+        ConfigError: an argument cannot be used; `trace` also where it cannot be written to, or the store is being
             traced to another file.
 
     If the trace cannot be written later (a full disk), training goes on and `TierStore.close` raises `StorageIOError`.
 
-    Inside the scope forward may raise `StoreFullError`, `StorageIOError` or `StoreClosedError` (see
-    `Residency.track`); backward may raise what `TierStore.get` raises.
+    Inside the scope, forward may raise `StoreFullError`, `StorageIOError` or `StoreClosedError` (see
+    `Residency.track`). Backward may raise what `TierStore.get` raises.
     """
 
     def __init__(
@@ -100,38 +104,25 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             trace = self._trial.trace_of(store, torch.get_num_threads())
         if select is not None and not callable(select):
             raise ConfigTypeError("select", select, "give a callable(tensor) -> bool, or None")
-        if prefetch not in PREFETCH_ORDERS:
+        if prefetch not in _PREFETCH_ORDERS:
             kind = ConfigError if isinstance(prefetch, str) else ConfigTypeError
-            raise kind("prefetch", prefetch, f"give one of {', '.join(map(repr, PREFETCH_ORDERS))}")
+            raise kind("prefetch", prefetch, f"give one of {', '.join(map(repr, _PREFETCH_ORDERS))}")
         self._store = store
         self._min_bytes = parse_size(min_bytes, "min_bytes")
-        self._device_bytes = None if device_bytes == "auto" else parse_size(device_bytes, "device_bytes")
         self._select = select
-        self._orders = store.learned_orders if prefetch == "learned" else None
-        if self._device_bytes is None and self._orders is None:
-            raise ConfigError("device_bytes", device_bytes, 'give a size: "auto" needs prefetch="learned"')
-        self._lookahead_bytes = None if lookahead_bytes is None else parse_size(lookahead_bytes, "lookahead_bytes")
-        if prefetch == "none":
-            self._lookahead_bytes = 0
+        self._log_options = _log_options(store, prefetch, device_bytes, lookahead_bytes)
         self._trace = None if trace is None else store.traces.begin(trace).place
-        self._options = ScopeOptions(
-            self._min_bytes,
-            self._device_bytes or 0,
-            prefetch,
-            store.host_bytes + store.staging_bytes if self._lookahead_bytes is None else self._lookahead_bytes,
-            has_select=select is not None,
-            is_automatic=self._device_bytes is None,
-        )
+        self._options = _options_for_trace(store, self._min_bytes, select, prefetch, self._log_options)
         self._entered = threading.local()
 
     @classmethod
     def from_config(cls, store: TierStore, config: ConfigSource, **changes: Any) -> Self:
-        """The scope that a file describes. Reads the file: make it once, and enter it in every step.
+        """A scope as a file describes it. Each call reads the file: call once, and enter the scope in every step.
 
         Args:
             store: an open `TierStore`.
-            config: as `TierStore.from_config`; its table `offload` has the arguments of `tiered_offload`.
-            **changes: arguments that come before those of the file, such as `select`.
+            config: as for `TierStore.from_config`; its table `offload` has the arguments of `tiered_offload`.
+            **changes: arguments that replace those of the file, or are added to them, such as `select`.
 
         Raises:
             ConfigError: the file cannot be read, or an argument cannot be used; names file and key.
@@ -142,32 +133,32 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
 
     @uncompiled_itself
     def __enter__(self) -> tiered_offload:
-        scopes: list[OffloadScope | RecordedScope] = self._entered.__dict__.setdefault("scopes", [])
+        scopes: list[_Entry] = self._entered.__dict__.setdefault("scopes", [])
         num_scopes = len(scopes)
         try:
             if is_compiled_call():
                 warn_of_compiled_caller("tiered_offload")
             self._enter(scopes)
-        except BaseException:  # an interrupt too, after which nobody would take the hooks off the thread
+        except BaseException:  # an interrupt too: nobody would take the hooks off the thread then
             _leave_half_entered(scopes, num_scopes)
             raise
         return self
 
     @uncompiled
-    def _enter(self, scopes: list[OffloadScope | RecordedScope]) -> None:
-        scope = self._new_scope()  # which tells the times of what is gone, before they are spoilt
+    def _enter(self, scopes: list[_Entry]) -> None:
+        scope = self._new_scope()  # before `keep_on_device`, which spoils the times that this tells to a trace
         scopes.append(scope)
-        if self._device_bytes is not None:
-            self._store.books.keep_on_device(self._device_bytes)
+        device_bytes = self._log_options.device_bytes
+        if device_bytes is not None:
+            self._store.books.keep_on_device(device_bytes)
         try:
             push_hooks(scope.pack, unpack)
         except RuntimeError as error:
             advise(error, ADVICE_WITHIN)
             raise
 
-    def _new_scope(self) -> OffloadScope | RecordedScope:
-        limits = self._min_bytes, self._lookahead_bytes, self._device_bytes
-        scope = OffloadScope(self._store, self._select, self._orders, *limits)
+    def _new_scope(self) -> _Entry:
+        scope = OffloadScope(self._store, self._min_bytes, self._select, self._log_options)
         traces = self._store.traces
         recorder = traces.recorder if self._trace is None else traces.begin(self._trace)
         if recorder is None:
@@ -178,9 +169,8 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         if self._trial is not None:
             self._trial.enter(recorder)
         options = self._options
-        if self._device_bytes is None:
-            found = self._store.books.moves.devices.resident.limit_bytes or 0
-            options = options._replace(device_bytes=found)
+        if options.is_automatic:
+            options = options._replace(device_bytes=self._store.books.device_limit_bytes)
         return RecordedScope(scope, traces, recorder, options, self._store.memory_use)
 
     @uncompiled
@@ -197,14 +187,14 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             self._store.warn_if_memory_stays()
 
     def __deepcopy__(self, memo: dict[int, object]) -> tiered_offload:
-        """Copies of a module that offloads (an average of models, clones of a layer) share the scope and its store."""
+        """The same scope: copies of a module that offloads (averages of models, clones of layers) share the store."""
         return self
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Use as a decorator: every call of `function` is a scope.
+        """Use it as a decorator: each call of the function runs inside the scope.
 
         Raises:
-            ConfigError: it is a generator function or an async one, whose body runs after the call.
+            ConfigError: the function is a generator function or an async one; its body runs after the call.
         """
         refuse_deferred("function", function, function)
 
@@ -217,9 +207,41 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
 
 
 @uncompiled
-def _leave_half_entered(scopes: list[OffloadScope | RecordedScope], num_before: int) -> None:
+def _leave_half_entered(scopes: list[_Entry], num_before: int) -> None:
+    """Undo what was done of an entry. `num_before`: how many entries there were before it."""
     if len(scopes) > num_before:
         scope = scopes.pop()
         if owner_of_hooks() is scope:
             pop_hooks()
         scope.settle(failed=True)
+
+
+def _log_options(
+    store: TierStore, prefetch: str, device_bytes: SizeLike, lookahead_bytes: SizeLike | None
+) -> LogOptions:
+    """The arguments that logs follow, judged.
+
+    Raises:
+        ConfigError: one cannot be used.
+    """
+    device_limit_bytes = None if device_bytes == "auto" else parse_size(device_bytes, "device_bytes")
+    orders = store.learned_orders if prefetch == "learned" else None
+    if device_limit_bytes is None and orders is None:
+        raise ConfigError("device_bytes", device_bytes, 'give a size: "auto" needs prefetch="learned"')
+    ahead_bytes = None if lookahead_bytes is None else parse_size(lookahead_bytes, "lookahead_bytes")
+    return LogOptions(0 if prefetch == "none" else ahead_bytes, orders, device_limit_bytes)
+
+
+def _options_for_trace(
+    store: TierStore, min_bytes: int, select: Select | None, prefetch: str, options: LogOptions
+) -> ScopeOptions:
+    """The arguments as a trace has them."""
+    lookahead_bytes = options.lookahead_bytes
+    return ScopeOptions(
+        min_bytes,
+        options.device_bytes or 0,
+        prefetch,
+        store.host_bytes + store.staging_bytes if lookahead_bytes is None else lookahead_bytes,
+        has_select=select is not None,
+        is_automatic=options.device_bytes is None,
+    )

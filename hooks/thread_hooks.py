@@ -1,4 +1,10 @@
-"""The saved-tensor hooks of a thread: whose are in force, how they come off and go on again."""
+"""The saved-tensor hooks of a thread: whose are in force, how they come off, and how they go on again.
+
+PyTorch keeps a stack of pairs (pack, unpack) for each thread; the innermost pair is in force.
+
+Ctrl-C may come between any two instructions of Python. So a pair moves between the thread and a list in one call of C:
+an interrupt comes before it or after it, and no pair is ever in neither place.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +19,21 @@ import torch
 from tierstore.torch_names import pop_hooks, push_hooks, top_hooks
 from tierstore.uncompiled import traceable, uncompiled
 
-from .below import HeldTensor
+from .below import Packed
 from .recorded import RecordedScope
-from .saved import SavedTensor
 from .scope import OffloadScope
-from .select import Kept
 
 __all__ = ["RemovedHooks", "enclosing_scope", "owner_of_hooks", "put_back", "take_off_all", "unpack"]
 
 RemovedHooks = list[tuple[Any, Any]]
 """Hooks that were taken off a thread, the innermost first."""
 
-# Here and in `put_back`, hooks move between thread and list in one call of C: an interrupt comes before or after.
 _TAKE_TOP_HOOKS: tuple[Any, ...] = functools.partial(top_hooks, False), pop_hooks
 
 
 @traceable
-def unpack(packed: SavedTensor | Kept | HeldTensor) -> torch.Tensor:
-    """What autograd gets back; the unpack hook of every scope."""
+def unpack(packed: Packed) -> torch.Tensor:
+    """The unpack hook of all our scopes: called by autograd with what a pack hook of ours has returned."""
     if torch.compiler.is_dynamo_compiling():
         return packed.traced()
     return packed.unpack()
@@ -38,26 +41,26 @@ def unpack(packed: SavedTensor | Kept | HeldTensor) -> torch.Tensor:
 
 @uncompiled
 def take_off_all(removed: RemovedHooks) -> None:
-    """Take all hooks off this thread, into `removed`."""
+    """Take every pair of hooks off this thread, and append it to `removed`."""
     while top_hooks(False) is not None:
         removed.extend(filter(None, map(operator.call, _TAKE_TOP_HOOKS)))
 
 
 @uncompiled
 def put_back(removed: RemovedHooks) -> None:
-    """Push what `removed` has left, and empty it."""
+    """Put the hooks that are in `removed` on this thread again, the innermost last; `removed` is empty afterwards."""
     deque(starmap(push_hooks, map(list.pop, repeat(removed, len(removed)))), maxlen=0)
 
 
 def enclosing_scope() -> OffloadScope | None:
-    """The scope of ours whose hooks are in force on this thread, if any."""
+    """The scope of ours whose hooks are in force on this thread; None: those of somebody else are, or none."""
     scope = owner_of_hooks()
     if isinstance(scope, RecordedScope):
-        scope = scope.scope
+        return scope.scope
     return scope if isinstance(scope, OffloadScope) else None
 
 
 def owner_of_hooks() -> object:
-    """Of the hooks that are in force on this thread; None where there are none, or plain functions."""
+    """The object whose method is the pack hook in force on this thread; None: none is, or a function."""
     hooks: tuple[Any, Any] | None = top_hooks(False)
     return getattr(hooks[0], "__self__", None) if hooks else None
