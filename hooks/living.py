@@ -58,7 +58,8 @@ def living_log(number: int) -> Log:
     """The log of that number.
 
     Raises:
-        RuntimeError: the log is gone. That is a bug of ours: a traced graph keeps the saved tensors that it asks for.
+        RuntimeError: the log is gone. That is a bug of ours: a traced graph keeps the saved tensors that it asks for,
+            and they keep their log.
     """
     log = _living[number]()
     if log is None:

@@ -1,4 +1,4 @@
-"""`keep_resident`: what is saved inside stays where it is."""
+"""`keep_resident`: what autograd saves inside it stays where it is."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ __all__ = ["keep_resident"]
 
 
 class keep_resident:  # noqa: N801 - a context manager, named like those of torch
-    """What autograd saves inside this scope stays where it is, whatever scope it is nested in.
+    """Inside it, what autograd saves stays where it is, also within a `tiered_offload`.
 
-    In-place changes are still found. Re-entrant; belongs to the thread that enters.
+    Changes in place are still found. It may be entered again inside itself, and by several threads; it acts on the
+    thread that enters.
 
     Args:
-        hooks: False takes every saved-tensor hook off the thread for the scope, ours and others', as if no scope
-            were around it: `torch.func.grad`, `vjp`, `jacrev` and `hessian` refuse to run under any. What is saved is
-            then not counted in `stats()`, and in-place changes are found by PyTorch itself.
+        hooks: False takes every saved-tensor hook off the thread for the scope, ours and those of others, as if no
+            scope were around it. `torch.func.grad`, `vjp`, `jacrev` and `hessian` need that: they refuse to run under
+            any hook. What is saved is then not counted in `stats()`, and PyTorch itself finds changes in place.
     """
 
     def __init__(self, *, hooks: bool = True) -> None:
@@ -42,7 +43,7 @@ class keep_resident:  # noqa: N801 - a context manager, named like those of torc
             if is_compiled_call():
                 warn_of_compiled_caller("keep_resident")
             self._enter(entered, pack)
-        except BaseException:  # an interrupt too, after which nobody would leave
+        except BaseException:  # an interrupt too: nobody would leave the scope then
             if len(entered) > num_entered:
                 put_back(entered.pop())
             if top_hooks(False) == (pack, unpack):
@@ -51,7 +52,7 @@ class keep_resident:  # noqa: N801 - a context manager, named like those of torc
 
     @uncompiled
     def _new_pack(self) -> Callable[[torch.Tensor], Kept]:
-        """The hook for one entry, and no other's."""
+        """A pack hook for this entry alone, so that it can be told from those of other entries."""
         scope = enclosing_scope()
         return functools.partial(Kept) if scope is None else functools.partial(scope.keep, reason="selected out")
 
