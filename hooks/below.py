@@ -39,13 +39,13 @@ HOOKS_ARE_CALLED_BELOW = "respect_saved_tensors_hooks" in inspect.signature(chec
 
 
 class Packed(Protocol):
-    """What a pack hook of ours gives the graph to hold."""
+    """The object that a pack hook of ours gives the graph to hold."""
 
     def unpack(self) -> torch.Tensor:
         """The saved tensor."""
 
     def traced(self) -> torch.Tensor:
-        """While backward is traced into a graph: what gives the saved tensor each time that the traced graph runs."""
+        """Called while backward is traced into a graph: gives the saved tensor each time that the traced graph runs."""
 
 
 def is_below_autograd() -> bool:
@@ -90,5 +90,5 @@ class HeldTensor:
             return self._packed.unpack().detach()
 
     def traced(self) -> torch.Tensor:
-        """What `unpack` gives now: nothing that is held below autograd is in a graph that is traced."""
+        """The same as `unpack`: nothing that is held below autograd is in a graph that is traced."""
         return self.unpack()

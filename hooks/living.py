@@ -19,7 +19,7 @@ __all__ = ["Log", "enlist", "living_log"]
 
 
 class Log(Protocol):
-    """What the list needs of a log.
+    """A log, as far as the list needs it.
 
     Attributes:
         number: unique in this process.

@@ -1,6 +1,6 @@
 """`tiered_offload`: saved-tensor hooks that hand what autograd saves to a `TierStore`.
 
-Start here to read how a tensor goes down. To enter a `tiered_offload` puts the hooks of a new `OffloadScope`
+Start here to read how a tensor goes down. Entering a `tiered_offload` puts the hooks of a new `OffloadScope`
 (`scope.py`) on the thread. Autograd then calls `OffloadScope.pack` for every tensor that it saves. The graph holds what
 that returns, a `SavedTensor` or a `Kept`, and backward calls its `unpack`. There is no other state: what the graph
 holds goes with the graph.
@@ -60,16 +60,17 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         store: an open `TierStore`; one may serve many scopes.
         min_bytes: smaller storages stay where they are.
         device_bytes: how much of what was saved last stays on the accelerator; has no effect without one. "auto": as
-            much as cannot be copied out and back while the graph computes, within what memory the device has to spare.
+            much as cannot be copied out and back while the graph computes, as far as the device has memory to spare.
             That is found within some steps, for graphs that come one after another; until then nothing stays.
         select: called with each saved tensor that could be stored; False keeps it where it is.
         prefetch: "learned": in the order in which backward asked when it last went through such a graph, otherwise as
-            "reverse"; "reverse": in reverse topological order; "none": only what is asked for.
+            "reverse"; "reverse": in reverse topological order; "none": nothing before it is asked for.
         lookahead_bytes: how far ahead of backward to fetch. None: as far as there is room; once the graph is known and
             the drive was seen to be fast enough, only as far as the staging window holds.
-        trace: a file. It records what this scope saves, and all that the store does, backward too, until what was saved
-            is gone; nothing between one such graph and the next. The file is opened here, and scopes with the same path
-            go on in it. To record all that happens within a block, use `TierStore.trace`; see docs/tracing.md.
+        trace: a file to record to: what this scope saves, and all that the store does until that is gone, in backward
+            too. Nothing is recorded between one such graph and the next. The file is opened here, and scopes with the
+            same path go on in it. To record all that happens within a block, use `TierStore.trace`; see
+            docs/tracing.md.
 
     Raises:
         ConfigError: an argument cannot be used; `trace` also where it cannot be written to, or the store is being

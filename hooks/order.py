@@ -239,7 +239,7 @@ class _Packs(NamedTuple):
 
 
 class _TraceSoFar(NamedTuple):
-    """What is known of a `Trace` when backward begins: all but the order."""
+    """A `Trace`, as far as it is known when backward begins: all but the order."""
 
     signatures: Sequence[int]
     records: Sequence[int]

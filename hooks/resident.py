@@ -28,7 +28,7 @@ class keep_resident:  # noqa: N801 - a context manager, named like those of torc
     Args:
         hooks: False takes every saved-tensor hook off the thread for the scope, ours and those of others, as if no
             scope were around it. `torch.func.grad`, `vjp`, `jacrev` and `hessian` need that: they refuse to run under
-            any hook. What is saved is then not counted in `stats()`, and PyTorch itself finds changes in place.
+            any hook. Saved tensors are then not counted in `stats()`, and PyTorch itself finds changes in place.
     """
 
     def __init__(self, *, hooks: bool = True) -> None:

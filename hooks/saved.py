@@ -1,10 +1,9 @@
-"""What a graph holds in the place of a saved tensor that was handed to a store.
+"""The object that a graph holds in the place of a saved tensor which was handed to a store.
 
 NOTE [The same object]
-What backward gets should not depend on the hooks, down to the class of a tensor and the attributes that somebody set on
-it, because a function may compute with them. The measure is hooks that do nothing, `lambda tensor: tensor`. Autograd
-treats what they return in two ways (`SavedVariable::unpack` of torch/csrc/autograd/saved_variable.cpp, torch 2.11 and
-2.13):
+Backward should get the same as with hooks that do nothing, `lambda tensor: tensor`: down to the class of a tensor and
+the attributes that somebody set on it, because a function may compute with them. Autograd treats what such hooks return
+in two ways (`SavedVariable::unpack` of torch/csrc/autograd/saved_variable.cpp, torch 2.11 and 2.13):
 
 * If the saved tensor requires no gradient, the function gets the very object. So we hand out that object, as long as
   somebody else keeps it alive. The store cannot hold it: the owners of a storage can be counted, those of an object
@@ -95,7 +94,7 @@ class SavedTensor(NotedTensor):
         return itself
 
     def traced(self) -> torch.Tensor:
-        """While backward is traced into a graph: what gives the saved tensor each time that the traced graph runs."""
+        """Called while backward is traced into a graph: gives the saved tensor each time that the traced graph runs."""
         self._book()
         layout = self.layout
         if self.handle is None or layout.conj or layout.neg:
@@ -133,5 +132,5 @@ class RejoinedTensor(SavedTensor):
         return super().unpack()
 
     def traced(self) -> torch.Tensor:
-        """What `unpack` gives now. An operator in the traced graph would compare the record's counter alone."""
+        """The same as `unpack`: an operator in the traced graph would compare only the record's counter."""
         return self.unpack()

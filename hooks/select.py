@@ -96,7 +96,7 @@ class Kept:
         return tensor if itself is None else itself
 
     def traced(self) -> torch.Tensor:
-        """While backward is traced into a graph: what gives the saved tensor each time that the traced graph runs.
+        """Called while backward is traced into a graph: gives the saved tensor each time that the traced graph runs.
 
         An operator gives a copy without class and attributes. Where that is not the same, `unpack` answers now.
         """

@@ -5,8 +5,8 @@ graph at each saved tensor. The part after a break is called from the part befor
 unpacked so far until backward ends. Operators stay inside the graph: they run when it comes to them, and what they
 return is freed after its last use.
 
-What an operator returns belongs to the graph: a compiler may write over it once nothing in the graph needs it any more,
-and it must not share memory with anything outside. So the operators return copies.
+The result of an operator belongs to the graph: a compiler may write over it once nothing in the graph needs it any
+more, and it must not share memory with anything outside. So the operators return copies.
 """
 
 from __future__ import annotations
