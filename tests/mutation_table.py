@@ -82,7 +82,7 @@ class Unshown(NamedTuple):
 
 
 _RESIDENCY, _MOVES, _OFFLOAD = "tierstore/residency.py", "tierstore/moves.py", "hooks/offload.py"
-_SAVED, _BOOKING = "hooks/saved.py", "tierstore/booking.py"
+_SAVED, _SCOPE, _BOOKING = "hooks/saved.py", "hooks/scope.py", "tierstore/booking.py"
 
 MUTATIONS = [
     Mutation(
@@ -144,7 +144,7 @@ MUTATIONS = [
     Mutation(
         "R1",
         "restored bytes that are saved again are guarded by their own counter",
-        _OFFLOAD,
+        _SCOPE,
         "            if joined.is_restored:",
         "            if False:",
         ("hooks/test_repeated_backward.py::test_restored_bytes_saved_again_by_another_counter_are_guarded_by_it",),
@@ -160,7 +160,7 @@ MUTATIONS = [
     Mutation(
         "R1",
         "no false alarm: the version when it was saved counts",
-        _OFFLOAD,
+        _SCOPE,
         "SavedTensor(alias, version, reference,",
         "SavedTensor(alias, 0, reference,",
         ("hooks/test_in_place.py::test_edits_of_tensors_that_are_not_needed_no_false_alarm",),
@@ -184,7 +184,7 @@ MUTATIONS = [
     Mutation(
         "R2",
         "a saved output is not held itself",
-        _OFFLOAD,
+        _SCOPE,
         "        alias, key = tensor.detach(), ",
         "        alias, key = tensor, ",
         ("hooks/test_noted.py::test_graph_dropped_nothing_is_held",),
@@ -536,7 +536,7 @@ MUTATIONS = [
     Mutation(
         "R4",
         "a tensor is measured by its storage",
-        _OFFLOAD,
+        _SCOPE,
         "        nbytes = storage.nbytes()\n",
         "        nbytes = tensor.numel() * tensor.itemsize\n",
         ("hooks/test_kept.py::test_small_storages_kept_by_the_size_of_the_storage_not_of_the_view",),
@@ -544,7 +544,7 @@ MUTATIONS = [
     Mutation(
         "R4",
         "a saved tensor is held by weak reference",
-        _OFFLOAD,
+        _SCOPE,
         "        reference = weakref.ref(root)",
         "        reference = lambda: root",
         ("hooks/test_lifetime.py::test_tensors_of_the_user_die_with_their_last_reference",),
@@ -673,7 +673,7 @@ MUTATIONS = [
     Mutation(
         "R5",
         "a view is judged by its base",
-        _OFFLOAD,
+        _SCOPE,
         "        root = tensor if base is None else base",
         "        root = tensor",
         ("hooks/test_kept.py::test_parameters_and_their_views_kept",),
@@ -721,7 +721,7 @@ MUTATIONS = [
     Mutation(
         "R5",
         "what was held is looked at again at the end of the scope",
-        _OFFLOAD,
+        _SCOPE,
         "            self._books.survey(log)\n",
         "",
         ("hooks/test_kept.py::test_let_go_before_the_scope_ends_taken_then",),
@@ -804,7 +804,7 @@ MUTATIONS = [
     Mutation(
         "R6",
         "the number at pack marks the node",
-        _OFFLOAD,
+        _SCOPE,
         "        node = sequence_nr()",
         "        node = self._node + 1",
         ("hooks/test_order.py",),
@@ -813,8 +813,8 @@ MUTATIONS = [
         "R6",
         "the order lives in the store, not in the scope",
         _OFFLOAD,
-        '        self._orders = store.learned_orders if prefetch == "learned" else None',
-        '        self._orders = LearnedOrders() if prefetch == "learned" else None',
+        '    orders = store.learned_orders if prefetch == "learned" else None',
+        '    orders = type(store.learned_orders)() if prefetch == "learned" else None',
         ("hooks/test_order.py::test_odd_order_learned_from_the_first_step",),
     ),
     Mutation(
@@ -1027,8 +1027,8 @@ MUTATIONS = [
         "R6",
         "a lookahead that is given is kept to",
         "hooks/order.py",
-        "if self._is_reach_found and not any(self._trace[3]):",
-        "if not any(self._trace[3]):",
+        "if self._finds_reach and not any(trace.on_device):",
+        "if not any(trace.on_device):",
         ("hooks/test_reach.py::test_given_lookahead_or_order_that_is_not_learned_always_far",),
     ),
     Mutation(
@@ -1042,8 +1042,8 @@ MUTATIONS = [
     Mutation(
         "R7",
         "what is packed during backward starts a log of its own",
-        _OFFLOAD,
-        "        if self._log.started:",
+        _SCOPE,
+        "        if log.started:",
         "        if False:",
         ("hooks/test_noted.py::test_packed_after_backward_began_belongs_to_a_log_of_its_own",),
     ),
@@ -1051,8 +1051,8 @@ MUTATIONS = [
         "R7",
         "the innermost hooks win",
         _OFFLOAD,
-        "        scope = _Scope(self._store,",
-        "        scope = enclosing_scope() or _Scope(self._store,",
+        "        scope = OffloadScope(self._store,",
+        "        scope = owner_of_hooks() or OffloadScope(self._store,",
         ("hooks/test_scopes.py::test_nested_scopes_innermost_store_saves",),
     ),
     Mutation(
@@ -1090,7 +1090,7 @@ MUTATIONS = [
     Mutation(
         "R8",
         "compiled autograd keeps its graph whole",
-        _OFFLOAD,
+        "hooks/thread_hooks.py",
         "@traceable\n",
         "@uncompiled\n",
         ("hooks/test_compile.py::test_compiled_autograd_same_bits_in_one_graph",),
@@ -1875,7 +1875,7 @@ MUTATIONS = [
     Mutation(
         "R14",
         "the refusal of torch.func says what to do",
-        _OFFLOAD,
+        "hooks/functional.py",
         "            error.add_note(advice)",
         "            pass",
         ("hooks/test_functional.py::test_transform_under_a_scope_is_refused_with_advice",),
@@ -1899,7 +1899,7 @@ MUTATIONS = [
     Mutation(
         "R14",
         "what stays is counted by reason",
-        _OFFLOAD,
+        _SCOPE,
         "        self._books.count_kept(reason, bytes_of(tensor))\n",
         "",
         ("hooks/test_unsupported.py::test_unsupported_kind_saved_right_value_and_counted",),
@@ -1907,15 +1907,15 @@ MUTATIONS = [
     Mutation(
         "R14",
         "keep_resident(hooks=False) lets torch.func run",
-        _OFFLOAD,
-        "        while top_hooks(False) is not None:",
-        "        while False and top_hooks(False) is not None:",
+        "hooks/thread_hooks.py",
+        "    while top_hooks(False) is not None:",
+        "    while False and top_hooks(False) is not None:",
         ("hooks/test_functional.py::test_transform_inside_keep_resident_without_hooks_gives_the_same",),
     ),
     Mutation(
         "R14",
         "afterwards the hooks are back",
-        _OFFLOAD,
+        "hooks/thread_hooks.py",
         "    deque(starmap(push_hooks, map(list.pop,",
         "    deque(zip(map(list.pop,",
         ("hooks/test_functional.py::test_all_hooks_are_back_where_they_were",),
@@ -1955,7 +1955,7 @@ MUTATIONS = [
     Mutation(
         "R14",
         "a tensor whose attributes would be lost is not stored",
-        _OFFLOAD,
+        _SCOPE,
         "        if attributes_of(tensor) is not None and not tensor.requires_grad:",
         "        if False:",
         ("hooks/test_same_objects.py::test_leaf_with_an_attribute_comes_back_as_without_hooks_of_ours",),
@@ -1963,7 +1963,7 @@ MUTATIONS = [
     Mutation(
         "R14",
         "attributes that autograd drops keep nothing in memory",
-        _OFFLOAD,
+        _SCOPE,
         "        if attributes_of(tensor) is not None and not tensor.requires_grad:",
         "        if attributes_of(tensor) is not None:",
         ("hooks/test_same_objects.py::test_only_attributes_that_would_come_back_keep_a_tensor_in_memory",),
@@ -1987,7 +1987,7 @@ MUTATIONS = [
     Mutation(
         "R14",
         "the base of a saved view is not handed out",
-        _OFFLOAD,
+        _SCOPE,
         "        itself = reference if base is None else ",
         "        itself = reference if True else ",
         ("hooks/test_same_objects.py::test_view_is_gone_its_base_is_not_taken_for_it",),
@@ -2019,8 +2019,8 @@ MUTATIONS = [
     Mutation(
         "R15",
         "the end of the scope settles what is left",
-        _OFFLOAD,
-        "            log.is_settled = True\n",
+        _SCOPE,
+        "            log.settle()\n",
         "",
         ("hooks/test_kept.py::test_input_let_go_later_taken_by_flush",),
     ),
@@ -2730,23 +2730,23 @@ MUTATIONS = [
         "N6",
         "Ctrl-C while a scope is entered takes its hooks off",
         _OFFLOAD,
-        "        if _owner_of_hooks() is scope:\n            pop_hooks()\n",
+        "        if owner_of_hooks() is scope:\n            pop_hooks()\n",
         "",
         ("hooks/test_interrupted_scopes.py::test_scope_interrupted_at_any_moment_leaves_no_hooks",),
     ),
     Mutation(
         "N6",
         "Ctrl-C while keep_resident is entered puts back what it took",
-        _OFFLOAD,
-        "                _put_back(entered.pop())\n",
+        "hooks/resident.py",
+        "                put_back(entered.pop())\n",
         "                entered.pop()\n",
         ("hooks/test_interrupted_scopes.py::test_keep_resident_interrupted_at_any_moment_leaves_the_hooks_around_it",),
     ),
     Mutation(
         "N6",
         "Ctrl-C while keep_resident is left puts back the rest",
-        _OFFLOAD,
-        "            _put_back(self._entered.removed.pop())\n",
+        "hooks/resident.py",
+        "            put_back(self._entered.removed.pop())\n",
         "            self._entered.removed.pop()\n",
         ("hooks/test_interrupted_scopes.py::test_keep_resident_interrupted_at_any_moment_leaves_the_hooks_around_it",),
     ),

@@ -102,6 +102,7 @@ class Residency:
     Attributes:
         disk_budget_bytes: for messages; the disk tier enforces it.
         closed: why the store cannot be used any more; None: it can.
+        device_of: the accelerator that a tensor lives on; None: it is in host memory. Any thread, without the lock.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Residency:
         self.moves = Moves(
             host_bytes=host_bytes, staging_bytes=staging_bytes, staging_grows=staging_grows, copies=copies
         )
+        self.device_of = self.moves.devices.device_of
         self._begin_lock()
         self._num_getting = 0  # threads that wait for bytes, or have been given them and not yet woken
         self._num_packing = 0  # threads that wait for room
@@ -459,6 +461,16 @@ class Residency:
                 self.moves.examine()
                 self.moves.engine.hurry()
             is_changing = False  # noqa: F841
+
+    @property
+    def device_limit_bytes(self) -> int:
+        """How much of what is saved may stay on accelerators now. Any thread, without the lock."""
+        return self.moves.devices.resident.limit_bytes or 0
+
+    @property
+    def window_limits(self) -> tuple[int, int]:
+        """The limits of the host window and of the staging window, as they are now. Any thread, without the lock."""
+        return self.moves.books.limits
 
     @_whole
     def keep_on_device(self, device_bytes: int) -> None:

@@ -11,6 +11,7 @@ import itertools
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -457,8 +458,17 @@ class TierStore:
     # --- for the hooks ----------------------------------------------------------------------------------------
 
     @unseen_by_modes  # a fake alias has no bytes
-    def new_handle(self, tensor: torch.Tensor, layout: Layout, kind: Kind | None = None) -> Handle:
-        """A handle for a strided tensor, not yet known to the books: give its record to `track` or `store`."""
+    def new_handle(
+        self,
+        tensor: torch.Tensor,
+        layout: Layout,
+        kind: Kind | None = None,
+        root: weakref.ref[torch.Tensor] | None = None,
+    ) -> Handle:
+        """A handle for a strided tensor, not yet known to the books: give its record to `track` or `store`.
+
+        `root`: of the tensor's base, or of itself; None: no other tensor will share the record.
+        """
         storage = tensor.untyped_storage()
         source = alias_of(tensor, layout)
         if kind is None:
@@ -467,8 +477,9 @@ class TierStore:
         handle = Handle(self, source)
         key, address, layout = next(self.keys), storage_address(source), self._same_layout(layout)
         handle.record = record = Record(handle, self._note_release, key, nbytes, address, layout, kind)
+        record.root = root
         record.books = self.books
-        record.device = self.books.moves.devices.device_of(source)
+        record.device = self.books.device_of(source)
         claim(record, storage)
         return handle
 

@@ -122,7 +122,7 @@ def _as_measured(tuned: Tuned, file: Path) -> None:
     with TierStore.from_config(file) as store:
         scope = tiered_offload.from_config(store, file)
         device_bytes = tuned.chosen.settings.device_bytes
-        assert scope._device_bytes == (None if device_bytes == "auto" else device_bytes)
+        assert scope._log_options.device_bytes == (None if device_bytes == "auto" else device_bytes)
         assert store.host_bytes == tuned.chosen.settings.host_bytes
 
 

@@ -92,7 +92,7 @@ def test_file_of_outcome_has_its_device_bytes(
     assert "# Simulated with a.\n" in tuned.toml
     with TierStore.from_config(file) as store:
         scope = tiered_offload.from_config(store, file)
-        assert scope._device_bytes == (None if device_bytes == "auto" else device_bytes)
+        assert scope._log_options.device_bytes == (None if device_bytes == "auto" else device_bytes)
     assert tuned.as_dict()["config"]["offload"]["device_bytes"] == device_bytes
 
 

@@ -70,7 +70,7 @@ class Rank:
         yield from self._copies.catch_up()
 
     def _pack(self, log: GraphLog, index: int) -> Process:
-        """See `_Scope.pack`."""
+        """See `OffloadScope.pack`."""
         saved = log.saved[index]
         if log.fresh and saved.node != log.fresh_node:
             self._settle_fresh(log)
@@ -85,7 +85,7 @@ class Rank:
         log.fresh = []
 
     def _book(self, log: GraphLog, index: int) -> Process:
-        """See `_Scope._book` and `Residency.track`."""
+        """See `OffloadScope._book` and `Residency.track`."""
         moves = self._moves
         record = moves.join(index)
         if record is None:

@@ -89,7 +89,7 @@ class GraphLog:
         next_key: of what comes next.
         held: the storages that somebody else holds for now, by the index of their first tensor.
         newest_node: which saved last; its kernel may still have to run.
-        fresh: booked at once, saved by the newest node that did so, `fresh_node`; see `_Scope`.
+        fresh: booked at once, saved by the newest node that did so, `fresh_node`; see `OffloadScope`.
         plan: where the records belong, if the packs so far are those of a graph that is known.
     """
 
