@@ -31,6 +31,7 @@ from .functional import ADVICE_WITHIN, advise
 from .order import LogOptions
 from .recorded import RecordedScope, ScopeOptions
 from .scope import OffloadScope, Select
+from .select import small_limits
 from .thread_hooks import owner_of_hooks, unpack
 
 __all__ = ["tiered_offload"]
@@ -58,7 +59,8 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
 
     Args:
         store: an open `TierStore`; one may serve many scopes.
-        min_bytes: smaller storages stay where they are.
+        min_bytes: smaller storages stay where they are. None: those below 1 MiB, as long as all that stay for it in one
+            graph are at most `host_bytes` together (32 MiB, where that is less); then only those below 64 KiB.
         device_bytes: how much of what was saved last stays on the accelerator; has no effect without one. "auto": as
             much as cannot be copied out and back while the graph computes, as far as the device has memory to spare.
             That is found within some steps, for graphs that come one after another; until then nothing stays.
@@ -86,7 +88,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         self,
         store: TierStore,
         *,
-        min_bytes: SizeLike = "1MiB",
+        min_bytes: SizeLike | None = None,
         device_bytes: SizeLike = 0,
         select: Select | None = None,
         prefetch: str = "learned",
@@ -109,11 +111,11 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             kind = ConfigError if isinstance(prefetch, str) else ConfigTypeError
             raise kind("prefetch", prefetch, f"give one of {', '.join(map(repr, _PREFETCH_ORDERS))}")
         self._store = store
-        self._min_bytes = parse_size(min_bytes, "min_bytes")
+        self._small = small_limits(None if min_bytes is None else parse_size(min_bytes, "min_bytes"), store.host_bytes)
         self._select = select
         self._log_options = _log_options(store, prefetch, device_bytes, lookahead_bytes)
         self._trace = None if trace is None else store.traces.begin(trace).place
-        self._options = _options_for_trace(store, self._min_bytes, select, prefetch, self._log_options)
+        self._options = _options_for_trace(store, self._small.min_bytes, select, prefetch, self._log_options)
         self._entered = threading.local()
 
     @classmethod
@@ -159,7 +161,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             raise
 
     def _new_scope(self) -> _Entry:
-        scope = OffloadScope(self._store, self._min_bytes, self._select, self._log_options)
+        scope = OffloadScope(self._store, self._small, self._select, self._log_options)
         traces = self._store.traces
         recorder = traces.recorder if self._trace is None else traces.begin(self._trace)
         if recorder is None:

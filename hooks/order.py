@@ -65,6 +65,7 @@ class PackLog(NotedLog):
 
     Attributes:
         started: backward has asked for something.
+        small_bytes: how much has stayed in its place for being small, counted once for each tensor.
         recording: the recording of the trace that the graph is in; None: it is in none.
         lookahead: what backward will ask for next, to be read from disk.
         reload_ahead: likewise, to be copied from host memory to its accelerator.
@@ -80,6 +81,7 @@ class PackLog(NotedLog):
         )
         self.reload_ahead = Lookahead[Record](0 if lookahead_bytes == 0 else sys.maxsize)  # the device tier bounds it
         self.started = False
+        self.small_bytes = 0
         self.recording: LogRecording | None = None
         host_bytes, staging_bytes = self.books.window_limits
         self._budgets = _Budgets(host_bytes, options.device_bytes, staging_bytes)

@@ -31,7 +31,7 @@ from .aliases import join_record
 from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
 from .order import LogOptions, PackLog, open_log
 from .saved import RejoinedTensor, SavedTensor
-from .select import Kept, attributes_of, bytes_of, stays_alive
+from .select import Kept, SmallLimits, attributes_of, bytes_of, stays_alive
 
 __all__ = ["OffloadScope", "Select"]
 
@@ -43,13 +43,14 @@ class OffloadScope:
 
     Args:
         store: takes the saved tensors.
-        min_bytes, select: as `tiered_offload`'s.
+        limits: which tensors are too small to be stored.
+        select: as `tiered_offload`'s.
         options: of the logs that it packs into.
     """
 
-    def __init__(self, store: TierStore, min_bytes: int, select: Select | None, options: LogOptions) -> None:
+    def __init__(self, store: TierStore, limits: SmallLimits, select: Select | None, options: LogOptions) -> None:
         self._store = store
-        self._min_bytes = max(min_bytes, 1)  # nothing is gained by storing no bytes
+        self._min_bytes, self._least_bytes, self._most_small_bytes = limits
         self._select = select
         self._options = options
         self._log = open_log(store, options)
@@ -74,7 +75,7 @@ class OffloadScope:
             return self.keep(tensor, "unsupported")
         storage, address, version = found
         nbytes = storage.nbytes()
-        if nbytes < self._min_bytes or not tensor.numel():
+        if (nbytes < self._min_bytes and self._stays_as_small(nbytes)) or not tensor.numel():
             return self.keep(tensor, "small")
         base = tensor._base
         root = tensor if base is None else base
@@ -106,6 +107,13 @@ class OffloadScope:
         if log.plan is not None or saved.index == 0:
             log.follow_plan(saved.index)
         return saved
+
+    def _stays_as_small(self, nbytes: int) -> bool:
+        """Whether a storage of fewer than `min_bytes` stays. Counts it, for those that follow in the same graph."""
+        if nbytes < self._least_bytes:
+            return True
+        self._log.small_bytes += nbytes
+        return self._log.small_bytes <= self._most_small_bytes
 
     @uncompiled
     def keep(self, tensor: torch.Tensor, reason: str) -> Kept:

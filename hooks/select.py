@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.nn import Parameter
@@ -19,7 +20,11 @@ from tierstore.uncompiled import uncompiled
 from .below import may_become_an_output, sharing_versions
 from .traced import check_unchanged, traced_kept
 
-__all__ = ["PLAIN_CLASSES", "Kept", "attributes_of", "bytes_of", "stays_alive"]
+__all__ = ["PLAIN_CLASSES", "Kept", "SmallLimits", "attributes_of", "bytes_of", "small_limits", "stays_alive"]
+
+_MIB = 2**20
+_LEAST_HELD_SMALL_BYTES = 32 * _MIB
+_ALWAYS_SMALL_BYTES = 2**16
 
 attributes_of: Callable[[object], object] = object.__getstate__
 """The Python attributes that were set on a tensor; None: there are none. `tensor.__dict__` would create a dict."""
@@ -41,6 +46,30 @@ def bytes_of(tensor: torch.Tensor) -> int:
         return tensor.numel() * tensor.element_size()
     with DisableTorchFunction():  # a subclass need not see what the hooks do
         return tensor.numel() * tensor.element_size()
+
+
+class SmallLimits(NamedTuple):
+    """Which storages stay where they are for being small. Storing costs some tenths of a millisecond each way.
+
+    Attributes:
+        min_bytes: larger ones never do, nor those of just this size.
+        least_bytes: smaller ones always do.
+        most_small_bytes: those in between do as long as, in one graph, they are no more than this together.
+    """
+
+    min_bytes: int
+    least_bytes: int
+    most_small_bytes: int
+
+
+def small_limits(min_bytes: int | None, host_bytes: int) -> SmallLimits:
+    """The limits of a scope: what the user gave, or the default, under which small tensors cannot fill the memory.
+
+    A GRU of 512 KiB states would otherwise keep four times its `host_bytes`.
+    """
+    if min_bytes is not None:
+        return SmallLimits(max(min_bytes, 1), max(min_bytes, 1), 0)  # nothing is gained by storing no bytes
+    return SmallLimits(_MIB, _ALWAYS_SMALL_BYTES, max(host_bytes, _LEAST_HELD_SMALL_BYTES))
 
 
 class Kept:
