@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from tests.mutation_table import MUTATIONS, RULES, UNSHOWN, Mutation
-from tests.mutations import ROOT
+from tests.mutations.__main__ import ROOT
 
 
 @cache

@@ -9,7 +9,7 @@ fails. It also fails where the text to replace is not there once, and where the 
 `test_mutations.py` checks in a second that every piece of text and every test is still there; this takes minutes, and
 is run by hand.
 
-What is broken, and how, stands in `mutation_table.py`.
+What is broken, and how, stands in `tests/mutation_table.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.mutation_table import MUTATIONS, RULES, UNSHOWN, Mutation
 
 __all__ = ["ROOT"]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 240
 """For the tests of one mutation; each test has a limit of its own, which pytest enforces."""
 _COPIED = ("tierstore", "hooks", "daemon", "tests", "examples", "pyproject.toml")
