@@ -2,19 +2,19 @@
 
     python -m tests.mutations [--jobs N] [R4 ...]
 
-For each mutation a copy of the project is made, one piece of its text replaced, and the tests run that are meant to
-notice. Before that they are run once on a copy in which nothing was replaced, where all of them have to pass: what
-they notice later is the mutation. A mutation that they do not notice has survived: the table says so, and the command
-fails. It also fails where the text to replace is not there once, and where the tests do not come to run.
-`test_mutations.py` checks in a second that every piece of text and every test is still there; this takes minutes, and
-is run by hand.
+For each mutation a copy of the project is made, one piece of its code changed, and the tests run that are meant to
+notice. Before that they are run once on a copy in which nothing was changed, where all of them have to pass: what they
+notice later is the mutation. A mutation that they do not notice has survived: the table says so, and the command
+fails. It also fails where a change does not fit the code, and where the tests do not come to run. `test_mutations.py`
+checks in seconds that every change fits and that every test is there; this takes minutes, and is run by hand.
 
-What is broken, and how, stands in `mutation_table.py`.
+Each rule has a file beside this one, like `r01_in_place.py`; `rules.py` says what stands in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import shutil
 import signal
@@ -29,14 +29,14 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from tests.mutation_table import MUTATIONS, RULES, UNSHOWN, Mutation
+from .changes import UnfitChangeError
+from .noticing import node_id
+from .places import PRODUCT, ROOT
+from .rules import Mutation, read_rules
 
-__all__ = ["ROOT"]
-
-ROOT = Path(__file__).parents[1]
-LIMIT_SECONDS = 240
+_LIMIT_SECONDS = 240
 """For the tests of one mutation; each test has a limit of its own, which pytest enforces."""
-_COPIED = ("tierstore", "hooks", "daemon", "tests", "examples", "pyproject.toml")
+_COPIED = (*PRODUCT, "tests", "examples", "pyproject.toml")
 
 
 class Verdict(NamedTuple):
@@ -60,6 +60,10 @@ def _copy(destination: Path) -> None:
             shutil.copy(source, destination / name)
 
 
+def _write(copy: Path, path: Path, tree: ast.Module) -> None:
+    (copy / path).write_text(ast.unparse(tree), encoding="utf-8")
+
+
 def _run(copy: Path, tests: list[str], *options: str) -> subprocess.CompletedProcess[str] | None:
     """Run tests of a copy; None: they did not end in time."""
     command = [sys.executable, "-m", "pytest", "-q", "--timeout", "30", "-p", "no:cacheprovider", *options]
@@ -73,7 +77,7 @@ def _run(copy: Path, tests: list[str], *options: str) -> subprocess.CompletedPro
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=LIMIT_SECONDS)
+        output, _ = process.communicate(timeout=_LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # what it has started too
         process.communicate()
@@ -82,15 +86,15 @@ def _run(copy: Path, tests: list[str], *options: str) -> subprocess.CompletedPro
 
 
 def _judge(mutation: Mutation) -> Verdict:
+    try:
+        changed = mutation.change.made()
+    except UnfitChangeError as error:
+        return Verdict(False, f"DOES NOT APPLY: {error}")
     with tempfile.TemporaryDirectory(prefix="mutation-") as scratch:
         copy = Path(scratch)
         _copy(copy)
-        path = copy / mutation.file
-        text = path.read_text(encoding="utf-8")
-        if text.count(mutation.before) != 1:
-            return Verdict(False, "DOES NOT APPLY: its text is not there once")
-        path.write_text(text.replace(mutation.before, mutation.after), encoding="utf-8")
-        done = _run(copy, list(mutation.tests), "-x")
+        _write(copy, changed.path, changed.after)
+        done = _run(copy, [node_id(test) for test in mutation.tests], "-x")
     if done is None:
         return Verdict(True, "the tests do not end")
     if done.returncode == pytest.ExitCode.OK:
@@ -103,47 +107,60 @@ def _judge(mutation: Mutation) -> Verdict:
     return Verdict(True, failed[0].split(" ")[1].removeprefix("tests/") if failed else "a test does not end")
 
 
+def _write_unchanged(copy: Path, mutations: list[Mutation]) -> None:
+    """Write the files that are changed later as they would be then, but for the change: without comments."""
+    for mutation in mutations:
+        try:
+            changed = mutation.change.made()
+        except UnfitChangeError:
+            continue  # which its verdict tells
+        _write(copy, changed.path, changed.before)
+
+
 def _pass_unbroken(mutations: list[Mutation]) -> bool:
-    """Whether all tests of the mutations pass where nothing was replaced; says which do not."""
-    tests = sorted({test for mutation in mutations for test in mutation.tests})
+    """Whether all tests of the mutations pass where nothing was changed; says which do not."""
+    tests = sorted({node_id(test) for mutation in mutations for test in mutation.tests})
     passed = True
-    for test in sorted({test.split("::")[0] for test in tests}):
+    for file in sorted({test.split("::")[0] for test in tests}):
         with tempfile.TemporaryDirectory(prefix="mutation-") as scratch:
             _copy(Path(scratch))
-            of_file = [other for other in tests if other.split("::")[0] == test]
-            done = _run(Path(scratch), [test] if test in of_file else of_file)
+            _write_unchanged(Path(scratch), mutations)
+            of_file = [test for test in tests if test.split("::")[0] == file]
+            done = _run(Path(scratch), [file] if file in of_file else of_file)
         if done is None or done.returncode != pytest.ExitCode.OK:
             passed = False
-            print(f"fails already where nothing was replaced: {test}\n{done.stdout if done else 'it does not end'}")
+            print(f"fails already where nothing was changed: {file}\n{done.stdout if done else 'it does not end'}")
     return passed
 
 
 def main() -> int:
     """Run the mutations of the rules that are named (default: all); 1 if one of them is not caught."""
+    rules = {rule.name: rule for rule in read_rules()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rules", nargs="*", metavar="RULE", help=f"of {', '.join(RULES)}; all by default")
+    parser.add_argument("rules", nargs="*", metavar="RULE", help=f"of {', '.join(rules)}; all by default")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once")
     given = parser.parse_args()
-    if unknown := [rule for rule in given.rules if rule not in RULES]:
-        parser.error(f"no rule is called {', '.join(unknown)}; there are {', '.join(RULES)}")
-    chosen = [mutation for mutation in MUTATIONS if not given.rules or mutation.rule in given.rules]
+    if unknown := [name for name in given.rules if name not in rules]:
+        parser.error(f"no rule is called {', '.join(unknown)}; there are {', '.join(rules)}")
+    chosen = [rule for rule in rules.values() if not given.rules or rule.name in given.rules]
+    mutations = [mutation for rule in chosen for mutation in rule.mutations]
     table = Table()
     for column in ("rule", "clause that was broken", "caught by"):
         table.add_column(column, overflow="fold")
     num_caught = 0
     with ThreadPoolExecutor(given.jobs) as pool:
-        unbroken = pool.submit(_pass_unbroken, chosen)
-        for mutation, verdict in zip(chosen, pool.map(_judge, chosen), strict=True):
+        unbroken = pool.submit(_pass_unbroken, mutations)
+        for mutation, verdict in zip(mutations, pool.map(_judge, mutations), strict=True):
             num_caught += verdict.caught
             print(f"{mutation.rule}: {mutation.clause}: {verdict.told}", file=sys.stderr, flush=True)
             table.add_row(mutation.rule, mutation.clause, verdict.told)
     console = Console()
     console.print(table)
-    for unshown in UNSHOWN:
-        if not given.rules or unshown.rule in given.rules:
-            console.print(f"not shown: {unshown.rule}, {unshown.clause}: {unshown.reason}")
-    console.print(f"{len(chosen)} mutations, {num_caught} caught, {len(chosen) - num_caught} not")
-    return 0 if unbroken.result() and num_caught == len(chosen) else 1
+    for rule in chosen:
+        for clause, reason in rule.unshown.items():
+            console.print(f"not shown: {rule.name}, {clause}: {reason}")
+    console.print(f"{len(mutations)} mutations, {num_caught} caught, {len(mutations) - num_caught} not")
+    return 0 if unbroken.result() and num_caught == len(mutations) else 1
 
 
 if __name__ == "__main__":
