@@ -25,6 +25,7 @@ from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
 from tierstore.noted import NotedLog
 from tierstore.plan import Plan, Trace, add_pack
 from tierstore.reach import Reach
+from tierstore.residency import Residency
 from tierstore.store import TierStore
 
 from .compiled import large_nodes, warn_if_region
@@ -72,7 +73,8 @@ class PackLog(NotedLog):
     """
 
     def __init__(self, store: TierStore, options: LogOptions) -> None:
-        super().__init__(store)
+        super().__init__(store, store.books, store.books.begin_log)
+        self.books: Residency = store.books
         enlist(self)
         lookahead_bytes = options.lookahead_bytes
         self._finds_reach = lookahead_bytes is None

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from .copies import Copies
     from .coverage import GraphTimes
     from .lookahead import Lookahead
-    from .noted import NotedLog, NotedTensor
+    from .noted import LogRemains, NotedLog, NotedTensor
 
 __all__ = ["Residency"]
 
@@ -188,6 +188,10 @@ class Residency:
                 self._withdraw(record)
                 raise
             is_changing = False  # noqa: F841
+
+    def begin_log(self, log: NotedLog) -> LogRemains:
+        """A log begins. Any thread, without the lock."""
+        return self.moves.noted.begin(log)
 
     @_whole
     def enter(self, log: NotedLog, record: Record, node: int) -> int:

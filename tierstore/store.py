@@ -484,7 +484,7 @@ class TierStore:
         return handle
 
     def handle_for(self, noted: NotedTensor) -> Handle:
-        """See `HandleOwner`."""
+        """See `HandleMaker`."""
         alias = noted.alias
         if alias is None:
             raise RuntimeError(f"tensor {noted.key} is booked already")
