@@ -22,7 +22,7 @@ import torch
 from tierstore.capture import is_capturing
 from tierstore.handle import Record
 from tierstore.layout import layout_of, storage_of
-from tierstore.ownership import is_foreign
+from tierstore.storages import is_foreign
 from tierstore.store import TierStore
 from tierstore.torch_names import sequence_nr
 from tierstore.uncompiled import uncompiled

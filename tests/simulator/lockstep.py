@@ -34,7 +34,8 @@ from tierstore.hooks import scope
 from tierstore.lookahead import LearnedOrders
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Settings, Unpack, Workload
 from tierstore.simulator.clock import Clock, Process
-from tierstore.simulator.device import Copy, SimulatedDevice
+from tierstore.simulator.copies import Copy
+from tierstore.simulator.device import SimulatedDevice
 from tierstore.simulator.flows import Flows
 from tierstore.simulator.moves import SimulatedMoves
 from tierstore.simulator.rank import Rank

@@ -8,7 +8,7 @@ from ..handle import IN_MEMORY, State
 from ..pending import NUM_EXAMINED_PER_PACK
 from ..stats import STALL_CAUSES
 from .clock import Clock, Process, Progress
-from .device import Copies
+from .copies import Copies
 from .hardware import Activity
 from .moves import SimulatedMoves
 from .record import GraphLog, SimulatedRecord

@@ -15,7 +15,7 @@ from ..plan import Place, Plan, Trace, add_pack
 from .workload import Saved
 
 if TYPE_CHECKING:
-    from .device import Copy
+    from .copies import Copy
 
 __all__ = ["Budgets", "GraphLog", "SimulatedRecord"]
 
