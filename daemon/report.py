@@ -1,30 +1,20 @@
-"""What a daemon holds and has done, as one record: for `tierstore stat`, `tierstore top` and the metrics.
+"""The report: a record of what a daemon holds and has done, for `tierstore stat`, `tierstore top` and the metrics.
 
-Bytes are as they are on disk where a name says disk, written or read, and as the clients gave them otherwise.
+`reporting.py` takes it. Bytes are counted as they are on disk where a name says disk, written or read, and as the
+clients gave them otherwise.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import time
 from collections import Counter
 from collections.abc import Set
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from tierstore import wire
 from tierstore.disk.codec_policy import OTHER_KINDS
 
-from .histogram import Histogram
-from .lanes import Way
-from .sessions import Session
-
-if TYPE_CHECKING:
-    from .server import Daemon
-
-__all__ = ["DiskState", "JobTimes", "Jobs", "Report", "SessionState", "Spread", "Totals", "encode_report", "report_of"]
+__all__ = ["DiskState", "JobTimes", "Jobs", "Report", "SessionState", "Spread", "Totals", "encode_report"]
 
 _ROOM_BYTES = wire.MAX_FRAME_BYTES - 1024
 """For a report in one frame."""
@@ -180,33 +170,6 @@ class Report(msgspec.Struct, frozen=True):
     internal_errors: int = 0
 
 
-def report_of(daemon: Daemon) -> Report:
-    """What it holds and has done now. Its loop only; does not block."""
-    now = asyncio.get_running_loop().time()
-    usage = daemon.disk.usage()
-    settings = daemon.settings
-    totals: Counter[str] = Counter(daemon.ended_totals)
-    for session in daemon.sessions.values():
-        totals.update(session.totals)
-    return Report(
-        program=daemon.program,
-        pid=os.getpid(),
-        path=str(settings.path),
-        socket=str(settings.socket),
-        metrics=daemon.metrics_address,
-        uptime_seconds=round(time.monotonic() - daemon.started_at, 3),
-        is_ending=daemon.is_ending,
-        disk=DiskState(**{name: getattr(usage, name) for name in DiskState.__struct_fields__}),
-        jobs=Jobs(_job_times(daemon.lanes.reads), _job_times(daemon.lanes.writes)),
-        totals=_totals(totals),
-        num_sessions=len(daemon.sessions),
-        num_sessions_opened=daemon.num_sessions_opened,
-        sessions=[_session_state(session, daemon, now) for session in daemon.sessions.values()],
-        codec_choices={kind: dict(counts) for kind, counts in daemon.disk.codec_choices().items()},
-        internal_errors=daemon.num_internal_errors,
-    )
-
-
 def encode_report(report: Report, room_bytes: int = _ROOM_BYTES) -> bytes:
     """JSON of at most so many bytes: where it has more, first kinds are taken together, then sessions left out."""
     encoded = msgspec.json.encode(report)
@@ -237,41 +200,3 @@ def _with_others(choices: dict[str, dict[str, int]], others: Set[str]) -> dict[s
         summed.update(choices[kind])
     kept = {kind: counts for kind, counts in choices.items() if kind not in others}
     return kept | {OTHER_KINDS: dict(summed)}
-
-
-def _session_state(session: Session, daemon: Daemon, now: float) -> SessionState:
-    lease = session.lease
-    lease_seconds = None
-    if session.lost_at is not None:
-        lease_seconds = round(max(0.0, session.lost_at + daemon.limits.grace_seconds - now), 3)
-    return SessionState(
-        session=lease.number,
-        client=lease.name,
-        rank=lease.rank,
-        pid=lease.pid,
-        uid=lease.uid,
-        is_connected=session.lost_at is None,
-        lease_seconds=lease_seconds,
-        disk_bytes=session.disk_bytes,
-        quota_bytes=session.quota_bytes,
-        num_records=len(session.records),
-        slab_bytes=daemon.slab_bytes_of(session),
-        num_jobs=session.num_jobs,
-        queued_bytes=session.writes.queued_bytes,
-        queued_quota_bytes=session.writes.most_bytes,
-        held_bytes=session.writes.held_bytes,
-        totals=_totals(session.totals),
-    )
-
-
-def _totals(counts: Counter[str]) -> Totals:
-    return Totals(**{name: counts[name] for name in Totals.__struct_fields__})
-
-
-def _job_times(way: Way) -> JobTimes:
-    spreads = (_spread(each) for each in (way.seconds, way.wait_seconds, way.num_bytes))
-    return JobTimes(len(way.queue), way.num_running, *spreads)
-
-
-def _spread(histogram: Histogram) -> Spread:
-    return Spread(histogram.bounds, tuple(histogram.counts), histogram.total)

@@ -147,8 +147,14 @@ class Session:
         self.num_jobs = 0
         self._idle: dict[int | None, asyncio.Event] = {}  # by key, of those that somebody waits for; None: all
 
+    @property
+    def peer(self) -> str:
+        """Who the client is, for messages."""
+        lease = self.lease
+        return f"session {lease.number} ({lease.name!r}, process {lease.pid}, user {lease.uid})"
+
     def about(self) -> dict[str, object]:
-        """Who it is, for the log."""
+        """Who the client is, as fields for the log."""
         lease = self.lease
         return {"session": lease.number, "client": lease.name, "rank": lease.rank, "pid": lease.pid, "uid": lease.uid}
 

@@ -2027,7 +2027,7 @@ MUTATIONS = [
     Mutation(
         "R12",
         "what a lost client has stored is freed when its lease ends",
-        "daemon/server.py",
+        "daemon/registry.py",
         "loop.call_later(self.limits.grace_seconds, self._expire, session)",
         "loop.call_later(1e6, self._expire, session)",
         ("daemon/test_survival.py::test_killed_client_is_cleaned_up_after_the_grace_period",),
@@ -2070,9 +2070,9 @@ MUTATIONS = [
     Mutation(
         "P1",
         "the daemon answers when the write has returned",
-        "daemon/connection.py",
+        "daemon/records.py",
         "                record = await self._store(session, message, memory)\n",
-        "                self._daemon.start(self._store(session, message, memory))\n"
+        "                __import__('asyncio').ensure_future(self._store(session, message, memory))\n"
         '                record = Record(message.num_bytes, 1, "none", "", None)\n',
         ("daemon/test_rules.py::test_resumed_only_when_the_jobs_of_the_lost_connection_have_ended",),
     ),
@@ -2106,7 +2106,7 @@ MUTATIONS = [
     Mutation(
         "P5",
         "a write that is said twice is stored once",
-        "daemon/connection.py",
+        "daemon/records.py",
         "            record = session.records.get(message.key)  # rule 5 of wire.py: it may be sent twice\n",
         "            record = None\n",
         ("daemon/test_rules.py::test_write_that_is_said_twice_is_stored_once",),
@@ -2130,15 +2130,15 @@ MUTATIONS = [
     Mutation(
         "P6",
         "a session ends when its jobs have ended",
-        "daemon/server.py",
-        "        await session.wait_for(None)\n        await self.free(",
-        "        await self.free(",
+        "daemon/registry.py",
+        "        await session.wait_for(None)\n        await self._records.free(",
+        "        await self._records.free(",
         ("daemon/test_rules.py::test_end_of_a_session_waits_for_its_jobs",),
     ),
     Mutation(
         "P7",
         "a lost client has the grace period",
-        "daemon/server.py",
+        "daemon/registry.py",
         "loop.call_later(self.limits.grace_seconds, self._expire, session)",
         "loop.call_later(0, self._expire, session)",
         ("daemon/test_rules.py::test_client_that_comes_back_within_the_grace_period_has_everything",),
@@ -2146,7 +2146,7 @@ MUTATIONS = [
     Mutation(
         "P7",
         "a client that is back has its session for good",
-        "daemon/server.py",
+        "daemon/registry.py",
         "        self._stop_grace(session)\n        old = ",
         "        session.lost_at = None\n        old = ",
         ("daemon/test_rules.py::test_lease_of_a_client_that_is_back_does_not_end",),
@@ -2162,8 +2162,8 @@ MUTATIONS = [
     Mutation(
         "P7",
         "only users who are listed may connect",
-        "daemon/server.py",
-        "        if uid not in {0, os.getuid()} | self.settings.allowed_uids:",
+        "daemon/acceptor.py",
+        "        if uid not in self._allowed_uids:",
         "        if False:",
         ("daemon/test_security.py::test_user_who_is_not_listed_is_refused",),
     ),
@@ -2178,7 +2178,7 @@ MUTATIONS = [
     Mutation(
         "P8",
         "what was not written does not count",
-        "daemon/connection.py",
+        "daemon/records.py",
         "            session.settle(num_bytes, taken_bytes)\n",
         "            session.settle(num_bytes, taken_bytes or num_bytes)\n",
         ("daemon/test_rules.py::test_write_that_found_no_room_counts_for_nothing",),
@@ -2203,11 +2203,11 @@ MUTATIONS = [
         "P8",
         "reads do not wait for writes that are held back",
         "daemon/connection.py",
-        "            self._daemon.lanes.read(\n"
+        "            self._shared.lanes.read(\n"
         "                number, message.num_bytes, lambda: self._guarded(self._read(session, message, memory))\n"
         "            )\n",
         "            read = partial(self._read, session, message, memory)\n"
-        "            self._held = partial(self._daemon.lanes.read, number, message.num_bytes, "
+        "            self._held = partial(self._shared.lanes.read, number, message.num_bytes, "
         "lambda: self._guarded(read()))\n"
         "            session.writes.add(0, lambda: (session.writes.end(0), self._held()))\n",
         ("daemon/test_write_queue.py::test_writes_beyond_the_quota_wait_and_reads_and_discards_do_not",),
@@ -2614,9 +2614,9 @@ MUTATIONS = [
     Mutation(
         "N4",
         "a killed client's lease ends",
-        "daemon/server.py",
-        "        self.start(self.end_session(session, ",
-        "        self.log.info('%s: %s', *(session.lease.name, ",
+        "daemon/registry.py",
+        "        self._tasks.start(self.end(session, ",
+        "        _log.info('%s: %s', *(session.lease.name, ",
         ("reliability/test_kills.py::test_client_killed_at_each_state_is_forgotten_after_the_grace_period[a few]",),
     ),
     Mutation(
@@ -2902,10 +2902,10 @@ MUTATIONS = [
     Mutation(
         "N4",
         "a client that is connected keeps its session",
-        "daemon/server.py",
-        "        self._connection_of[session.lease.number] = connection\n\n    def is_connection_of",
+        "daemon/registry.py",
+        "        self._connection_of[session.lease.number] = connection\n\n    def lose",
         "        self._connection_of[session.lease.number] = connection\n"
-        "        self._start_grace(session)\n\n    def is_connection_of",
+        "        self._start_grace(session)\n\n    def lose",
         ("daemon/test_survival.py::test_client_stopped_for_longer_than_the_grace_period_goes_on_or_is_told",),
     ),
     Mutation(
