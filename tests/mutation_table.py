@@ -2043,7 +2043,7 @@ MUTATIONS = [
     Mutation(
         "P1",
         "a write returns when the index has its value",
-        "tierstore/disk/shelf.py",
+        "tierstore/disk/entries.py",
         "        if outcome is None:\n            outcome = await self._commits.submit(put)\n",
         "        if outcome is None:\n            __import__('asyncio').ensure_future(self._commits.submit(put))\n"
         "            outcome = Outcome(None)\n",
@@ -2053,9 +2053,9 @@ MUTATIONS = [
         "P1",
         "a write returns when the index has its extent",
         "tierstore/disk/shelf.py",
-        "        return _Filled(written, self._commits.commit_now(Put(record.key, location, None)))\n",
-        "        put = Put(record.key, location, None)\n"
-        "        __import__('threading').Thread(target=self._commits.commit_now, args=(put,)).start()\n"
+        "        return _Filled(written, self._entries.enter_now(record.key, location))\n",
+        "        arguments = (record.key, location)\n"
+        "        __import__('threading').Thread(target=self._entries.enter_now, args=arguments).start()\n"
         "        return _Filled(written, Outcome(None))\n",
         ("store/test_commit_order.py::test_write_is_done_when_the_index_has_committed",),
     ),
@@ -2079,7 +2079,7 @@ MUTATIONS = [
     Mutation(
         "P2",
         "space is free when the deletion has committed",
-        "tierstore/disk/shelf.py",
+        "tierstore/disk/entries.py",
         "            outcomes = await self._commits.submit_all([*map(Delete, locations), *map(DeleteLease, leases)])\n",
         "            for location in locations.values():\n"
         "                self._free(location)\n"
@@ -2475,7 +2475,7 @@ MUTATIONS = [
     Mutation(
         "N2",
         "deletes that were refused are tried again",
-        "tierstore/disk/shelf.py",
+        "tierstore/disk/entries.py",
         "                    self._undeleted[key] = location",
         "                    pass",
         ("reliability/test_full_disk.py::test_deletes_refused_by_a_full_drive_are_done_when_it_has_room",),
@@ -2483,7 +2483,7 @@ MUTATIONS = [
     Mutation(
         "N2",
         "leases too",
-        "tierstore/disk/shelf.py",
+        "tierstore/disk/entries.py",
         "                    self._undeleted_leases.add(number)",
         "                    pass",
         ("reliability/test_full_disk.py::test_deletes_refused_by_a_full_drive_are_done_when_it_has_room",),
@@ -2523,8 +2523,8 @@ MUTATIONS = [
     Mutation(
         "N2",
         "a session gets the room of an empty segment",
-        "tierstore/disk/shelf.py",
-        "        outcome = await self._put(PutLease(number, blob), None)",
+        "tierstore/disk/entries.py",
+        "        outcome = await self.put(PutLease(number, blob))",
         "        outcome = await self._commits.submit(PutLease(number, blob))",
         ("reliability/test_full_disk.py::test_session_is_not_refused_for_room_that_the_daemon_itself_holds",),
     ),
@@ -2555,8 +2555,8 @@ MUTATIONS = [
     Mutation(
         "N3",
         "what lives in an extent is read without LMDB",
-        "tierstore/disk/shelf.py",
-        "        return location.segment is None or self._has_extents_in_index",
+        "tierstore/disk/entries.py",
+        "        return location.segment is None or self._has_extents",
         "        return True",
         ("store/test_local_disk.py::test_extents_that_nobody_will_look_for_do_not_enter_the_index",),
     ),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tests.fuzz.target import Target, raises
 from tierstore.codec import BITS, BLOCK_BYTES, CONSTANT, BlockDecoder, Codec, DamagedBytesError
 from tierstore.disk.encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
-from tierstore.disk.records import WriteOrder
+from tierstore.disk.orders import WriteOrder
 from tierstore.disk.scratch import Scratch
 
 __all__ = ["TARGETS", "small_scratch"]

@@ -23,7 +23,8 @@ from tierstore.disk.home import FOLDER_NAME, NamedHome
 from tierstore.disk.index import Index, map_bytes_for, value_charge_bytes
 from tierstore.disk.io_mode import IoMode
 from tierstore.disk.location import Location, record_seed
-from tierstore.disk.records import Place, decode_small_value, read_record
+from tierstore.disk.orders import Place
+from tierstore.disk.records import decode_small_value, read_record
 from tierstore.disk.scratch import ScratchPool
 from tierstore.disk.segments import close_segments
 from tierstore.disk.soundness import drop_unsound

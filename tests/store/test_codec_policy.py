@@ -13,7 +13,7 @@ from tierstore.codec_choice import CodecChooser, Sample
 from tierstore.disk.codec_policy import CodecPolicy
 from tierstore.disk.load import Readings
 from tierstore.disk.location import Location
-from tierstore.disk.records import ReadReport, WriteOrder, Written
+from tierstore.disk.orders import ReadReport, WriteOrder, Written
 from tierstore.disk.tier import Kind
 
 KIND = Kind("float32", 4, "ReluBackward0", "many zeros")

@@ -41,8 +41,8 @@ from tierstore.disk.codec_policy import CodecPolicy
 from tierstore.disk.home import NamedHome
 from tierstore.disk.linux import address_of
 from tierstore.disk.local import NUM_AT_ONCE, LocalDisk
+from tierstore.disk.orders import ReadReport, Written
 from tierstore.disk.raw_records import lay_out, split_at
-from tierstore.disk.records import ReadReport, Written
 from tierstore.disk.scratch import SCRATCH_BYTES, Scratch
 from tierstore.disk.tier import Kind
 from tierstore.errors import ConfigError, CorruptDataError, StorageIOError, StoreFullError

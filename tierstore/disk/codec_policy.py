@@ -9,8 +9,8 @@ from ..codec import NO_CODEC, Codec
 from ..codec_choice import SMALLEST_PROBED_BYTES, UNKNOWN_LOAD, CodecChooser
 from .load import SMALLEST_TIMED_BYTES, LoadMeter, TransferClock, available_cores, read_machine
 from .location import Location
+from .orders import ReadReport, WriteOrder, Written
 from .probing import content_of
-from .records import ReadReport, WriteOrder, Written
 from .tier import Kind
 
 __all__ = ["OTHER_KINDS", "CodecPolicy"]

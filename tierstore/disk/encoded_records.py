@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -18,11 +17,9 @@ from ..codec import (
 )
 from .allocator import ALIGNMENT_BYTES, round_up
 from .linux import copy_memory
+from .orders import WriteOrder
 from .scratch import Scratch
 from .transfer import read_all, write_all
-
-if TYPE_CHECKING:
-    from .records import WriteOrder
 
 __all__ = ["ChunkWriter", "decode_value", "encode_record", "encode_value", "read_encoded"]
 

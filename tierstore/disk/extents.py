@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ..errors import StoreFullError
 from .allocator import ALIGNMENT_BYTES, ExtentAllocator, round_up
+from .boundary import Usage
 from .budget import DiskBudget
 from .forking import Inode, inode_of
 from .io_mode import IoMode
@@ -103,6 +104,10 @@ class ExtentSpace:
     def used_bytes(self) -> int:
         """Taken by extents now."""
         return self._allocator.total_bytes - self._allocator.free_bytes
+
+    def usage(self) -> Usage:
+        """Bytes that extents and values take now, and the most that they may."""
+        return self.used_bytes + self._budget.value_bytes, self._budget.limit_bytes
 
     @property
     def largest_free_bytes(self) -> int:
@@ -278,8 +283,7 @@ class ExtentSpace:
             reason = "the disk budget is used up"
             if kept_bytes := self._budget.value_peak_bytes - self._budget.value_bytes:
                 reason += f", {kept_bytes} bytes of it by the index, which keeps for small records what they once took"
-        used_bytes = self.used_bytes + self._budget.value_bytes
-        full = StoreFullError(num_bytes, used_bytes, self._budget.limit_bytes, reason=reason)
+        full = StoreFullError(num_bytes, *self.usage(), reason=reason)
         full.__cause__ = None if refusal is None else refusal.error
         return full
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import NamedTuple
 
 from ..codec import NO_CODEC, BlockDecoder, Codec, DamagedBytesError
 from ..codec_choice import Sample
@@ -12,16 +11,13 @@ from .allocator import round_up
 from .encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
 from .linux import copy_memory, populate
 from .location import Location, encoded_seed, record_checksum, record_hasher
+from .orders import Place, ReadReport, WriteOrder, Written
 from .probing import probe
 from .raw_records import read_raw, write_raw
 from .scratch import Scratch, ScratchPool
 
 __all__ = [
     "DoesNotFitError",
-    "Place",
-    "ReadReport",
-    "WriteOrder",
-    "Written",
     "decode_small_value",
     "is_record",
     "make_value",
@@ -30,85 +26,11 @@ __all__ = [
 ]
 
 _POPULATED_BYTES = 2**20
-"""Of shorter records the pages are as soon there as the kernel has been asked for them."""
+"""Shorter destinations are not populated: their pages come as fast by themselves as by asking the kernel."""
 
 
 class DoesNotFitError(Exception):
     """The record, encoded, is longer than the extent that was found for it. Stays inside the package."""
-
-
-class Place(NamedTuple):
-    """A range of an open file.
-
-    Attributes:
-        descriptor: of the file; O_DIRECT unless `alignment_bytes` is 1.
-        offset: where it starts, a multiple of 4096 if the descriptor is O_DIRECT.
-        num_bytes: its length.
-        alignment_bytes: what the descriptor asks of memory.
-    """
-
-    descriptor: int
-    offset: int
-    num_bytes: int
-    alignment_bytes: int
-
-
-class WriteOrder(NamedTuple):
-    """What to make of a record.
-
-    Attributes:
-        codec: how to encode it, as long as that shrinks it.
-        itemsize_bytes: the byte planes' stride.
-        seed: of the checksum; None: make none.
-        probe: also try the candidates of "auto" on a sample.
-        worst_ratio: give up encoding, and store the bytes as they are, where it shrinks them less than this.
-    """
-
-    codec: Codec
-    itemsize_bytes: int
-    seed: int | None
-    probe: bool
-    worst_ratio: float = 1.0
-
-
-class Written(NamedTuple):
-    """What became of a record.
-
-    Attributes:
-        codec: what it was really encoded with.
-        encoded_bytes: its length now.
-        head_bytes: the unaligned head's length, of an unencoded record in an extent.
-        checksum: None if none was asked for.
-        value: the encoded bytes, where they were small enough for the index (nothing was written then).
-        cpu_seconds: of this thread, for everything but the probe; encoding in vain included.
-        write_seconds: spent in the device.
-        samples: what the probe found.
-        lane_seconds: of an encoded record, from its first byte to its last, waits for a core included; else None.
-    """
-
-    codec: Codec
-    encoded_bytes: int
-    head_bytes: int
-    checksum: int | None
-    value: bytes | memoryview | None
-    cpu_seconds: float
-    write_seconds: float
-    samples: tuple[Sample, ...]
-    lane_seconds: float | None = None
-
-
-class ReadReport(NamedTuple):
-    """What reading a record took.
-
-    Attributes:
-        read_seconds: spent in the device.
-        cpu_seconds: of this thread, for everything.
-        lane_seconds: as `Written`'s.
-    """
-
-    read_seconds: float
-    cpu_seconds: float
-    lane_seconds: float | None = None
 
 
 def write_record(
