@@ -1819,7 +1819,7 @@ MUTATIONS = [
     Mutation(
         "R13",
         "a child has no mapping of the index",
-        "tierstore/disk/index.py",
+        "tierstore/disk/environment.py",
         "        dont_fork(*found)\n",
         "",
         ("store/test_lifetime.py::test_fork_child_that_outlives_a_killed_parent_keeps_no_disk_space",),
@@ -2599,7 +2599,7 @@ MUTATIONS = [
         "N3",
         "damage that a change meets ends the daemon",
         "tierstore/disk/index.py",
-        "                self.damage = error",
+        "                self._environment.damage = error",
         "                pass",
         ("daemon/test_damaged_index.py",),
     ),

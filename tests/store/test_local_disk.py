@@ -624,7 +624,7 @@ def test_failed_open_leaves_nothing(open_disk: OpenDisk, monkeypatch: pytest.Mon
             pass
 
     before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr("tierstore.disk.index.Index._keep_from_children", fail)
+    monkeypatch.setattr("tierstore.disk.environment.Environment._keep_from_children", fail)
     with pytest.raises(StorageIOError, match="the device is gone"):
         on_loop(test)
     assert len(os.listdir("/proc/self/fd")) == before

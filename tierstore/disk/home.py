@@ -35,13 +35,14 @@ from .allocator import ALIGNMENT_BYTES
 from .boundary import means_full
 from .folder import LockedFolder
 from .forking import Inode
-from .index import Index, map_bytes_for, may_be_short_write
+from .index import Index, may_be_short_write
 from .io_mode import IoMode
 from .linux import open_unnamed
 from .location import Location
 from .operations import Delete
 from .segments import Segment, SegmentFiles, close_segments, reopen_segment
 from .soundness import Spans, drop_unsound
+from .values import map_bytes_for
 
 __all__ = ["FOLDER_NAME", "Contents", "Home", "NamedHome", "UnnamedHome"]
 

@@ -17,7 +17,7 @@ from .budget import DiskBudget
 from .codec_policy import CodecPolicy
 from .entries import IndexEntries
 from .extents import Extent, ExtentSpace
-from .index import Index, value_charge_bytes
+from .index import Index
 from .jobs import run_job
 from .location import Location, record_seed
 from .operations import Fetch, Outcome, Put
@@ -32,6 +32,7 @@ from .records import (
 )
 from .scratch import Turns
 from .tier import Kind, Loaded, Stored
+from .values import value_charge_bytes
 
 __all__ = ["RecordShelf"]
 

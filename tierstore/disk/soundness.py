@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from ..codec import NO_CODEC
 from .allocator import ALIGNMENT_BYTES, round_up
-from .index import value_charge_bytes
 from .location import Location
+from .values import value_charge_bytes
 
 __all__ = ["Spans", "drop_unsound"]
 
