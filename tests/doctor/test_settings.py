@@ -14,7 +14,7 @@ from msgspec import structs
 from tests.doctor.machines import GIB, LINK, MIB, drive_of_speed, machine
 from tierstore import TierStore, tiered_offload
 from tierstore.codec import parse_codec
-from tierstore.codec_choice import Load
+from tierstore.codec_figures import Load
 from tierstore.config import parse_size
 from tierstore.config_file import offload_options, store_options
 from tierstore.doctor.diagnosis import config_text

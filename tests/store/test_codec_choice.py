@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tierstore.codec import BITS, CONSTANT, NO_CODEC, Codec
-from tierstore.codec_choice import UNKNOWN_LOAD, CodecChooser, Load, Sample, candidates
+from tierstore.codec_choice import CodecChooser, candidates
+from tierstore.codec_figures import UNKNOWN_LOAD, Load, Sample
 from tierstore.disk.tier import Kind
 
 MASK = Kind("bool", 1, "DropoutBackward0")

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from tierstore.codec import NO_CODEC, Codec
-from tierstore.codec_choice import CodecChooser, Sample
+from tierstore.codec_choice import CodecChooser
+from tierstore.codec_figures import Sample
 from tierstore.disk.codec_policy import CodecPolicy
 from tierstore.disk.load import Readings
 from tierstore.disk.location import Location

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cgroups import made_cgroup
-from tierstore.codec_choice import Load
+from tierstore.codec_figures import Load
 from tierstore.disk import load as load_module
 from tierstore.disk.load import LoadMeter, Readings, TransferClock, available_cores, read_machine
 

@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping
 
 from ..codec import NO_CODEC, Codec
-from ..codec_choice import SMALLEST_PROBED_BYTES, UNKNOWN_LOAD, CodecChooser
+from ..codec_choice import SMALLEST_PROBED_BYTES, CodecChooser
+from ..codec_figures import UNKNOWN_LOAD
 from .load import SMALLEST_TIMED_BYTES, LoadMeter, TransferClock, available_cores, read_machine
 from .location import Location
 from .orders import ReadReport, WriteOrder, Written

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..codec import Codec
-from ..codec_choice import Sample
+from ..codec_figures import Sample
 
 __all__ = ["Place", "ReadReport", "WriteOrder", "Written"]
 

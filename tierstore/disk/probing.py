@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 
 from ..codec import ENCODED_BLOCK_BYTES, BlockDecoder, Codec, encode_block, is_shrinking
-from ..codec_choice import Sample, candidates
+from ..codec_choice import candidates
+from ..codec_figures import Sample
 from .scratch import Scratch
 from .tier import Kind
 

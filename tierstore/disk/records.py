@@ -6,7 +6,7 @@ import os
 import time
 
 from ..codec import NO_CODEC, BlockDecoder, Codec, DamagedBytesError
-from ..codec_choice import Sample
+from ..codec_figures import Sample
 from .allocator import round_up
 from .encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
 from .linux import copy_memory, populate

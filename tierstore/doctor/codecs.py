@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from ..codec import Codec
-from ..codec_choice import Sample
+from ..codec_figures import Sample
 from ..disk.probing import probe
 from ..disk.scratch import Scratch
 from ..hardware import CodecSpeed

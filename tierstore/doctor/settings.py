@@ -11,7 +11,8 @@ from typing import Literal
 from msgspec import Struct
 
 from ..codec import BITS, CONSTANT, NO_CODEC, Codec, parse_codec
-from ..codec_choice import CodecChooser, Load, Sample
+from ..codec_choice import CodecChooser
+from ..codec_figures import Load, Sample
 from ..config import format_bytes
 from .drive_findings import are_cores_shared, is_drive_shared
 from .measurements import Measurements, fastest

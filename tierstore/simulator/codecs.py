@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..codec import NO_CODEC, Codec, parse_codec
-from ..codec_choice import UNKNOWN_LOAD, CodecChooser, Load, Sample, candidates
+from ..codec_choice import CodecChooser, candidates
+from ..codec_figures import UNKNOWN_LOAD, Load, Sample
 from ..disk.tier import Kind
 from .hardware import Activity, CodecSpeed, Hardware
 from .record import SimulatedRecord
