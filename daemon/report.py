@@ -11,15 +11,15 @@ from collections.abc import Set
 
 import msgspec
 
-from tierstore import wire
 from tierstore.disk.codec_policy import OTHER_KINDS
+from tierstore.frames import MAX_FRAME_BYTES
 
 __all__ = ["DiskState", "JobTimes", "Jobs", "Report", "SessionState", "Spread", "Totals", "encode_report"]
 
-_ROOM_BYTES = wire.MAX_FRAME_BYTES - 1024
-"""For a report in one frame."""
+_ROOM_BYTES = MAX_FRAME_BYTES - 1024
+"""Room for a report in one frame."""
 _CHOICES_SHARE = 4
-"""Of a report that is too long, its `codec_choices` take no more than one part in so many."""
+"""The `codec_choices` of a report that is too long may take a quarter of the room."""
 
 
 class Totals(msgspec.Struct, frozen=True):

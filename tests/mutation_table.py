@@ -2425,8 +2425,8 @@ MUTATIONS = [
     Mutation(
         "N1",
         "who waits for a daemon that stays away is told in time",
-        "tierstore/disk/link.py",
-        "            self._fail_all(self._lost_because, time.monotonic() - lost_since)\n",
+        "tierstore/disk/reconnecting.py",
+        "            self._tell(self.lost_because, time.monotonic() - lost_since)\n",
         "",
         (
             "testing/test_fault_matrix_sidecar.py::test_daemon_lost_in_a_step_for_good_is_told_in_time_and_what_comes_back_is_used_again[spill-write-1]",
@@ -2891,7 +2891,7 @@ MUTATIONS = [
     Mutation(
         "N4",
         "a client that gave its daemon up comes back within the grace period, though it asks for nothing",
-        "tierstore/disk/link.py",
+        "tierstore/disk/reconnecting.py",
         "                async with asyncio.timeout(self._unasked_pause_seconds):\n",
         "                async with asyncio.timeout(None):\n",
         (

@@ -1,4 +1,4 @@
-"""Frames over a connected unix socket, with descriptors, for one loop. `wire.py` says what is in them."""
+"""Messages over a connected unix socket, in frames, with descriptors. For one loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from .errors import ProtocolError
-from .wire import ClientMessage, DaemonMessage, FrameReader, encoded, frame_of
+from .frames import FrameReader, encoded, frame_of
+from .wire import ClientMessage, DaemonMessage
 
 __all__ = ["Channel"]
 

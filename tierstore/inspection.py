@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from . import wire
 from .errors import DaemonUnavailableError, ProtocolError
+from .frames import FrameReader, frame_of
 
 __all__ = ["inspect_daemon"]
 
@@ -66,12 +67,12 @@ class _Talk:
         self._connection = connection
         self._peer = f"the daemon at {peer}"
         self._ends_at = ends_at
-        self._reader = wire.FrameReader(wire.DaemonMessage, self._peer)
+        self._reader = FrameReader(wire.DaemonMessage, self._peer)
         self._heard: deque[wire.ClientMessage | wire.DaemonMessage] = deque()
 
     def say(self, message: wire.ClientMessage) -> None:
         self._limit()
-        self._connection.sendall(wire.frame_of([message]))
+        self._connection.sendall(frame_of([message]))
 
     def hear(self, kind: type[T]) -> T:
         """The next message, which must be of this kind. Blocks.

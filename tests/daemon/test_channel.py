@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from tierstore import wire
+from tests.daemon import wire
 from tierstore.channel import Channel
 from tierstore.errors import ProtocolError
 

@@ -7,7 +7,7 @@ import os
 import socket
 from types import SimpleNamespace
 
-from tierstore import wire
+from tests.daemon import wire
 from tierstore.daemon.connection import Connection
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.daemon import wire
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.test_security import MIB, RawClient
-from tierstore import wire
 from tierstore.disk.shared_slab import SharedSlab
 from tierstore.inspection import inspect_daemon
 

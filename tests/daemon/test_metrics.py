@@ -15,9 +15,10 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.daemon import wire
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, tierstore
 from tests.daemon.test_cli_serve import client_of, report_of
-from tierstore import TierStore, wire
+from tierstore import TierStore
 from tierstore.daemon.histogram import Histogram
 from tierstore.disk.shared_slab import SharedSlab
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon import wire
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.test_cli_serve import client_of, report_of
 from tests.daemon.test_link import OPENED, Peer, RunWithPeer, with_peer
 from tests.daemon.test_write_queue import state_of, write_of
-from tierstore import wire
 from tierstore.disk.remote import RemoteDisk
 from tierstore.disk.shared_slab import SharedSlab
 from tierstore.disk.tier import Kind

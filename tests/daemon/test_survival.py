@@ -272,8 +272,8 @@ def is_connected(daemon: DaemonProcess) -> bool:
 
 def sessions_of(daemon: DaemonProcess) -> set[str]:
     """The names of the clients whose sessions the daemon keeps."""
+    from tests.daemon import wire
     from tests.daemon.test_security import RawClient
-    from tierstore import wire
 
     client = RawClient(daemon)
     try:

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import msgspec
 
+from tests.daemon import wire
 from tests.fuzz.target import Target, raises
-from tierstore import wire
 from tierstore.errors import ProtocolError
 
 __all__ = ["TARGETS"]

@@ -3,8 +3,7 @@
 Requests wait through a lost connection: the link connects again, resumes the session, shares its slabs again and
 sends again what was not answered (`wire.py`, rule 5: that does no harm). When that has not worked for
 `reconnect_seconds`, the requests fail, but the link keeps them: a slot that they name is the daemon's until it has
-answered (rule 3). From then on each new request tries to reach the daemon once, and so does the link by itself every
-few seconds: a client that computes and asks for nothing is back before its lease ends.
+answered (rule 3). `reconnecting.py` decides when to try.
 """
 
 from __future__ import annotations
@@ -15,26 +14,20 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from .. import wire
 from ..channel import Channel
 from ..errors import DaemonUnavailableError, ProtocolError
 from .forking import Inode, inode_of, not_while_forking
+from .reconnecting import Reconnecting, RefusedError, words_of
 from .shared_slab import SharedSlab
 from .silence import Silence
 
 __all__ = ["Answer", "DaemonLink", "Request"]
 
 _LONGEST_HANDSHAKE_SECONDS = 10.0
-_SHORTEST_PATIENCE_SECONDS = 1.0  # a loaded machine takes that long to come back to a process that lives
 _SIGNS_IN_A_HANDSHAKE = 4  # so often a daemon that takes its time is asked whether it lives
-_FIRST_PAUSE_SECONDS = 0.02
-_LONGEST_PAUSE_SECONDS = 0.5
-_ATTEMPTS_IN_GRACE = 4  # of a link that has given up; some of them may fail while the daemon starts
-_SHORTEST_UNASKED_PAUSE_SECONDS = 0.2
-_LONGEST_UNASKED_PAUSE_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
 
 RequestMessage = wire.Write | wire.Read | wire.Discard
@@ -80,7 +73,6 @@ class DaemonLink:
         self.on_unavailable: Callable[[Callable[[], DaemonUnavailableError]], None] = lambda _: None
         self.inodes: set[Inode] = set()
         self._introduction = introduction
-        self._reconnect_seconds = reconnect_seconds
         self._channel: Channel | None = None  # set while the session is open on it
         self._greeting: asyncio.Future[Any] | None = None  # what the handshake waits for
         self._handshake: asyncio.Timeout | None = None  # it waits no longer than that
@@ -89,20 +81,16 @@ class DaemonLink:
         self._reaching: list[asyncio.Future[None]] = []  # who waits until the session is open on a connection
         self._handshake_seconds = _LONGEST_HANDSHAKE_SECONDS
         self._slabs: dict[int, SharedSlab] = {}
-        self._reconnecting: asyncio.Task[None] | None = None  # as long as the session is open on no connection
-        self._attempt_wanted = asyncio.Event()  # at once, though nobody was waited for any more
-        self._unasked_pause_seconds = _LONGEST_UNASKED_PAUSE_SECONDS
-        self._lost_because = "it closed the connection"
-        self._lost_since: float | None = None  # since when no request has been answered, connected or not
-        self._patience_seconds = max(_SHORTEST_PATIENCE_SECONDS, reconnect_seconds)
+        self._reconnecting = Reconnecting(
+            reconnect_seconds, resume=self._resume, has_requests=lambda: bool(self._pending), tell=self._fail_all
+        )
         self._silence = Silence(
-            self._patience_seconds,
+            self._reconnecting.patience_seconds,
             is_owed=lambda: self._channel is not None and bool(self._pending),
             ask=self._ask_for_life,
             give_up=self._hangs,
             call_later=lambda seconds, look: asyncio.get_running_loop().call_later(seconds, look),
         )
-        self._ended_because: str | None = None  # for good: the session is over, or the link closed
 
     async def open(self) -> None:
         """Begin the session.
@@ -116,7 +104,7 @@ class DaemonLink:
             answer = await self._connect(self._introduction, _LONGEST_HANDSHAKE_SECONDS)
         except OSError as error:
             waited = time.monotonic() - started
-            raise DaemonUnavailableError(self.address, waited, _words(error), "nothing was stored") from error
+            raise DaemonUnavailableError(self.address, waited, words_of(error), "nothing was stored") from error
         if not isinstance(answer, wire.Opened):
             self._drop()
             raise ProtocolError(self.address, f"{type(answer).__name__} instead of Opened")
@@ -134,12 +122,12 @@ class DaemonLink:
         Raises:
             DaemonUnavailableError: the daemon has not come back in time.
         """
-        if self._ended_because is not None:
-            raise self._unavailable(self._ended_because, 0.0)
+        if self._reconnecting.ended_because is not None:
+            raise self._unavailable(self._reconnecting.ended_because, 0.0)
         if self._channel is None:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._reaching.append(future)
-            self._begin_to_reconnect()
+            self._reconnecting.begin()
             await future
 
     def submit(
@@ -153,7 +141,7 @@ class DaemonLink:
         """
         number = next(self._numbers)
         request = self._pending[number] = Request(message_of(number), on_late)
-        if self._channel is not None and self._ended_because is None:  # nothing comes after Close
+        if self._channel is not None and self._reconnecting.ended_because is None:  # nothing comes after Close
             self._channel.send(request.message)
             self._silence.watch()
         return request
@@ -164,12 +152,12 @@ class DaemonLink:
         Raises:
             DaemonUnavailableError: the daemon has not come back in time. The request may be answered later.
         """
-        if self._ended_because is not None:
-            self._fail_all(self._ended_because, 0.0)
-            raise self._unavailable(self._ended_because, 0.0)
+        if self._reconnecting.ended_because is not None:
+            self._fail_all(self._reconnecting.ended_because, 0.0)
+            raise self._unavailable(self._reconnecting.ended_because, 0.0)
         request.answer = asyncio.get_running_loop().create_future()
         if self._channel is None:
-            self._begin_to_reconnect()
+            self._reconnecting.begin()
         return await request.answer
 
     def is_pending(self, request: Request) -> bool:
@@ -178,11 +166,9 @@ class DaemonLink:
 
     async def close(self) -> None:
         """End the session: the daemon frees all it stored. Idempotent; never fails, and waits for seconds at most."""
-        was_open, self._ended_because = self._channel is not None, "it was closed"
+        was_open, self._reconnecting.ended_because = self._channel is not None, "it was closed"
         self._silence.stop()
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-            await asyncio.wait((self._reconnecting,))
+        await self._reconnecting.stop()
         if was_open and self._channel is not None:
             self._greeting = asyncio.get_running_loop().create_future()
             self._channel.send(wire.Close())
@@ -190,7 +176,7 @@ class DaemonLink:
             if self._greeting.done():
                 self._greeting.exception()
         self._drop()
-        self._fail_all(self._ended_because, 0.0)
+        self._fail_all("it was closed", 0.0)
 
     # --- one connection -------------------------------------------------------------------------------------------
 
@@ -234,7 +220,7 @@ class DaemonLink:
             await self._greet(channel)
             answer = await self._ask(channel, message, signs_of_life=isinstance(message, wire.Resume))
             if not channel.is_open:  # it ended before this was woken, and nobody was told
-                raise ConnectionError(self._lost_because)
+                raise ConnectionError(self._reconnecting.lost_because)
         except BaseException:
             channel.close()
             raise
@@ -247,14 +233,14 @@ class DaemonLink:
     async def _greet(self, channel: Channel) -> None:
         try:
             welcome = await self._ask(channel, wire.Hello((wire.VERSION,), _program()))
-        except _RefusedError as error:
+        except RefusedError as error:
             if not error.is_final:
                 raise
             raise ProtocolError(self.address, str(error)) from error
         if not isinstance(welcome, wire.Welcome) or welcome.version != wire.VERSION:
             raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {wire.VERSION}")
         self.max_slab_bytes = welcome.max_slab_bytes
-        self._unasked_pause_seconds = _unasked_pause_seconds(welcome.grace_seconds)
+        self._reconnecting.note_lease(welcome.grace_seconds)
 
     async def _ask(self, channel: Channel, message: wire.ClientMessage, *, signs_of_life: bool = False) -> Any:
         """Send it and wait for the answer; meanwhile, ask again and again whether the daemon lives."""
@@ -285,7 +271,7 @@ class DaemonLink:
                 raise ProtocolError(self.address, f"{type(message).__name__} that nobody asked for")
 
     def _answered(self, answer: Answer) -> None:
-        self._lost_since = None
+        self._reconnecting.note_answer()
         request = self._pending.pop(answer.request, None)
         if request is None:
             raise ProtocolError(self.address, f"an answer to request {answer.request}, which was not made")
@@ -295,32 +281,32 @@ class DaemonLink:
             request.on_late(answer)
 
     def _refused(self, refusal: wire.Refused) -> None:
-        error = _RefusedError(refusal.reason, refusal.is_final)
+        error = RefusedError(refusal.reason, refusal.is_final)
         if self._greeting is not None and not self._greeting.done():
             self._greeting.set_exception(error)
         else:
             raise ProtocolError(self.address, f"it refuses to go on: {refusal.reason}")
 
     def _connection_ended(self, error: Exception | None) -> None:
-        self._lost_because = "it closed the connection" if error is None else _words(error)
+        self._reconnecting.lost_because = "it closed the connection" if error is None else words_of(error)
         if self._greeting is not None and not self._greeting.done():
-            self._greeting.set_exception(ConnectionError(self._lost_because))
+            self._greeting.set_exception(ConnectionError(self._reconnecting.lost_because))
         was_open = self._channel is not None
         self._drop()
-        if was_open and self._ended_because is None:
-            self._begin_to_reconnect()
+        if was_open and self._reconnecting.ended_because is None:
+            self._reconnecting.begin()
 
     def _ask_for_life(self) -> None:
         if self._channel is not None:
             self._channel.send(wire.Inspect())
 
     def _hangs(self) -> None:
-        """A daemon that hangs keeps its connections.
+        """A daemon that hangs keeps its connections, so the link gives this one up.
 
-        It has been waited for already: whoever waits is told now, before it is tried again.
+        The daemon has been waited for already: those who wait are told now, before it is tried again.
         """
-        self._lost_since = self._lost_since or time.monotonic() - self._patience_seconds
-        self._connection_ended(TimeoutError(f"no sign of life for {self._patience_seconds:g} s"))
+        self._reconnecting.note_silence()
+        self._connection_ended(TimeoutError(f"no sign of life for {self._reconnecting.patience_seconds:g} s"))
 
     def _drop(self) -> None:
         channel, self._channel = self._channel, None
@@ -329,73 +315,15 @@ class DaemonLink:
 
     # --- after it was lost ----------------------------------------------------------------------------------------
 
-    def _begin_to_reconnect(self) -> None:
-        """Where that has begun and was in vain, have it tried once more now."""
-        self._attempt_wanted.set()
-        if self._reconnecting is None:
-            self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
-
-    async def _reconnect(self) -> None:
-        """Until the session is resumed, or over for good."""
-        try:
-            if not await self._resumed_in_time():
-                await self._resume_late()
-        finally:
-            self._reconnecting = None
-
-    async def _resumed_in_time(self) -> bool:
-        """False: time is up, which counts from when the daemon last answered a request; or the session is over.
-
-        So nobody waits for ever for a daemon that comes back and fails at what it is asked.
-        """
-        is_again, started = self._lost_since is not None, time.monotonic()
-        self._lost_since = self._lost_since or started
-        deadline = self._lost_since + self._reconnect_seconds
-        pause = _FIRST_PAUSE_SECONDS
-        if is_again:
-            await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, max(0.0, deadline - started)))
-        while not is_again or time.monotonic() < deadline:
-            if await self._try_to_resume(max(_SHORTEST_PATIENCE_SECONDS, deadline - time.monotonic())):
-                return True
-            left = deadline - time.monotonic()
-            if left <= 0 or self._ended_because is not None:
-                break
-            await asyncio.sleep(min(pause, left))
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        return False
-
-    async def _resume_late(self) -> None:
-        """Time is up: whoever waits is told now, and whoever comes, after one attempt. Others are made unasked."""
-        lost_since = self._lost_since or time.monotonic()
-        while True:
-            self._fail_all(self._lost_because, time.monotonic() - lost_since)
-            if self._ended_because is not None:
-                return
-            self._attempt_wanted.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._unasked_pause_seconds):
-                    await self._attempt_wanted.wait()
-            if await self._try_to_resume(self._patience_seconds):
-                return
-
-    async def _try_to_resume(self, seconds: float) -> bool:
-        """Once; False: why not stands in `_lost_because`, and if it is for good, in `_ended_because` too."""
-        try:
-            await self._resume(min(seconds, _LONGEST_HANDSHAKE_SECONDS))
-        except _RefusedError as error:
-            self._lost_because = str(error)
-            if error.is_final:
-                self._ended_because = self._lost_because
-            return False
-        except Exception as error:  # noqa: BLE001 - delivered: to everybody who waits, when time is up
-            self._lost_because = _words(error)
-            self._drop()  # it may have been resumed already, without what belongs to it
-            return False
-        if not self._pending:
-            self._lost_since = None
-        return True
-
     async def _resume(self, seconds: float) -> None:
+        """Connect again, within so many seconds, and say again what is not answered; raises why that failed."""
+        try:
+            await self._resume_on_new_connection(min(seconds, _LONGEST_HANDSHAKE_SECONDS))
+        except Exception:
+            self._drop()  # it may have been resumed already, without what belongs to it
+            raise
+
+    async def _resume_on_new_connection(self, seconds: float) -> None:
         answer = await self._connect(wire.Resume(self.opened.session, self.opened.token), seconds)
         channel = self._channel
         if channel is None or not isinstance(answer, wire.Resumed):
@@ -421,34 +349,16 @@ class DaemonLink:
             if not future.done():
                 future.set_exception(self._unavailable(reason, waited_seconds))
         self.on_unavailable(lambda: self._unavailable(reason, waited_seconds))
-        if self._ended_because is not None:
+        if self._reconnecting.ended_because is not None:
             ended, self._pending = self._pending, {}
             for request in ended.values():
                 request.on_late(None)
 
     def _unavailable(self, reason: str, waited_seconds: float) -> DaemonUnavailableError:
-        if self._ended_because is None:
+        if self._reconnecting.ended_because is None:
             return DaemonUnavailableError(self.address, waited_seconds, reason)
         lost = "what it had acknowledged is lost, the rest is still in memory"
         return DaemonUnavailableError(self.address, waited_seconds, reason, lost)
-
-
-class _RefusedError(ConnectionError):
-    """The daemon refuses the session."""
-
-    def __init__(self, reason: str, is_final: bool) -> None:
-        super().__init__(reason)
-        self.is_final = is_final
-
-
-def _unasked_pause_seconds(grace_seconds: float) -> float:
-    """Between attempts of a link that has given up, whose lease lasts for so long once the daemon is back."""
-    pause = min(_LONGEST_UNASKED_PAUSE_SECONDS, grace_seconds / _ATTEMPTS_IN_GRACE)
-    return max(_SHORTEST_UNASKED_PAUSE_SECONDS, pause)
-
-
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def _program() -> str:
