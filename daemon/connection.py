@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tierstore import wire
-from tierstore.channel import Channel
 from tierstore.errors import ProtocolError, StorageIOError, StoreFullError
+from tierstore.sidecar import messages as wire
+from tierstore.sidecar.channel import Channel
 
 from .lanes import Lanes
 from .records import Records

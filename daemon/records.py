@@ -5,10 +5,10 @@ Nothing here knows connections, or whose turn it is: `connection.py` decides wha
 
 from __future__ import annotations
 
-from tierstore import wire
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind
 from tierstore.errors import CorruptDataError, ProtocolError, QuotaExceededError, StorageIOError, StoreFullError
+from tierstore.sidecar import messages as wire
 
 from .sessions import Record, Session
 

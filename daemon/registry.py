@@ -13,11 +13,11 @@ from typing import Protocol
 
 import msgspec
 
-from tierstore import wire
 from tierstore.codec import NO_CODEC
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.location import Location
 from tierstore.errors import StorageIOError
+from tierstore.sidecar import messages as wire
 
 from .lanes import Lanes
 from .records import Records

@@ -12,7 +12,7 @@ from collections.abc import Set
 import msgspec
 
 from tierstore.disk.codec_policy import OTHER_KINDS
-from tierstore.frames import MAX_FRAME_BYTES
+from tierstore.sidecar.frames import MAX_FRAME_BYTES
 
 __all__ = ["DiskState", "JobTimes", "Jobs", "Report", "SessionState", "Spread", "Totals", "encode_report"]
 

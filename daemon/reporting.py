@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from typing import Protocol
 
-from tierstore import wire
 from tierstore.disk.tier import DiskTier
+from tierstore.sidecar import messages as wire
 
 from .histogram import Histogram
 from .lanes import Lanes, Way

@@ -1,6 +1,6 @@
 """How each clause of the rules that keep gradients right is broken, and which tests have to notice.
 
-P1 to P6 are the rules of the sidecar's protocol as `tierstore/wire.py` numbers them; P7 to P11: what else holds there.
+P1 to P6 are the rules of the sidecar's protocol as `sidecar/messages.py` numbers them; P7 to P11: the rest of it.
 N1 to N7 are the tables of `docs/reliability.md`: what no rule above has, and a test of the default run looks at. E1 and
 E2: what lies between a record and the drive; S1 and S2: what the simulator is believed for.
 
@@ -2035,7 +2035,7 @@ MUTATIONS = [
     Mutation(
         "R13",
         "a child has no copy of the daemon's socket and slab",
-        "tierstore/disk/remote.py",
+        "tierstore/sidecar/remote.py",
         "        let_go_of(self._link.inodes)\n",
         "",
         ("daemon/test_survival.py::test_forked_child_keeps_nothing_of_its_parent_s",),
@@ -2090,7 +2090,7 @@ MUTATIONS = [
     Mutation(
         "P3",
         "the slot of a write that was given up stays taken",
-        "tierstore/disk/remote.py",
+        "tierstore/sidecar/remote.py",
         "                self._given_up[name] = sent\n",
         "                self._given_up[name] = sent\n                self._window.give_back(sent.slot)\n",
         ("daemon/test_rules.py::test_slot_of_a_request_that_was_given_up_is_not_used_for_another",),
@@ -2114,7 +2114,7 @@ MUTATIONS = [
     Mutation(
         "P5",
         "the client uses a key once",
-        "tierstore/disk/remote.py",
+        "tierstore/sidecar/remote.py",
         "        wire_key = next(self._wire_keys)\n",
         "        wire_key = name.key\n",
         ("daemon/test_link.py::test_key_on_the_wire_is_used_once",),
@@ -2255,7 +2255,7 @@ MUTATIONS = [
     Mutation(
         "P10",
         "silence is given up",
-        "tierstore/disk/silence.py",
+        "tierstore/sidecar/silence.py",
         "            self._give_up()\n            return\n",
         "            return\n",
         ("daemon/test_silence.py", "daemon/test_link.py::test_silent_peer_is_asked_whether_it_lives_and_then_given_up"),
@@ -2263,7 +2263,7 @@ MUTATIONS = [
     Mutation(
         "P10",
         "the daemon is asked whether it lives",
-        "tierstore/disk/silence.py",
+        "tierstore/sidecar/silence.py",
         "            self._ask()\n",
         "            pass\n",
         ("daemon/test_silence.py::test_silent_daemon_is_asked_at_half_time_and_given_up_at_the_end",),
@@ -2417,7 +2417,7 @@ MUTATIONS = [
     Mutation(
         "N1",
         "what a killed daemon has not answered is sent again",
-        "tierstore/disk/link.py",
+        "tierstore/sidecar/link.py",
         "        for request in self._pending.values():\n            channel.send(request.message)\n",
         "",
         ("daemon/test_link.py::test_nonsense_in_a_session_loses_the_connection_and_no_request",),
@@ -2425,7 +2425,7 @@ MUTATIONS = [
     Mutation(
         "N1",
         "who waits for a daemon that stays away is told in time",
-        "tierstore/disk/reconnecting.py",
+        "tierstore/sidecar/reconnecting.py",
         "            self._tell(self.lost_because, time.monotonic() - lost_since)\n",
         "",
         (
@@ -2808,7 +2808,7 @@ MUTATIONS = [
     Mutation(
         "N7",
         "a session whose window cannot be shared is closed",
-        "tierstore/disk/remote.py",
+        "tierstore/sidecar/remote.py",
         "            await link.close()\n            slab.close()\n            raise",
         "            slab.close()\n            raise",
         ("reliability/test_limits.py::test_descriptors_used_up_while_a_store_is_opened_say_so_and_nothing_is_left",),
@@ -2816,7 +2816,7 @@ MUTATIONS = [
     Mutation(
         "N7",
         "a session that was resumed without its window is resumed again",
-        "tierstore/disk/link.py",
+        "tierstore/sidecar/link.py",
         "            self._drop()  # it may have been resumed already, without what belongs to it\n",
         "",
         ("reliability/test_limits.py::test_descriptors_used_up_while_a_client_reconnects_are_waited_for",),
@@ -2891,7 +2891,7 @@ MUTATIONS = [
     Mutation(
         "N4",
         "a client that gave its daemon up comes back within the grace period, though it asks for nothing",
-        "tierstore/disk/reconnecting.py",
+        "tierstore/sidecar/reconnecting.py",
         "                async with asyncio.timeout(self._unasked_pause_seconds):\n",
         "                async with asyncio.timeout(None):\n",
         (

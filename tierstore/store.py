@@ -39,7 +39,6 @@ from .config import (
 from .config_file import ConfigSource, store_options
 from .core import Core, DiskOptions
 from .disk.local import NUM_AT_ONCE, LocalDisk
-from .disk.remote import RemoteDisk
 from .disk.tier import DiskTier, Kind
 from .engine import OpenDisk
 from .errors import ConfigError, ConfigTypeError, TierStoreWarning
@@ -48,6 +47,7 @@ from .layout import alias_of, layout_of, outside_of_modes, storage_address, stor
 from .lookahead import LearnedOrders
 from .ownership import claim
 from .returning.advice import stacklevel_of_user
+from .sidecar.remote import RemoteDisk
 from .stats import StoreStats
 from .trial import trial_of_process
 from .uncompiled import uncompiled

@@ -16,8 +16,8 @@ import pytest
 import uvloop
 
 from tests.daemon import wire
-from tierstore.channel import Channel
 from tierstore.errors import ProtocolError
+from tierstore.sidecar.channel import Channel
 
 TIMEOUT_SECONDS = 20  # of every wait: only a broken channel comes near it
 

@@ -21,7 +21,7 @@ from tests.daemon.test_security import RawClient
 from tierstore import TierStore
 from tierstore.commands.views import decode_report
 from tierstore.daemon.report import Report
-from tierstore.inspection import inspect_daemon
+from tierstore.sidecar.inspection import inspect_daemon
 
 MIB = 2**20
 IDLE_BYTES = 50 * 10**6

@@ -15,12 +15,12 @@ import uvloop
 
 from tests.daemon import wire
 from tests.store.disk_conformance import PLAIN
-from tierstore.disk import link as link_module
-from tierstore.disk import reconnecting as reconnecting_module
-from tierstore.disk.link import Answer, DaemonLink
-from tierstore.disk.remote import RemoteDisk
-from tierstore.disk.shared_slab import SharedSlab
 from tierstore.errors import CorruptDataError, DaemonUnavailableError, ProtocolError, StorageIOError, StoreFullError
+from tierstore.sidecar import link as link_module
+from tierstore.sidecar import reconnecting as reconnecting_module
+from tierstore.sidecar.link import Answer, DaemonLink
+from tierstore.sidecar.remote import RemoteDisk
+from tierstore.sidecar.shared_slab import SharedSlab
 
 SECONDS = 20.0
 _AT_ONCE_SECONDS = 0.9  # less than an attempt that is not answered takes

@@ -20,7 +20,7 @@ from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tes
 from tests.daemon.test_cli_serve import client_of, report_of
 from tierstore import TierStore
 from tierstore.daemon.histogram import Histogram
-from tierstore.disk.shared_slab import SharedSlab
+from tierstore.sidecar.shared_slab import SharedSlab
 
 MIB = 2**20
 SECONDS = 30.0

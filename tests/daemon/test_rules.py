@@ -20,10 +20,10 @@ from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.test_cli_serve import client_of, report_of
 from tests.daemon.test_link import OPENED, Peer, RunWithPeer, with_peer
 from tests.daemon.test_write_queue import state_of, write_of
-from tierstore.disk.remote import RemoteDisk
-from tierstore.disk.shared_slab import SharedSlab
 from tierstore.disk.tier import Kind
 from tierstore.errors import DaemonUnavailableError
+from tierstore.sidecar.remote import RemoteDisk
+from tierstore.sidecar.shared_slab import SharedSlab
 
 __all__ = ["with_peer"]
 

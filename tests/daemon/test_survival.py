@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
 from tierstore import DaemonUnavailableError, TierStore, tiered_offload
-from tierstore.inspection import inspect_daemon
+from tierstore.sidecar.inspection import inspect_daemon
 
 WIDTH, DEPTH, BATCH = 256, 6, 512
 

@@ -18,7 +18,7 @@ from tierstore import TierStore
 from tierstore.commands.views import decode_report
 from tierstore.daemon.report import SessionState
 from tierstore.daemon.write_queue import WriteQueue
-from tierstore.disk.shared_slab import SharedSlab
+from tierstore.sidecar.shared_slab import SharedSlab
 
 MIB = 2**20
 NUM_WRITES = 24

@@ -10,8 +10,8 @@ from contextlib import suppress
 from os import PathLike
 from typing import TypeVar
 
-from . import wire
-from .errors import DaemonUnavailableError, ProtocolError
+from ..errors import DaemonUnavailableError, ProtocolError
+from . import messages as wire
 from .frames import FrameReader, frame_of
 
 __all__ = ["inspect_daemon"]

@@ -17,7 +17,12 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import NamedTuple
 
-from .. import wire
+from ..disk.allocator import round_up
+from ..disk.forking import let_go_of
+from ..disk.jobs import run_job, to_the_end
+from ..disk.linux import copy_memory
+from ..disk.location import record_checksum, record_seed
+from ..disk.tier import DiskUsage, Kind, Loaded, Stored
 from ..errors import (
     ConfigError,
     CorruptDataError,
@@ -28,14 +33,9 @@ from ..errors import (
     StoreClosedError,
     StoreFullError,
 )
-from .allocator import round_up
-from .forking import let_go_of
-from .jobs import run_job, to_the_end
+from . import messages as wire
 from .link import Answer, DaemonLink, Request
-from .linux import copy_memory
-from .location import record_checksum, record_seed
 from .shared_slab import SharedSlab
-from .tier import DiskUsage, Kind, Loaded, Stored
 from .window import Window, WindowSlot
 
 __all__ = ["RemoteDisk"]

@@ -7,9 +7,9 @@ import fcntl
 import mmap
 import os
 
-from .allocator import round_up
-from .forking import Inode, inode_of, not_while_forking
-from .linux import address_of, dont_fork, make_pages_huge
+from ..disk.allocator import round_up
+from ..disk.forking import Inode, inode_of, not_while_forking
+from ..disk.linux import address_of, dont_fork, make_pages_huge
 
 __all__ = ["SEALS", "SharedSlab"]
 

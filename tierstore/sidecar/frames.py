@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from .errors import ProtocolError
-from .wire import ClientMessage, DaemonMessage, fitting
+from ..errors import ProtocolError
+from .messages import ClientMessage, DaemonMessage, fitting
 
 __all__ = ["MAX_FRAME_BYTES", "FrameReader", "encoded", "frame_of"]
 

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .. import wire
-from ..channel import Channel
+from ..disk.forking import Inode, inode_of, not_while_forking
 from ..errors import DaemonUnavailableError, ProtocolError
-from .forking import Inode, inode_of, not_while_forking
+from . import messages as wire
+from .channel import Channel
 from .reconnecting import Reconnecting, RefusedError, words_of
 from .shared_slab import SharedSlab
 from .silence import Silence

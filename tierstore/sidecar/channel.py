@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .errors import ProtocolError
+from ..errors import ProtocolError
 from .frames import FrameReader, encoded, frame_of
-from .wire import ClientMessage, DaemonMessage
+from .messages import ClientMessage, DaemonMessage
 
 __all__ = ["Channel"]
 

@@ -28,7 +28,7 @@ from typing import Annotated
 
 import msgspec
 
-from .errors import ProtocolError
+from ..errors import ProtocolError
 
 __all__ = [
     "ALLOWED",

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..disk.allocator import round_up
 from ..free_runs import FreeRuns
-from .allocator import round_up
 from .shared_slab import SharedSlab
 
 __all__ = ["Window", "WindowSlot"]
