@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tierstore.codec import parse_codec
 from tierstore.config import parse_size
+from tierstore.disk.codec.codec import parse_codec
 from tierstore.errors import ConfigError
 
 from .settings import Limits, ServeSettings

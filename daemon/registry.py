@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from tierstore.codec import NO_CODEC
+from tierstore.disk.codec.codec import NO_CODEC
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.location import Location
 from tierstore.errors import StorageIOError

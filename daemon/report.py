@@ -11,7 +11,7 @@ from collections.abc import Set
 
 import msgspec
 
-from tierstore.disk.codec_policy import OTHER_KINDS
+from tierstore.disk.codec.policy import OTHER_KINDS
 from tierstore.sidecar.frames import MAX_FRAME_BYTES
 
 __all__ = ["DiskState", "JobTimes", "Jobs", "Report", "SessionState", "Spread", "Totals", "encode_report"]

@@ -2630,7 +2630,7 @@ MUTATIONS = [
     Mutation(
         "N5",
         "no more than a day's is saved up",
-        "tierstore/endurance.py",
+        "tierstore/disk/endurance.py",
         "        return min(self._left_bytes + grown_bytes, float(self.day_bytes))",
         "        return self._left_bytes + grown_bytes",
         (
@@ -3165,7 +3165,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "all of a block has to repeat its first word",
-        "tierstore/constant.py",
+        "tierstore/disk/codec/constant.py",
         "len(source) - WORD_BYTES)",
         "len(source) - 2 * WORD_BYTES)",
         (
@@ -3176,7 +3176,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "the last bytes of a block repeat the word from its beginning",
-        "tierstore/constant.py",
+        "tierstore/disk/codec/constant.py",
         "= word[:rest_bytes]",
         "= word[WORD_BYTES - rest_bytes :]",
         ("store/test_codec.py::test_one_value_takes_a_word_for_each_block",),
@@ -3184,7 +3184,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "all of the word is repeated",
-        "tierstore/constant.py",
+        "tierstore/disk/codec/constant.py",
         "np.frombuffer(word, np.uint64)",
         "np.frombuffer(word, np.uint8)[0]",
         ("store/test_codec.py::test_one_value_takes_a_word_for_each_block",),
@@ -3192,7 +3192,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "a byte that is no bit is not taken for one",
-        "tierstore/bits.py",
+        "tierstore/disk/codec/bits.py",
         "    if values.max() > 1:",
         "    if values[0] > 1:",
         ("store/test_codec.py::test_a_byte_that_is_no_bit_leaves_its_block_as_it_is",),
@@ -3200,7 +3200,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "bits come back in their order",
-        "tierstore/bits.py",
+        "tierstore/disk/codec/bits.py",
         "np.packbits(values)",
         "np.packbits(values, bitorder='little')",
         ("store/test_codec.py::test_masks_take_a_bit_for_each_byte",),
@@ -3208,7 +3208,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "bits that fill no byte have room",
-        "tierstore/bits.py",
+        "tierstore/disk/codec/bits.py",
         "return -(-num_bytes // 8)",
         "return num_bytes // 8",
         ("store/test_codec.py::test_masks_take_a_bit_for_each_byte",),
@@ -3216,7 +3216,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "no more bits come back than there were",
-        "tierstore/bits.py",
+        "tierstore/disk/codec/bits.py",
         "np.unpackbits(np.frombuffer(source, np.uint8), count=len(values))",
         "np.unpackbits(np.frombuffer(source, np.uint8))",
         ("store/test_codec.py::test_masks_take_a_bit_for_each_byte",),
@@ -3224,7 +3224,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "a block that is stored as it is says so",
-        "tierstore/codec.py",
+        "tierstore/disk/codec/codec.py",
         "        header |= _STORED_AS_IS",
         "        pass",
         ("store/test_codec.py::test_encode_then_decode_is_the_same",),
@@ -3232,7 +3232,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "bits of another length are refused",
-        "tierstore/codec.py",
+        "tierstore/disk/codec/codec.py",
         "            if len(payload) != packed_bytes(len(block)):",
         "            if len(payload) < packed_bytes(len(block)):",
         ("store/test_codec.py::test_bits_of_another_length_are_refused",),
@@ -3240,7 +3240,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "a word of another length is refused",
-        "tierstore/codec.py",
+        "tierstore/disk/codec/codec.py",
         "            if len(payload) != WORD_BYTES:",
         "            if len(payload) < WORD_BYTES:",
         ("store/test_codec.py::test_word_of_another_length_is_refused",),
@@ -3248,7 +3248,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "a block that is stored as it is, of another length, is refused",
-        "tierstore/codec.py",
+        "tierstore/disk/codec/codec.py",
         "        if as_is:\n            if len(payload) != len(block):",
         "        if as_is:\n            if False:",
         ("store/test_codec.py::test_block_that_is_stored_as_it_is_of_another_length_is_refused",),
@@ -3256,7 +3256,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "a block longer than the rest of its record is refused",
-        "tierstore/codec.py",
+        "tierstore/disk/codec/codec.py",
         "if not 0 < length <= len(block):",
         "if not 0 < length:",
         ("store/test_codec.py::test_block_longer_than_its_record_is_refused_before_it_is_there",),
@@ -3264,7 +3264,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "a block of nothing is refused",
-        "tierstore/codec.py",
+        "tierstore/disk/codec/codec.py",
         "if not 0 < length <= len(block):",
         "if not length <= len(block):",
         ("store/test_codec.py::test_word_of_another_length_is_refused",),
@@ -3272,7 +3272,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "a frame that holds more is refused",
-        "tierstore/codec.py",
+        "tierstore/disk/codec/codec.py",
         "if length != len(out) or rest:",
         "if length != len(out):",
         ("store/test_codec.py::test_a_frame_of_another_length_is_refused",),
@@ -3280,7 +3280,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "a frame that holds less is refused",
-        "tierstore/codec.py",
+        "tierstore/disk/codec/codec.py",
         "if length != len(out) or rest:",
         "if rest:",
         ("store/test_codec.py::test_a_frame_of_another_length_is_refused",),
@@ -3288,7 +3288,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "a frame that asks for more memory than a block is refused",
-        "tierstore/codec.py",
+        "tierstore/disk/codec/codec.py",
         "ZstdDecompressor(max_window_size=2 * BLOCK_BYTES)",
         "ZstdDecompressor()",
         ("store/test_codec.py::test_a_frame_that_asks_for_gigabytes_is_refused",),
@@ -3296,7 +3296,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "a block is decoded when all of it is there",
-        "tierstore/codec.py",
+        "tierstore/disk/codec/codec.py",
         "            if start + length > len(encoded):",
         "            if start + length > len(encoded) + 1:",
         ("store/test_codec.py::test_decode_of_bytes_that_come_one_by_one_is_the_same",),
@@ -3304,7 +3304,7 @@ MUTATIONS = [
     Mutation(
         "E1",
         "byte planes are joined by the stride that split them",
-        "tierstore/codec.py",
+        "tierstore/disk/codec/codec.py",
         "join_planes(planes, block, self._itemsize_bytes)",
         "join_planes(planes, block, 2)",
         ("store/test_codec.py::test_encode_then_decode_is_the_same",),

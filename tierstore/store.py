@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 
-from .codec import parse_codec
 from .config import (
     DEFAULT_ADDRESS,
     Mode,
@@ -38,6 +37,7 @@ from .config import (
 )
 from .config_file import ConfigSource, store_options
 from .core import Core, DiskOptions
+from .disk.codec.codec import parse_codec
 from .disk.local import NUM_AT_ONCE, LocalDisk
 from .disk.tier import DiskTier, Kind
 from .engine import OpenDisk

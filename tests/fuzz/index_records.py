@@ -17,8 +17,8 @@ import zstandard
 
 from tests.fuzz.encoded import small_scratch
 from tests.fuzz.target import Target, raises
-from tierstore.codec import DamagedBytesError
 from tierstore.daemon.sessions import KEY_BITS, Lease, kept_leases
+from tierstore.disk.codec.codec import DamagedBytesError
 from tierstore.disk.home import FOLDER_NAME, NamedHome
 from tierstore.disk.index import Index
 from tierstore.disk.io_mode import IoMode

@@ -18,8 +18,8 @@ import pytest
 import uvloop
 
 from tests.reliability.drives import MIB, fill_up, mounted_drive
-from tierstore.codec import DamagedBytesError
 from tierstore.disk import index as index_module
+from tierstore.disk.codec.codec import DamagedBytesError
 from tierstore.disk.commits import Commits
 from tierstore.disk.index import Index
 from tierstore.disk.location import Location, record_seed

@@ -37,7 +37,7 @@ from tests.store.disk_conformance import (
 from tierstore.disk import encoded_records
 from tierstore.disk import records as records_module
 from tierstore.disk import scratch as scratch_module
-from tierstore.disk.codec_policy import CodecPolicy
+from tierstore.disk.codec.policy import CodecPolicy
 from tierstore.disk.home import NamedHome
 from tierstore.disk.linux import address_of
 from tierstore.disk.local import NUM_AT_ONCE, LocalDisk
@@ -185,8 +185,8 @@ def test_record_of_several_calls_is_whole(open_disk: OpenDisk, monkeypatch: pyte
 def seconds_that_fly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock of transfers is a second later: the disk seems slow."""
     clock = SimpleNamespace(perf_counter=itertools.count().__next__, process_time=time.process_time)
-    monkeypatch.setattr("tierstore.disk.codec_policy.time", clock)
-    monkeypatch.setattr("tierstore.disk.load.time", clock)
+    monkeypatch.setattr("tierstore.disk.codec.policy.time", clock)
+    monkeypatch.setattr("tierstore.disk.codec.load.time", clock)
 
 
 def test_auto_learns_to_encode_what_pays(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:

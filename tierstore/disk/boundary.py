@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import lmdb
 
-from ..codec import DamagedBytesError
 from ..errors import CorruptDataError, StorageIOError, StoreFullError
+from .codec.codec import DamagedBytesError
 from .segments import is_out_of_space
 
 __all__ = ["Usage", "means_full", "translated"]

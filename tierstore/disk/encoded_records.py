@@ -6,7 +6,8 @@ import time
 
 import xxhash
 
-from ..codec import (
+from .allocator import ALIGNMENT_BYTES, round_up
+from .codec.codec import (
     ENCODED_BLOCK_BYTES,
     BlockDecoder,
     Codec,
@@ -15,7 +16,6 @@ from ..codec import (
     encode_block,
     is_shrinking,
 )
-from .allocator import ALIGNMENT_BYTES, round_up
 from .linux import copy_memory
 from .orders import WriteOrder
 from .scratch import Scratch

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import lmdb
 
-from ..codec import DamagedBytesError
 from .allocator import round_up
+from .codec.codec import DamagedBytesError
 from .forking import Inode, descriptors_of, inode_of
 from .linux import address_of, dont_fork, has_addresses_for, mapping_around
 from .values import MAP_SPARE_BYTES

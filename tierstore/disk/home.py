@@ -29,10 +29,10 @@ from typing import Annotated, Protocol
 import lmdb
 import msgspec
 
-from ..codec import DamagedBytesError
 from ..config import check_directory
 from .allocator import ALIGNMENT_BYTES
 from .boundary import means_full
+from .codec.codec import DamagedBytesError
 from .folder import LockedFolder
 from .forking import Inode
 from .index import Index, may_be_short_write

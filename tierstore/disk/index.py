@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import lmdb
 import msgspec
 
-from ..codec import DamagedBytesError
+from .codec.codec import DamagedBytesError
 from .environment import Environment
 from .forking import Inode
 from .linux import address_of, open_unnamed

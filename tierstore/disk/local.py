@@ -19,15 +19,15 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from ..codec import parse_codec
 from ..config import check_directory
-from ..endurance import WriteAllowance
 from ..errors import ConfigError, StoreClosedError, StoreFullError
 from .allocator import round_up
 from .boundary import translated
 from .budget import DiskBudget
-from .codec_policy import CodecPolicy
+from .codec.codec import parse_codec
+from .codec.policy import CodecPolicy
 from .commits import Commits
+from .endurance import WriteAllowance
 from .entries import IndexEntries
 from .extents import ExtentSpace
 from .forking import let_go_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..codec import Codec
-from ..codec_figures import Sample
+from .codec.codec import Codec
+from .codec.figures import Sample
 
 __all__ = ["Place", "ReadReport", "WriteOrder", "Written"]
 

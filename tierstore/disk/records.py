@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 
-from ..codec import NO_CODEC, BlockDecoder, Codec, DamagedBytesError
-from ..codec_figures import Sample
 from .allocator import round_up
+from .codec.codec import NO_CODEC, BlockDecoder, Codec, DamagedBytesError
+from .codec.figures import Sample
+from .codec.probing import probe
 from .encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
 from .linux import copy_memory, populate
 from .location import Location, encoded_seed, record_checksum, record_hasher
 from .orders import Place, ReadReport, WriteOrder, Written
-from .probing import probe
 from .raw_records import read_raw, write_raw
 from .scratch import Scratch, ScratchPool
 

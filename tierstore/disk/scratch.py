@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from queue import SimpleQueue
 
-from ..codec import BLOCK_BYTES, Workspace
+from .codec.codec import BLOCK_BYTES, Workspace
+from .codec.load import TransferClock
 from .linux import address_of
-from .load import TransferClock
 
 __all__ = ["SCRATCH_BYTES", "Scratch", "ScratchPool", "Turns"]
 

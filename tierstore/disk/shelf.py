@@ -10,11 +10,11 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
-from ..codec import NO_CODEC
 from ..errors import StoreFullError
 from .boundary import translated
 from .budget import DiskBudget
-from .codec_policy import CodecPolicy
+from .codec.codec import NO_CODEC
+from .codec.policy import CodecPolicy
 from .entries import IndexEntries
 from .extents import Extent, ExtentSpace
 from .index import Index

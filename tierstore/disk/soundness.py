@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..codec import NO_CODEC
 from .allocator import ALIGNMENT_BYTES, round_up
+from .codec.codec import NO_CODEC
 from .location import Location
 from .values import value_charge_bytes
 

@@ -14,7 +14,7 @@ import msgspec
 
 from ..config import free_disk_bytes, memory_cgroup_limits
 from ..demo.place import file_system_of
-from ..disk.load import quota_cores
+from ..disk.codec.load import quota_cores
 from ..errors import TierStoreError
 from ..sidecar.inspection import inspect_daemon
 from .measurements import Daemon, Drive, Limits, Processor

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..codec_figures import Load
+from .figures import Load
 
 __all__ = [
     "SMALLEST_TIMED_BYTES",

@@ -1,6 +1,6 @@
 """Which codec a record gets under "auto": figures in, a decision out. Pure: no clock, no compression, no I/O.
 
-The codec with the least cost wins, by the formula in `codec_figures.py`. Where a figure is missing, nothing is encoded.
+The codec with the least cost wins, by the formula in `figures.py`. Where a figure is missing, nothing is encoded.
 Near the end of the disk budget the best ratio wins whatever it costs.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..tier import Kind
 from .codec import BITS, CONSTANT, NO_CODEC, Codec, is_shrinking
-from .codec_figures import UNKNOWN_LOAD, CodecFigures, DriveFigures, Load, Sample
-from .disk.tier import Kind
+from .figures import UNKNOWN_LOAD, CodecFigures, DriveFigures, Load, Sample
 
 __all__ = ["SMALLEST_PROBED_BYTES", "Choice", "CodecChooser", "candidates"]
 

@@ -23,10 +23,10 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...errors import ConfigError, ConfigTypeError
 from .bits import pack_bits, packed_bytes, unpack_bits
 from .byte_planes import join_planes, split_planes
 from .constant import WORD_BYTES, fill_with, word_of
-from .errors import ConfigError, ConfigTypeError
 
 if TYPE_CHECKING:
     import zstandard

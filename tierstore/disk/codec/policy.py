@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from ..codec import NO_CODEC, Codec
-from ..codec_choice import SMALLEST_PROBED_BYTES, CodecChooser
-from ..codec_figures import UNKNOWN_LOAD
+from ..location import Location
+from ..orders import ReadReport, WriteOrder, Written
+from ..tier import Kind
+from .choice import SMALLEST_PROBED_BYTES, CodecChooser
+from .codec import NO_CODEC, Codec
+from .figures import UNKNOWN_LOAD
 from .load import SMALLEST_TIMED_BYTES, LoadMeter, TransferClock, available_cores, read_machine
-from .location import Location
-from .orders import ReadReport, WriteOrder, Written
 from .probing import content_of
-from .tier import Kind
 
 __all__ = ["OTHER_KINDS", "CodecPolicy"]
 

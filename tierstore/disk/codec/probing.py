@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 
-from ..codec import ENCODED_BLOCK_BYTES, BlockDecoder, Codec, encode_block, is_shrinking
-from ..codec_choice import candidates
-from ..codec_figures import Sample
-from .scratch import Scratch
-from .tier import Kind
+from ..scratch import Scratch
+from ..tier import Kind
+from .choice import candidates
+from .codec import ENCODED_BLOCK_BYTES, BlockDecoder, Codec, encode_block, is_shrinking
+from .figures import Sample
 
 __all__ = ["SAMPLE_BYTES", "content_of", "probe"]
 
