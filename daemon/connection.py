@@ -1,6 +1,6 @@
 """One client's connection: which messages it may send now, and when each request runs. For one loop.
 
-A connection has a phase (`wire.py`), and in the last phase a session. It owns the slabs that came over it: when the
+A connection has a phase (`messages.py`), and in the last phase a session. It owns the slabs that came over it: when the
 connection is lost they are forgotten, and the client shares them again over the next one. `registry.py` knows the
 sessions, `records.py` stores and loads, `lanes.py` decides whose turn it is at the drive.
 """
@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from tierstore.errors import ProtocolError, StorageIOError, StoreFullError
-from tierstore.sidecar import messages as wire
+from tierstore.sidecar import messages
 from tierstore.sidecar.channel import Channel
 
 from .lanes import Lanes
@@ -85,7 +85,7 @@ class Connection:
         self._uid = uid
         self._shared = shared
         self._on_end = on_end
-        self._phase = wire.Phase.GREETING
+        self._phase = messages.Phase.GREETING
         self._slabs: dict[int, MappedSlab] = {}
         self._num_named: Counter[int] = Counter()  # by slab: unanswered requests that name it
         self._num_discards = 0  # that are not answered
@@ -94,7 +94,7 @@ class Connection:
         self._is_entering = False  # a session, which takes a commit to the index, or the end of old jobs
         self._channel = Channel(
             accepted,
-            wire.ClientMessage,
+            messages.ClientMessage,
             f"a client of user {uid}",
             self._receive,
             self._ended,
@@ -124,11 +124,11 @@ class Connection:
         """Tell the client why not, and end the connection."""
         self._is_refused = True
         _log.warning("refused: %s", reason, extra=self._about())
-        self._channel.send(wire.Refused(wire.fitting(reason), is_final))
+        self._channel.send(messages.Refused(messages.fitting(reason), is_final))
         self._channel.end_when_sent()
         asyncio.get_running_loop().call_later(self._shared.limits.handshake_seconds, self._ended, None)
 
-    def answer(self, message: wire.DaemonMessage) -> None:
+    def answer(self, message: messages.DaemonMessage) -> None:
         """Send an answer; dropped where the connection is over."""
         self._channel.send(message)
         if self._channel.unsent_bytes > _MOST_UNSENT_BYTES:
@@ -171,52 +171,52 @@ class Connection:
     def _about(self) -> dict[str, object]:
         return {"uid": self._uid} if self.session is None else self.session.about()
 
-    def _receive(self, messages: list[Any]) -> None:
-        for message in messages:
+    def _receive(self, received: list[Any]) -> None:
+        for message in received:
             try:
-                wire.check_allowed(self._phase, message, self.peer)
+                messages.check_allowed(self._phase, message, self.peer)
                 self._handle(message)
             except ProtocolError as error:
                 self.refuse(error.reason)
             if self._is_refused or not self._channel.is_open:
                 return
 
-    def _handle(self, message: wire.ClientMessage) -> None:
+    def _handle(self, message: messages.ClientMessage) -> None:
         match message:
-            case wire.Hello():
+            case messages.Hello():
                 self._greet(message)
-            case wire.Open() | wire.Resume():
+            case messages.Open() | messages.Resume():
                 self._enter(message)
-            case wire.Inspect():
+            case messages.Inspect():
                 self._shared.reporter.answer(self)
-            case wire.Slab():
+            case messages.Slab():
                 self._share(message)
-            case wire.Unmap():
+            case messages.Unmap():
                 self._unmap(message)
-            case wire.Write() | wire.Read() | wire.Discard():
+            case messages.Write() | messages.Read() | messages.Discard():
                 self._request(message)
-            case wire.Close():
+            case messages.Close():
                 self._shared.tasks.start(self._guarded(self._close_session()))
 
-    def _greet(self, hello: wire.Hello) -> None:
+    def _greet(self, hello: messages.Hello) -> None:
         self._hello_timer.cancel()
-        if wire.VERSION not in hello.versions:
+        if messages.VERSION not in hello.versions:
             theirs = ", ".join(map(str, hello.versions)) or "none"
-            raise ProtocolError(self.peer, f"this daemon speaks version {wire.VERSION}, {hello.program} {theirs}")
-        self._phase = wire.Phase.LOBBY
+            raise ProtocolError(self.peer, f"this daemon speaks version {messages.VERSION}, {hello.program} {theirs}")
+        self._phase = messages.Phase.LOBBY
         limits = self._shared.limits
-        self.answer(wire.Welcome(wire.VERSION, self._shared.program, limits.slab_bytes, limits.grace_seconds))
+        self.answer(messages.Welcome(messages.VERSION, self._shared.program, limits.slab_bytes, limits.grace_seconds))
 
     # --- sessions -------------------------------------------------------------------------------------------------
 
-    def _enter(self, message: wire.Open | wire.Resume) -> None:
+    def _enter(self, message: messages.Open | messages.Resume) -> None:
         if self._is_entering:
             raise ProtocolError(self.peer, "it opens two sessions at once")
         self._is_entering = True
-        work = self._open(message) if isinstance(message, wire.Open) else self._resume(message)
+        work = self._open(message) if isinstance(message, messages.Open) else self._resume(message)
         self._shared.tasks.start(self._guarded(work))
 
-    async def _open(self, message: wire.Open) -> None:
+    async def _open(self, message: messages.Open) -> None:
         try:
             session, token = await self._shared.registry.open(message, self._uid)
         except StoreFullError as error:  # its own words ask to free a graph: there is none yet
@@ -231,9 +231,9 @@ class Connection:
         self._begin(session)
         records = self._shared.records
         number, key_base = session.lease.number, session.disk_key(0)
-        self.answer(wire.Opened(number, token, records.seed, key_base, session.quota_bytes, records.io_mode))
+        self.answer(messages.Opened(number, token, records.seed, key_base, session.quota_bytes, records.io_mode))
 
-    async def _resume(self, message: wire.Resume) -> None:
+    async def _resume(self, message: messages.Resume) -> None:
         if not self._channel.is_open:
             return
         session = self._shared.registry.find(message, self._uid)
@@ -243,30 +243,30 @@ class Connection:
             return
         self._shared.registry.take_over(session, self)
         self.session = session  # from here on the end of the connection begins the grace period
-        await session.wait_for(None)  # rule 4 of wire.py
+        await session.wait_for(None)  # rule 4 of messages.py
         if session.is_ended:
             self.refuse("the session has ended")
             return
         if not self._shared.registry.is_connection_of(session, self):  # it left meanwhile, or came back once more
             return
         self._begin(session)
-        self.answer(wire.Resumed())
+        self.answer(messages.Resumed())
 
     def _begin(self, session: Session) -> None:
         self.session = session
-        self._phase = wire.Phase.SESSION
+        self._phase = messages.Phase.SESSION
         self._shared.registry.enter(session, self)
 
     async def _close_session(self) -> None:
         session, self.session = self.session, None
         if session is not None:
             await self._shared.registry.end(session, "its client closed it")
-        self.answer(wire.Closed())
+        self.answer(messages.Closed())
         self.end_when_sent()
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def _share(self, message: wire.Slab) -> None:
+    def _share(self, message: messages.Slab) -> None:
         descriptor = self._channel.take_descriptor()
         slab = MappedSlab(descriptor, message.num_bytes, self.peer)
         if message.slab in self._slabs:
@@ -280,28 +280,28 @@ class Connection:
             )
         self._slabs[message.slab] = slab
 
-    def _unmap(self, message: wire.Unmap) -> None:
+    def _unmap(self, message: messages.Unmap) -> None:
         if self._num_named[message.slab]:  # its mapping would stay, and not count
             raise ProtocolError(self.peer, f"Unmap of slab {message.slab}, which an unanswered request names")
         self._num_named.pop(message.slab, None)
         self._slabs.pop(message.slab, None)
 
-    def _request(self, message: wire.Write | wire.Read | wire.Discard) -> None:
+    def _request(self, message: messages.Write | messages.Read | messages.Discard) -> None:
         session = self.session
         if session is None:
             raise ProtocolError(self.peer, "a request after Close")
-        if isinstance(message, wire.Discard):
+        if isinstance(message, messages.Discard):
             self._request_discard(session, message)
             return
         if session.num_jobs >= _MOST_REQUESTS:
             raise ProtocolError(self.peer, f"more than {_MOST_REQUESTS} requests that are not answered")
         memory = self._range_of(message)
-        if isinstance(message, wire.Write) and message.key in session.being_written:
+        if isinstance(message, messages.Write) and message.key in session.being_written:
             raise ProtocolError(self.peer, f"record {message.key}, which is being written, once more")
         session.begin_job(message.key)
         self._num_named[message.slab] += 1
         number = session.lease.number
-        if isinstance(message, wire.Write):
+        if isinstance(message, messages.Write):
             session.being_written.add(message.key)
             write = partial(self._write, session, message, memory)
             to_lane = partial(self._shared.lanes.write, number, message.num_bytes, lambda: self._guarded(write()))
@@ -311,7 +311,7 @@ class Connection:
                 number, message.num_bytes, lambda: self._guarded(self._read(session, message, memory))
             )
 
-    def _request_discard(self, session: Session, message: wire.Discard) -> None:
+    def _request_discard(self, session: Session, message: messages.Discard) -> None:
         if self._num_discards >= _MOST_DISCARDS:
             raise ProtocolError(self.peer, f"more than {_MOST_DISCARDS} discards that are not answered")
         if self._num_keys >= _MOST_KEYS:
@@ -328,13 +328,13 @@ class Connection:
             self._shared.tasks.note_bug(self._about())
             self.refuse(f"it has failed: {error!r}", is_final=False)
 
-    def _range_of(self, message: wire.Write | wire.Read) -> memoryview:
+    def _range_of(self, message: messages.Write | messages.Read) -> memoryview:
         slab = self._slabs.get(message.slab)
         if slab is None:
             raise ProtocolError(self.peer, f"slab {message.slab}, which it has not shared")
         return slab.range(message.offset, message.num_bytes, self.peer)
 
-    async def _write(self, session: Session, message: wire.Write, memory: memoryview) -> None:
+    async def _write(self, session: Session, message: messages.Write, memory: memoryview) -> None:
         try:
             if session.is_ended:
                 return
@@ -344,7 +344,7 @@ class Connection:
             session.writes.end(message.num_bytes)
             self._end_job(session, message)
 
-    async def _read(self, session: Session, message: wire.Read, memory: memoryview) -> None:
+    async def _read(self, session: Session, message: messages.Read, memory: memoryview) -> None:
         try:
             self.answer(await self._shared.records.read(session, message, memory))
         except ProtocolError as error:
@@ -352,15 +352,15 @@ class Connection:
         finally:
             self._end_job(session, message)
 
-    def _end_job(self, session: Session, message: wire.Write | wire.Read) -> None:
+    def _end_job(self, session: Session, message: messages.Write | messages.Read) -> None:
         self._num_named[message.slab] -= 1
         session.end_job(message.key)
 
-    async def _discard(self, session: Session, message: wire.Discard) -> None:
+    async def _discard(self, session: Session, message: messages.Discard) -> None:
         try:
             await session.wait_for(frozenset(message.keys))  # rule 6
             await self._shared.records.free(session, message.keys)
         finally:
             self._num_discards -= 1
             self._num_keys -= len(message.keys)
-        self.answer(wire.Gone(message.request))
+        self.answer(messages.Gone(message.request))

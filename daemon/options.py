@@ -24,7 +24,7 @@ __all__ = ["OPTIONS", "settings_of"]
 
 _LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("text", "json")
-_MOST_SECONDS = 1e9  # that the protocol can say (wire.Welcome)
+_MOST_SECONDS = 1e9  # that the protocol can say (messages.Welcome)
 _OF_LIMITS = ("session_disk_bytes", "session_queued_bytes", "grace_seconds", "handshake_seconds")
 _MOST_BYTES = 2**63 - 1
 _MOST_UID = 2**32 - 2  # the last one is none: chown(2)

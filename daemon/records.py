@@ -8,7 +8,7 @@ from __future__ import annotations
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind
 from tierstore.errors import CorruptDataError, ProtocolError, QuotaExceededError, StorageIOError, StoreFullError
-from tierstore.sidecar import messages as wire
+from tierstore.sidecar import messages
 
 from .sessions import Record, Session
 
@@ -34,26 +34,26 @@ class Records:
         return self._disk.usage().io_mode
 
     async def write(
-        self, session: Session, message: wire.Write, memory: memoryview
-    ) -> wire.Stored | wire.Full | wire.Failed:
+        self, session: Session, message: messages.Write, memory: memoryview
+    ) -> messages.Stored | messages.Full | messages.Failed:
         """Store the bytes in `memory`, unless that was done before; the answer to the client."""
         try:
-            record = session.records.get(message.key)  # rule 5 of wire.py: it may be sent twice
+            record = session.records.get(message.key)  # rule 5 of messages.py: it may be sent twice
             if record is None:
                 record = await self._store(session, message, memory)
-            return wire.Stored(message.request, record.stored_bytes, record.codec, record.kind, record.checksum)
+            return messages.Stored(message.request, record.stored_bytes, record.codec, record.kind, record.checksum)
         except StoreFullError as error:
             session.totals["full"] += 1
             is_quota = isinstance(error, QuotaExceededError)
             figures = (error.disk_bytes, error.disk_budget_bytes)
-            return wire.Full(message.request, is_quota, *figures, wire.fitting(error.reason))
+            return messages.Full(message.request, is_quota, *figures, messages.fitting(error.reason))
         except StorageIOError as error:
             session.totals["io_errors"] += 1
             return _failed(message.request, error)
 
     async def read(
-        self, session: Session, message: wire.Read, memory: memoryview
-    ) -> wire.Loaded | wire.Bad | wire.Failed:
+        self, session: Session, message: messages.Read, memory: memoryview
+    ) -> messages.Loaded | messages.Bad | messages.Failed:
         """Fill `memory` with a record; the answer to the client.
 
         Raises:
@@ -69,11 +69,11 @@ class Records:
             loaded = await self._disk.read(session.disk_key(message.key), memory)
             session.totals["restored_bytes"] += message.num_bytes
             session.totals["read_bytes"] += loaded.read_bytes
-            return wire.Loaded(message.request, loaded.read_bytes)
+            return messages.Loaded(message.request, loaded.read_bytes)
         except CorruptDataError as error:
             session.totals["corrupt_records"] += 1
-            words = (wire.fitting(each) for each in (error.place, error.expected, error.found))
-            return wire.Bad(message.request, *words)
+            words = (messages.fitting(each) for each in (error.place, error.expected, error.found))
+            return messages.Bad(message.request, *words)
         except StorageIOError as error:
             session.totals["io_errors"] += 1
             return _failed(message.request, error)
@@ -89,7 +89,7 @@ class Records:
             await self._disk.discard([session.disk_key(key) for key in some])
             session.totals["discarded_records"] += len(some)
 
-    async def _store(self, session: Session, message: wire.Write, memory: memoryview) -> Record:
+    async def _store(self, session: Session, message: messages.Write, memory: memoryview) -> Record:
         num_bytes = message.num_bytes
         session.reserve(num_bytes)
         taken_bytes = 0
@@ -106,7 +106,7 @@ class Records:
         return record
 
 
-def _failed(request: int, error: StorageIOError) -> wire.Failed:
-    return wire.Failed(
-        request, wire.fitting_word(error.operation), wire.fitting(error.place), wire.fitting(error.reason)
+def _failed(request: int, error: StorageIOError) -> messages.Failed:
+    return messages.Failed(
+        request, messages.fitting_word(error.operation), messages.fitting(error.place), messages.fitting(error.reason)
     )

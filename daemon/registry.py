@@ -17,7 +17,7 @@ from tierstore.disk.codec.codec import NO_CODEC
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.location import Location
 from tierstore.errors import StorageIOError
-from tierstore.sidecar import messages as wire
+from tierstore.sidecar import messages
 
 from .lanes import Lanes
 from .records import Records
@@ -91,7 +91,7 @@ class Registry:
         connection = self._connection_of.get(session.lease.number)
         return 0 if connection is None else connection.slab_bytes
 
-    def find(self, message: wire.Resume, uid: int) -> Session | None:
+    def find(self, message: messages.Resume, uid: int) -> Session | None:
         """The session that this token resumes; None: there is none."""
         session = self.sessions.get(message.session)
         if session is None or not session.lease.is_resumed_by(message.token, uid):
@@ -128,7 +128,7 @@ class Registry:
         for session in self.sessions.values():
             self._start_grace(session)
 
-    async def open(self, message: wire.Open, uid: int) -> tuple[Session, bytes]:
+    async def open(self, message: messages.Open, uid: int) -> tuple[Session, bytes]:
         """Make a new session, and enter it in the index; returns the session and its token.
 
         Raises:
@@ -163,7 +163,7 @@ class Registry:
             self._start_grace(session)
 
     async def end(self, session: Session, reason: str) -> None:
-        """Free all that the session stored, after its jobs have ended (rule 6 of wire.py), then forget it."""
+        """Free all that the session stored, after its jobs have ended (rule 6 of messages.py), then forget it."""
         if session.is_ended:
             return
         session.is_ended = True

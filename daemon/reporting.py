@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Protocol
 
 from tierstore.disk.tier import DiskTier
-from tierstore.sidecar import messages as wire
+from tierstore.sidecar import messages
 
 from .histogram import Histogram
 from .lanes import Lanes, Way
@@ -26,7 +26,7 @@ __all__ = ["Asker", "Reporter"]
 class Asker(Protocol):
     """A connection whose client has asked for a report."""
 
-    def answer(self, message: wire.DaemonMessage) -> None:
+    def answer(self, message: messages.DaemonMessage) -> None:
         """Send an answer."""
         ...
 
@@ -93,7 +93,7 @@ class Reporter:
 
     def _answer_all(self) -> None:
         asking, self._asking = self._asking, {}
-        report = wire.Report(encode_report(self.report()))
+        report = messages.Report(encode_report(self.report()))
         for asker in asking:
             asker.answer(report)
 

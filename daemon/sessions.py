@@ -19,7 +19,7 @@ from .write_queue import WriteQueue
 __all__ = ["COUNTER", "KEY_BITS", "NUMBERS", "KeptLeases", "Lease", "Record", "Session", "kept_leases", "new_lease"]
 
 KEY_BITS = 40
-"""Of the client's keys (`wire.py`); the session's number stands above them in the disk tier's."""
+"""Of the client's keys (`messages.py`); the session's number stands above them in the disk tier's."""
 
 COUNTER = 0
 """The lease that is none: it keeps the number of the next session, so that none is used again while it could be met."""

@@ -1,4 +1,4 @@
-"""The six rules of `wire.py` in a real daemon and a real client, where they show: at slow jobs and lost connections.
+"""The six rules of the protocol in a real daemon and a real client, where they show: at slow jobs, lost connections.
 
 That they are needed shows `test_protocol_model.py`; rules 1 and 2 are the disk tier's, see
 `tests/store/test_commit_order.py`.

@@ -1,7 +1,7 @@
 """A session with the daemon that outlives its connections. On one loop.
 
 Requests wait through a lost connection: the link connects again, resumes the session, shares its slabs again and
-sends again what was not answered (`wire.py`, rule 5: that does no harm). When that has not worked for
+sends again what was not answered (`messages.py`, rule 5: that does no harm). When that has not worked for
 `reconnect_seconds`, the requests fail, but the link keeps them: a slot that they name is the daemon's until it has
 answered (rule 3). `reconnecting.py` decides when to try.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from ..disk.forking import Inode, inode_of, not_while_forking
 from ..errors import DaemonUnavailableError, ProtocolError
-from . import messages as wire
+from . import messages
 from .channel import Channel
 from .reconnecting import Reconnecting, RefusedError, words_of
 from .shared_slab import SharedSlab
@@ -30,8 +30,8 @@ _LONGEST_HANDSHAKE_SECONDS = 10.0
 _SIGNS_IN_A_HANDSHAKE = 4  # so often a daemon that takes its time is asked whether it lives
 _CLOSE_SECONDS = 5.0
 
-RequestMessage = wire.Write | wire.Read | wire.Discard
-Answer = wire.Stored | wire.Full | wire.Failed | wire.Bad | wire.Loaded | wire.Gone
+RequestMessage = messages.Write | messages.Read | messages.Discard
+Answer = messages.Stored | messages.Full | messages.Failed | messages.Bad | messages.Loaded | messages.Gone
 
 
 class Request:
@@ -44,7 +44,7 @@ class Request:
     """
 
     def __init__(
-        self, message: wire.Write | wire.Read | wire.Discard, on_late: Callable[[Answer | None], None]
+        self, message: messages.Write | messages.Read | messages.Discard, on_late: Callable[[Answer | None], None]
     ) -> None:
         self.message = message
         self.answer: asyncio.Future[Answer] | None = None
@@ -66,9 +66,9 @@ class DaemonLink:
         inodes: of the sockets and slabs that a forked child has to let go of.
     """
 
-    def __init__(self, address: str, introduction: wire.Open, reconnect_seconds: float) -> None:
+    def __init__(self, address: str, introduction: messages.Open, reconnect_seconds: float) -> None:
         self.address = address
-        self.opened: wire.Opened
+        self.opened: messages.Opened
         self.max_slab_bytes = 0
         self.on_unavailable: Callable[[Callable[[], DaemonUnavailableError]], None] = lambda _: None
         self.inodes: set[Inode] = set()
@@ -105,7 +105,7 @@ class DaemonLink:
         except OSError as error:
             waited = time.monotonic() - started
             raise DaemonUnavailableError(self.address, waited, words_of(error), "nothing was stored") from error
-        if not isinstance(answer, wire.Opened):
+        if not isinstance(answer, messages.Opened):
             self._drop()
             raise ProtocolError(self.address, f"{type(answer).__name__} instead of Opened")
         self.opened = answer
@@ -114,7 +114,7 @@ class DaemonLink:
         """Let the daemon read and write a slab from now on."""
         self._slabs[slab.number] = slab
         if self._channel is not None:
-            self._channel.send_with(wire.Slab(slab.number, slab.num_bytes), slab.descriptor)
+            self._channel.send_with(messages.Slab(slab.number, slab.num_bytes), slab.descriptor)
 
     async def reach(self) -> None:
         """Return when the session is open on a connection: at once, unless that was lost.
@@ -171,7 +171,7 @@ class DaemonLink:
         await self._reconnecting.stop()
         if was_open and self._channel is not None:
             self._greeting = asyncio.get_running_loop().create_future()
-            self._channel.send(wire.Close())
+            self._channel.send(messages.Close())
             await asyncio.wait((self._greeting,), timeout=_CLOSE_SECONDS)  # else the lease ends without it
             if self._greeting.done():
                 self._greeting.exception()
@@ -180,7 +180,7 @@ class DaemonLink:
 
     # --- one connection -------------------------------------------------------------------------------------------
 
-    async def _connect(self, message: wire.Open | wire.Resume, seconds: float) -> Any:
+    async def _connect(self, message: messages.Open | messages.Resume, seconds: float) -> Any:
         """Connect, greet, and send the message; returns its answer. The session is open on that connection then.
 
         It takes longer than that many seconds only if the daemon is heard from in each of them: before it resumes a
@@ -200,7 +200,7 @@ class DaemonLink:
         if self._handshake is not None and not self._handshake.expired():
             self._handshake.reschedule(asyncio.get_running_loop().time() + self._handshake_seconds)
 
-    async def _introduce(self, message: wire.Open | wire.Resume) -> Any:
+    async def _introduce(self, message: messages.Open | messages.Resume) -> Any:
         loop = asyncio.get_running_loop()
         with not_while_forking:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -209,16 +209,15 @@ class DaemonLink:
         connection.setblocking(False)
         try:
             await loop.sock_connect(connection, self.address)
-            channel = Channel(
-                connection, wire.DaemonMessage, f"the daemon at {self.address}", self._receive, self._connection_ended
-            )
+            peer = f"the daemon at {self.address}"
+            channel = Channel(connection, messages.DaemonMessage, peer, self._receive, self._connection_ended)
         except BaseException:
             connection.close()
             self.inodes.discard(inode)
             raise
         try:
             await self._greet(channel)
-            answer = await self._ask(channel, message, signs_of_life=isinstance(message, wire.Resume))
+            answer = await self._ask(channel, message, signs_of_life=isinstance(message, messages.Resume))
             if not channel.is_open:  # it ended before this was woken, and nobody was told
                 raise ConnectionError(self._reconnecting.lost_because)
         except BaseException:
@@ -232,17 +231,17 @@ class DaemonLink:
 
     async def _greet(self, channel: Channel) -> None:
         try:
-            welcome = await self._ask(channel, wire.Hello((wire.VERSION,), _program()))
+            welcome = await self._ask(channel, messages.Hello((messages.VERSION,), _program()))
         except RefusedError as error:
             if not error.is_final:
                 raise
             raise ProtocolError(self.address, str(error)) from error
-        if not isinstance(welcome, wire.Welcome) or welcome.version != wire.VERSION:
-            raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {wire.VERSION}")
+        if not isinstance(welcome, messages.Welcome) or welcome.version != messages.VERSION:
+            raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {messages.VERSION}")
         self.max_slab_bytes = welcome.max_slab_bytes
         self._reconnecting.note_lease(welcome.grace_seconds)
 
-    async def _ask(self, channel: Channel, message: wire.ClientMessage, *, signs_of_life: bool = False) -> Any:
+    async def _ask(self, channel: Channel, message: messages.ClientMessage, *, signs_of_life: bool = False) -> Any:
         """Send it and wait for the answer; meanwhile, ask again and again whether the daemon lives."""
         self._greeting = greeting = asyncio.get_running_loop().create_future()
         channel.send(message)
@@ -251,19 +250,19 @@ class DaemonLink:
                 done, _ = await asyncio.wait((greeting,), timeout=self._handshake_seconds / _SIGNS_IN_A_HANDSHAKE)
                 if done:
                     break
-                channel.send(wire.Inspect())
+                channel.send(messages.Inspect())
             return await greeting
         finally:
             self._greeting = None
 
-    def _receive(self, messages: list[Any]) -> None:
+    def _receive(self, received: list[Any]) -> None:
         self._silence.heard()
-        for message in messages:
-            if isinstance(message, wire.Refused):
+        for message in received:
+            if isinstance(message, messages.Refused):
                 self._refused(message)
             elif isinstance(message, Answer):
                 self._answered(message)
-            elif isinstance(message, wire.Report):
+            elif isinstance(message, messages.Report):
                 self._still_there()
             elif self._greeting is not None and not self._greeting.done():
                 self._greeting.set_result(message)
@@ -280,7 +279,7 @@ class DaemonLink:
         else:
             request.on_late(answer)
 
-    def _refused(self, refusal: wire.Refused) -> None:
+    def _refused(self, refusal: messages.Refused) -> None:
         error = RefusedError(refusal.reason, refusal.is_final)
         if self._greeting is not None and not self._greeting.done():
             self._greeting.set_exception(error)
@@ -298,7 +297,7 @@ class DaemonLink:
 
     def _ask_for_life(self) -> None:
         if self._channel is not None:
-            self._channel.send(wire.Inspect())
+            self._channel.send(messages.Inspect())
 
     def _hangs(self) -> None:
         """A daemon that hangs keeps its connections, so the link gives this one up.
@@ -324,12 +323,12 @@ class DaemonLink:
             raise
 
     async def _resume_on_new_connection(self, seconds: float) -> None:
-        answer = await self._connect(wire.Resume(self.opened.session, self.opened.token), seconds)
+        answer = await self._connect(messages.Resume(self.opened.session, self.opened.token), seconds)
         channel = self._channel
-        if channel is None or not isinstance(answer, wire.Resumed):
+        if channel is None or not isinstance(answer, messages.Resumed):
             raise ConnectionError(f"{type(answer).__name__} instead of Resumed")
         for slab in self._slabs.values():
-            channel.send_with(wire.Slab(slab.number, slab.num_bytes), slab.descriptor)
+            channel.send_with(messages.Slab(slab.number, slab.num_bytes), slab.descriptor)
         for request in self._pending.values():
             channel.send(request.message)
         self._silence.watch()

@@ -1,4 +1,4 @@
-"""The disk tier that a daemon of this host keeps. `wire.py` says how it is spoken to, `link.py` keeps the session.
+"""The disk tier that a daemon of this host keeps. `messages.py` says how it is spoken to, `link.py` keeps the session.
 
 Payload goes through a window of shared memory: a job copies into a slot of it, or out of it, and the daemon reads and
 writes the slot.
@@ -33,7 +33,7 @@ from ..errors import (
     StoreClosedError,
     StoreFullError,
 )
-from . import messages as wire
+from . import messages
 from .link import Answer, DaemonLink, Request
 from .shared_slab import SharedSlab
 from .window import Window, WindowSlot
@@ -133,7 +133,7 @@ class RemoteDisk:
             DaemonUnavailableError, ProtocolError: see `DaemonLink.open`.
             StorageIOError: there is no memory for the window.
         """
-        link = DaemonLink(address, wire.Open(wire.fitting_word(name), rank, pid), reconnect_seconds)
+        link = DaemonLink(address, messages.Open(messages.fitting_word(name), rank, pid), reconnect_seconds)
         try:
             slab = await run_job(executor, SharedSlab, 0, window_bytes, link.inodes)
         except OSError as error:
@@ -255,15 +255,15 @@ class RemoteDisk:
 
     async def _write_part(self, name: _PartName, source: memoryview, kind: Kind, record_bytes: int) -> _Part:
         wire_key, answer = await self._answer_to_write(name, source, kind)
-        if isinstance(answer, wire.Stored):
+        if isinstance(answer, messages.Stored):
             stored = Stored(answer.stored_bytes, answer.codec, answer.kind, answer.checksum)
             return _Part(len(source), stored, wire_key)
-        if isinstance(answer, wire.Full):
+        if isinstance(answer, messages.Full):
             figures = (record_bytes, answer.disk_bytes, answer.budget_bytes)
             if answer.is_quota:
                 raise QuotaExceededError(*figures, reason=answer.reason, session=self._name)
             raise StoreFullError(*figures, reason=answer.reason, advice=_ADVICE)
-        if isinstance(answer, wire.Failed):
+        if isinstance(answer, messages.Failed):
             raise StorageIOError(answer.operation, answer.place, answer.reason, _STILL_IN_MEMORY)
         raise self._unexpected(answer)
 
@@ -288,9 +288,9 @@ class RemoteDisk:
             raise
         wire_key = next(self._wire_keys)
 
-        def message(request: int) -> wire.Write:
-            about = (wire.fitting_word(kind.dtype), max(1, kind.itemsize_bytes), wire.fitting_word(kind.origin))
-            return wire.Write(request, wire_key, slot.slab.number, slot.offset, slot.num_bytes, *about)
+        def message(request: int) -> messages.Write:
+            about = (messages.fitting_word(kind.dtype), max(1, kind.itemsize_bytes), messages.fitting_word(kind.origin))
+            return messages.Write(request, wire_key, slot.slab.number, slot.offset, slot.num_bytes, *about)
 
         request = self._link.submit(message, partial(self._was_written_late, name, wire_key, slot))
         return _Sent(request, slot, wire_key)
@@ -298,7 +298,7 @@ class RemoteDisk:
     def _was_written_late(self, name: _PartName, wire_key: int, slot: WindowSlot, answer: Answer | None) -> None:
         self._given_up.pop(name, None)
         self._window.give_back(slot)
-        if isinstance(answer, wire.Stored):  # the store has kept the bytes, and may have forgotten them since
+        if isinstance(answer, messages.Stored):  # the store has kept the bytes, and may have forgotten them since
             self._link.submit(partial(_discard_of, (wire_key,)), lambda _: None)
 
     # --- up -------------------------------------------------------------------------------------------------------
@@ -312,20 +312,20 @@ class RemoteDisk:
     async def _read_part(self, key: int, part: _Part, destination: memoryview) -> Loaded:
         slot = await self._take(len(destination), to_read=True)
 
-        def message(request: int) -> wire.Read:
-            return wire.Read(request, part.wire_key, slot.slab.number, slot.offset, slot.num_bytes)
+        def message(request: int) -> messages.Read:
+            return messages.Read(request, part.wire_key, slot.slab.number, slot.offset, slot.num_bytes)
 
         request = self._link.submit(message, lambda _: self._window.give_back(slot))
         answer = await self._link.answer_to(request)
         try:
-            if isinstance(answer, wire.Loaded):
+            if isinstance(answer, messages.Loaded):
                 await run_job(self._executor, copy_memory, destination, slot.memory)
                 return Loaded(answer.read_bytes)
         finally:
             self._window.give_back(slot)
-        if isinstance(answer, wire.Bad):
+        if isinstance(answer, messages.Bad):
             raise CorruptDataError(key, answer.place, answer.expected, answer.found)
-        if isinstance(answer, wire.Failed):
+        if isinstance(answer, messages.Failed):
             raise StorageIOError(answer.operation, answer.place, answer.reason, _STILL_ON_DISK)
         raise self._unexpected(answer)
 
@@ -334,8 +334,8 @@ class RemoteDisk:
     async def _discard(self, parts: Sequence[_Part]) -> None:
         self._disk_bytes -= sum(part.stored.stored_bytes for part in parts)
         keys = tuple(part.wire_key for part in parts)
-        for first in range(0, len(keys), wire.MAX_KEYS):
-            request = self._link.submit(partial(_discard_of, keys[first : first + wire.MAX_KEYS]), lambda _: None)
+        for first in range(0, len(keys), messages.MAX_KEYS):
+            request = self._link.submit(partial(_discard_of, keys[first : first + messages.MAX_KEYS]), lambda _: None)
             try:
                 await self._link.answer_to(request)
             except DaemonUnavailableError:
@@ -364,5 +364,5 @@ def _raise_first(outcomes: Iterable[object]) -> None:
             raise outcome
 
 
-def _discard_of(keys: tuple[int, ...], request: int) -> wire.Discard:
-    return wire.Discard(request, keys)
+def _discard_of(keys: tuple[int, ...], request: int) -> messages.Discard:
+    return messages.Discard(request, keys)
