@@ -72,12 +72,12 @@ class Connection:
 
     Args:
         accepted: the socket; owned.
-        uid: of the client's user, as the kernel says.
+        uid: the client's user, as the kernel says.
         shared: the parts of the daemon that all connections use.
         on_end: called with this connection when it is over; may be called again.
 
     Attributes:
-        session: whose client this is; None: not opened yet.
+        session: the client's; None: not opened yet.
     """
 
     def __init__(self, accepted: socket.socket, uid: int, shared: Shared, on_end: Callable[[Connection], None]) -> None:
@@ -112,12 +112,12 @@ class Connection:
 
     @property
     def is_in_lobby(self) -> bool:
-        """Whether it has no session, is not about to have one, and has not been told to go."""
+        """Whether the client has no session, is not about to have one, and was not refused."""
         return self.session is None and not self._is_entering and not self._is_refused
 
     @property
     def slab_bytes(self) -> int:
-        """How many bytes of memory the client shares."""
+        """How many bytes of memory the client shares over this connection."""
         return sum(each.num_bytes for each in self._slabs.values())
 
     def refuse(self, reason: str, *, is_final: bool = True) -> None:

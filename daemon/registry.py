@@ -80,7 +80,7 @@ class Registry:
     # --- questions ------------------------------------------------------------------------------------------------
 
     def totals(self) -> Counter[str]:
-        """What all sessions have done since the start, ended ones included."""
+        """The totals of all sessions since the start, ended ones included."""
         totals = Counter(self._ended_totals)
         for session in self.sessions.values():
             totals.update(session.totals)

@@ -23,17 +23,17 @@ _CHOICES_SHARE = 4
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """What was done since the start, of the daemon or of a session; these only grow.
+    """Totals since the start of the daemon or of a session; they only grow.
 
     Attributes:
-        spilled_bytes: stored.
-        written_bytes: taken on disk for them.
-        restored_bytes: given back.
-        read_bytes: read from disk for them.
-        discarded_records: freed.
+        spilled_bytes: bytes stored.
+        written_bytes: bytes taken on disk for them.
+        restored_bytes: bytes given back.
+        read_bytes: bytes read from disk for them.
+        discarded_records: records freed.
         full: writes that found no room: quota, budget or file system.
-        corrupt_records: whose bytes were found damaged.
-        io_errors: jobs that the device failed.
+        corrupt_records: records whose bytes were found damaged.
+        io_errors: jobs that failed at the device.
     """
 
     spilled_bytes: int = 0
@@ -47,7 +47,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class DiskState(msgspec.Struct, frozen=True):
-    """As `DiskUsage`."""
+    """What the drive holds, as in `tierstore.disk.DiskUsage`."""
 
     disk_bytes: int
     allocated_bytes: int
@@ -58,11 +58,11 @@ class DiskState(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How observed values lie.
+    """A histogram of observed values.
 
     Attributes:
         bounds: upper ends of the buckets, ascending.
-        counts: of each bucket; one more, for what is above the last.
+        counts: one for each bucket, and one for values above the last bound.
         total: sum of the values.
     """
 
@@ -75,10 +75,10 @@ class JobTimes(msgspec.Struct, frozen=True):
     """The jobs of one direction.
 
     Attributes:
-        queued, running: now.
-        seconds: that jobs ran.
-        wait_seconds: that they were queued before.
-        num_bytes: that they were about.
+        queued, running: jobs that wait now, and that run now.
+        seconds: how long jobs ran.
+        wait_seconds: how long jobs were queued before they ran.
+        num_bytes: the length of the records that jobs moved.
     """
 
     queued: int
@@ -89,7 +89,7 @@ class JobTimes(msgspec.Struct, frozen=True):
 
 
 class Jobs(msgspec.Struct, frozen=True):
-    """At the drive."""
+    """The jobs of both directions."""
 
     reads: JobTimes
     writes: JobTimes
@@ -101,18 +101,18 @@ class SessionState(msgspec.Struct, frozen=True):
     Attributes:
         session: its number.
         client, rank, pid: as the client said.
-        uid: of its user, as the kernel says.
+        uid: its user, as the kernel says.
         is_connected: whether its client is there.
-        lease_seconds: until it ends unless its client comes back; None: the client is there.
-        disk_bytes: held, and what is being written as it is.
-        quota_bytes: the most that it may hold.
-        num_records: held.
-        slab_bytes: of memory that the client shares with the daemon.
-        num_jobs: queued or running.
-        queued_bytes: of writes that are queued or at the drive.
-        queued_quota_bytes: the most that those may be; None: there is no limit.
-        held_bytes: of writes that wait until that leaves room for them.
-        totals: since it was opened, or the daemon was started.
+        lease_seconds: time until the session ends unless its client comes back; None: the client is there.
+        disk_bytes: bytes that the session takes on disk, running writes included.
+        quota_bytes: the limit of `disk_bytes`.
+        num_records: records that it holds.
+        slab_bytes: memory that the client shares with the daemon.
+        num_jobs: jobs, queued or running.
+        queued_bytes: bytes of writes that are queued or at the drive.
+        queued_quota_bytes: the limit of `queued_bytes`; None: there is none.
+        held_bytes: bytes of writes that wait until `queued_bytes` leaves room for them.
+        totals: since the session was opened, or the daemon was started.
     """
 
     session: int
@@ -137,20 +137,21 @@ class Report(msgspec.Struct, frozen=True):
     """A snapshot of a daemon.
 
     Attributes:
-        program: its name and version.
-        pid: of its process.
+        program: the daemon's name and version.
+        pid: its process.
         path, socket: where it stores and listens.
         metrics: host and port of its page; None: it has none.
-        uptime_seconds: since it was started.
-        is_ending: it takes no more.
+        uptime_seconds: time since it was started.
+        is_ending: it takes no more work.
         disk: what the drive holds.
-        jobs: at the drive.
-        totals: over all sessions, ended ones too.
-        num_sessions: that there are, and `num_sessions_opened`: that this daemon has opened.
-        sessions: each; only some of them where all do not fit into one answer.
-        codec_choices: how often each codec was used, by kind of record; where not all kinds fit into one answer, those
-            used least are taken together as "others".
-        internal_errors: bugs of the daemon's own since its start; each is in its log.
+        jobs: the jobs at the drive.
+        totals: over all sessions, ended ones included.
+        num_sessions: sessions now.
+        num_sessions_opened: sessions that this daemon has opened.
+        sessions: one entry each; only some of them where not all fit into one answer.
+        codec_choices: how often each codec was used, by kind of record. Where not all kinds fit into one answer, the
+            kinds used least are summed up as "others".
+        internal_errors: the daemon's own bugs since its start; each is in its log.
     """
 
     program: str
@@ -171,7 +172,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def encode_report(report: Report, room_bytes: int = _ROOM_BYTES) -> bytes:
-    """JSON of at most so many bytes: where it has more, first kinds are taken together, then sessions left out."""
+    """The report as JSON of at most `room_bytes`. If it is longer, kinds are summed up, then sessions left out."""
     encoded = msgspec.json.encode(report)
     if len(encoded) > room_bytes:
         choices = _fewer_kinds(report.codec_choices, room_bytes // _CHOICES_SHARE)
@@ -184,7 +185,7 @@ def encode_report(report: Report, room_bytes: int = _ROOM_BYTES) -> bytes:
 
 
 def _fewer_kinds(choices: dict[str, dict[str, int]], room_bytes: int) -> dict[str, dict[str, int]]:
-    """The kinds that were used most, and all others as one."""
+    """The kinds that were used most, and all others summed up."""
     by_use = sorted(choices, key=lambda kind: sum(choices[kind].values()))
     num_others, fewer = 0, choices
     while len(msgspec.json.encode(fewer)) > room_bytes and num_others < len(by_use):

@@ -69,7 +69,7 @@ class Reporter:
         self._asking[asker] = None
 
     def report(self) -> Report:
-        """What the daemon holds and has done now."""
+        """Take a report now."""
         now = asyncio.get_running_loop().time()
         usage = self._disk.usage()
         registry = self._registry

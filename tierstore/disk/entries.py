@@ -1,7 +1,7 @@
-"""What a tier enters in its index: locations, values and leases; put in, taken out, and tried again when refused.
+"""Puts a tier's locations, values and leases into its index, removes them, and tries again when that is refused.
 
-An index refuses changes while the file system is full, deletions included. Such a file system may be full of empty
-segments, or of space that is on its way back, so a refused change is tried again when there is news.
+An index refuses changes while the file system is full, deletions included. Empty segments may fill it, or space that is
+just being freed, so a refused change is tried again when there is news.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Environment:
         tables: open, in the order of their names; made where they were not there.
         map_start: the address at which the map begins; None: it could not be found out.
         damage: what LMDB said of its own pages when a change met them, or when it lost its map; None: nothing. From
-            then on changes fail, that one or others, for as long as this file is used. Whoever commits sets it too.
+            then on changes fail, that one or others, for as long as this file is used. The index sets it too.
 
     Raises:
         lmdb.Error, DamagedBytesError: the file is damaged, or the map cannot be made.
@@ -91,7 +91,7 @@ class Environment:
         return int(self._lmdb.info()["map_size"])
 
     def try_to_write(self) -> None:
-        """Commit a change that says nothing, which takes pages from the list of free ones.
+        """Commit an empty change, which takes pages from the list of free ones.
 
         Raises:
             lmdb.Error, OSError: that list is damaged, or there is no room; nothing changed.

@@ -1,4 +1,4 @@
-"""The index: where every record lies, and the small records themselves, in LMDB. Blocking calls.
+"""The index in LMDB: where every record lies, and the small records themselves. Blocking calls.
 
 Three tables: `locations` (key → `Location`, msgpack), `values` (key → encoded bytes, for records without an
 extent) and `leases` (number → bytes, whose meaning is the owner's). `lock=False` means that LMDB lets a write
@@ -78,17 +78,16 @@ class Index:
 
     @property
     def damage(self) -> lmdb.Error | None:
-        """What LMDB said of its own pages when a change met them; None: nothing.
+        """LMDB's error about its own pages, which a change has met; None: there was none.
 
         From then on changes fail, that one or others, for as long as this file is used.
         """
         return self._environment.damage
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Do all of it: fetches first, then every change in one transaction; returns an outcome for each.
+        """Do all operations: fetches first, then every change in one transaction; returns an outcome for each.
 
-        A transaction that fails is tried again operation by operation, so that one record too many does not
-        take the others with it.
+        A transaction that fails is tried again operation by operation, so one record too many does not fail the others.
         """
         outcomes = [Outcome()] * len(operations)
         changes = []
@@ -105,7 +104,7 @@ class Index:
         return outcomes
 
     def entries(self) -> Entries:
-        """All that it says; for an index that an earlier process left.
+        """Read all entries of an index that an earlier process has left.
 
         Raises:
             DamagedBytesError: entries are missing, or out of order.
@@ -126,7 +125,7 @@ class Index:
         return Entries(locations, leases, sorted(unreadable))
 
     def try_to_write(self) -> None:
-        """Commit a change that says nothing, which takes pages from the list of free ones.
+        """Commit an empty change, which takes pages from the list of free ones.
 
         Raises:
             lmdb.Error, OSError: that list is damaged, or there is no room; nothing changed.
@@ -145,9 +144,9 @@ class Index:
         self.allocated_bytes = os.fstat(self.file.fileno()).st_blocks * 512
 
     def _check_values(self, looking: _Transaction, locations: dict[int, Location]) -> set[int]:
-        """Note where the large values lie, and remove from `locations` what has no value, or another; returns the keys.
+        """Note where large values lie, and remove from `locations` records without their value; returns the keys.
 
-        Reads no value: a cursor of a transaction with buffers hands out where it lies.
+        Reads no value: a cursor of a transaction with buffers only tells where each lies.
         """
         without = {key for key, location in locations.items() if location.segment is None}
         strays = set()
@@ -181,7 +180,7 @@ class Index:
         return [(place, self._change_alone(operation)) for place, operation in changes]
 
     def _change_alone(self, operation: Operation) -> Exception | None:
-        """Returns why it could not be done. "Full" only if there is no room: where others make some, it is done."""
+        """Do a change; returns why it failed. It fails as "full" only if there is no room: others may make some."""
         for _ in range(_MOST_TRIES):
             error = self._commit([operation])
             if error is None or not _may_find_room(error):
@@ -197,7 +196,7 @@ class Index:
         return error
 
     def _commit(self, operations: Sequence[Operation]) -> Exception | None:
-        """As `_try_to_commit`; the map grows until it has room for them."""
+        """Commit the operations, with a longer map where they need one; returns why none of them was done, or None."""
         error = self._try_to_commit(operations)
         try:
             while isinstance(error, lmdb.MapFullError):
@@ -209,7 +208,7 @@ class Index:
         return error
 
     def _try_with_freed_pages(self, operations: Sequence[Operation]) -> Exception | None:
-        """As `_try_to_commit`. What a commit frees can be used from the next but one on: there must be one between."""
+        """Commit an empty change, then the operations: pages that a commit frees can be used by the next but one."""
         try:
             self.try_to_write()
         except (lmdb.Error, OSError) as error:
@@ -217,7 +216,7 @@ class Index:
         return self._try_to_commit(operations)
 
     def _try_to_commit(self, operations: Sequence[Operation]) -> Exception | None:
-        """All of them in one transaction, or none: then returns why."""
+        """Commit the operations in one transaction; returns why none of them was done, or None."""
         try:
             with self._environment.begin(write=True) as transaction:
                 for operation in operations:
@@ -262,27 +261,27 @@ class Index:
 
 
 def may_be_short_write(error: Exception) -> bool:
-    """Whether the drive may have refused a part, by what LMDB says. The index is as before: this is no damage.
+    """Whether LMDB's error may mean that the drive took only a part of a write. The index is not damaged by that.
 
-    LMDB says EIO for a short write, which is how a file system that fills up shows itself first. (Where not even LMDB's
-    last page could be written, it says so of every later change, and that is damage.)
+    LMDB says EIO for a short write, which is the first sign of a file system that fills up. (Where not even LMDB's last
+    page could be written, it says EIO for every later change too, and that is damage.)
     """
     return getattr(error, "code", None) == errno.EIO
 
 
 def _may_find_room(error: Exception) -> bool:
-    """Whether the drive refused, in part or as a whole, what it may take when others have freed some of it."""
+    """Whether the drive refused a write, in part or as a whole, that it may take when others have freed some space."""
     return may_be_short_write(error) or getattr(error, "code", None) == errno.ENOSPC
 
 
 def _tells_of_damage(error: Exception) -> TypeGuard[lmdb.Error]:
-    """Whether it is one of LMDB's own, which are below zero (lmdb.h), and not about room."""
+    """Whether it is an error of LMDB's own, with a number below zero (lmdb.h), and not about room."""
     says_room = isinstance(error, (lmdb.MapFullError, lmdb.TxnFullError, lmdb.DbsFullError))
     return isinstance(error, lmdb.Error) and not says_room and getattr(error, "code", 0) < 0
 
 
 def _pairs(transaction: _Transaction, table: _Database) -> Iterator[tuple[int, Any]]:
-    """All of a table, in order; the values as the transaction hands them out, copied or in place."""
+    """All pairs of a table, in order. The transaction decides whether values are copied or handed out in place."""
     last = b""
     num_found = 0
     for packed, value in transaction.cursor(table):

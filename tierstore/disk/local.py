@@ -6,9 +6,9 @@ Start here::
                  └──► small: one value ─────────────────────────────────┘
     read  ─► location in memory ─► one job: read + checksum + decode
 
-All bookkeeping is the loop's; the pool's jobs only move bytes, and the one that has written an extent enters it in the
-index, where extents belong there. Where the files live is the *home's* matter: without names, so that a process that is
-killed leaves nothing behind, or with names, and then the next one finds the records.
+All bookkeeping happens on the loop. The pool's jobs only move bytes; one that has written an extent also enters it in
+the index, where extents are entered at all. The *home* decides where the files live: without names, so a killed process
+leaves nothing behind, or with names, by which the next process finds the records.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class LocalDisk:
         await to_the_end(self._entries.delete(locations))
 
     def usage(self) -> DiskUsage:
-        """What is held now. Any thread; does not block."""
+        """A snapshot of the contents. Any thread; does not block."""
         disk_bytes, budget_bytes = self._space.usage()
         return DiskUsage(
             disk_bytes=disk_bytes,
@@ -170,19 +170,19 @@ class LocalDisk:
 
     @property
     def index_damage(self) -> Exception | None:
-        """What a change found out about the index: nothing can be relied on to be stored or freed from then on.
+        """The damage that a change has found in the index: from then on, records may not be stored, nor freed.
 
-        None: nothing of that kind. What lives in an extent can still be read, as long as this tier is open.
+        None: no damage was found. Records in extents can still be read as long as this tier is open.
         """
         return self._index.damage
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds no record, and the index nothing that it has refused to delete, a lease neither."""
+        """Whether it holds no record, and its index no record or lease whose deletion it has refused."""
         return not (self._shelf.locations or self._entries.has_undeleted)
 
     def found_locations(self) -> dict[int, Location]:
-        """Where each record lies, by key, for who has just opened a home that keeps them; a copy. On the loop."""
+        """Where each record lies, by key; a copy, for the daemon that has just opened its home. On the loop."""
         return dict(self._shelf.locations)
 
     async def put_lease(self, number: int, blob: bytes) -> None:
@@ -210,7 +210,7 @@ class LocalDisk:
         """Free everything; idempotent. No other call may be in progress.
 
         Args:
-            keep: leave what has a name for the next process.
+            keep: leave named files for the next process.
         """
         if self._closed_because is None:
             self._closed_because = "it was closed"
@@ -225,7 +225,7 @@ class LocalDisk:
         return [file.fileno() for file in self._space.files()] + self._index.descriptors()
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: be closed, and let go of the parent's files, so that they die with the parent.
+        """In a forked child: be closed, and give up the parent's files, so that they end with the parent.
 
         Waits for nothing and takes no lock; the parent does not notice.
         """
@@ -234,7 +234,7 @@ class LocalDisk:
         let_go_of(self._home.inodes)
 
     async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """Within the allowance, which a record needs whole, as if it were not encoded."""
+        """Write within the allowance, which must have room for the whole record as if it were not encoded."""
         allowance, num_bytes = self._allowance, len(source)
         if allowance is None:
             return await self._shelf.write(key, source, kind)

@@ -1,4 +1,4 @@
-"""The jobs of the I/O pool: one writes a record or reads one, from encoding to checksum. They block."""
+"""The jobs of the I/O pool, which write or read one record each, from encoding to checksum. They block."""
 
 from __future__ import annotations
 
@@ -36,7 +36,14 @@ class DoesNotFitError(Exception):
 def write_record(
     place: Place, source: memoryview, order: WriteOrder, value_limit_bytes: int, pool: ScratchPool
 ) -> Written:
-    """Encode, checksum and write one record, or hand it back if it became small enough for the index.
+    """Encode, checksum and write one record; or return its bytes, if it became small enough for the index.
+
+    Args:
+        place: an extent for it.
+        source: uint8, shape [n].
+        order: how to write it.
+        value_limit_bytes: an encoded record up to this length is returned instead of written.
+        pool: lends the working memory, and the turn at the device.
 
     Raises:
         DoesNotFitError: the place is shorter than the record and encoding does not make up for it.
@@ -84,7 +91,7 @@ def _write_encoded(
 
 
 def make_value(source: memoryview, order: WriteOrder, pool: ScratchPool) -> Written:
-    """Encode and checksum a record that goes into the index. Touches no file."""
+    """Encode and checksum a record that goes into the index; returns its bytes. Touches no file."""
     value: bytes | None = None
     samples: tuple[Sample, ...] = ()
     cpu_started = time.thread_time()
@@ -106,9 +113,10 @@ def read_record(
     """Read, verify and decode one record.
 
     Args:
-        place, location: where it is, and what it is said to be.
-        seed: of its checksum; None: this store takes none. What is said of the record does not decide that.
-        destination: of the record's own length.
+        place: where it lies.
+        location: its entry, which may be damaged.
+        seed: of its checksum; None: this store takes none. The entry does not decide that.
+        destination: writable uint8, of the record's own length.
         pool: lends the working memory.
 
     Raises:
@@ -157,10 +165,10 @@ def _read_encoded(
 def decode_small_value(
     value: memoryview, location: Location, seed: int | None, destination: memoryview, pool: ScratchPool
 ) -> None:
-    """Verify and decode a value of the index; arguments as `read_record`.
+    """Verify and decode a value of the index; arguments as `read_record`'s.
 
     Raises:
-        DamagedBytesError: as `read_record`.
+        DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
     """
     if len(value) != location.encoded_bytes:
         raise DamagedBytesError(f"{location.encoded_bytes} bytes", f"{len(value)} bytes")
@@ -187,7 +195,7 @@ def _codec_of(location: Location) -> Codec:
 
 
 def _seed_of(family: str, itemsize_bytes: int, logical_bytes: int, seed: int | None) -> int | None:
-    """Of what is written, or was, for a record of this seed; None: no checksum is taken."""
+    """The seed for the bytes as they are written, encoded or not; None: no checksum is taken."""
     if seed is None or family == NO_CODEC.family:
         return seed
     return encoded_seed(seed, family, itemsize_bytes, logical_bytes)

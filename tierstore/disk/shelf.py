@@ -56,11 +56,11 @@ class _Record(NamedTuple):
 
 
 class _Filled(NamedTuple):
-    """What became of a record's extent.
+    """A record after its write to an extent.
 
     Attributes:
-        written: as `write_record` says.
-        outcome: of entering it in the index; None: not tried yet, or it does not belong there.
+        written: how that went.
+        outcome: of entering it in the index; None: not tried yet, or it is not to be entered.
     """
 
     written: Written
@@ -118,7 +118,7 @@ class RecordShelf:
         self._has_checksums = has_checksums
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """As `DiskTier.write`."""
+        """Store `source` as the record `key`; see `DiskTier.write`."""
         if self._entries.has_undeleted:
             await self._entries.delete({})
         num_bytes = len(source)
@@ -136,9 +136,9 @@ class RecordShelf:
         return await self._write_extent(record)
 
     async def _charge_value(self, num_bytes: int, *, has_other_home: bool) -> bool:
-        """Count a value against the budget; False if it has no room, nor will what is on its way back make it.
+        """Count a value against the budget; False if there is no room, and no space on its way back makes it.
 
-        One that may live in an extent as well does not wait.
+        A value that may live in an extent as well does not wait.
         """
         charge_bytes = value_charge_bytes(num_bytes)
         while not self._budget.add_value(charge_bytes, has_other_home=has_other_home):
@@ -153,7 +153,7 @@ class RecordShelf:
         return num_bytes <= limit
 
     async def _write_value(self, record: _Record) -> Stored:
-        """Write a record as a value. It has been charged as it is, not encoded; what encoding saves is given back."""
+        """Write a record as a value. Its full length was charged; the charge for what encoding saves is given back."""
         charge_bytes = value_charge_bytes(len(record.source))
         try:
             if _is_quick(record):
@@ -260,11 +260,11 @@ class RecordShelf:
         )
 
     def _seed_of(self, key: int) -> int | None:
-        """Of the record's checksum; None: there are none in this store."""
+        """The seed of the record's checksum; None: this store takes none."""
         return record_seed(self._session, key) if self._has_checksums else None
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
-        """As `DiskTier.read`."""
+        """Fill `destination` with the record; see `DiskTier.read`."""
         location = self.locations[key]
         seed = self._seed_of(key)
         place = self._place_of(location)
@@ -285,12 +285,12 @@ class RecordShelf:
         return Loaded(read_bytes, report.read_seconds, report.cpu_seconds)
 
     def confirms(self, key: int, memory: memoryview) -> bool:
-        """As `DiskTier.confirms`."""
+        """Whether `memory` holds the bytes of the record; see `DiskTier.confirms`."""
         location = self.locations.get(key)
         return location is not None and is_record(location, record_seed(self._session, key), memory)
 
     def _place_of(self, location: Location) -> Place | None:
-        """Where to read it in a file; None: through the index."""
+        """Where to read the record in a file; None: it is read through the index."""
         if location.offset is None:
             return None
         if location.segment is None:
@@ -309,7 +309,7 @@ class RecordShelf:
 
 
 def _location_of(record: _Record, written: Written, extent: Extent | None) -> Location:
-    """Where the record lies; `extent`: as long as it takes, None: it is a value, whose place is not known yet."""
+    """Where the record lies. `extent`: trimmed to the record; None: it is a value, whose place is not known yet."""
     return Location(
         segment=None if extent is None else extent.segment,
         offset=None if extent is None else extent.offset,

@@ -26,16 +26,17 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encoded(message: ClientMessage | DaemonMessage) -> msgspec.Raw:
-    """A message as `frame_of` takes it too, and its length.
+    """The message as msgpack, which `frame_of` takes too.
 
     Raises:
-        ValueError, OverflowError: as `frame_of`.
+        ValueError: a text is not Unicode (a lone surrogate).
+        OverflowError: an integer has more than 64 bits.
     """
     return msgspec.Raw(_encoder.encode(message))
 
 
 def frame_of(messages: Sequence[ClientMessage | DaemonMessage | msgspec.Raw]) -> bytes:
-    """One frame of all the messages. The limits of their fields are the caller's to keep: whoever reads them refuses.
+    """One frame of all the messages. The caller keeps the limits of their fields; the peer refuses longer ones.
 
     Raises:
         ValueError: it would be longer than a peer accepts, or a text is not Unicode (a lone surrogate).
@@ -54,8 +55,8 @@ class FrameReader:
     """Makes messages of what arrives, whatever pieces it arrives in.
 
     Args:
-        kinds: what the peer may say: `ClientMessage` or `DaemonMessage`.
-        peer: who it is, for messages.
+        kinds: the messages that the peer may send: `ClientMessage` or `DaemonMessage`.
+        peer: who the peer is, for errors.
     """
 
     def __init__(self, kinds: object, peer: str) -> None:
@@ -72,8 +73,8 @@ class FrameReader:
         """Take in the next bytes; returns the frames that are complete now, each as its messages.
 
         Raises:
-            ProtocolError: a frame is too long, or is not an array of messages that the peer may send. What came
-                before it in the same call is lost: the connection is over.
+            ProtocolError: a frame is too long, or is not an array of messages that the peer may send. Frames before
+                it in the same call are lost: the connection is over.
         """
         self._buffer += data
         try:

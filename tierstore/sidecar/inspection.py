@@ -1,4 +1,4 @@
-"""Asks a living daemon what it holds: one short connection each time. Blocks; needs no loop."""
+"""Asks a living daemon for its report, over one short connection. Blocks; needs no loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0) -> byt
 
     Args:
         address: the path of its socket.
-        seconds: the longest to wait for it, all in all.
+        seconds: the longest to wait for the report, all in all.
 
     Raises:
         DaemonUnavailableError: nobody listens there, or it does not answer in time; or, from a PermissionError, it or

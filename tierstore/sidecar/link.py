@@ -27,7 +27,7 @@ from .silence import Silence
 __all__ = ["Answer", "DaemonLink", "Request"]
 
 _LONGEST_HANDSHAKE_SECONDS = 10.0
-_SIGNS_IN_A_HANDSHAKE = 4  # so often a daemon that takes its time is asked whether it lives
+_SIGNS_IN_A_HANDSHAKE = 4  # how often a daemon that takes its time is asked whether it lives
 _CLOSE_SECONDS = 5.0
 
 RequestMessage = messages.Write | messages.Read | messages.Discard
@@ -35,12 +35,12 @@ Answer = messages.Stored | messages.Full | messages.Failed | messages.Bad | mess
 
 
 class Request:
-    """One that the daemon has not answered yet.
+    """A request that the daemon has not answered yet.
 
     Attributes:
-        message: as it was sent, and will be again.
-        answer: for whoever waits; None: nobody does.
-        on_late: called with an answer that nobody waits for; with None if none will ever come, the session being over.
+        message: as it was sent, and will be sent again after a reconnect.
+        answer: set when the answer comes; None: nobody waits for it.
+        on_late: called with an answer that nobody waits for; with None if the session is over and none will come.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class DaemonLink:
 
     Args:
         address: the daemon's socket.
-        introduction: what to open the session with.
+        introduction: the message that opens the session.
         reconnect_seconds: for how long a lost daemon is waited for.
 
     Attributes:
-        opened: what the daemon said to that.
-        max_slab_bytes: that the daemon allows the session's slabs to have together.
-        on_unavailable: called when whoever waits for the daemon has to give up, with what makes the error for each.
-        inodes: of the sockets and slabs that a forked child has to let go of.
+        opened: the daemon's answer to the introduction.
+        max_slab_bytes: the most that the daemon allows the session's slabs to have together.
+        on_unavailable: called when all who wait for the daemon must give up, with a function that makes their errors.
+        inodes: the sockets and slabs that a forked child has to give up.
     """
 
     def __init__(self, address: str, introduction: messages.Open, reconnect_seconds: float) -> None:
@@ -117,7 +117,7 @@ class DaemonLink:
             self._channel.send_with(messages.Slab(slab.number, slab.num_bytes), slab.descriptor)
 
     async def reach(self) -> None:
-        """Return when the session is open on a connection: at once, unless that was lost.
+        """Return when the session is open on a connection: at once, unless the connection was lost.
 
         Raises:
             DaemonUnavailableError: the daemon has not come back in time.
@@ -135,9 +135,13 @@ class DaemonLink:
         message_of: Callable[[int], RequestMessage],
         on_late: Callable[[Answer | None], None],
     ) -> Request:
-        """Send a request, made with its number; again after a reconnect. `answer_to` waits for the answer.
+        """Send a request, now and again after each reconnect. `answer_to` waits for the answer.
 
-        Until there is one, what the message names is the daemon's, whether anybody waits or not.
+        Until there is one, the slot that the message names is the daemon's, whether anybody waits or not.
+
+        Args:
+            message_of: makes the message with the request's number.
+            on_late: as `Request`'s.
         """
         number = next(self._numbers)
         request = self._pending[number] = Request(message_of(number), on_late)
@@ -183,8 +187,8 @@ class DaemonLink:
     async def _connect(self, message: messages.Open | messages.Resume, seconds: float) -> Any:
         """Connect, greet, and send the message; returns its answer. The session is open on that connection then.
 
-        It takes longer than that many seconds only if the daemon is heard from in each of them: before it resumes a
-        session it ends all jobs of the connection before (rule 4), on a slow drive.
+        This takes longer than `seconds` only if the daemon shows in each such span that it lives: before it resumes a
+        session it ends all jobs of the previous connection (rule 4), on a drive that may be slow.
         """
         self._handshake_seconds = seconds
         try:
@@ -196,7 +200,7 @@ class DaemonLink:
             self._handshake = None
 
     def _still_there(self) -> None:
-        """The daemon, asked for a sign of life in a handshake, has given one."""
+        """The daemon was asked for a sign of life in a handshake, and has given one."""
         if self._handshake is not None and not self._handshake.expired():
             self._handshake.reschedule(asyncio.get_running_loop().time() + self._handshake_seconds)
 
@@ -242,7 +246,7 @@ class DaemonLink:
         self._reconnecting.note_lease(welcome.grace_seconds)
 
     async def _ask(self, channel: Channel, message: messages.ClientMessage, *, signs_of_life: bool = False) -> Any:
-        """Send it and wait for the answer; meanwhile, ask again and again whether the daemon lives."""
+        """Send a message and wait for the answer; with `signs_of_life`, ask meanwhile whether the daemon lives."""
         self._greeting = greeting = asyncio.get_running_loop().create_future()
         channel.send(message)
         try:
@@ -315,7 +319,7 @@ class DaemonLink:
     # --- after it was lost ----------------------------------------------------------------------------------------
 
     async def _resume(self, seconds: float) -> None:
-        """Connect again, within so many seconds, and say again what is not answered; raises why that failed."""
+        """Connect again within `seconds`, and send again each request that is not answered; raises why that failed."""
         try:
             await self._resume_on_new_connection(min(seconds, _LONGEST_HANDSHAKE_SECONDS))
         except Exception:
@@ -338,7 +342,7 @@ class DaemonLink:
                 future.set_result(None)
 
     def _fail_all(self, reason: str, waited_seconds: float) -> None:
-        """Nobody waits any longer; where the session is over, no answer comes any more."""
+        """Tell all who wait that they must give up; if the session is over, also that no answer comes any more."""
         for request in self._pending.values():
             answer, request.answer = request.answer, None
             if answer is not None and not answer.done():

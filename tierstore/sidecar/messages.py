@@ -228,7 +228,7 @@ class Opened(_Message, frozen=True):
 
 class Resumed(_Message, frozen=True):
     """The answer to `Resume`: every job of the previous connection has ended, and its unanswered requests, all of the
-    slabs with them, are forgotten. What was `Stored` is still there."""
+    slabs with them, are forgotten. Every record that was `Stored` is still there."""
 
 
 class Stored(_Message, frozen=True):
@@ -317,7 +317,7 @@ class Closed(_Message, frozen=True):
 
 
 class Report(_Message, frozen=True):
-    """What the daemon holds and has done.
+    """A report of what the daemon holds and has done.
 
     Attributes:
         state: JSON, as `tierstore stat --json` prints it.
@@ -327,7 +327,7 @@ class Report(_Message, frozen=True):
 
 
 class Refused(_Message, frozen=True):
-    """What the client asked for is not done, and the connection ends.
+    """The daemon does not do what the client asked for, and ends the connection.
 
     Attributes:
         reason: in words.
@@ -355,7 +355,7 @@ ALLOWED: dict[Phase, tuple[type, ...]] = {
     Phase.LOBBY: (Open, Resume, Inspect),
     Phase.SESSION: (Slab, Unmap, Write, Read, Discard, Close, Inspect),
 }
-"""What a client may say in each phase."""
+"""The messages that a client may send in each phase."""
 
 
 def check_allowed(phase: Phase, message: ClientMessage, peer: str) -> None:

@@ -39,7 +39,7 @@ class Reconnecting:
 
     Args:
         reconnect_seconds: for how long a lost daemon is waited for before those who wait are told.
-        resume: one attempt, which may take so many seconds; raises what went wrong.
+        resume: makes one attempt within the seconds that it is given; raises why it failed.
         has_requests: whether any request is not answered.
         tell: called with the reason and the seconds waited, when those who wait are to be told.
 
@@ -69,7 +69,7 @@ class Reconnecting:
         self._lost_since: float | None = None  # since when no request has been answered, connected or not
 
     def note_lease(self, grace_seconds: float) -> None:
-        """The daemon keeps the session for so long without its client: attempts come often enough for that."""
+        """Take in how long the daemon keeps a session without its client: attempts come often enough for that."""
         self._unasked_pause_seconds = unasked_pause_seconds(grace_seconds)
 
     def note_answer(self) -> None:

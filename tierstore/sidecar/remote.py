@@ -1,10 +1,10 @@
-"""The disk tier that a daemon of this host keeps. `messages.py` says how it is spoken to, `link.py` keeps the session.
+"""The disk tier that a daemon of this host keeps. `messages.py` is the protocol, `link.py` keeps the session.
 
 Payload goes through a window of shared memory: a job copies into a slot of it, or out of it, and the daemon reads and
 writes the slot.
 
 NOTE [Parts]
-What is long goes in parts, each of which is a record of its own to the daemon. So a part is copied while others are at
+A long record goes in parts, and each part is a record of its own to the daemon. So a part is copied while others are at
 the drive, a slot is free again when its part is through, and a small window serves tensors of any size.
 """
 
@@ -76,9 +76,9 @@ class _Sent(NamedTuple):
 class RemoteDisk:
     """Keeps records with a daemon. A `DiskTier`; `open` makes one.
 
-    All coroutines belong to one loop and do not block it. What they raise beside what `DiskTier` says:
-    DaemonUnavailableError, if the daemon is lost and has not come back in time. What it had stored is there again
-    when it is back; the source of a write is still the caller's.
+    All coroutines belong to one loop and do not block it. They raise what `DiskTier` says, and DaemonUnavailableError
+    if the daemon is lost and has not come back in time. Its records are there again when it is back; the source of a
+    write is still the caller's.
 
     Args:
         link: to the daemon, with a session; closed with the tier.
@@ -191,7 +191,7 @@ class RemoteDisk:
         await to_the_end(self._discard([part for parts in records for part in parts]))
 
     def usage(self) -> DiskUsage:
-        """What is held now for this client. Any thread; does not block."""
+        """A snapshot of this client's records. Any thread; does not block."""
         opened = self._link.opened
         return DiskUsage(
             disk_bytes=self._disk_bytes,
@@ -206,7 +206,7 @@ class RemoteDisk:
         return {kind: dict(counts) for kind, counts in list(self._choices.items())}
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: let go of the parent's socket and memory. Waits for nothing and takes no lock."""
+        """In a forked child: give up the parent's socket and memory. Waits for nothing and takes no lock."""
         self._closed_because = "it belongs to the process that this one was forked from"
         let_go_of(self._link.inodes)
 
@@ -247,7 +247,7 @@ class RemoteDisk:
         return Stored(sum(part.stored.stored_bytes for part in parts), codec, counted_as)
 
     def _cut(self, source: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """The parts of a record, much alike in length: what would be a short rest is as dear as a whole part."""
+        """The parts of a record, of nearly the same length: a short rest would cost as much as a whole part."""
         num_parts = max(1, -(-len(source) // self._part_bytes))
         part_bytes = max(1, round_up(-(-len(source) // num_parts)))
         for first in range(0, max(1, len(source)), part_bytes):
@@ -268,7 +268,7 @@ class RemoteDisk:
         raise self._unexpected(answer)
 
     async def _answer_to_write(self, name: _PartName, source: memoryview, kind: Kind) -> tuple[int, Answer]:
-        # One that was given up is of the same bytes: a key of the store's has no others.
+        # A write of this part that was given up has the same bytes: a key of the store has no others.
         sent = self._given_up.pop(name, None) or await self._send_write(name, source, kind)
         try:
             answer = await self._link.answer_to(sent.request)
@@ -358,7 +358,7 @@ def _pieces(parts: Sequence[_Part], memory: memoryview) -> Iterator[tuple[_Part,
 
 
 def _raise_first(outcomes: Iterable[object]) -> None:
-    """What went wrong first, now that nothing is going on any more."""
+    """Raise the first error among outcomes. Called when all of them are there, so nothing is going on any more."""
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome

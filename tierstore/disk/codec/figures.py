@@ -1,4 +1,4 @@
-"""What is known of codecs and of the drive, and what a byte's way costs by these figures. Pure: no clock, no I/O.
+"""The figures of codecs and of the drive, and by them the cost of a byte's way. Pure: no clock, no I/O.
 
 A record costs time in two ways, and how much each counts depends on what else the machine is doing::
 
