@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 
-from .codec import parse_codec
 from .config import (
     DEFAULT_ADDRESS,
     Mode,
@@ -39,8 +38,8 @@ from .config import (
 )
 from .config_file import ConfigSource, store_options
 from .core import Core, DiskOptions
+from .disk.codec.codec import parse_codec
 from .disk.local import NUM_AT_ONCE, LocalDisk
-from .disk.remote import RemoteDisk
 from .disk.tier import DiskTier, Kind
 from .engine import OpenDisk
 from .errors import ConfigError, ConfigTypeError, TierStoreWarning
@@ -49,6 +48,7 @@ from .layout import alias_of, layout_of, outside_of_modes, storage_address, stor
 from .lookahead import LearnedOrders
 from .ownership import claim
 from .returning.advice import stacklevel_of_user
+from .sidecar.remote import RemoteDisk
 from .stats import StoreStats
 from .trial import trial_of_process
 from .uncompiled import uncompiled

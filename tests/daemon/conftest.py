@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tierstore.inspection import inspect_daemon
+from tierstore.sidecar.inspection import inspect_daemon
 from tierstore.testing import FaultPlan
 
 READY_SECONDS = 120.0

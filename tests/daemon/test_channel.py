@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from tierstore import wire
-from tierstore.channel import Channel
+from tests.daemon import wire
 from tierstore.errors import ProtocolError
+from tierstore.sidecar.channel import Channel
 
 TIMEOUT_SECONDS = 20  # of every wait: only a broken channel comes near it
 

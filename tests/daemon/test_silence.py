@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tierstore.disk.silence import Silence
+from tierstore.sidecar.silence import Silence
 
 
 class Clock:

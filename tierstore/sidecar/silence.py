@@ -1,4 +1,4 @@
-"""When does a daemon hang? What counts is whether it is heard from, not how long its work takes. For one loop."""
+"""Notices a daemon that hangs: by whether it is heard from, not by how long its work takes. For one loop."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _LOOKS_BEFORE_ASKING = 5
 
 
 class Silence:
-    """Notices that a daemon which owes answers says nothing at all, though it was asked whether it lives.
+    """Gives up a daemon that owes answers and says nothing at all, though it was asked whether it lives.
 
-    Silence is counted in looks, not by the clock: when it was this process that was stopped, what the daemon said
-    meanwhile is read before the next look.
+    Silence is counted in looks, not by the clock: if this process was stopped itself, it reads what the daemon has said
+    meanwhile before the next look.
 
     Args:
-        seconds: of silence after which it hangs; a tenth more, if it was heard between two looks.
-        is_owed: whether it has to say something.
-        ask: whether it lives; called when half of the time has passed.
-        give_up: called when all of it has.
+        seconds: the daemon hangs after this much silence; a tenth more, if it was heard between two looks.
+        is_owed: whether the daemon owes an answer.
+        ask: asks the daemon whether it lives; called when half of the time has passed.
+        give_up: called when all of the time has passed.
         call_later: as an event loop's.
     """
 
@@ -44,13 +44,13 @@ class Silence:
         self._num_looks = -1  # the next look comes too early to be one
 
     def watch(self) -> None:
-        """Look out, if that is not done yet, until nothing is owed any more."""
+        """Begin to look, if that was not begun, until nothing is owed any more."""
         if self._timer is None:
             self._num_looks = 0
             self._timer = self._call_later(self.seconds / _LOOKS, self._look)
 
     def stop(self) -> None:
-        """Look no more; idempotent."""
+        """Stop looking; idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Encoding: blocks in, blocks out, in constant memory and without any I/O.
+"""Encodes and decodes records block by block, in constant memory and without any I/O.
 
 An encoded record is a sequence of blocks. Each holds up to `BLOCK_BYTES` of the record, independent of the
 others::
@@ -13,8 +13,8 @@ others::
     │                              │ bytes themselves     │
     └──────────────────────────────┴──────────────────────┘
 
-Blocks of their own let a record be decoded straight into its destination from chunks of any size, and let the
-encoder stop at any block. They cost zstd nothing at level 1, whose window is one block.
+Because blocks are independent, a record can be decoded straight into its destination from chunks of any size, and the
+encoder can stop at any block. This costs zstd nothing at level 1, whose window is one block.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...errors import ConfigError, ConfigTypeError
 from .bits import pack_bits, packed_bytes, unpack_bits
 from .byte_planes import join_planes, split_planes
 from .constant import WORD_BYTES, fill_with, word_of
-from .errors import ConfigError, ConfigTypeError
 
 if TYPE_CHECKING:
     import zstandard
@@ -65,11 +65,11 @@ _ALLOWED = (
 class DamagedBytesError(Exception):
     """Encoded bytes make no sense, or are not those that were written.
 
-    Stays inside the package: who knows the record's key makes a `CorruptDataError` of it.
+    Stays inside the package: the disk tier, which knows the record's key, raises `CorruptDataError` instead.
 
     Attributes:
-        expected: what should have been there, in words.
-        found: what was, in words.
+        expected: the bytes that should have been there, in words.
+        found: those that were there, in words.
     """
 
     def __init__(self, expected: str, found: str) -> None:
@@ -95,9 +95,9 @@ class Codec(NamedTuple):
 
 NO_CODEC = Codec("none")
 BITS = Codec("bits")
-"""Bytes that are 0 or 1, as bits; others are stored as they are."""
+"""Stores bytes that are 0 or 1 as bits, and other blocks as they are."""
 CONSTANT = Codec("constant")
-"""Blocks that repeat one word, as that word; others are stored as they are."""
+"""Stores blocks that repeat one word as that word, and other blocks as they are."""
 
 
 def parse_codec(text: str) -> Codec | None:
@@ -118,7 +118,7 @@ def parse_codec(text: str) -> Codec | None:
 
 
 class Workspace:
-    """What encoding needs besides its input and output; for one thread at a time.
+    """The working memory and the compressors of encoding; for one thread at a time.
 
     Attributes:
         planes: writable uint8, shape [BLOCK_BYTES].
@@ -148,7 +148,7 @@ class Workspace:
 
 
 def is_shrinking(encoded_bytes: int, raw_bytes: int) -> bool:
-    """Whether encoding is worth going on with: it must save a sixteenth."""
+    """Whether encoding is worth to go on with: it must save a sixteenth."""
     return encoded_bytes * 16 < raw_bytes * 15
 
 

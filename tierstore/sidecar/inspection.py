@@ -1,4 +1,4 @@
-"""Asks a living daemon what it holds: one short connection each time. Blocks; needs no loop."""
+"""Asks a living daemon for its report, over one short connection. Blocks; needs no loop."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from contextlib import suppress
 from os import PathLike
 from typing import TypeVar
 
-from . import wire
-from .errors import DaemonUnavailableError, ProtocolError
+from ..errors import DaemonUnavailableError, ProtocolError
+from . import messages
+from .frames import FrameReader, frame_of
 
 __all__ = ["inspect_daemon"]
 
@@ -25,7 +26,7 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0) -> byt
 
     Args:
         address: the path of its socket.
-        seconds: the longest to wait for it, all in all.
+        seconds: the longest to wait for the report, all in all.
 
     Raises:
         DaemonUnavailableError: nobody listens there, or it does not answer in time; or, from a PermissionError, it or
@@ -41,10 +42,10 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0) -> byt
             connection.settimeout(seconds)
             connection.connect(name)
             with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused already: then it says why
-                talk.say(wire.Hello((wire.VERSION,), f"tierstore, process {os.getpid()}"))
-            talk.hear(wire.Welcome)
-            talk.say(wire.Inspect())
-            return talk.hear(wire.Report).state
+                talk.say(messages.Hello((messages.VERSION,), f"tierstore, process {os.getpid()}"))
+            talk.hear(messages.Welcome)
+            talk.say(messages.Inspect())
+            return talk.hear(messages.Report).state
     except TimeoutError as error:
         reason, cause = "it does not answer", error
     except _RefusedError as error:
@@ -66,12 +67,12 @@ class _Talk:
         self._connection = connection
         self._peer = f"the daemon at {peer}"
         self._ends_at = ends_at
-        self._reader = wire.FrameReader(wire.DaemonMessage, self._peer)
-        self._heard: deque[wire.ClientMessage | wire.DaemonMessage] = deque()
+        self._reader = FrameReader(messages.DaemonMessage, self._peer)
+        self._heard: deque[messages.ClientMessage | messages.DaemonMessage] = deque()
 
-    def say(self, message: wire.ClientMessage) -> None:
+    def say(self, message: messages.ClientMessage) -> None:
         self._limit()
-        self._connection.sendall(wire.frame_of([message]))
+        self._connection.sendall(frame_of([message]))
 
     def hear(self, kind: type[T]) -> T:
         """The next message, which must be of this kind. Blocks.
@@ -87,10 +88,10 @@ class _Talk:
             data = self._connection.recv(_RECEIVE_BYTES)
             if not data:
                 raise ConnectionResetError("it has closed the connection")
-            for messages in self._reader.feed(data):
-                self._heard.extend(messages)
+            for received in self._reader.feed(data):
+                self._heard.extend(received)
         message = self._heard.popleft()
-        if isinstance(message, wire.Refused):
+        if isinstance(message, messages.Refused):
             raise _RefusedError(message.reason)
         if not isinstance(message, kind):
             raise ProtocolError(self._peer, f"{type(message).__name__} instead of {kind.__name__}")

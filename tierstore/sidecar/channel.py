@@ -1,4 +1,4 @@
-"""Frames over a connected unix socket, with descriptors, for one loop. `wire.py` says what is in them."""
+"""Messages over a connected unix socket, in frames, with descriptors. For one loop."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .errors import ProtocolError
-from .wire import ClientMessage, DaemonMessage, FrameReader, encoded, frame_of
+from ..errors import ProtocolError
+from .frames import FrameReader, encoded, frame_of
+from .messages import ClientMessage, DaemonMessage
 
 __all__ = ["Channel"]
 
@@ -30,20 +31,20 @@ class _Outgoing(NamedTuple):
 
 
 class Channel:
-    """One connection. Lives on the running loop; nothing blocks, nothing raises because of the peer.
+    """One connection. Lives on the running loop. No call blocks, or raises because of the peer.
 
-    What is sent during one turn of the loop goes out in as few frames as a peer accepts. When the peer is gone, what it
-    said before is still handed over.
+    Messages that are sent during one turn of the loop go out in as few frames as a peer accepts. When the peer is gone,
+    the messages that it had sent before are still handed over.
 
     Args:
         connection: connected; the channel closes it.
-        kinds: what the peer may say, as `FrameReader`.
-        peer: who it is, for messages.
+        kinds: the messages that the peer may send, as `FrameReader`'s.
+        peer: who the peer is, for errors.
         on_messages: called with each frame's messages, in order. If it raises, the connection ends; a ProtocolError
             goes to `on_end` only, everything else on to the loop's exception handler as well.
-        on_end: called once, when the connection is over: with why, or with None if the peer closed it or all is sent
-            (`end_when_sent` may call it before it returns). Not after `close`.
-        frame_seconds: the longest that a frame may take to arrive once it has begun; None: as long as it likes.
+        on_end: called once, when the connection is over, with the reason; with None if the peer closed it, or if all is
+            sent (`end_when_sent` may call it before it returns). Not called after `close`.
+        frame_seconds: the longest that a frame may take to arrive once it has begun; None: no limit.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Channel:
 
     @property
     def unsent_bytes(self) -> int:
-        """Of what was sent and the peer has not taken yet, this turn's messages too."""
+        """How many bytes were sent that the peer has not taken yet, this turn's messages included."""
         return self._outgoing_bytes + self._batch_bytes
 
     def send(self, message: ClientMessage | DaemonMessage) -> None:
@@ -111,9 +112,9 @@ class Channel:
         self._batch_bytes += len(memoryview(raw))
 
     def send_with(self, message: ClientMessage | DaemonMessage, descriptor: int) -> None:
-        """Send a message in a frame of its own, and a copy of the descriptor with it, which stays the caller's.
+        """Send a message in a frame of its own, with a copy of the descriptor; the caller keeps the original.
 
-        Dropped, as with `send`, if the connection is over.
+        Dropped if the connection is over.
         """
         self._collect()
         if not self._can_send:
@@ -132,13 +133,13 @@ class Channel:
         return self._descriptors.popleft()
 
     def stop_listening(self) -> None:
-        """Take nothing more from the peer; it can still be sent to, and its end is still noticed. Idempotent."""
+        """Read nothing more from the peer. Messages can still be sent, and its end is still noticed. Idempotent."""
         if self._is_open:
             self._is_listening = False
             self._watch()
 
     def end_when_sent(self) -> None:
-        """Listen no more, send what is to be sent, then close; idempotent. Waits for a peer that does not read."""
+        """Stop listening, send all that is to be sent, then close; idempotent. A peer that does not read delays it."""
         if self._lost is not None:
             self._end(self._lost)
         if not self._is_open:
@@ -148,7 +149,7 @@ class Channel:
         self._flush()
 
     def close(self) -> None:
-        """Close the socket, and every descriptor that nobody took; idempotent. What was not sent is dropped."""
+        """Close the socket, and every descriptor that nobody took; idempotent. Unsent messages are dropped."""
         if not self._is_open:
             return
         self._loop.remove_reader(self._events.fileno())
@@ -286,7 +287,7 @@ class Channel:
             self._outgoing.popleft()
 
     def _lose(self, error: OSError) -> None:
-        """The peer takes no more. What it said before it went, such as why, may still be unread."""
+        """The peer takes no more bytes. Its last messages, such as the reason, may still be unread."""
         if not self._is_listening:
             self._end(error)
             return
@@ -308,7 +309,7 @@ class Channel:
 
 
 def _received(connection: socket.socket) -> tuple[bytes, list[int], int]:
-    """What there is, the descriptors that came with it (closed in programs that this one starts), and flags."""
+    """Receive; returns bytes, the descriptors that came with them (close-on-exec), and flags."""
     # socket.recv_fds and send_fds ignore their flags (CPython up to 3.12 at least).
     room = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
     data, ancillary, flags, _ = connection.recvmsg(_RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Masks as bits: a byte that is 0 or 1 in an eighth of the room, faster than any compressor (some 20 GB/s each way)."""
+"""Packs masks into bits: bytes that are 0 or 1 take an eighth of the room. Faster than any compressor (20 GB/s)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ __all__ = ["pack_bits", "packed_bytes", "unpack_bits"]
 
 
 def packed_bytes(num_bytes: int) -> int:
-    """How many bytes hold so many bits."""
+    """How many bytes hold the bits of `num_bytes` bytes."""
     return -(-num_bytes // 8)
 
 
 def pack_bits(source: memoryview, destination: memoryview) -> int | None:
-    """Write the bits of `source` to the front of `destination`; None, and nothing written, if it holds more than bits.
+    """Write the bits of `source` to the front of `destination`; None, and nothing is written, if a byte is not 0 or 1.
 
     Args:
         source: uint8, shape [n], n at least 1.
@@ -28,7 +28,7 @@ def pack_bits(source: memoryview, destination: memoryview) -> int | None:
 
 
 def unpack_bits(source: memoryview, destination: memoryview) -> None:
-    """Undo `pack_bits`. One call for all of it: each gives up the interpreter's lock, and others wait for that too.
+    """Undo `pack_bits`, in one call of numpy: each call gives up the interpreter's lock, and waits to get it back.
 
     Args:
         source: uint8, shape [packed_bytes(n)].

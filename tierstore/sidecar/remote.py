@@ -1,10 +1,10 @@
-"""The disk tier that a daemon of this host keeps. `wire.py` says how it is spoken to, `link.py` keeps the session.
+"""The disk tier that a daemon of this host keeps. `messages.py` is the protocol, `link.py` keeps the session.
 
 Payload goes through a window of shared memory: a job copies into a slot of it, or out of it, and the daemon reads and
 writes the slot.
 
 NOTE [Parts]
-What is long goes in parts, each of which is a record of its own to the daemon. So a part is copied while others are at
+A long record goes in parts, and each part is a record of its own to the daemon. So a part is copied while others are at
 the drive, a slot is free again when its part is through, and a small window serves tensors of any size.
 """
 
@@ -17,7 +17,12 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import NamedTuple
 
-from .. import wire
+from ..disk.allocator import round_up
+from ..disk.forking import let_go_of
+from ..disk.jobs import run_job, to_the_end
+from ..disk.linux import copy_memory
+from ..disk.location import record_checksum, record_seed
+from ..disk.tier import DiskUsage, Kind, Loaded, Stored
 from ..errors import (
     ConfigError,
     CorruptDataError,
@@ -28,14 +33,9 @@ from ..errors import (
     StoreClosedError,
     StoreFullError,
 )
-from .allocator import round_up
-from .forking import let_go_of
-from .jobs import run_job, to_the_end
+from . import messages
 from .link import Answer, DaemonLink, Request
-from .linux import copy_memory
-from .location import record_checksum, record_seed
 from .shared_slab import SharedSlab
-from .tier import DiskUsage, Kind, Loaded, Stored
 from .window import Window, WindowSlot
 
 __all__ = ["RemoteDisk"]
@@ -76,9 +76,9 @@ class _Sent(NamedTuple):
 class RemoteDisk:
     """Keeps records with a daemon. A `DiskTier`; `open` makes one.
 
-    All coroutines belong to one loop and do not block it. What they raise beside what `DiskTier` says:
-    DaemonUnavailableError, if the daemon is lost and has not come back in time. What it had stored is there again
-    when it is back; the source of a write is still the caller's.
+    All coroutines belong to one loop and do not block it. They raise what `DiskTier` says, and DaemonUnavailableError
+    if the daemon is lost and has not come back in time. Its records are there again when it is back; the source of a
+    write is still the caller's.
 
     Args:
         link: to the daemon, with a session; closed with the tier.
@@ -133,7 +133,7 @@ class RemoteDisk:
             DaemonUnavailableError, ProtocolError: see `DaemonLink.open`.
             StorageIOError: there is no memory for the window.
         """
-        link = DaemonLink(address, wire.Open(wire.fitting_word(name), rank, pid), reconnect_seconds)
+        link = DaemonLink(address, messages.Open(messages.fitting_word(name), rank, pid), reconnect_seconds)
         try:
             slab = await run_job(executor, SharedSlab, 0, window_bytes, link.inodes)
         except OSError as error:
@@ -191,7 +191,7 @@ class RemoteDisk:
         await to_the_end(self._discard([part for parts in records for part in parts]))
 
     def usage(self) -> DiskUsage:
-        """What is held now for this client. Any thread; does not block."""
+        """A snapshot of this client's records. Any thread; does not block."""
         opened = self._link.opened
         return DiskUsage(
             disk_bytes=self._disk_bytes,
@@ -206,7 +206,7 @@ class RemoteDisk:
         return {kind: dict(counts) for kind, counts in list(self._choices.items())}
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: let go of the parent's socket and memory. Waits for nothing and takes no lock."""
+        """In a forked child: give up the parent's socket and memory. Waits for nothing and takes no lock."""
         self._closed_because = "it belongs to the process that this one was forked from"
         let_go_of(self._link.inodes)
 
@@ -247,7 +247,7 @@ class RemoteDisk:
         return Stored(sum(part.stored.stored_bytes for part in parts), codec, counted_as)
 
     def _cut(self, source: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """The parts of a record, much alike in length: what would be a short rest is as dear as a whole part."""
+        """The parts of a record, of nearly the same length: a short rest would cost as much as a whole part."""
         num_parts = max(1, -(-len(source) // self._part_bytes))
         part_bytes = max(1, round_up(-(-len(source) // num_parts)))
         for first in range(0, max(1, len(source)), part_bytes):
@@ -255,20 +255,20 @@ class RemoteDisk:
 
     async def _write_part(self, name: _PartName, source: memoryview, kind: Kind, record_bytes: int) -> _Part:
         wire_key, answer = await self._answer_to_write(name, source, kind)
-        if isinstance(answer, wire.Stored):
+        if isinstance(answer, messages.Stored):
             stored = Stored(answer.stored_bytes, answer.codec, answer.kind, answer.checksum)
             return _Part(len(source), stored, wire_key)
-        if isinstance(answer, wire.Full):
+        if isinstance(answer, messages.Full):
             figures = (record_bytes, answer.disk_bytes, answer.budget_bytes)
             if answer.is_quota:
                 raise QuotaExceededError(*figures, reason=answer.reason, session=self._name)
             raise StoreFullError(*figures, reason=answer.reason, advice=_ADVICE)
-        if isinstance(answer, wire.Failed):
+        if isinstance(answer, messages.Failed):
             raise StorageIOError(answer.operation, answer.place, answer.reason, _STILL_IN_MEMORY)
         raise self._unexpected(answer)
 
     async def _answer_to_write(self, name: _PartName, source: memoryview, kind: Kind) -> tuple[int, Answer]:
-        # One that was given up is of the same bytes: a key of the store's has no others.
+        # A write of this part that was given up has the same bytes: a key of the store has no others.
         sent = self._given_up.pop(name, None) or await self._send_write(name, source, kind)
         try:
             answer = await self._link.answer_to(sent.request)
@@ -288,9 +288,9 @@ class RemoteDisk:
             raise
         wire_key = next(self._wire_keys)
 
-        def message(request: int) -> wire.Write:
-            about = (wire.fitting_word(kind.dtype), max(1, kind.itemsize_bytes), wire.fitting_word(kind.origin))
-            return wire.Write(request, wire_key, slot.slab.number, slot.offset, slot.num_bytes, *about)
+        def message(request: int) -> messages.Write:
+            about = (messages.fitting_word(kind.dtype), max(1, kind.itemsize_bytes), messages.fitting_word(kind.origin))
+            return messages.Write(request, wire_key, slot.slab.number, slot.offset, slot.num_bytes, *about)
 
         request = self._link.submit(message, partial(self._was_written_late, name, wire_key, slot))
         return _Sent(request, slot, wire_key)
@@ -298,7 +298,7 @@ class RemoteDisk:
     def _was_written_late(self, name: _PartName, wire_key: int, slot: WindowSlot, answer: Answer | None) -> None:
         self._given_up.pop(name, None)
         self._window.give_back(slot)
-        if isinstance(answer, wire.Stored):  # the store has kept the bytes, and may have forgotten them since
+        if isinstance(answer, messages.Stored):  # the store has kept the bytes, and may have forgotten them since
             self._link.submit(partial(_discard_of, (wire_key,)), lambda _: None)
 
     # --- up -------------------------------------------------------------------------------------------------------
@@ -312,20 +312,20 @@ class RemoteDisk:
     async def _read_part(self, key: int, part: _Part, destination: memoryview) -> Loaded:
         slot = await self._take(len(destination), to_read=True)
 
-        def message(request: int) -> wire.Read:
-            return wire.Read(request, part.wire_key, slot.slab.number, slot.offset, slot.num_bytes)
+        def message(request: int) -> messages.Read:
+            return messages.Read(request, part.wire_key, slot.slab.number, slot.offset, slot.num_bytes)
 
         request = self._link.submit(message, lambda _: self._window.give_back(slot))
         answer = await self._link.answer_to(request)
         try:
-            if isinstance(answer, wire.Loaded):
+            if isinstance(answer, messages.Loaded):
                 await run_job(self._executor, copy_memory, destination, slot.memory)
                 return Loaded(answer.read_bytes)
         finally:
             self._window.give_back(slot)
-        if isinstance(answer, wire.Bad):
+        if isinstance(answer, messages.Bad):
             raise CorruptDataError(key, answer.place, answer.expected, answer.found)
-        if isinstance(answer, wire.Failed):
+        if isinstance(answer, messages.Failed):
             raise StorageIOError(answer.operation, answer.place, answer.reason, _STILL_ON_DISK)
         raise self._unexpected(answer)
 
@@ -334,8 +334,8 @@ class RemoteDisk:
     async def _discard(self, parts: Sequence[_Part]) -> None:
         self._disk_bytes -= sum(part.stored.stored_bytes for part in parts)
         keys = tuple(part.wire_key for part in parts)
-        for first in range(0, len(keys), wire.MAX_KEYS):
-            request = self._link.submit(partial(_discard_of, keys[first : first + wire.MAX_KEYS]), lambda _: None)
+        for first in range(0, len(keys), messages.MAX_KEYS):
+            request = self._link.submit(partial(_discard_of, keys[first : first + messages.MAX_KEYS]), lambda _: None)
             try:
                 await self._link.answer_to(request)
             except DaemonUnavailableError:
@@ -358,11 +358,11 @@ def _pieces(parts: Sequence[_Part], memory: memoryview) -> Iterator[tuple[_Part,
 
 
 def _raise_first(outcomes: Iterable[object]) -> None:
-    """What went wrong first, now that nothing is going on any more."""
+    """Raise the first error among outcomes. Called when all of them are there, so nothing is going on any more."""
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
 
 
-def _discard_of(keys: tuple[int, ...], request: int) -> wire.Discard:
-    return wire.Discard(request, keys)
+def _discard_of(keys: tuple[int, ...], request: int) -> messages.Discard:
+    return messages.Discard(request, keys)

@@ -1,4 +1,4 @@
-"""Blocks of one value (zeros, ones, a fill): the first eight bytes stand for all. At the speed of memory each way."""
+"""Encodes blocks of one value (zeros, ones, a fill): the first eight bytes stand for all. As fast as memory is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes
 __all__ = ["WORD_BYTES", "fill_with", "word_of"]
 
 WORD_BYTES = 8
-"""A multiple of every element's length but that of complex128, whose halves are then alike too."""
+"""A multiple of every element's length except complex128's, whose halves are then alike too."""
 
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -16,7 +16,7 @@ _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 def word_of(source: memoryview) -> memoryview | None:
     """The first WORD_BYTES of `source`, if all others repeat them; None if not, or if there are no others.
 
-    One call of C for all of it: each gives up the interpreter's lock, and there are other threads to wait for then.
+    One call of C does all of it: each call gives up the interpreter's lock, and waits for other threads to get it back.
 
     Args:
         source: uint8, shape [n].

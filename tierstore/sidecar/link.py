@@ -1,10 +1,9 @@
 """A session with the daemon that outlives its connections. On one loop.
 
 Requests wait through a lost connection: the link connects again, resumes the session, shares its slabs again and
-sends again what was not answered (`wire.py`, rule 5: that does no harm). When that has not worked for
+sends again what was not answered (`messages.py`, rule 5: that does no harm). When that has not worked for
 `reconnect_seconds`, the requests fail, but the link keeps them: a slot that they name is the daemon's until it has
-answered (rule 3). From then on each new request tries to reach the daemon once, and so does the link by itself every
-few seconds: a client that computes and asks for nothing is back before its lease ends.
+answered (rule 3). `reconnecting.py` decides when to try.
 """
 
 from __future__ import annotations
@@ -15,43 +14,37 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-from .. import wire
-from ..channel import Channel
+from ..disk.forking import Inode, inode_of, not_while_forking
 from ..errors import DaemonUnavailableError, ProtocolError
-from .forking import Inode, inode_of, not_while_forking
+from . import messages
+from .channel import Channel
+from .reconnecting import Reconnecting, RefusedError, words_of
 from .shared_slab import SharedSlab
 from .silence import Silence
 
 __all__ = ["Answer", "DaemonLink", "Request"]
 
 _LONGEST_HANDSHAKE_SECONDS = 10.0
-_SHORTEST_PATIENCE_SECONDS = 1.0  # a loaded machine takes that long to come back to a process that lives
-_SIGNS_IN_A_HANDSHAKE = 4  # so often a daemon that takes its time is asked whether it lives
-_FIRST_PAUSE_SECONDS = 0.02
-_LONGEST_PAUSE_SECONDS = 0.5
-_ATTEMPTS_IN_GRACE = 4  # of a link that has given up; some of them may fail while the daemon starts
-_SHORTEST_UNASKED_PAUSE_SECONDS = 0.2
-_LONGEST_UNASKED_PAUSE_SECONDS = 5.0
+_SIGNS_IN_A_HANDSHAKE = 4  # how often a daemon that takes its time is asked whether it lives
 _CLOSE_SECONDS = 5.0
 
-RequestMessage = wire.Write | wire.Read | wire.Discard
-Answer = wire.Stored | wire.Full | wire.Failed | wire.Bad | wire.Loaded | wire.Gone
+RequestMessage = messages.Write | messages.Read | messages.Discard
+Answer = messages.Stored | messages.Full | messages.Failed | messages.Bad | messages.Loaded | messages.Gone
 
 
 class Request:
-    """One that the daemon has not answered yet.
+    """A request that the daemon has not answered yet.
 
     Attributes:
-        message: as it was sent, and will be again.
-        answer: for whoever waits; None: nobody does.
-        on_late: called with an answer that nobody waits for; with None if none will ever come, the session being over.
+        message: as it was sent, and will be sent again after a reconnect.
+        answer: set when the answer comes; None: nobody waits for it.
+        on_late: called with an answer that nobody waits for; with None if the session is over and none will come.
     """
 
     def __init__(
-        self, message: wire.Write | wire.Read | wire.Discard, on_late: Callable[[Answer | None], None]
+        self, message: messages.Write | messages.Read | messages.Discard, on_late: Callable[[Answer | None], None]
     ) -> None:
         self.message = message
         self.answer: asyncio.Future[Answer] | None = None
@@ -63,24 +56,23 @@ class DaemonLink:
 
     Args:
         address: the daemon's socket.
-        introduction: what to open the session with.
+        introduction: the message that opens the session.
         reconnect_seconds: for how long a lost daemon is waited for.
 
     Attributes:
-        opened: what the daemon said to that.
-        max_slab_bytes: that the daemon allows the session's slabs to have together.
-        on_unavailable: called when whoever waits for the daemon has to give up, with what makes the error for each.
-        inodes: of the sockets and slabs that a forked child has to let go of.
+        opened: the daemon's answer to the introduction.
+        max_slab_bytes: the most that the daemon allows the session's slabs to have together.
+        on_unavailable: called when all who wait for the daemon must give up, with a function that makes their errors.
+        inodes: the sockets and slabs that a forked child has to give up.
     """
 
-    def __init__(self, address: str, introduction: wire.Open, reconnect_seconds: float) -> None:
+    def __init__(self, address: str, introduction: messages.Open, reconnect_seconds: float) -> None:
         self.address = address
-        self.opened: wire.Opened
+        self.opened: messages.Opened
         self.max_slab_bytes = 0
         self.on_unavailable: Callable[[Callable[[], DaemonUnavailableError]], None] = lambda _: None
         self.inodes: set[Inode] = set()
         self._introduction = introduction
-        self._reconnect_seconds = reconnect_seconds
         self._channel: Channel | None = None  # set while the session is open on it
         self._greeting: asyncio.Future[Any] | None = None  # what the handshake waits for
         self._handshake: asyncio.Timeout | None = None  # it waits no longer than that
@@ -89,20 +81,16 @@ class DaemonLink:
         self._reaching: list[asyncio.Future[None]] = []  # who waits until the session is open on a connection
         self._handshake_seconds = _LONGEST_HANDSHAKE_SECONDS
         self._slabs: dict[int, SharedSlab] = {}
-        self._reconnecting: asyncio.Task[None] | None = None  # as long as the session is open on no connection
-        self._attempt_wanted = asyncio.Event()  # at once, though nobody was waited for any more
-        self._unasked_pause_seconds = _LONGEST_UNASKED_PAUSE_SECONDS
-        self._lost_because = "it closed the connection"
-        self._lost_since: float | None = None  # since when no request has been answered, connected or not
-        self._patience_seconds = max(_SHORTEST_PATIENCE_SECONDS, reconnect_seconds)
+        self._reconnecting = Reconnecting(
+            reconnect_seconds, resume=self._resume, has_requests=lambda: bool(self._pending), tell=self._fail_all
+        )
         self._silence = Silence(
-            self._patience_seconds,
+            self._reconnecting.patience_seconds,
             is_owed=lambda: self._channel is not None and bool(self._pending),
             ask=self._ask_for_life,
             give_up=self._hangs,
             call_later=lambda seconds, look: asyncio.get_running_loop().call_later(seconds, look),
         )
-        self._ended_because: str | None = None  # for good: the session is over, or the link closed
 
     async def open(self) -> None:
         """Begin the session.
@@ -116,8 +104,8 @@ class DaemonLink:
             answer = await self._connect(self._introduction, _LONGEST_HANDSHAKE_SECONDS)
         except OSError as error:
             waited = time.monotonic() - started
-            raise DaemonUnavailableError(self.address, waited, _words(error), "nothing was stored") from error
-        if not isinstance(answer, wire.Opened):
+            raise DaemonUnavailableError(self.address, waited, words_of(error), "nothing was stored") from error
+        if not isinstance(answer, messages.Opened):
             self._drop()
             raise ProtocolError(self.address, f"{type(answer).__name__} instead of Opened")
         self.opened = answer
@@ -126,20 +114,20 @@ class DaemonLink:
         """Let the daemon read and write a slab from now on."""
         self._slabs[slab.number] = slab
         if self._channel is not None:
-            self._channel.send_with(wire.Slab(slab.number, slab.num_bytes), slab.descriptor)
+            self._channel.send_with(messages.Slab(slab.number, slab.num_bytes), slab.descriptor)
 
     async def reach(self) -> None:
-        """Return when the session is open on a connection: at once, unless that was lost.
+        """Return when the session is open on a connection: at once, unless the connection was lost.
 
         Raises:
             DaemonUnavailableError: the daemon has not come back in time.
         """
-        if self._ended_because is not None:
-            raise self._unavailable(self._ended_because, 0.0)
+        if self._reconnecting.ended_because is not None:
+            raise self._unavailable(self._reconnecting.ended_because, 0.0)
         if self._channel is None:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._reaching.append(future)
-            self._begin_to_reconnect()
+            self._reconnecting.begin()
             await future
 
     def submit(
@@ -147,13 +135,17 @@ class DaemonLink:
         message_of: Callable[[int], RequestMessage],
         on_late: Callable[[Answer | None], None],
     ) -> Request:
-        """Send a request, made with its number; again after a reconnect. `answer_to` waits for the answer.
+        """Send a request, now and again after each reconnect. `answer_to` waits for the answer.
 
-        Until there is one, what the message names is the daemon's, whether anybody waits or not.
+        Until there is one, the slot that the message names is the daemon's, whether anybody waits or not.
+
+        Args:
+            message_of: makes the message with the request's number.
+            on_late: as `Request`'s.
         """
         number = next(self._numbers)
         request = self._pending[number] = Request(message_of(number), on_late)
-        if self._channel is not None and self._ended_because is None:  # nothing comes after Close
+        if self._channel is not None and self._reconnecting.ended_because is None:  # nothing comes after Close
             self._channel.send(request.message)
             self._silence.watch()
         return request
@@ -164,12 +156,12 @@ class DaemonLink:
         Raises:
             DaemonUnavailableError: the daemon has not come back in time. The request may be answered later.
         """
-        if self._ended_because is not None:
-            self._fail_all(self._ended_because, 0.0)
-            raise self._unavailable(self._ended_because, 0.0)
+        if self._reconnecting.ended_because is not None:
+            self._fail_all(self._reconnecting.ended_because, 0.0)
+            raise self._unavailable(self._reconnecting.ended_because, 0.0)
         request.answer = asyncio.get_running_loop().create_future()
         if self._channel is None:
-            self._begin_to_reconnect()
+            self._reconnecting.begin()
         return await request.answer
 
     def is_pending(self, request: Request) -> bool:
@@ -178,27 +170,25 @@ class DaemonLink:
 
     async def close(self) -> None:
         """End the session: the daemon frees all it stored. Idempotent; never fails, and waits for seconds at most."""
-        was_open, self._ended_because = self._channel is not None, "it was closed"
+        was_open, self._reconnecting.ended_because = self._channel is not None, "it was closed"
         self._silence.stop()
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-            await asyncio.wait((self._reconnecting,))
+        await self._reconnecting.stop()
         if was_open and self._channel is not None:
             self._greeting = asyncio.get_running_loop().create_future()
-            self._channel.send(wire.Close())
+            self._channel.send(messages.Close())
             await asyncio.wait((self._greeting,), timeout=_CLOSE_SECONDS)  # else the lease ends without it
             if self._greeting.done():
                 self._greeting.exception()
         self._drop()
-        self._fail_all(self._ended_because, 0.0)
+        self._fail_all("it was closed", 0.0)
 
     # --- one connection -------------------------------------------------------------------------------------------
 
-    async def _connect(self, message: wire.Open | wire.Resume, seconds: float) -> Any:
+    async def _connect(self, message: messages.Open | messages.Resume, seconds: float) -> Any:
         """Connect, greet, and send the message; returns its answer. The session is open on that connection then.
 
-        It takes longer than that many seconds only if the daemon is heard from in each of them: before it resumes a
-        session it ends all jobs of the connection before (rule 4), on a slow drive.
+        This takes longer than `seconds` only if the daemon shows in each such span that it lives: before it resumes a
+        session it ends all jobs of the previous connection (rule 4), on a drive that may be slow.
         """
         self._handshake_seconds = seconds
         try:
@@ -210,11 +200,11 @@ class DaemonLink:
             self._handshake = None
 
     def _still_there(self) -> None:
-        """The daemon, asked for a sign of life in a handshake, has given one."""
+        """The daemon was asked for a sign of life in a handshake, and has given one."""
         if self._handshake is not None and not self._handshake.expired():
             self._handshake.reschedule(asyncio.get_running_loop().time() + self._handshake_seconds)
 
-    async def _introduce(self, message: wire.Open | wire.Resume) -> Any:
+    async def _introduce(self, message: messages.Open | messages.Resume) -> Any:
         loop = asyncio.get_running_loop()
         with not_while_forking:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -223,18 +213,17 @@ class DaemonLink:
         connection.setblocking(False)
         try:
             await loop.sock_connect(connection, self.address)
-            channel = Channel(
-                connection, wire.DaemonMessage, f"the daemon at {self.address}", self._receive, self._connection_ended
-            )
+            peer = f"the daemon at {self.address}"
+            channel = Channel(connection, messages.DaemonMessage, peer, self._receive, self._connection_ended)
         except BaseException:
             connection.close()
             self.inodes.discard(inode)
             raise
         try:
             await self._greet(channel)
-            answer = await self._ask(channel, message, signs_of_life=isinstance(message, wire.Resume))
+            answer = await self._ask(channel, message, signs_of_life=isinstance(message, messages.Resume))
             if not channel.is_open:  # it ended before this was woken, and nobody was told
-                raise ConnectionError(self._lost_because)
+                raise ConnectionError(self._reconnecting.lost_because)
         except BaseException:
             channel.close()
             raise
@@ -246,18 +235,18 @@ class DaemonLink:
 
     async def _greet(self, channel: Channel) -> None:
         try:
-            welcome = await self._ask(channel, wire.Hello((wire.VERSION,), _program()))
-        except _RefusedError as error:
+            welcome = await self._ask(channel, messages.Hello((messages.VERSION,), _program()))
+        except RefusedError as error:
             if not error.is_final:
                 raise
             raise ProtocolError(self.address, str(error)) from error
-        if not isinstance(welcome, wire.Welcome) or welcome.version != wire.VERSION:
-            raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {wire.VERSION}")
+        if not isinstance(welcome, messages.Welcome) or welcome.version != messages.VERSION:
+            raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {messages.VERSION}")
         self.max_slab_bytes = welcome.max_slab_bytes
-        self._unasked_pause_seconds = _unasked_pause_seconds(welcome.grace_seconds)
+        self._reconnecting.note_lease(welcome.grace_seconds)
 
-    async def _ask(self, channel: Channel, message: wire.ClientMessage, *, signs_of_life: bool = False) -> Any:
-        """Send it and wait for the answer; meanwhile, ask again and again whether the daemon lives."""
+    async def _ask(self, channel: Channel, message: messages.ClientMessage, *, signs_of_life: bool = False) -> Any:
+        """Send a message and wait for the answer; with `signs_of_life`, ask meanwhile whether the daemon lives."""
         self._greeting = greeting = asyncio.get_running_loop().create_future()
         channel.send(message)
         try:
@@ -265,19 +254,19 @@ class DaemonLink:
                 done, _ = await asyncio.wait((greeting,), timeout=self._handshake_seconds / _SIGNS_IN_A_HANDSHAKE)
                 if done:
                     break
-                channel.send(wire.Inspect())
+                channel.send(messages.Inspect())
             return await greeting
         finally:
             self._greeting = None
 
-    def _receive(self, messages: list[Any]) -> None:
+    def _receive(self, received: list[Any]) -> None:
         self._silence.heard()
-        for message in messages:
-            if isinstance(message, wire.Refused):
+        for message in received:
+            if isinstance(message, messages.Refused):
                 self._refused(message)
             elif isinstance(message, Answer):
                 self._answered(message)
-            elif isinstance(message, wire.Report):
+            elif isinstance(message, messages.Report):
                 self._still_there()
             elif self._greeting is not None and not self._greeting.done():
                 self._greeting.set_result(message)
@@ -285,7 +274,7 @@ class DaemonLink:
                 raise ProtocolError(self.address, f"{type(message).__name__} that nobody asked for")
 
     def _answered(self, answer: Answer) -> None:
-        self._lost_since = None
+        self._reconnecting.note_answer()
         request = self._pending.pop(answer.request, None)
         if request is None:
             raise ProtocolError(self.address, f"an answer to request {answer.request}, which was not made")
@@ -294,33 +283,33 @@ class DaemonLink:
         else:
             request.on_late(answer)
 
-    def _refused(self, refusal: wire.Refused) -> None:
-        error = _RefusedError(refusal.reason, refusal.is_final)
+    def _refused(self, refusal: messages.Refused) -> None:
+        error = RefusedError(refusal.reason, refusal.is_final)
         if self._greeting is not None and not self._greeting.done():
             self._greeting.set_exception(error)
         else:
             raise ProtocolError(self.address, f"it refuses to go on: {refusal.reason}")
 
     def _connection_ended(self, error: Exception | None) -> None:
-        self._lost_because = "it closed the connection" if error is None else _words(error)
+        self._reconnecting.lost_because = "it closed the connection" if error is None else words_of(error)
         if self._greeting is not None and not self._greeting.done():
-            self._greeting.set_exception(ConnectionError(self._lost_because))
+            self._greeting.set_exception(ConnectionError(self._reconnecting.lost_because))
         was_open = self._channel is not None
         self._drop()
-        if was_open and self._ended_because is None:
-            self._begin_to_reconnect()
+        if was_open and self._reconnecting.ended_because is None:
+            self._reconnecting.begin()
 
     def _ask_for_life(self) -> None:
         if self._channel is not None:
-            self._channel.send(wire.Inspect())
+            self._channel.send(messages.Inspect())
 
     def _hangs(self) -> None:
-        """A daemon that hangs keeps its connections.
+        """A daemon that hangs keeps its connections, so the link gives this one up.
 
-        It has been waited for already: whoever waits is told now, before it is tried again.
+        The daemon has been waited for already: those who wait are told now, before it is tried again.
         """
-        self._lost_since = self._lost_since or time.monotonic() - self._patience_seconds
-        self._connection_ended(TimeoutError(f"no sign of life for {self._patience_seconds:g} s"))
+        self._reconnecting.note_silence()
+        self._connection_ended(TimeoutError(f"no sign of life for {self._reconnecting.patience_seconds:g} s"))
 
     def _drop(self) -> None:
         channel, self._channel = self._channel, None
@@ -329,79 +318,21 @@ class DaemonLink:
 
     # --- after it was lost ----------------------------------------------------------------------------------------
 
-    def _begin_to_reconnect(self) -> None:
-        """Where that has begun and was in vain, have it tried once more now."""
-        self._attempt_wanted.set()
-        if self._reconnecting is None:
-            self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
-
-    async def _reconnect(self) -> None:
-        """Until the session is resumed, or over for good."""
-        try:
-            if not await self._resumed_in_time():
-                await self._resume_late()
-        finally:
-            self._reconnecting = None
-
-    async def _resumed_in_time(self) -> bool:
-        """False: time is up, which counts from when the daemon last answered a request; or the session is over.
-
-        So nobody waits for ever for a daemon that comes back and fails at what it is asked.
-        """
-        is_again, started = self._lost_since is not None, time.monotonic()
-        self._lost_since = self._lost_since or started
-        deadline = self._lost_since + self._reconnect_seconds
-        pause = _FIRST_PAUSE_SECONDS
-        if is_again:
-            await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, max(0.0, deadline - started)))
-        while not is_again or time.monotonic() < deadline:
-            if await self._try_to_resume(max(_SHORTEST_PATIENCE_SECONDS, deadline - time.monotonic())):
-                return True
-            left = deadline - time.monotonic()
-            if left <= 0 or self._ended_because is not None:
-                break
-            await asyncio.sleep(min(pause, left))
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        return False
-
-    async def _resume_late(self) -> None:
-        """Time is up: whoever waits is told now, and whoever comes, after one attempt. Others are made unasked."""
-        lost_since = self._lost_since or time.monotonic()
-        while True:
-            self._fail_all(self._lost_because, time.monotonic() - lost_since)
-            if self._ended_because is not None:
-                return
-            self._attempt_wanted.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._unasked_pause_seconds):
-                    await self._attempt_wanted.wait()
-            if await self._try_to_resume(self._patience_seconds):
-                return
-
-    async def _try_to_resume(self, seconds: float) -> bool:
-        """Once; False: why not stands in `_lost_because`, and if it is for good, in `_ended_because` too."""
-        try:
-            await self._resume(min(seconds, _LONGEST_HANDSHAKE_SECONDS))
-        except _RefusedError as error:
-            self._lost_because = str(error)
-            if error.is_final:
-                self._ended_because = self._lost_because
-            return False
-        except Exception as error:  # noqa: BLE001 - delivered: to everybody who waits, when time is up
-            self._lost_because = _words(error)
-            self._drop()  # it may have been resumed already, without what belongs to it
-            return False
-        if not self._pending:
-            self._lost_since = None
-        return True
-
     async def _resume(self, seconds: float) -> None:
-        answer = await self._connect(wire.Resume(self.opened.session, self.opened.token), seconds)
+        """Connect again within `seconds`, and send again each request that is not answered; raises why that failed."""
+        try:
+            await self._resume_on_new_connection(min(seconds, _LONGEST_HANDSHAKE_SECONDS))
+        except Exception:
+            self._drop()  # it may have been resumed already, without what belongs to it
+            raise
+
+    async def _resume_on_new_connection(self, seconds: float) -> None:
+        answer = await self._connect(messages.Resume(self.opened.session, self.opened.token), seconds)
         channel = self._channel
-        if channel is None or not isinstance(answer, wire.Resumed):
+        if channel is None or not isinstance(answer, messages.Resumed):
             raise ConnectionError(f"{type(answer).__name__} instead of Resumed")
         for slab in self._slabs.values():
-            channel.send_with(wire.Slab(slab.number, slab.num_bytes), slab.descriptor)
+            channel.send_with(messages.Slab(slab.number, slab.num_bytes), slab.descriptor)
         for request in self._pending.values():
             channel.send(request.message)
         self._silence.watch()
@@ -411,7 +342,7 @@ class DaemonLink:
                 future.set_result(None)
 
     def _fail_all(self, reason: str, waited_seconds: float) -> None:
-        """Nobody waits any longer; where the session is over, no answer comes any more."""
+        """Tell all who wait that they must give up; if the session is over, also that no answer comes any more."""
         for request in self._pending.values():
             answer, request.answer = request.answer, None
             if answer is not None and not answer.done():
@@ -421,34 +352,16 @@ class DaemonLink:
             if not future.done():
                 future.set_exception(self._unavailable(reason, waited_seconds))
         self.on_unavailable(lambda: self._unavailable(reason, waited_seconds))
-        if self._ended_because is not None:
+        if self._reconnecting.ended_because is not None:
             ended, self._pending = self._pending, {}
             for request in ended.values():
                 request.on_late(None)
 
     def _unavailable(self, reason: str, waited_seconds: float) -> DaemonUnavailableError:
-        if self._ended_because is None:
+        if self._reconnecting.ended_because is None:
             return DaemonUnavailableError(self.address, waited_seconds, reason)
         lost = "what it had acknowledged is lost, the rest is still in memory"
         return DaemonUnavailableError(self.address, waited_seconds, reason, lost)
-
-
-class _RefusedError(ConnectionError):
-    """The daemon refuses the session."""
-
-    def __init__(self, reason: str, is_final: bool) -> None:
-        super().__init__(reason)
-        self.is_final = is_final
-
-
-def _unasked_pause_seconds(grace_seconds: float) -> float:
-    """Between attempts of a link that has given up, whose lease lasts for so long once the daemon is back."""
-    pause = min(_LONGEST_UNASKED_PAUSE_SECONDS, grace_seconds / _ATTEMPTS_IN_GRACE)
-    return max(_SHORTEST_UNASKED_PAUSE_SECONDS, pause)
-
-
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__
 
 
 def _program() -> str:

@@ -1,9 +1,8 @@
-"""The protocol between a store and the sidecar daemon: bytes in, messages out. No I/O, no clock, no threads.
+"""The messages between a store and the sidecar daemon, and which of them a client may send when. No I/O.
 
-A connection is a stream of frames each way. A frame is its length (four bytes, little-endian, without themselves) and
-an array of messages in msgpack, so that whoever wakes up sends all it has in one. Payload never travels here: a message
-names a range of a *slab*, memory that client and daemon share; a slab's descriptor accompanies the frame with its
-`Slab`. `docs/protocol.md` is the description for other implementers.
+`frames.py` turns messages into bytes and back. Payload never travels with them: a message names a range of a *slab*,
+memory that client and daemon share; a slab's descriptor accompanies the frame with its `Slab`. `docs/protocol.md` is
+the description for other implementers.
 
 Phases of a connection, and what a client may say in each::
 
@@ -25,17 +24,14 @@ searches all runs of a small model, and finds a wrong one when any rule is left 
 from __future__ import annotations
 
 import enum
-import struct
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
-from .errors import ProtocolError
+from ..errors import ProtocolError
 
 __all__ = [
     "ALLOWED",
-    "MAX_FRAME_BYTES",
     "MAX_KEYS",
     "VERSION",
     "Bad",
@@ -45,7 +41,6 @@ __all__ = [
     "DaemonMessage",
     "Discard",
     "Failed",
-    "FrameReader",
     "Full",
     "Gone",
     "Hello",
@@ -65,29 +60,21 @@ __all__ = [
     "Welcome",
     "Write",
     "check_allowed",
-    "encoded",
     "fitting",
     "fitting_word",
-    "frame_of",
 ]
 
 VERSION = 1
-"""Of what this module speaks. Raised with every change that an older peer would misunderstand."""
-
-MAX_FRAME_BYTES = 2**20
-"""A longer frame is refused before any of it is kept."""
+"""The version of the protocol. Raised with every change that an older peer would misunderstand."""
 
 MAX_KEYS = 8192
-"""In one `Discard`."""
-
-_LENGTH = struct.Struct("<I")
+"""Limit of keys in one `Discard`."""
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Key = Annotated[int, msgspec.Meta(ge=0, le=2**40 - 1)]
 _Hash = Annotated[int, msgspec.Meta(ge=0)]  # of 64 bits: msgpack has no larger integers
 _MOST_WORD, _MOST_TEXT = 256, 4096
-_MOST_COMPLAINT = 300  # it quotes the peer, who may have sent a frame full
 _Word = Annotated[str, msgspec.Meta(max_length=_MOST_WORD)]
 _Text = Annotated[str, msgspec.Meta(max_length=_MOST_TEXT)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
@@ -241,7 +228,7 @@ class Opened(_Message, frozen=True):
 
 class Resumed(_Message, frozen=True):
     """The answer to `Resume`: every job of the previous connection has ended, and its unanswered requests, all of the
-    slabs with them, are forgotten. What was `Stored` is still there."""
+    slabs with them, are forgotten. Every record that was `Stored` is still there."""
 
 
 class Stored(_Message, frozen=True):
@@ -330,7 +317,7 @@ class Closed(_Message, frozen=True):
 
 
 class Report(_Message, frozen=True):
-    """What the daemon holds and has done.
+    """A report of what the daemon holds and has done.
 
     Attributes:
         state: JSON, as `tierstore stat --json` prints it.
@@ -340,7 +327,7 @@ class Report(_Message, frozen=True):
 
 
 class Refused(_Message, frozen=True):
-    """What the client asked for is not done, and the connection ends.
+    """The daemon does not do what the client asked for, and ends the connection.
 
     Attributes:
         reason: in words.
@@ -368,7 +355,7 @@ ALLOWED: dict[Phase, tuple[type, ...]] = {
     Phase.LOBBY: (Open, Resume, Inspect),
     Phase.SESSION: (Slab, Unmap, Write, Read, Discard, Close, Inspect),
 }
-"""What a client may say in each phase."""
+"""The messages that a client may send in each phase."""
 
 
 def check_allowed(phase: Phase, message: ClientMessage, peer: str) -> None:
@@ -386,85 +373,3 @@ def fitting(text: str, most: int = _MOST_TEXT) -> str:
 def fitting_word(text: str) -> str:
     """The text as a short field can carry it: a name, or what is known of a content. See `fitting`."""
     return fitting(text, _MOST_WORD)
-
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encoded(message: ClientMessage | DaemonMessage) -> msgspec.Raw:
-    """A message as `frame_of` takes it too, and its length.
-
-    Raises:
-        ValueError, OverflowError: as `frame_of`.
-    """
-    return msgspec.Raw(_encoder.encode(message))
-
-
-def frame_of(messages: Sequence[ClientMessage | DaemonMessage | msgspec.Raw]) -> bytes:
-    """One frame of all the messages. The limits of their fields are the caller's to keep: whoever reads them refuses.
-
-    Raises:
-        ValueError: it would be longer than a peer accepts, or a text is not Unicode (a lone surrogate).
-        OverflowError: an integer has more than 64 bits.
-    """
-    frame = bytearray(_LENGTH.size)
-    _encoder.encode_into(messages, frame, _LENGTH.size)
-    num_bytes = len(frame) - _LENGTH.size
-    if num_bytes > MAX_FRAME_BYTES:
-        raise ValueError(f"a frame of {num_bytes} bytes; at most {MAX_FRAME_BYTES} are allowed")
-    _LENGTH.pack_into(frame, 0, num_bytes)
-    return bytes(frame)
-
-
-class FrameReader:
-    """Makes messages of what arrives, whatever pieces it arrives in.
-
-    Args:
-        kinds: what the peer may say: `ClientMessage` or `DaemonMessage`.
-        peer: who it is, for messages.
-    """
-
-    def __init__(self, kinds: object, peer: str) -> None:
-        self._decoder = msgspec.msgpack.Decoder(list[kinds])  # type: ignore[valid-type]
-        self._peer = peer
-        self._buffer = bytearray()
-
-    @property
-    def is_inside_frame(self) -> bool:
-        """Whether a frame has begun to arrive and not ended."""
-        return bool(self._buffer)
-
-    def feed(self, data: bytes | memoryview) -> list[list[ClientMessage | DaemonMessage]]:
-        """The frames that are complete with `data`, each as its messages.
-
-        Raises:
-            ProtocolError: a frame is too long, or is not an array of messages that the peer may send. What came
-                before it in the same call is lost: the connection is over.
-        """
-        self._buffer += data
-        try:
-            return self._complete_frames()
-        except ProtocolError:
-            self._buffer.clear()
-            raise
-
-    def _complete_frames(self) -> list[list[ClientMessage | DaemonMessage]]:
-        frames = []
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (num_bytes,) = _LENGTH.unpack_from(self._buffer, start)
-            if num_bytes > MAX_FRAME_BYTES:
-                raise ProtocolError(self._peer, f"a frame of {num_bytes} bytes; at most {MAX_FRAME_BYTES} are allowed")
-            end = start + _LENGTH.size + num_bytes
-            if len(self._buffer) < end:
-                break
-            frames.append(self._messages_of(bytes(self._buffer[start + _LENGTH.size : end])))
-            start = end
-        del self._buffer[:start]
-        return frames
-
-    def _messages_of(self, body: bytes) -> list[ClientMessage | DaemonMessage]:
-        try:
-            return self._decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # deep nesting: the last
-            raise ProtocolError(self._peer, f"not a message: {fitting(str(error), _MOST_COMPLAINT)}") from error

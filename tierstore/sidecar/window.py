@@ -1,4 +1,4 @@
-"""Who may use which range of the shared slab: first come first served, reads before writes. For one loop."""
+"""Lends ranges of the shared slab to requests: first come first served, reads before writes. For one loop."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..disk.allocator import round_up
 from ..free_runs import FreeRuns
-from .allocator import round_up
 from .shared_slab import SharedSlab
 
 __all__ = ["Window", "WindowSlot"]
@@ -18,8 +18,8 @@ class WindowSlot(NamedTuple):
     """A range of a slab that one request may name.
 
     Attributes:
-        slab: that it lies in.
-        offset, num_bytes: of the range.
+        slab: the slab that it lies in.
+        offset, num_bytes: the range.
     """
 
     slab: SharedSlab
@@ -51,9 +51,9 @@ class Window:
         return self._slab.num_bytes
 
     async def take(self, num_bytes: int, *, to_read: bool) -> WindowSlot:
-        """A slot of whole pages, as soon as there is one; so many bytes fit in.
+        """Take a slot of whole pages with room for `num_bytes`, as soon as there is one.
 
-        Raises what `refuse_waiting` was given; no slot was taken.
+        Raises the error that `refuse_waiting` was given; no slot was taken then.
         """
         size = round_up(max(num_bytes, 1))
         line = self._waiting[0 if to_read else 1]
@@ -75,7 +75,7 @@ class Window:
         self._serve()
 
     def refuse_waiting(self, error: Callable[[], Exception]) -> None:
-        """Nobody gives a slot back: whoever waits for one is told why."""
+        """Raise an error in each `take` that waits: nobody gives a slot back any more."""
         for line in self._waiting:
             while line:
                 waiter = line.popleft()

@@ -1,16 +1,17 @@
-"""What a record's bytes tell before it is written: a look at some of them, or a sample tried with each codec.
+"""Looks at a record's bytes before it is written, or tries each codec on a sample of them.
 
-A look takes microseconds and is had by every record; a probe takes some milliseconds at most and is seldom.
+Every record gets a look, which takes microseconds. A probe of the codecs takes some milliseconds at most and is rare.
 """
 
 from __future__ import annotations
 
 import time
 
-from ..codec import ENCODED_BLOCK_BYTES, BlockDecoder, Codec, encode_block, is_shrinking
-from ..codec_choice import Sample, candidates
-from .scratch import Scratch
-from .tier import Kind
+from ..scratch import Scratch
+from ..tier import Kind
+from .choice import candidates
+from .codec import ENCODED_BLOCK_BYTES, BlockDecoder, Codec, encode_block, is_shrinking
+from .figures import Sample
 
 __all__ = ["SAMPLE_BYTES", "content_of", "probe"]
 
@@ -23,11 +24,11 @@ _NUM_TRIES = 2  # the first one pays for the compressor's tables
 
 
 def content_of(source: memoryview, kind: Kind) -> str:
-    """What a look at some of the elements shows: "all zeros", "many zeros" (a quarter or more), or "" for neither.
+    """Look at some of the elements; returns "all zeros", "many zeros" (a quarter or more), or "" for neither.
 
     Args:
         source: uint8, shape [n].
-        kind: an element's length; integers of several bytes are not looked at, whose upper bytes say nothing.
+        kind: tells an element's length. Integers of several bytes are not looked at: their upper bytes tell nothing.
     """
     itemsize_bytes = max(1, kind.itemsize_bytes)
     if not source or ("int" in kind.dtype and itemsize_bytes > 1):

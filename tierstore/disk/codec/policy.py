@@ -1,22 +1,23 @@
-"""The `codec` option at work: what to order for a record, and what was learned from it."""
+"""The `codec` option at work: gives the order for each record, and learns from how it went."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 
-from ..codec import NO_CODEC, Codec
-from ..codec_choice import SMALLEST_PROBED_BYTES, UNKNOWN_LOAD, CodecChooser
+from ..location import Location
+from ..orders import ReadReport, WriteOrder, Written
+from ..tier import Kind
+from .choice import SMALLEST_PROBED_BYTES, CodecChooser
+from .codec import NO_CODEC, Codec
+from .figures import UNKNOWN_LOAD
 from .load import SMALLEST_TIMED_BYTES, LoadMeter, TransferClock, available_cores, read_machine
-from .location import Location
 from .probing import content_of
-from .records import ReadReport, WriteOrder, Written
-from .tier import Kind
 
 __all__ = ["OTHER_KINDS", "CodecPolicy"]
 
 OTHER_KINDS = "others"
-"""Under this name those are counted that have none of their own."""
+"""The name under which kinds are counted that have no entry of their own."""
 
 _MOST_KINDS = 1024
 _LONGEST_NAME = 128  # of a dtype and an origin; those that PyTorch gives have some 50 letters
@@ -26,12 +27,15 @@ _METER_EVERY_SECONDS = 0.1
 class CodecPolicy:
     """A fixed codec, or the choice of one per kind of record. Lives on one loop; never blocks.
 
+    Args:
+        fixed: the codec of all records; None: "auto".
+        num_at_once: how many records may be encoded at a time.
+
     Attributes:
-        clock: sees each transfer of unencoded bytes; None with a fixed codec: the disk's speed decides nothing.
+        clock: takes the time of each transfer of unencoded bytes; None: the codec is fixed, so no speed is needed.
     """
 
     def __init__(self, fixed: Codec | None, num_at_once: int) -> None:
-        """`fixed`: None means "auto". `num_at_once`: so many records may be encoded at a time."""
         self._fixed = fixed
         self._chooser = CodecChooser(num_lanes=num_at_once)
         self.clock = None if fixed is not None else TransferClock()
@@ -42,13 +46,13 @@ class CodecPolicy:
         self._counts: dict[str, dict[str, int]] = {}
 
     def kind_of(self, kind: Kind, source: memoryview) -> Kind:
-        """The record's kind, and what a look at it shows where that decides anything."""
+        """The record's kind, with the result of a look at its bytes, if that may decide anything."""
         if self._fixed is not None or len(source) < SMALLEST_PROBED_BYTES:
             return kind
         return kind._replace(content=content_of(source, kind))
 
     def order(self, kind: Kind, num_bytes: int, seed: int | None, *, is_space_short: bool) -> WriteOrder:
-        """What to make of the next record; `seed` is its checksum's."""
+        """The order for the next record; `seed` is its checksum's."""
         itemsize_bytes = max(1, kind.itemsize_bytes)
         if self._fixed is not None:
             return WriteOrder(self._fixed, itemsize_bytes, seed, probe=False)

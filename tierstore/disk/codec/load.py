@@ -1,4 +1,4 @@
-"""How busy disk and cores are: what the choice of a codec weighs. Figures in, figures out, but for `read_machine`.
+"""Measures how busy disk and cores are, for the choice of a codec. Pure except for `read_machine` and the cores.
 
 No call of this module waits; reading /proc/stat takes some tens of microseconds.
 """
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..codec_choice import Load
+from .figures import Load
 
 __all__ = [
     "SMALLEST_TIMED_BYTES",
@@ -41,10 +41,10 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class TransferClock:
-    """The speed of all transfers of a direction together, from when each begins and ends.
+    """Finds the speed of all transfers of a direction together, from the times at which each begins and ends.
 
-    A single transfer says little of a disk that serves four at once. So bytes are counted against the time in which
-    any transfer runs; while writes and reads run together, each gets its share of that time. Any thread.
+    A single transfer says little about a disk that serves four at once. So bytes are counted against the time in which
+    any transfer runs; while writes and reads run together, each direction gets its share of that time. Any thread.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class TransferClock:
 
     @contextmanager
     def timed(self, direction: Direction, num_bytes: int) -> Iterator[None]:
-        """Around a transfer at the device, on the thread that waits for it; one that is too short says nothing."""
+        """Around a transfer at the device, on the thread that waits for it. One that is too short is not counted."""
         if num_bytes < SMALLEST_TIMED_BYTES:
             yield
             return
@@ -75,7 +75,7 @@ class TransferClock:
                 self._new_speeds.append((direction, speed))
 
     def new_speeds(self) -> Iterator[tuple[Direction, float]]:
-        """The bytes per second that were found since the last call."""
+        """The bytes per second that were found since the last call, with their direction."""
         while self._new_speeds:
             yield self._new_speeds.popleft()
 
@@ -147,7 +147,7 @@ class LoadMeter:
             self._disk_seconds += disk_seconds
 
     def update(self, readings: Readings) -> Load:
-        """What the machine was doing, in the light of the time since the last update."""
+        """The load of late, with the time since the last update taken in."""
         wall_seconds = max(readings.wall - self._last.wall, 1e-9)
         others_seconds = max(0.0, readings.process - self._last.process - self._own_seconds)
         free_seconds = self._num_cores * wall_seconds - others_seconds
@@ -185,7 +185,7 @@ def available_cores() -> float:
 
 
 def quota_cores() -> float | None:
-    """What the CPU cgroups above this process leave it (cgroups(7), version 2 and 1); None: they set no quota."""
+    """The quota by the CPU cgroups above this process (cgroups(7), version 2 and 1); None: they set none."""
     return min(_quotas(), default=None)
 
 
@@ -200,8 +200,10 @@ def _quotas() -> Iterator[float]:
 
 
 def _cpu_cgroups() -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Each of them, and its files: the process's own and all above it. Where a container's own is mounted as the root,
-    /proc may still show the host's path, which is not there then."""
+    """The CPU cgroups of the process and all above it, each with the names of its quota's files.
+
+    Where a container's own cgroup is mounted as the root, /proc may still show the host's path, which is missing then.
+    """
     for controller, root, files in (
         ("", _CGROUP, ("cpu.max",)),
         ("cpu", _CGROUP / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")),

@@ -1,4 +1,4 @@
-"""Memory that a store and the daemon share: a memfd, whole and of fixed size before anybody else sees it."""
+"""Memory that a store and the daemon share: a memfd, of fixed size and with all its pages before it is shared."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import fcntl
 import mmap
 import os
 
-from .allocator import round_up
-from .forking import Inode, inode_of, not_while_forking
-from .linux import address_of, dont_fork, make_pages_huge
+from ..disk.allocator import round_up
+from ..disk.forking import Inode, inode_of, not_while_forking
+from ..disk.linux import address_of, dont_fork, make_pages_huge
 
 __all__ = ["SEALS", "SharedSlab"]
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""A slab that could be cut short would kill, by SIGBUS, whoever reads it (memfd_create(2))."""
+"""A slab that could be cut short would kill its readers by SIGBUS (memfd_create(2))."""
 
 _F_ADD_SEALS = 1033  # linux/fcntl.h
 
@@ -23,18 +23,18 @@ class SharedSlab:
     """The client's side of one slab. The constructor blocks: every page is allocated here, and counted to this process.
 
     Args:
-        number: by which both sides call it.
-        num_bytes: of it; rounded up to whole pages.
-        inodes: that a forked child has to let go of: the slab's is among them for as long as it is open, from before
-            it has a page; None: it is left to the child.
+        number: its name on both sides.
+        num_bytes: its length; rounded up to whole pages.
+        inodes: the files that a forked child has to give up. The slab's inode is among them for as long as it is open,
+            from before it has a page. None: a child keeps it.
 
     Attributes:
         memory: all of it, writable.
-        descriptor: of the memfd.
-        inode: likewise, for forked children.
+        descriptor: the memfd's.
+        inode: the memfd's.
 
     Raises:
-        OSError: there is not so much memory (ENOMEM, ENOSPC), or no descriptor is left.
+        OSError: there is not enough memory (ENOMEM, ENOSPC), or no descriptor is left.
     """
 
     def __init__(self, number: int, num_bytes: int, inodes: set[Inode] | None = None) -> None:
@@ -58,7 +58,7 @@ class SharedSlab:
             raise
 
     def close(self) -> None:
-        """Let go of it. The memory is free once no view of it is left, here and in the daemon; idempotent."""
+        """Close it; idempotent. The memory is free when no view of it is left, here and in the daemon."""
         if self.descriptor >= 0:
             self._close_descriptor()
             self.memory = memoryview(b"")

@@ -1,9 +1,9 @@
-"""How much may be written to the drive: a pure decision, for which the time is passed in.
+"""Decides how much may be written to the drive. Pure: the time is passed in.
 
-A flash drive wears out by what is written to it. The allowance of a day refills evenly over 24 hours and may be spent
-at once: training comes in bursts, and what counts for the drive is the long run. So in no 24 hours more than two days'
-allowance is written (a full one, and what refills meanwhile), and over n days at most n + 1. It begins full whenever a
-store or a daemon is opened: nothing is remembered beyond the process.
+Writing wears a flash drive out. The allowance of a day refills evenly over 24 hours and may be spent at once: training
+comes in bursts, and only the long run counts for the drive. So no 24 hours see more writes than two days' allowance (a
+full one, and the refill meanwhile), and n days at most n + 1. The allowance begins full whenever a store or a daemon is
+opened: nothing is remembered beyond the process.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class WriteAllowance:
         self._known_at = now
 
     def left_bytes(self, now: float) -> int:
-        """What may be written now; below 0 where more was written than expected."""
+        """How much may be written now; below 0 where more was written than expected."""
         return math.floor(self._refilled(now))
 
     def take(self, num_bytes: int, now: float) -> bool:
-        """Count what is about to be written; False, and nothing is counted, if it is more than is left."""
+        """Count a write that is about to begin; False, and nothing is counted, if it is more than is left."""
         self._left_bytes = self._refilled(now)
         self._known_at = now
         if num_bytes > self._left_bytes:
@@ -42,11 +42,11 @@ class WriteAllowance:
         return True
 
     def give_back(self, num_bytes: int) -> None:
-        """So much less was written than was taken; below 0: so much more."""
+        """Correct the count: `num_bytes` less were written than taken. Below 0: more."""
         self._left_bytes = min(self._left_bytes + num_bytes, float(self.day_bytes))
 
     def seconds_until(self, num_bytes: int, now: float) -> float:
-        """When so many bytes may be written; infinite where they are more than a day's."""
+        """How long until `num_bytes` may be written; infinite where they are more than a day's."""
         missing_bytes = num_bytes - self._refilled(now)
         if missing_bytes <= 0:
             return 0.0
@@ -55,7 +55,7 @@ class WriteAllowance:
         return missing_bytes * DAY_SECONDS / self.day_bytes
 
     def refusal(self, num_bytes: int, now: float) -> str:
-        """Why so many bytes may not be written now, and when they may, in words."""
+        """Why `num_bytes` may not be written now, and when they may, in words."""
         spent = f"the write allowance of {self.day_bytes} bytes a day is spent"
         seconds = self.seconds_until(num_bytes, now)
         if math.isinf(seconds):
