@@ -294,63 +294,45 @@ def test_open_that_fails_raises_in_the_constructor_and_ends_the_threads() -> Non
 # --- threads ------------------------------------------------------------------------------------------------------
 
 
-def test_io_threads_run_jobs_and_deliver_what_they_raise() -> None:
+async def test_io_threads_run_jobs_and_deliver_what_they_raise() -> None:
     threads = IoThreads(2, "tierstore-test")
-
-    async def test() -> None:
-        assert await threads.submit(divmod, 7, 2) == (3, 1)
-        assert await threads.submit(lambda *, a: a, a=5) == 5
-        with pytest.raises(ZeroDivisionError):
-            await threads.submit(divmod, 7, 0)
-        assert isinstance(await asyncio.wait_for(outcome_of(threads.submit(exit)), 20), SystemExit)
-        assert await asyncio.get_running_loop().run_in_executor(threads, int) == 0
-
-    async def outcome_of(future: asyncio.Future[object]) -> BaseException | None:
-        await asyncio.wait((future,))
-        return future.exception()
-
-    uvloop.run(test())
+    assert await threads.submit(divmod, 7, 2) == (3, 1)
+    assert await threads.submit(lambda *, a: a, a=5) == 5
+    with pytest.raises(ZeroDivisionError):
+        await threads.submit(divmod, 7, 0)
+    leaving = threads.submit(exit)
+    await asyncio.wait((leaving,), timeout=20)
+    assert isinstance(leaving.exception(), SystemExit)
+    assert await asyncio.get_running_loop().run_in_executor(threads, int) == 0
     threads.shutdown()
 
 
-def test_io_threads_many_jobs_that_end_at_once_are_all_delivered() -> None:
+async def test_io_threads_many_jobs_that_end_at_once_are_all_delivered() -> None:
     threads = IoThreads(4, "tierstore-test")
-
-    async def test() -> None:
-        for _ in range(20):
-            futures = [threads.submit(pow, number, 2) for number in range(200)]
-            assert await asyncio.gather(*futures) == [number**2 for number in range(200)]
-
-    uvloop.run(test())
+    for _ in range(20):
+        futures = [threads.submit(pow, number, 2) for number in range(200)]
+        assert await asyncio.gather(*futures) == [number**2 for number in range(200)]
     threads.shutdown()
 
 
-def test_io_threads_shut_down_finish_what_is_queued() -> None:
+async def test_io_threads_shut_down_finish_what_is_queued() -> None:
     threads = IoThreads(1, "tierstore-test")
     door = threading.Event()
-
-    async def test() -> None:
-        first, second = threads.submit(door.wait, 20), threads.submit(int)
-        start_thread(door.set, "tierstore-opener")
-        threads.shutdown()
-        assert (await first, await second) == (True, 0)
-
-    uvloop.run(test())
+    first, second = threads.submit(door.wait, 20), threads.submit(int)
+    start_thread(door.set, "tierstore-opener")
+    threads.shutdown()
+    assert (await first, await second) == (True, 0)
 
 
-def test_io_threads_skip_a_job_cancelled_before_it_begins() -> None:
+async def test_io_threads_skip_a_job_cancelled_before_it_begins() -> None:
     threads = IoThreads(1, "tierstore-test")
     door = threading.Event()
     ran: list[int] = []
-
-    async def test() -> None:
-        first = threads.submit(door.wait, 20)
-        cancelled, last = threads.submit(ran.append, 1), threads.submit(int)
-        assert cancelled.cancel()
-        door.set()
-        assert (await first, await last) == (True, 0)
-
-    uvloop.run(test())
+    first = threads.submit(door.wait, 20)
+    cancelled, last = threads.submit(ran.append, 1), threads.submit(int)
+    assert cancelled.cancel()
+    door.set()
+    assert (await first, await last) == (True, 0)
     threads.shutdown()
     assert not ran
 
