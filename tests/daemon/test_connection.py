@@ -26,8 +26,9 @@ class ClosingDaemon:
         connection.close()
 
 
-def test_what_follows_in_a_frame_is_not_handled_when_the_connection_is_over() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
+async def test_what_follows_in_a_frame_is_not_handled_when_the_connection_is_over() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
         daemon = ClosingDaemon()
         Connection(ours, os.getuid(), daemon)
         theirs.sendall(wire.frame_of([wire.Hello((wire.VERSION,), "test"), *[wire.Inspect()] * 3]))
@@ -35,7 +36,3 @@ def test_what_follows_in_a_frame_is_not_handled_when_the_connection_is_over() ->
             while not daemon.num_asked:
                 await asyncio.sleep(0)
         assert daemon.num_asked == 1
-
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        asyncio.run(check(ours, theirs))
