@@ -10,6 +10,7 @@ import torch
 from tests.daemon.conftest import StartDaemon
 from tests.daemon.test_survival import sessions_of
 from tests.hooks.programs import all_bits, assert_same_bits, assert_same_gradients, training
+from tests.inspect_store import inspect_tier
 from tests.reliability.conftest import DRIVE_BYTES, OpenStore
 from tests.reliability.drives import MIB, fill_up, used_bytes
 from tests.store.disk_conformance import PLAIN, gather, read_back
@@ -197,7 +198,7 @@ async def test_session_is_not_refused_for_room_that_the_daemon_itself_holds(smal
         for number in range(NUM_LEASES):
             await disk.put_lease(number, b"x" * 200)
         assert disk.usage().allocated_bytes < kept_bytes // 2
-        assert len(disk._index.entries().leases) == NUM_LEASES
+        assert len(inspect_tier(disk).index.entries().leases) == NUM_LEASES
 
 
 # --- what the index cannot even delete ------------------------------------------------------------------------------
@@ -217,12 +218,12 @@ async def test_deletes_refused_by_a_full_drive_are_done_when_it_has_room(small_d
         refused_bytes = disk.usage().disk_bytes
         assert refused_bytes > 0, "the drive was not full enough"
         assert disk.usage().num_records == 0
-        assert disk._index.entries().leases
+        assert inspect_tier(disk).index.entries().leases
         filler.unlink()
         receipt = await disk.write(NUM_TINY, memoryview(b"y" * 200), PLAIN)
         assert disk.usage().disk_bytes == receipt.stored_bytes
         assert await read_back(disk, NUM_TINY, 200) == b"y" * 200
-        assert disk._index.entries().leases == {}
+        assert inspect_tier(disk).index.entries().leases == {}
 
 
 def test_session_that_ends_while_the_drive_is_full_is_gone(small_drive: Path, start_daemon: StartDaemon) -> None:

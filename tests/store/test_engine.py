@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from tests.inspect_store import inspect_engine
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.engine import NUM_RESTORES, Engine, Spill
@@ -98,7 +99,7 @@ def open_engine(store_directory: Path) -> Iterator[Callable[[], tuple[Engine, Le
         try:
             engine.stop(20)
         except StorageIOError:
-            assert engine._transfers.endings != [None]
+            assert inspect_engine(engine).transfers.endings != [None]
 
 
 def _fill(ledger: Ledger, keys: range) -> None:
@@ -146,7 +147,7 @@ def test_small_records_wait_for_company_or_for_somebody_who_waits(
         record.state = State.FREED
         engine.submit_spill(record)
         record.state = State.HOST
-    assert len(engine._held) <= 1024, "those that nobody wants written any more are not kept"
+    assert inspect_engine(engine).num_held_back <= 1024, "those that nobody wants written any more are not kept"
     for record in small[10:4990]:
         record.state = State.QUEUED
         engine.submit_spill(record)
@@ -161,8 +162,7 @@ def test_restores_wanted_now_overtake_those_read_ahead(open_engine: Callable[[],
     for key in range(20):
         engine.submit_spill(_record(key))
     ledger.wait_for("spill", *range(20))
-    go_on = threading.Event()
-    engine._loop.call_soon_threadsafe(go_on.wait, 20)
+    go_on = inspect_engine(engine).stall()
     for key in range(18):
         engine.submit_restore(_record(key), demanded=False)
     for key in (19, 18):
@@ -249,9 +249,7 @@ def test_stop_is_idempotent_and_tells_the_books_once(open_engine: Callable[[], t
 def test_stop_finishes_what_runs_and_abandons_what_is_queued(open_engine: Callable[[], tuple[Engine, Ledger]]) -> None:
     engine, ledger = open_engine()
     _fill(ledger, range(50))
-    go_on, begun = threading.Event(), threading.Event()
-    engine._loop.call_soon_threadsafe(lambda: (begun.set(), go_on.wait(20)))
-    assert begun.wait(20)
+    go_on = inspect_engine(engine).stall()
     for key in range(50):
         engine.submit_spill(_record(key))
     engine.request_stop()
@@ -275,7 +273,7 @@ def test_books_that_fail_end_the_engine_with_their_error(open_engine: Callable[[
         assert ledger.told.wait_for(lambda: ledger.endings, 20)
     (ending,) = ledger.endings
     assert error in (ending, *getattr(ending, "exceptions", ()))
-    engine._thread.join(20)
+    inspect_engine(engine).thread.join(20)
     assert not engine.is_running
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.existing import set_existing
+from tests.inspect_store import inspect_tier
 from tests.reliability.drives import MIB, mounted_drive, used_bytes
 from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, gather, random_bytes, read_back
 from tests.store.disks import local_disk
@@ -324,7 +324,7 @@ async def test_sound_record_under_the_wrong_key_is_refused(
     size = 200_000
     for key in (1, 2):
         await disk.write(key, memoryview(bytes([key]) * 100_000 + random_bytes(100_000)), PLAIN)
-    locations = disk._shelf.locations
+    locations = inspect_tier(disk).locations
     locations[1], locations[2] = locations[2], locations[1]
     for key in (1, 2):
         with pytest.raises(CorruptDataError, match="checksum"):
@@ -335,10 +335,10 @@ async def test_record_of_another_session_is_refused(open_disk: OpenDisk) -> None
     disk = await open_disk(session=1)
     for size in (100, 100_000):
         await disk.write(size, memoryview(random_bytes(size)), PLAIN)
-        set_existing(disk._shelf, _session=2)
+        inspect_tier(disk).pretend_session(2)
         with pytest.raises(CorruptDataError, match="checksum"):
             await read_back(disk, size, size)
-        set_existing(disk._shelf, _session=1)
+        inspect_tier(disk).pretend_session(1)
         assert await read_back(disk, size, size) == random_bytes(size)
 
 
@@ -362,7 +362,7 @@ async def test_damaged_location_gives_no_wrong_value(open_disk: OpenDisk, inline
 
     disk = await open_disk(inline_bytes=inline_bytes, codec=codec)
     await disk.write(1, memoryview(content), Kind(itemsize_bytes=4))
-    locations = disk._shelf.locations
+    locations = inspect_tier(disk).locations
     sound = locations[1]
     for damage in DAMAGES:
         locations[1] = msgspec.structs.replace(sound, **damage)
@@ -377,11 +377,12 @@ async def test_damaged_location_gives_no_wrong_value(open_disk: OpenDisk, inline
 async def test_place_beyond_the_file_is_an_error_not_a_short_read(open_disk: OpenDisk) -> None:
     disk = await open_disk(inline_bytes=0)
     await disk.write(1, memoryview(random_bytes(100_000)), PLAIN)
-    location = disk._shelf.locations[1]
-    disk._shelf.locations[1] = msgspec.structs.replace(location, offset=2**40)
+    locations = inspect_tier(disk).locations
+    location = locations[1]
+    locations[1] = msgspec.structs.replace(location, offset=2**40)
     with pytest.raises(StorageIOError, match="still on disk"):
         await read_back(disk, 1, 100_000)
-    disk._shelf.locations[1] = location
+    locations[1] = location
     assert await read_back(disk, 1, 100_000) == random_bytes(100_000)
 
 
@@ -618,7 +619,7 @@ async def test_turn_at_the_device_ends_before_the_checksum(
     disk = await open_disk()
 
     def looking(view: memoryview, seed: int | None) -> int | None:
-        turns_taken.append(disk._shelf._turns.num_taken)
+        turns_taken.append(inspect_tier(disk).turns.num_taken)
         return checksum(view, seed)
 
     monkeypatch.setattr(records_module, "_checksum", looking)
@@ -637,7 +638,7 @@ async def test_memory_to_read_into_has_its_pages_before_the_turn(open_disk: Open
     destination = memoryview(mmap.mmap(-1, len(content), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     with ExitStack() as turns:
         for _ in range(NUM_AT_ONCE):
-            turns.enter_context(disk._shelf._turns.reads.lend())
+            turns.enter_context(inspect_tier(disk).turns.reads.lend())
         reading = asyncio.ensure_future(disk.read(1, destination))
         async with asyncio.timeout(20):
             while resident_bytes(destination) < len(content):
@@ -684,7 +685,7 @@ async def test_random_walk_on_two_loops_of_layouts_matches(open_disk: OpenDisk) 
             size = int(2 ** steps.uniform(0, 20))
             await disk.write(key, memoryview(bytes([key]) * (size // 2) + random_bytes(size)), PLAIN)
         for key in range(40):
-            size = disk._shelf.locations[key].logical_bytes
+            size = disk.found_locations()[key].logical_bytes
             found.append(await read_back(disk, key, size))
         return found
 
