@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import uvloop
+from pytest_asyncio import is_async_test
 
 from tests.census import Census
 from tierstore import TierStore, host
@@ -78,6 +81,11 @@ def _descriptors() -> dict[str, str]:
     return found
 
 
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Async tests run on the loop that the engine and the daemon have."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _quick_collections() -> Iterator[None]:
     """What torch and the test tools made at import is not looked through at every `gc.collect()`."""
@@ -89,7 +97,7 @@ def _quick_collections() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_leaks(tmp_path: Path) -> Iterator[None]:
-    """No thread, descriptor or file of a store outlives its test."""
+    """No thread, descriptor or file of a store outlives its test, nor does a loop."""
     threads, descriptors = set(threading.enumerate()), _descriptors()
     yield
     gc.collect()
@@ -97,8 +105,40 @@ def _nothing_leaks(tmp_path: Path) -> Iterator[None]:
         if thread not in threads and thread.name.startswith("tierstore"):
             thread.join(10)
             assert not thread.is_alive(), f"{thread.name} still runs"
-    leaked = {fd: target for fd, target in _descriptors().items() if fd not in descriptors and str(tmp_path) in target}
+    leaked = {
+        fd: target
+        for fd, target in _descriptors().items()
+        if fd not in descriptors and (str(tmp_path) in target or "eventpoll" in target)  # each loop has an epoll
+    }
     assert not leaked, f"descriptors still open: {leaked}"
+
+
+@pytest.fixture
+async def _quiet_loop() -> AsyncIterator[None]:
+    """No task outlives its test, and nothing fails that only the loop is told of: its default is to log that.
+
+    A time limit is such a failure: while the loop waits, the signal's handler runs in a callback of the loop's.
+    """
+    told: list[dict[str, Any]] = []
+
+    def tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        told.append(context)
+        if isinstance(context.get("exception"), pytest.fail.Exception):
+            for task in asyncio.all_tasks(loop):
+                task.cancel(str(context["exception"]))
+
+    asyncio.get_running_loop().set_exception_handler(tell)
+    yield
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left, f"tasks still run: {left}"
+    gc.collect()  # a task is told of when it is freed
+    assert not told, f"the loop was told of {told}"
+
+
+@pytest.fixture(autouse=True)
+def _quiet_loop_of_async_test(_nothing_leaks: None, request: pytest.FixtureRequest) -> None:
+    if is_async_test(request.node):
+        request.getfixturevalue("_quiet_loop")
 
 
 @pytest.fixture

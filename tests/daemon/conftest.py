@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -11,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.daemon.peer import Peer
 from tierstore.sidecar.inspection import inspect_daemon
 from tierstore.testing import FaultPlan
 
@@ -158,3 +160,14 @@ def start_daemon(tmp_path: Path, short_directory: Path) -> Iterator[StartDaemon]
     for daemon in started:
         daemon.kill()
         shutil.rmtree(daemon.path, ignore_errors=True)  # a killed daemon leaves gigabytes, as it should
+
+
+@pytest.fixture
+async def peer(short_directory: Path) -> AsyncIterator[Peer]:
+    """Listens on the test's loop."""
+    peer = Peer(str(short_directory / "s"))
+    server = await asyncio.start_unix_server(peer.take_in, peer.address)
+    yield peer
+    peer.close()
+    server.close()
+    await server.wait_closed()

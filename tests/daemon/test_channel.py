@@ -9,11 +9,10 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-import uvloop
 
 from tests.daemon import wire
 from tierstore.errors import ProtocolError
@@ -32,19 +31,33 @@ def _descriptors() -> dict[str, str]:
     return found
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _loop_has_run() -> None:
-    """What uvloop keeps for the process is open before anything is counted."""
-    uvloop.run(asyncio.sleep(0))
-
-
 @pytest.fixture(autouse=True)
-def _no_descriptor_leaks(_loop_has_run: None) -> Iterator[None]:
+async def _no_descriptor_leaks() -> AsyncIterator[None]:
+    """Async: the loop has its own open when it begins to count, and opens some anew each time it runs."""
     gc.collect()
-    before = _descriptors()
+    before = set(_descriptors())
     yield
     gc.collect()
-    assert _descriptors() == before
+    assert set(_descriptors()) == before, _descriptors()
+
+
+@pytest.fixture
+def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends; what a test leaves open of them is closed."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        yield ours, theirs
+
+
+@pytest.fixture
+def ours(connection: tuple[socket.socket, socket.socket]) -> socket.socket:
+    return connection[0]
+
+
+@pytest.fixture
+def theirs(connection: tuple[socket.socket, socket.socket]) -> socket.socket:
+    return connection[1]
 
 
 class End:
@@ -75,14 +88,6 @@ class End:
         await self.until(lambda: self.ends)
         (error,) = self.ends
         return error
-
-
-def _run(check: Callable[[socket.socket, socket.socket], Coroutine[Any, Any, None]]) -> None:
-    """Run the check with the two ends of a connection, and close what it leaves open of them."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.setblocking(False)
-        uvloop.run(check(ours, theirs))
 
 
 async def _received(connection: socket.socket, num_bytes: int) -> bytes:
@@ -128,325 +133,283 @@ def _send_descriptors(connection: socket.socket, data: bytes, num_descriptors: i
 # --- what is sent arrives -----------------------------------------------------------------------------------------
 
 
-def test_send_in_one_turn_goes_out_in_one_frame() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        end = End(ours)
-        for turn in range(2):
-            for number in range(3):
-                end.channel.send(wire.Gone(10 * turn + number))
-            assert await _received_frame(theirs) == [wire.Gone(10 * turn + number) for number in range(3)]
-        end.channel.close()
-
-    _run(check)
-
-
-def test_send_more_than_a_frame_holds_goes_out_in_several_in_order() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        end = End(ours)
-        sent = [wire.Failed(number, "write", "x" * 4096, "") for number in range(600)]
-        for message in sent:
-            end.channel.send(message)
-        found: list[Any] = []
-        num_frames = 0
-        while len(found) < len(sent):
-            found += await _received_frame(theirs)
-            num_frames += 1
-        assert found == sent
-        assert 1 < num_frames <= 4
-        end.channel.close()
-
-    _run(check)
-
-
-def test_messages_that_dribble_in_are_handed_over() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        end = End(ours)
-        for byte in wire.frame_of([wire.Unmap(1)]) + wire.frame_of([wire.Unmap(2), wire.Unmap(3)]):
-            await asyncio.get_running_loop().sock_sendall(theirs, bytes([byte]))
-        await end.until(lambda: len(end.messages) == 3)
-        assert end.messages == [wire.Unmap(1), wire.Unmap(2), wire.Unmap(3)]
-        assert not end.channel.is_inside_frame
-        end.channel.close()
-
-    _run(check)
-
-
-def test_descriptors_arrive_with_their_messages_in_order() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        sender, receiver = End(ours, wire.DaemonMessage), End(theirs)
-        found: list[tuple[int, int]] = []
-
-        def hear(messages: list[Any]) -> None:
-            for message in messages:
-                if isinstance(message, wire.Slab):
-                    descriptor = receiver.channel.take_descriptor()
-                    assert not os.get_inheritable(descriptor), "a program that this one starts would have it"
-                    found.append((message.slab, _number_in(descriptor)))
-                else:
-                    found.append((message.slab, message.slab))
-
-        receiver.on_messages = hear
-        for number in range(0, 40, 2):
-            memory = _memory(number)
-            sender.channel.send_with(wire.Slab(number, 4), memory)
-            sender.channel.send(wire.Unmap(number + 1))
-            os.close(memory)  # the copy on its way is another
-        await receiver.until(lambda: len(found) == 40)
-        assert found == [(number, number) for number in range(40)]
-        sender.channel.close()
-        assert await receiver.until_end() is None
-
-    _run(check)
-
-
-def test_peer_that_does_not_read_gets_the_rest_when_it_does() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        sender = End(ours, wire.DaemonMessage)
-        reports = [wire.Open("x" * 256, None, number) for number in range(3000)]
-        memory = _memory(7)
-        for report in reports:
-            sender.channel.send(report)
-        sender.channel.send_with(wire.Slab(7, 4), memory)
-        sender.channel.send(reports[0])
-        sender.channel.send_with(wire.Discard(1, tuple(range(8000))), memory)  # more than is sent at once
-        os.close(memory)
-        await asyncio.sleep(0)  # one turn of the loop: all that the socket takes is sent
-        await asyncio.sleep(0)
-        assert sender.channel.unsent_bytes > 100_000
-        receiver = End(theirs)
-        await receiver.until(lambda: len(receiver.messages) == 3003)
-        assert receiver.messages == [*reports, wire.Slab(7, 4), reports[0], wire.Discard(1, tuple(range(8000)))]
-        assert [_number_in(receiver.channel.take_descriptor()) for _ in range(2)] == [7, 7]
-        assert sender.channel.unsent_bytes == 0
-        sender.channel.close()
-        assert await receiver.until_end() is None
-
-    _run(check)
-
-
-def test_unsent_are_the_messages_of_this_turn_too() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        sender = End(ours)
+async def test_send_in_one_turn_goes_out_in_one_frame(ours: socket.socket, theirs: socket.socket) -> None:
+    end = End(ours)
+    for turn in range(2):
         for number in range(3):
-            sender.channel.send(wire.Report(bytes(10_000)))
-            assert 10_000 * (number + 1) < sender.channel.unsent_bytes < 10_100 * (number + 1)
-        receiver = End(theirs, wire.DaemonMessage)
-        await receiver.until(lambda: len(receiver.messages) == 3)
-        assert sender.channel.unsent_bytes == 0
-        sender.channel.close()
+            end.channel.send(wire.Gone(10 * turn + number))
+        assert await _received_frame(theirs) == [wire.Gone(10 * turn + number) for number in range(3)]
+    end.channel.close()
+
+
+async def test_send_more_than_a_frame_holds_goes_out_in_several_in_order(
+    ours: socket.socket, theirs: socket.socket
+) -> None:
+    end = End(ours)
+    sent = [wire.Failed(number, "write", "x" * 4096, "") for number in range(600)]
+    for message in sent:
+        end.channel.send(message)
+    found: list[Any] = []
+    num_frames = 0
+    while len(found) < len(sent):
+        found += await _received_frame(theirs)
+        num_frames += 1
+    assert found == sent
+    assert 1 < num_frames <= 4
+    end.channel.close()
+
+
+async def test_messages_that_dribble_in_are_handed_over(ours: socket.socket, theirs: socket.socket) -> None:
+    end = End(ours)
+    for byte in wire.frame_of([wire.Unmap(1)]) + wire.frame_of([wire.Unmap(2), wire.Unmap(3)]):
+        await asyncio.get_running_loop().sock_sendall(theirs, bytes([byte]))
+    await end.until(lambda: len(end.messages) == 3)
+    assert end.messages == [wire.Unmap(1), wire.Unmap(2), wire.Unmap(3)]
+    assert not end.channel.is_inside_frame
+    end.channel.close()
+
+
+async def test_descriptors_arrive_with_their_messages_in_order(ours: socket.socket, theirs: socket.socket) -> None:
+    sender, receiver = End(ours, wire.DaemonMessage), End(theirs)
+    found: list[tuple[int, int]] = []
+
+    def hear(messages: list[Any]) -> None:
+        for message in messages:
+            if isinstance(message, wire.Slab):
+                descriptor = receiver.channel.take_descriptor()
+                assert not os.get_inheritable(descriptor), "a program that this one starts would have it"
+                found.append((message.slab, _number_in(descriptor)))
+            else:
+                found.append((message.slab, message.slab))
+
+    receiver.on_messages = hear
+    for number in range(0, 40, 2):
+        memory = _memory(number)
+        sender.channel.send_with(wire.Slab(number, 4), memory)
+        sender.channel.send(wire.Unmap(number + 1))
+        os.close(memory)  # the copy on its way is another
+    await receiver.until(lambda: len(found) == 40)
+    assert found == [(number, number) for number in range(40)]
+    sender.channel.close()
+    assert await receiver.until_end() is None
+
+
+async def test_peer_that_does_not_read_gets_the_rest_when_it_does(ours: socket.socket, theirs: socket.socket) -> None:
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    sender = End(ours, wire.DaemonMessage)
+    reports = [wire.Open("x" * 256, None, number) for number in range(3000)]
+    memory = _memory(7)
+    for report in reports:
+        sender.channel.send(report)
+    sender.channel.send_with(wire.Slab(7, 4), memory)
+    sender.channel.send(reports[0])
+    sender.channel.send_with(wire.Discard(1, tuple(range(8000))), memory)  # more than is sent at once
+    os.close(memory)
+    await asyncio.sleep(0)  # one turn of the loop: all that the socket takes is sent
+    await asyncio.sleep(0)
+    assert sender.channel.unsent_bytes > 100_000
+    receiver = End(theirs)
+    await receiver.until(lambda: len(receiver.messages) == 3003)
+    assert receiver.messages == [*reports, wire.Slab(7, 4), reports[0], wire.Discard(1, tuple(range(8000)))]
+    assert [_number_in(receiver.channel.take_descriptor()) for _ in range(2)] == [7, 7]
+    assert sender.channel.unsent_bytes == 0
+    sender.channel.close()
+    assert await receiver.until_end() is None
+
+
+async def test_unsent_are_the_messages_of_this_turn_too(ours: socket.socket, theirs: socket.socket) -> None:
+    sender = End(ours)
+    for number in range(3):
         sender.channel.send(wire.Report(bytes(10_000)))
-        assert sender.channel.unsent_bytes == 0, "it is over"
-        await receiver.until_end()
+        assert 10_000 * (number + 1) < sender.channel.unsent_bytes < 10_100 * (number + 1)
+    receiver = End(theirs, wire.DaemonMessage)
+    await receiver.until(lambda: len(receiver.messages) == 3)
+    assert sender.channel.unsent_bytes == 0
+    sender.channel.close()
+    sender.channel.send(wire.Report(bytes(10_000)))
+    assert sender.channel.unsent_bytes == 0, "it is over"
+    await receiver.until_end()
 
-    _run(check)
 
-
-def test_end_when_sent_delivers_everything_to_a_peer_that_reads_later() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        sender = End(ours)
-        for number in range(10_000):
-            sender.channel.send(wire.Gone(number))
-        sender.channel.send(wire.Refused("enough"))
-        sender.channel.end_when_sent()
-        assert sender.channel.unsent_bytes > 0
-        assert sender.ends == []
-        theirs.send(wire.frame_of([wire.Close()]))  # is not listened to any more
-        receiver = End(theirs, wire.DaemonMessage)
-        await receiver.until(lambda: len(receiver.messages) == 10_001)
-        assert receiver.messages == [*map(wire.Gone, range(10_000)), wire.Refused("enough")]
-        assert await sender.until_end() is None
-        await receiver.until_end()
-        assert sender.messages == []
-
-    _run(check)
+async def test_end_when_sent_delivers_everything_to_a_peer_that_reads_later(
+    ours: socket.socket, theirs: socket.socket
+) -> None:
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    sender = End(ours)
+    for number in range(10_000):
+        sender.channel.send(wire.Gone(number))
+    sender.channel.send(wire.Refused("enough"))
+    sender.channel.end_when_sent()
+    assert sender.channel.unsent_bytes > 0
+    assert sender.ends == []
+    theirs.send(wire.frame_of([wire.Close()]))  # is not listened to any more
+    receiver = End(theirs, wire.DaemonMessage)
+    await receiver.until(lambda: len(receiver.messages) == 10_001)
+    assert receiver.messages == [*map(wire.Gone, range(10_000)), wire.Refused("enough")]
+    assert await sender.until_end() is None
+    await receiver.until_end()
+    assert sender.messages == []
 
 
 # --- how it ends --------------------------------------------------------------------------------------------------
 
 
-def test_peer_that_leaves_between_frames_is_no_error() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        end = End(ours)
-        theirs.send(wire.frame_of([wire.Unmap(1)]))
-        theirs.close()
-        assert await end.until_end() is None
-        assert end.messages == [wire.Unmap(1)]
-
-    _run(check)
+async def test_peer_that_leaves_between_frames_is_no_error(ours: socket.socket, theirs: socket.socket) -> None:
+    end = End(ours)
+    theirs.send(wire.frame_of([wire.Unmap(1)]))
+    theirs.close()
+    assert await end.until_end() is None
+    assert end.messages == [wire.Unmap(1)]
 
 
-def test_peer_that_leaves_inside_a_frame_broke_the_protocol() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        end = End(ours)
-        theirs.send(wire.frame_of([wire.Unmap(1)])[:-1])
-        theirs.close()
-        error = await end.until_end()
-        assert isinstance(error, ProtocolError)
-        assert "inside a frame" in str(error)
-
-    _run(check)
+async def test_peer_that_leaves_inside_a_frame_broke_the_protocol(ours: socket.socket, theirs: socket.socket) -> None:
+    end = End(ours)
+    theirs.send(wire.frame_of([wire.Unmap(1)])[:-1])
+    theirs.close()
+    error = await end.until_end()
+    assert isinstance(error, ProtocolError)
+    assert "inside a frame" in str(error)
 
 
 @pytest.mark.parametrize("num_frames", [1, 9])
-def test_descriptors_that_nobody_claims_end_the_connection_and_are_closed(num_frames: int) -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        end = End(ours)
-        for _ in range(num_frames):
-            _send_descriptors(theirs, wire.frame_of([wire.Unmap(1)]), num_descriptors=9 // num_frames)
-        error = await end.until_end()
-        assert isinstance(error, ProtocolError)
-        assert "more descriptors" in str(error)
-        assert len(end.messages) < num_frames
-
-    _run(check)
-
-
-def test_garbage_ends_the_connection_and_closes_the_descriptors_that_came_with_it() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        end = End(ours)
-        _send_descriptors(theirs, b"\x01\x00\x00\x00\xc1", num_descriptors=3)
-        assert isinstance(await end.until_end(), ProtocolError)
-
-    _run(check)
+async def test_descriptors_that_nobody_claims_end_the_connection_and_are_closed(
+    ours: socket.socket, theirs: socket.socket, num_frames: int
+) -> None:
+    end = End(ours)
+    for _ in range(num_frames):
+        _send_descriptors(theirs, wire.frame_of([wire.Unmap(1)]), num_descriptors=9 // num_frames)
+    error = await end.until_end()
+    assert isinstance(error, ProtocolError)
+    assert "more descriptors" in str(error)
+    assert len(end.messages) < num_frames
 
 
-def test_message_without_the_descriptor_it_needs_ends_the_connection() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        end = End(ours)
-        end.on_messages = lambda messages: os.close(end.channel.take_descriptor())
-        theirs.send(wire.frame_of([wire.Slab(1, 4)]))
-        error = await end.until_end()
-        assert isinstance(error, ProtocolError)
-        assert "no descriptor" in str(error)
-
-    _run(check)
+async def test_garbage_ends_the_connection_and_closes_the_descriptors_that_came_with_it(
+    ours: socket.socket, theirs: socket.socket
+) -> None:
+    end = End(ours)
+    _send_descriptors(theirs, b"\x01\x00\x00\x00\xc1", num_descriptors=3)
+    assert isinstance(await end.until_end(), ProtocolError)
 
 
-def test_descriptors_unsent_and_untaken_are_closed_at_the_end() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        end = End(ours)
-        _send_descriptors(theirs, wire.frame_of([wire.Unmap(1)]), num_descriptors=2)
-        await end.until(lambda: end.messages)
-        memory = _memory(0)
-        for _ in range(3):
-            end.channel.send_with(wire.Slab(1, 4), memory)
-        end.channel.close()
-        end.channel.send_with(wire.Slab(1, 4), memory)  # too late
-        end.channel.send(wire.Gone(1))
-        os.close(memory)
-        end.channel.close()
-        end.channel.end_when_sent()
-        await asyncio.sleep(0)
-        assert end.ends == [], "who closes knows"
-        assert await _received(theirs, 1) == b""
+async def test_message_without_the_descriptor_it_needs_ends_the_connection(
+    ours: socket.socket, theirs: socket.socket
+) -> None:
+    end = End(ours)
+    end.on_messages = lambda messages: os.close(end.channel.take_descriptor())
+    theirs.send(wire.frame_of([wire.Slab(1, 4)]))
+    error = await end.until_end()
+    assert isinstance(error, ProtocolError)
+    assert "no descriptor" in str(error)
 
-    _run(check)
+
+async def test_descriptors_unsent_and_untaken_are_closed_at_the_end(ours: socket.socket, theirs: socket.socket) -> None:
+    end = End(ours)
+    _send_descriptors(theirs, wire.frame_of([wire.Unmap(1)]), num_descriptors=2)
+    await end.until(lambda: end.messages)
+    memory = _memory(0)
+    for _ in range(3):
+        end.channel.send_with(wire.Slab(1, 4), memory)
+    end.channel.close()
+    end.channel.send_with(wire.Slab(1, 4), memory)  # too late
+    end.channel.send(wire.Gone(1))
+    os.close(memory)
+    end.channel.close()
+    end.channel.end_when_sent()
+    await asyncio.sleep(0)
+    assert end.ends == [], "who closes knows"
+    assert await _received(theirs, 1) == b""
 
 
 @pytest.mark.parametrize("ends_itself", [False, True])
-def test_peer_is_gone_what_it_said_last_is_heard_before_the_end(ends_itself: bool) -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**21)
-        last = [wire.Failed(number, "read", "x" * 4096, "") for number in range(70)]  # more than is read at once
-        theirs.send(wire.frame_of([wire.Gone(1)]) + wire.frame_of([*last, wire.Refused("no room")]))
-        theirs.close()
-        end = End(ours, wire.DaemonMessage)
-        memory = _memory(0)
+async def test_peer_is_gone_what_it_said_last_is_heard_before_the_end(
+    ours: socket.socket, theirs: socket.socket, ends_itself: bool
+) -> None:
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**21)
+    last = [wire.Failed(number, "read", "x" * 4096, "") for number in range(70)]  # more than is read at once
+    theirs.send(wire.frame_of([wire.Gone(1)]) + wire.frame_of([*last, wire.Refused("no room")]))
+    theirs.close()
+    end = End(ours, wire.DaemonMessage)
+    memory = _memory(0)
 
-        def hear(messages: list[Any]) -> None:
-            end.messages.extend(messages)
-            end.channel.send_with(wire.Slab(1, 4), memory)  # fails before the rest was read
-            end.channel.send(wire.Unmap(1))
-            if ends_itself and len(end.messages) > 1:
-                end.channel.end_when_sent()
+    def hear(messages: list[Any]) -> None:
+        end.messages.extend(messages)
+        end.channel.send_with(wire.Slab(1, 4), memory)  # fails before the rest was read
+        end.channel.send(wire.Unmap(1))
+        if ends_itself and len(end.messages) > 1:
+            end.channel.end_when_sent()
 
-        end.on_messages = hear
-        assert isinstance(await end.until_end(), BrokenPipeError) == ends_itself
-        assert end.messages == [wire.Gone(1), *last, wire.Refused("no room")]
-        os.close(memory)
-
-    _run(check)
+    end.on_messages = hear
+    assert isinstance(await end.until_end(), BrokenPipeError) == ends_itself
+    assert end.messages == [wire.Gone(1), *last, wire.Refused("no room")]
+    os.close(memory)
 
 
-def test_peer_leaves_with_something_unread_all_it_said_is_heard_before_the_end() -> None:
+async def test_peer_leaves_with_something_unread_all_it_said_is_heard_before_the_end(
+    ours: socket.socket, theirs: socket.socket
+) -> None:
     """As a daemon that is killed: the kernel reports an error then, not the end of the stream."""
 
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**21)
-        ours.send(wire.frame_of([wire.Unmap(1)]))
-        frame = wire.frame_of([wire.Failed(number, "read", "x" * 4096, "") for number in range(70)])
-        theirs.send(frame)  # more than is read at once
-        theirs.close()
-        end = End(ours, wire.DaemonMessage)
-        assert isinstance(await end.until_end(), ConnectionResetError)
-        assert len(end.messages) == 70
-
-    _run(check)
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**21)
+    ours.send(wire.frame_of([wire.Unmap(1)]))
+    frame = wire.frame_of([wire.Failed(number, "read", "x" * 4096, "") for number in range(70)])
+    theirs.send(frame)  # more than is read at once
+    theirs.close()
+    end = End(ours, wire.DaemonMessage)
+    assert isinstance(await end.until_end(), ConnectionResetError)
+    assert len(end.messages) == 70
 
 
 @pytest.mark.parametrize("ends_itself", [False, True])
-def test_peer_leaves_while_nobody_listens_its_end_is_noticed(ends_itself: bool) -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        end = End(ours)
-        if ends_itself:
-            for number in range(10_000):
-                end.channel.send(wire.Gone(number))
-            end.channel.end_when_sent()
-        else:
-            end.channel.stop_listening()
-        theirs.send(wire.frame_of([wire.Unmap(1)]))
-        theirs.close()
-        assert isinstance(await end.until_end(), BrokenPipeError)
-        assert end.messages == []
-
-    _run(check)
-
-
-def test_abandoned_in_a_forked_child_the_parent_goes_on() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        before = set(_descriptors())
-        end = End(ours)
-        _send_descriptors(theirs, wire.frame_of([wire.Unmap(1)]), num_descriptors=2)
-        await end.until(lambda: end.messages)
-        held = set(_descriptors()) - before | {str(ours.fileno())}
-        assert len(held) == 4, "socket, epoll and the two"
-        child = os.fork()
-        if child == 0:  # other modules of the process may close descriptors of theirs in a child: not counted
-            end.channel.abandon_after_fork()
-            os._exit(len(held & set(_descriptors())))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        theirs.send(wire.frame_of([wire.Unmap(2)]))
-        await end.until(lambda: len(end.messages) == 2)
-        end.channel.close()
-
-    _run(check)
+async def test_peer_leaves_while_nobody_listens_its_end_is_noticed(
+    ours: socket.socket, theirs: socket.socket, ends_itself: bool
+) -> None:
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    end = End(ours)
+    if ends_itself:
+        for number in range(10_000):
+            end.channel.send(wire.Gone(number))
+        end.channel.end_when_sent()
+    else:
+        end.channel.stop_listening()
+    theirs.send(wire.frame_of([wire.Unmap(1)]))
+    theirs.close()
+    assert isinstance(await end.until_end(), BrokenPipeError)
+    assert end.messages == []
 
 
-def test_peer_that_only_stops_reading_ends_the_connection() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        theirs.shutdown(socket.SHUT_RD)
-        end = End(ours)
-        end.channel.send(wire.Gone(1))
-        assert isinstance(await end.until_end(), BrokenPipeError)
+async def test_abandoned_in_a_forked_child_the_parent_goes_on(ours: socket.socket, theirs: socket.socket) -> None:
+    before = set(_descriptors())
+    end = End(ours)
+    _send_descriptors(theirs, wire.frame_of([wire.Unmap(1)]), num_descriptors=2)
+    await end.until(lambda: end.messages)
+    held = set(_descriptors()) - before | {str(ours.fileno())}
+    assert len(held) == 4, "socket, epoll and the two"
+    child = os.fork()
+    if child == 0:  # other modules of the process may close descriptors of theirs in a child: not counted
+        end.channel.abandon_after_fork()
+        os._exit(len(held & set(_descriptors())))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    theirs.send(wire.frame_of([wire.Unmap(2)]))
+    await end.until(lambda: len(end.messages) == 2)
+    end.channel.close()
 
-    _run(check)
+
+async def test_peer_that_only_stops_reading_ends_the_connection(ours: socket.socket, theirs: socket.socket) -> None:
+    theirs.shutdown(socket.SHUT_RD)
+    end = End(ours)
+    end.channel.send(wire.Gone(1))
+    assert isinstance(await end.until_end(), BrokenPipeError)
 
 
-def test_peer_is_gone_no_signal_is_raised() -> None:
+async def test_peer_is_gone_no_signal_is_raised(ours: socket.socket, theirs: socket.socket) -> None:
     """A process that has made SIGPIPE deadly again would die of the daemon's end."""
-
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        theirs.shutdown(socket.SHUT_RD)  # there is nothing to hear, so this is noticed by sending alone
+    theirs.shutdown(socket.SHUT_RD)  # there is nothing to hear, so this is noticed by sending alone
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})  # one that is raised stays pending
+    try:
         end = End(ours)
         end.channel.send(wire.Gone(1))
         await end.until_end()
-
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})  # one that is raised stays pending
-    try:
-        _run(check)
         raised = signal.SIGPIPE in signal.sigpending()
         if raised:
             signal.sigwait({signal.SIGPIPE})
@@ -455,51 +418,48 @@ def test_peer_is_gone_no_signal_is_raised() -> None:
     assert not raised
 
 
-def test_close_while_messages_are_handed_over_the_rest_is_dropped() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        end = End(ours)
+async def test_close_while_messages_are_handed_over_the_rest_is_dropped(
+    ours: socket.socket, theirs: socket.socket
+) -> None:
+    end = End(ours)
 
-        def hear(messages: list[Any]) -> None:
-            end.messages.extend(messages)
-            end.channel.close()
+    def hear(messages: list[Any]) -> None:
+        end.messages.extend(messages)
+        end.channel.close()
 
-        end.on_messages = hear
-        theirs.send(wire.frame_of([wire.Unmap(1)]) + wire.frame_of([wire.Unmap(2)]))
-        await end.until(lambda: end.messages)
-        assert await _received(theirs, 1) == b""
-        assert end.messages == [wire.Unmap(1)]
-        assert end.ends == []
-
-    _run(check)
+    end.on_messages = hear
+    theirs.send(wire.frame_of([wire.Unmap(1)]) + wire.frame_of([wire.Unmap(2)]))
+    await end.until(lambda: end.messages)
+    assert await _received(theirs, 1) == b""
+    assert end.messages == [wire.Unmap(1)]
+    assert end.ends == []
 
 
-def test_who_is_called_raises_the_connection_ends_and_the_loop_knows() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        reported: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
-        end = End(ours)
-        fault = ZeroDivisionError("a bug")
+async def test_who_is_called_raises_the_connection_ends_and_the_loop_knows(
+    ours: socket.socket, theirs: socket.socket
+) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+    end = End(ours)
+    fault = ZeroDivisionError("a bug")
 
-        def hear(messages: list[Any]) -> None:
-            raise fault
+    def hear(messages: list[Any]) -> None:
+        raise fault
 
-        end.on_messages = hear
-        theirs.send(wire.frame_of([wire.Unmap(1)]))
-        assert await end.until_end() is fault
-        assert await _received(theirs, 1) == b""
-        assert [context["exception"] for context in reported] == [fault]
-
-    _run(check)
+    end.on_messages = hear
+    theirs.send(wire.frame_of([wire.Unmap(1)]))
+    assert await end.until_end() is fault
+    assert await _received(theirs, 1) == b""
+    assert [context["exception"] for context in reported] == [fault]
 
 
 @pytest.mark.parametrize(
     "message", [wire.Report(bytes(wire.MAX_FRAME_BYTES)), wire.Gone(2**64), wire.Refused("\udc80")]
 )
-def test_message_that_no_frame_can_carry_ends_the_connection(message: object) -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
-        end = End(ours)
-        end.channel.send(message)
-        assert isinstance(await end.until_end(), ValueError | OverflowError)
-        assert await _received(theirs, 1) == b""
-
-    _run(check)
+async def test_message_that_no_frame_can_carry_ends_the_connection(
+    ours: socket.socket, theirs: socket.socket, message: object
+) -> None:
+    end = End(ours)
+    end.channel.send(message)
+    assert isinstance(await end.until_end(), ValueError | OverflowError)
+    assert await _received(theirs, 1) == b""

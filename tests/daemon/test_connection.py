@@ -22,8 +22,9 @@ class ClosingReporter:
         connection.close()
 
 
-def test_what_follows_in_a_frame_is_not_handled_when_the_connection_is_over() -> None:
-    async def check(ours: socket.socket, theirs: socket.socket) -> None:
+async def test_what_follows_in_a_frame_is_not_handled_when_the_connection_is_over() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
         reporter = ClosingReporter()
         limits = SimpleNamespace(handshake_seconds=10.0, slab_bytes=0, grace_seconds=0.0)
         shared = SimpleNamespace(limits=limits, program="test", reporter=reporter)
@@ -33,7 +34,3 @@ def test_what_follows_in_a_frame_is_not_handled_when_the_connection_is_over() ->
             while not reporter.num_asked:
                 await asyncio.sleep(0)
         assert reporter.num_asked == 1
-
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        asyncio.run(check(ours, theirs))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,10 +80,9 @@ def test_forget_leaves_the_others() -> None:
     assert queue.num_owners == 1
 
 
-def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> None:
+async def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> None:
     """A daemon that runs for months has many sessions, and looks at all it remembers for each turn."""
-
-    async def test(executor: ThreadPoolExecutor) -> None:
+    with ThreadPoolExecutor(2) as executor:
         options = {"disk_bytes": 2**20, "inline_bytes": 0, "codec": "none", "checksum": True}
         disk = LocalDisk(tmp_path, executor=executor, **options)  # type: ignore[arg-type]
         tasks = Tasks(after_each=lambda: None)
@@ -99,66 +96,52 @@ def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> None:
         registry.sessions[7] = Session(lease, 100, None)
         await registry.end(registry.sessions[7], "a test")
         await disk.close()
-        assert lanes.reads.queue.num_owners == lanes.writes.queue.num_owners == 0
-
-    with ThreadPoolExecutor(2) as executor:
-        asyncio.run(test(executor))
+    assert lanes.reads.queue.num_owners == lanes.writes.queue.num_owners == 0
 
 
-def test_lanes_run_so_many_at_once_and_one_write_while_a_read_waits() -> None:
-    async def test() -> None:
-        running, most, begun = Counter[str](), Counter[str](), list[str]()
-        doors: dict[str, asyncio.Event] = {}
+async def test_lanes_run_so_many_at_once_and_one_write_while_a_read_waits() -> None:
+    running, most, begun = Counter[str](), Counter[str](), list[str]()
+    doors: dict[str, asyncio.Event] = {}
 
-        async def job(name: str) -> None:
-            kind = name[0]
-            begun.append(name)
-            running[kind] += 1
-            most[kind] = max(most[kind], running[kind])
-            await doors.setdefault(name, asyncio.Event()).wait()
-            running[kind] -= 1
+    async def job(name: str) -> None:
+        kind = name[0]
+        begun.append(name)
+        running[kind] += 1
+        most[kind] = max(most[kind], running[kind])
+        await doors.setdefault(name, asyncio.Event()).wait()
+        running[kind] -= 1
 
-        async def turn() -> None:
-            for _ in range(5):
-                await asyncio.sleep(0)
+    async def turn() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
 
-        async with asyncio.TaskGroup() as tasks:
-
-            def start(work: Coroutine[Any, Any, None]) -> None:
-                tasks.create_task(work)
-
-            lanes = Lanes(start, 2)
-            for number in range(3):
-                lanes.read(1, 10, lambda number=number: job(f"r{number}"))
-            for number in range(3):
-                lanes.write(1, 10, lambda number=number: job(f"w{number}"))
-            await turn()
-            assert begun == ["r0", "r1", "w0"], "r2 waits, so no other write begins"
-            assert lanes.num_queued == 3
-            doors["r0"].set()
-            await turn()
-            assert begun == ["r0", "r1", "w0", "r2", "w1"]
-            for name in ("r1", "r2", "w0", "w1"):
-                doors[name].set()
-            await turn()
-            doors["w2"].set()
-        assert most == {"r": 2, "w": 2}
-        assert begun[-1] == "w2"
-
-    uvloop.run(test())
+    async with asyncio.TaskGroup() as tasks:
+        lanes = Lanes(tasks.create_task, 2)
+        for number in range(3):
+            lanes.read(1, 10, lambda number=number: job(f"r{number}"))
+        for number in range(3):
+            lanes.write(1, 10, lambda number=number: job(f"w{number}"))
+        await turn()
+        assert begun == ["r0", "r1", "w0"], "r2 waits, so no other write begins"
+        assert lanes.num_queued == 3
+        doors["r0"].set()
+        await turn()
+        assert begun == ["r0", "r1", "w0", "r2", "w1"]
+        for name in ("r1", "r2", "w0", "w1"):
+            doors[name].set()
+        await turn()
+        doors["w2"].set()
+    assert most == {"r": 2, "w": 2}
+    assert begun[-1] == "w2"
 
 
 class _Endless:
     """Jobs that end at once, and are queued again for as long as anything else is to be done."""
 
     def __init__(self, tasks: asyncio.TaskGroup, num_each: int) -> None:
-        self.lanes = Lanes(self._start, num_each)
+        self.lanes = Lanes(tasks.create_task, num_each)
         self.begun: list[str] = []
-        self._tasks = tasks
         self._num_to_do = 0
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.create_task(work)
 
     def once(self, queue: Callable[[int, int, Job], None], session: int, num_bytes: int, name: str) -> None:
         self._num_to_do += 1
@@ -182,37 +165,29 @@ class _Endless:
 
 @pytest.mark.parametrize("read_bytes", [1, PART_BYTES])
 @pytest.mark.parametrize("write_bytes", [1, PART_BYTES])
-def test_reads_without_end_leave_writes_a_share_and_keep_theirs(read_bytes: int, write_bytes: int) -> None:
-    async def test() -> list[str]:
-        async with asyncio.TaskGroup() as tasks:
-            endless = _Endless(tasks, 2)
-            for _ in range(5):  # more than run at once, so one waits at any moment
-                endless.again_and_again(endless.lanes.read, 1, read_bytes, "r")
-            for _ in range(10):
-                endless.once(endless.lanes.write, 2, write_bytes, "w")
-        return endless.begun
-
-    begun = asyncio.run(test())
-    assert begun.count("w") == 10, "writes wait for ever"
-    runs = "".join(begun).split("w")[2:-1]  # of reads, between two writes; the first write owes nothing yet
+async def test_reads_without_end_leave_writes_a_share_and_keep_theirs(read_bytes: int, write_bytes: int) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        endless = _Endless(tasks, 2)
+        for _ in range(5):  # more than run at once, so one waits at any moment
+            endless.again_and_again(endless.lanes.read, 1, read_bytes, "r")
+        for _ in range(10):
+            endless.once(endless.lanes.write, 2, write_bytes, "w")
+    assert endless.begun.count("w") == 10, "writes wait for ever"
+    runs = "".join(endless.begun).split("w")[2:-1]  # of reads, between two writes; the first write owes nothing yet
     # The next write begins with the read that pays the last one's debt; its job may come first in the loop.
     fewest, most = 8 * cost(write_bytes) // cost(read_bytes) - 2, 8 * cost(write_bytes) // cost(read_bytes) + 2
     assert all(max(0, fewest) <= len(run) <= most for run in runs)
 
 
-def test_jobs_of_one_byte_are_not_free() -> None:
-    async def test() -> list[str]:
-        async with asyncio.TaskGroup() as tasks:
-            endless = _Endless(tasks, 1)
-            for _ in range(2000):
-                endless.again_and_again(endless.lanes.write, 1, 1, "t")
-            for _ in range(5):
-                endless.once(endless.lanes.write, 2, PART_BYTES, "l")
-        return endless.begun
-
-    begun = asyncio.run(test())
-    assert begun.count("l") == 5, "large writes wait for all the tiny ones that there are"
-    runs = [len(run) for run in "".join(begun).split("l")[1:-1]]
+async def test_jobs_of_one_byte_are_not_free() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        endless = _Endless(tasks, 1)
+        for _ in range(2000):
+            endless.again_and_again(endless.lanes.write, 1, 1, "t")
+        for _ in range(5):
+            endless.once(endless.lanes.write, 2, PART_BYTES, "l")
+    assert endless.begun.count("l") == 5, "large writes wait for all the tiny ones that there are"
+    runs = [len(run) for run in "".join(endless.begun).split("l")[1:-1]]
     assert all(run <= cost(PART_BYTES) // cost(1) + 1 for run in runs)
 
 

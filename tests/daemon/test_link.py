@@ -3,113 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from tests.daemon import wire
+from tests.daemon.peer import OPENED, WELCOME, Guest, Peer, opened_disk
 from tests.store.disk_conformance import PLAIN
 from tierstore.errors import CorruptDataError, DaemonUnavailableError, ProtocolError, StorageIOError, StoreFullError
 from tierstore.sidecar import link as link_module
 from tierstore.sidecar import reconnecting as reconnecting_module
 from tierstore.sidecar.link import Answer, DaemonLink
-from tierstore.sidecar.remote import RemoteDisk
 from tierstore.sidecar.shared_slab import SharedSlab
 
 SECONDS = 20.0
+pytestmark = pytest.mark.timeout(SECONDS)
 _AT_ONCE_SECONDS = 0.9  # less than an attempt that is not answered takes
-WELCOME = wire.Welcome(wire.VERSION, "peer", 2**30, 60.0)
-OPENED = wire.Opened(7, b"t" * 32, 1, 7 << 40, 2**40, "by nobody")
-
-
-class Guest:
-    """One connection of the link's, as the peer has it."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._frames = wire.FrameReader(wire.ClientMessage, "the link")
-        self._heard: list[Any] = []
-
-    async def hear(self) -> Any:
-        """The next message; None: the link has closed the connection."""
-        while not self._heard:
-            data = await self._reader.read(65536)
-            if not data:
-                return None
-            for messages in self._frames.feed(data):
-                self._heard += messages
-        return self._heard.pop(0)
-
-    async def expect(self, kind: type) -> Any:
-        message = await self.hear()
-        assert isinstance(message, kind), message
-        return message
-
-    async def say(self, *messages: wire.DaemonMessage) -> None:
-        self._writer.write(wire.frame_of(messages))
-        await self._writer.drain()
-
-    async def welcome(self, kind: type, *answers: wire.DaemonMessage) -> None:
-        """Up to the answer to `Open` or `Resume`."""
-        await self.expect(wire.Hello)
-        await self.say(WELCOME)
-        await self.expect(kind)
-        await self.say(*answers)
-
-    def leave(self) -> None:
-        self._writer.close()
-
-
-class Peer:
-    """Listens, and is no daemon.
-
-    Attributes:
-        address: where.
-    """
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._guests: asyncio.Queue[Guest] = asyncio.Queue()
-        self._all: list[Guest] = []
-
-    async def guest(self) -> Guest:
-        """The next that connects."""
-        return await self._guests.get()
-
-    def take_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._all.append(Guest(reader, writer))
-        self._guests.put_nowait(self._all[-1])
-
-    def close(self) -> None:
-        for guest in self._all:
-            guest.leave()
-
-
-RunWithPeer = Callable[[Callable[[Peer], Coroutine[Any, Any, None]]], None]
-
-
-@pytest.fixture
-def with_peer(short_directory: Path) -> RunWithPeer:
-    """Runs a test beside a peer; TimeoutError if it does not come to its end."""
-
-    async def beside(test: Callable[[Peer], Coroutine[Any, Any, None]]) -> None:
-        peer = Peer(str(short_directory / "s"))
-        server = await asyncio.start_unix_server(peer.take_in, peer.address)
-        try:
-            async with asyncio.timeout(SECONDS):
-                await test(peer)
-        finally:
-            peer.close()
-            server.close()
-            await server.wait_closed()
-
-    return lambda test: uvloop.run(beside(test))
 
 
 def link_to(peer: Peer, reconnect_seconds: float = SECONDS) -> DaemonLink:
@@ -148,46 +59,34 @@ def discard(link: DaemonLink, key: int, late: list[Answer | None] | None = None)
         (wire.Closed(), "instead of a Welcome"),
     ],
 )
-def test_wrong_answer_to_hello_is_a_protocol_error(
-    with_peer: RunWithPeer, said: wire.DaemonMessage, words: str
-) -> None:
-    async def test(peer: Peer) -> None:
-        opening = asyncio.ensure_future(link_to(peer).open())
-        guest = await peer.guest()
-        await guest.expect(wire.Hello)
-        await guest.say(said)
-        with pytest.raises(ProtocolError, match=words):
-            await opening
-        assert await guest.hear() is None, "and the connection is closed"
-
-    with_peer(test)
+async def test_wrong_answer_to_hello_is_a_protocol_error(peer: Peer, said: wire.DaemonMessage, words: str) -> None:
+    opening = asyncio.ensure_future(link_to(peer).open())
+    guest = await peer.guest()
+    await guest.expect(wire.Hello)
+    await guest.say(said)
+    with pytest.raises(ProtocolError, match=words):
+        await opening
+    assert await guest.hear() is None, "and the connection is closed"
 
 
-def test_wrong_answer_to_open_is_a_protocol_error(with_peer: RunWithPeer) -> None:
-    async def test(peer: Peer) -> None:
-        opening = asyncio.ensure_future(link_to(peer).open())
-        guest = await peer.guest()
-        await guest.welcome(wire.Open, wire.Resumed())
-        with pytest.raises(ProtocolError, match="Resumed instead of Opened"):
-            await opening
-        assert await guest.hear() is None
-
-    with_peer(test)
+async def test_wrong_answer_to_open_is_a_protocol_error(peer: Peer) -> None:
+    opening = asyncio.ensure_future(link_to(peer).open())
+    guest = await peer.guest()
+    await guest.welcome(wire.Open, wire.Resumed())
+    with pytest.raises(ProtocolError, match="Resumed instead of Opened"):
+        await opening
+    assert await guest.hear() is None
 
 
 @pytest.mark.parametrize("answers", ["nothing", "Welcome"])
-def test_no_answer_is_given_up(with_peer: RunWithPeer, monkeypatch: pytest.MonkeyPatch, answers: str) -> None:
+async def test_no_answer_is_given_up(peer: Peer, monkeypatch: pytest.MonkeyPatch, answers: str) -> None:
     monkeypatch.setattr(link_module, "_LONGEST_HANDSHAKE_SECONDS", 0.1)
-
-    async def test(peer: Peer) -> None:
-        opening = asyncio.ensure_future(link_to(peer).open())
-        guest = await peer.guest()
-        if answers == "Welcome":
-            await guest.say(WELCOME)
-        with pytest.raises(DaemonUnavailableError, match=r"no answer to Open within 0.1 s.*nothing was stored"):
-            await opening
-
-    with_peer(test)
+    opening = asyncio.ensure_future(link_to(peer).open())
+    guest = await peer.guest()
+    if answers == "Welcome":
+        await guest.say(WELCOME)
+    with pytest.raises(DaemonUnavailableError, match=r"no answer to Open within 0.1 s.*nothing was stored"):
+        await opening
 
 
 # --- a session --------------------------------------------------------------------------------------------------------
@@ -198,150 +97,125 @@ def test_no_answer_is_given_up(with_peer: RunWithPeer, monkeypatch: pytest.Monke
     [wire.Gone(99), wire.Closed(), wire.Refused("it has had enough")],
     ids=["answer to nothing", "word out of place", "refusal"],
 )
-def test_nonsense_in_a_session_loses_the_connection_and_no_request(
-    with_peer: RunWithPeer, nonsense: wire.DaemonMessage
+async def test_nonsense_in_a_session_loses_the_connection_and_no_request(
+    peer: Peer, nonsense: wire.DaemonMessage
 ) -> None:
-    async def test(peer: Peer) -> None:
-        async with opened_link(peer) as (link, guest):
-            answer = discard(link, 5)
-            first = await guest.expect(wire.Discard)
-            await guest.say(nonsense)
-            guest = await peer.guest()
-            await guest.expect(wire.Hello)
-            await guest.say(WELCOME)
-            resume = await guest.expect(wire.Resume)
-            assert (resume.session, resume.token) == (OPENED.session, OPENED.token)
-            await guest.say(wire.Resumed())
-            assert await guest.expect(wire.Discard) == first, "it is said again"
-            await guest.say(wire.Gone(first.request))
-            assert await answer == wire.Gone(first.request)
-
-    with_peer(test)
+    async with opened_link(peer) as (link, guest):
+        answer = discard(link, 5)
+        first = await guest.expect(wire.Discard)
+        await guest.say(nonsense)
+        guest = await peer.guest()
+        await guest.expect(wire.Hello)
+        await guest.say(WELCOME)
+        resume = await guest.expect(wire.Resume)
+        assert (resume.session, resume.token) == (OPENED.session, OPENED.token)
+        await guest.say(wire.Resumed())
+        assert await guest.expect(wire.Discard) == first, "it is said again"
+        await guest.say(wire.Gone(first.request))
+        assert await answer == wire.Gone(first.request)
 
 
-def test_report_nobody_waits_for_is_a_sign_of_life(with_peer: RunWithPeer) -> None:
-    async def test(peer: Peer) -> None:
-        async with opened_link(peer) as (link, guest):
-            answer = discard(link, 5)
-            request = (await guest.expect(wire.Discard)).request
-            await guest.say(wire.Report(b"{}"), wire.Gone(request))
-            assert await answer == wire.Gone(request)
-
-    with_peer(test)
+async def test_report_nobody_waits_for_is_a_sign_of_life(peer: Peer) -> None:
+    async with opened_link(peer) as (link, guest):
+        answer = discard(link, 5)
+        request = (await guest.expect(wire.Discard)).request
+        await guest.say(wire.Report(b"{}"), wire.Gone(request))
+        assert await answer == wire.Gone(request)
 
 
-def test_silent_peer_is_asked_whether_it_lives_and_then_given_up(with_peer: RunWithPeer) -> None:
-    async def test(peer: Peer) -> None:
-        async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
-            late: list[Answer | None] = []
-            answer = discard(link, 5, late)
-            await guest.expect(wire.Discard)
-            await guest.expect(wire.Inspect)
-            with pytest.raises(DaemonUnavailableError, match="no sign of life for 1 s") as caught:
-                await answer
-            assert caught.value.waited_seconds >= 1
-            assert await guest.hear() is None
-            assert late == [], "it may still be answered"
-        assert late == [None], "never, as the session is over"
-
-    with_peer(test)
+async def test_silent_peer_is_asked_whether_it_lives_and_then_given_up(peer: Peer) -> None:
+    async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
+        late: list[Answer | None] = []
+        answer = discard(link, 5, late)
+        await guest.expect(wire.Discard)
+        await guest.expect(wire.Inspect)
+        with pytest.raises(DaemonUnavailableError, match="no sign of life for 1 s") as caught:
+            await answer
+        assert caught.value.waited_seconds >= 1
+        assert await guest.hear() is None
+        assert late == [], "it may still be answered"
+    assert late == [None], "never, as the session is over"
 
 
-def test_slabs_are_shared_again_before_requests_and_those_of_meanwhile_too(with_peer: RunWithPeer) -> None:
-    async def test(peer: Peer) -> None:
-        slabs = [SharedSlab(number, 4096) for number in range(3)]
-        async with opened_link(peer) as (link, guest):
-            for slab in slabs[:2]:
-                link.share(slab)
-                assert (await guest.expect(wire.Slab)).slab == slab.number
-            answers = [discard(link, key) for key in (1, 2)]
-            requests = [await guest.expect(wire.Discard) for _ in answers]
-            guest.leave()
-            guest = await peer.guest()  # the link is away until it is welcomed
-            link.share(slabs[2])
-            await guest.welcome(wire.Resume, wire.Resumed())
-            assert [(await guest.expect(wire.Slab)).slab for _ in slabs] == [0, 1, 2]
-            assert [await guest.expect(wire.Discard) for _ in answers] == requests
-            await guest.say(*(wire.Gone(each.request) for each in requests))
-            await asyncio.gather(*answers)
-        for slab in slabs:
-            slab.close()
-
-    with_peer(test)
+async def test_slabs_are_shared_again_before_requests_and_those_of_meanwhile_too(peer: Peer) -> None:
+    slabs = [SharedSlab(number, 4096) for number in range(3)]
+    async with opened_link(peer) as (link, guest):
+        for slab in slabs[:2]:
+            link.share(slab)
+            assert (await guest.expect(wire.Slab)).slab == slab.number
+        answers = [discard(link, key) for key in (1, 2)]
+        requests = [await guest.expect(wire.Discard) for _ in answers]
+        guest.leave()
+        guest = await peer.guest()  # the link is away until it is welcomed
+        link.share(slabs[2])
+        await guest.welcome(wire.Resume, wire.Resumed())
+        assert [(await guest.expect(wire.Slab)).slab for _ in slabs] == [0, 1, 2]
+        assert [await guest.expect(wire.Discard) for _ in answers] == requests
+        await guest.say(*(wire.Gone(each.request) for each in requests))
+        await asyncio.gather(*answers)
+    for slab in slabs:
+        slab.close()
 
 
 @pytest.mark.parametrize(
     "said", [wire.Refused("not now", False), wire.Closed(), None], ids=["refusal", "nonsense", "no answer"]
 )
-def test_resume_that_fails_is_tried_again(
-    with_peer: RunWithPeer, monkeypatch: pytest.MonkeyPatch, said: wire.DaemonMessage | None
+async def test_resume_that_fails_is_tried_again(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, said: wire.DaemonMessage | None
 ) -> None:
-    async def test(peer: Peer) -> None:
-        async with opened_link(peer) as (link, guest):
-            monkeypatch.setattr(link_module, "_LONGEST_HANDSHAKE_SECONDS", 0.5 if said is None else SECONDS)
-            answer = discard(link, 5)
-            guest.leave()
-            await (await peer.guest()).welcome(wire.Resume, *([] if said is None else [said]))
-            monkeypatch.setattr(link_module, "_LONGEST_HANDSHAKE_SECONDS", SECONDS)
-            guest = await peer.guest()
-            await guest.welcome(wire.Resume, wire.Resumed())
-            request = (await guest.expect(wire.Discard)).request
-            await guest.say(wire.Gone(request))
-            assert await answer == wire.Gone(request)
-
-    with_peer(test)
+    async with opened_link(peer) as (link, guest):
+        monkeypatch.setattr(link_module, "_LONGEST_HANDSHAKE_SECONDS", 0.5 if said is None else SECONDS)
+        answer = discard(link, 5)
+        guest.leave()
+        await (await peer.guest()).welcome(wire.Resume, *([] if said is None else [said]))
+        monkeypatch.setattr(link_module, "_LONGEST_HANDSHAKE_SECONDS", SECONDS)
+        guest = await peer.guest()
+        await guest.welcome(wire.Resume, wire.Resumed())
+        request = (await guest.expect(wire.Discard)).request
+        await guest.say(wire.Gone(request))
+        assert await answer == wire.Gone(request)
 
 
-def test_resume_that_takes_long_is_waited_for_while_the_daemon_lives(with_peer: RunWithPeer) -> None:
+async def test_resume_that_takes_long_is_waited_for_while_the_daemon_lives(peer: Peer) -> None:
     """It ends the jobs of the connection before, on a drive that is slower than a client is patient."""
-
-    async def test(peer: Peer) -> None:
-        async with opened_link(peer, reconnect_seconds=0.5) as (link, guest):
-            answer = discard(link, 5)
-            guest.leave()
-            guest = await peer.guest()
-            await guest.welcome(wire.Resume)
-            for _ in range(3 * link_module._SIGNS_IN_A_HANDSHAKE):
-                await guest.expect(wire.Inspect)
-                await guest.say(wire.Report(b"{}"))
-            await guest.say(wire.Resumed())
-            while isinstance(heard := await guest.hear(), wire.Inspect):
-                pass
-            await guest.say(wire.Gone(heard.request))
-            assert await answer == wire.Gone(heard.request)
-
-    with_peer(test)
-
-
-def test_resume_that_takes_long_without_a_sign_of_life_is_given_up(with_peer: RunWithPeer) -> None:
-    async def test(peer: Peer) -> None:
-        async with opened_link(peer, reconnect_seconds=0.5) as (link, guest):
-            answer = discard(link, 5)
-            guest.leave()
-            guest = await peer.guest()
-            await guest.welcome(wire.Resume)
+    async with opened_link(peer, reconnect_seconds=0.5) as (link, guest):
+        answer = discard(link, 5)
+        guest.leave()
+        guest = await peer.guest()
+        await guest.welcome(wire.Resume)
+        for _ in range(3 * link_module._SIGNS_IN_A_HANDSHAKE):
             await guest.expect(wire.Inspect)
-            with pytest.raises(DaemonUnavailableError, match="no answer to Resume within 1 s"):
+            await guest.say(wire.Report(b"{}"))
+        await guest.say(wire.Resumed())
+        while isinstance(heard := await guest.hear(), wire.Inspect):
+            pass
+        await guest.say(wire.Gone(heard.request))
+        assert await answer == wire.Gone(heard.request)
+
+
+async def test_resume_that_takes_long_without_a_sign_of_life_is_given_up(peer: Peer) -> None:
+    async with opened_link(peer, reconnect_seconds=0.5) as (link, guest):
+        answer = discard(link, 5)
+        guest.leave()
+        guest = await peer.guest()
+        await guest.welcome(wire.Resume)
+        await guest.expect(wire.Inspect)
+        with pytest.raises(DaemonUnavailableError, match="no answer to Resume within 1 s"):
+            await answer
+
+
+async def test_final_refusal_ends_everything_at_once(peer: Peer) -> None:
+    async with opened_link(peer) as (link, guest):
+        late: list[Answer | None] = []
+        answers = [discard(link, key, late) for key in (1, 2)]
+        guest.leave()
+        await (await peer.guest()).welcome(wire.Resume, wire.Refused("no such session", True))
+        for answer in answers:
+            with pytest.raises(DaemonUnavailableError, match=r"no such session.*is lost"):
                 await answer
-
-    with_peer(test)
-
-
-def test_final_refusal_ends_everything_at_once(with_peer: RunWithPeer) -> None:
-    async def test(peer: Peer) -> None:
-        async with opened_link(peer) as (link, guest):
-            late: list[Answer | None] = []
-            answers = [discard(link, key, late) for key in (1, 2)]
-            guest.leave()
-            await (await peer.guest()).welcome(wire.Resume, wire.Refused("no such session", True))
-            for answer in answers:
-                with pytest.raises(DaemonUnavailableError, match=r"no such session.*is lost"):
-                    await answer
-            assert late == [None, None]
-            with pytest.raises(DaemonUnavailableError, match="no such session"):
-                await discard(link, 3, late)
-
-    with_peer(test)
+        assert late == [None, None]
+        with pytest.raises(DaemonUnavailableError, match="no such session"):
+            await discard(link, 3, late)
 
 
 # --- a link that has given up -----------------------------------------------------------------------------------------
@@ -379,182 +253,133 @@ def test_lease_decides_how_often_a_link_that_has_given_up_tries(grace_seconds: f
 
 
 @pytest.mark.usefixtures("often_unasked")
-def test_link_that_has_given_up_is_back_though_nobody_asks_for_anything(with_peer: RunWithPeer) -> None:
-    async def test(peer: Peer) -> None:
-        async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
-            late: list[Answer | None] = []
-            told = await lose(peer, link, guest, late)
-            for said in (wire.Refused("not yet", False), wire.Closed()):
-                await (await peer.guest()).welcome(wire.Resume, said)
-            guest = await peer.guest()
-            await guest.welcome(wire.Resume, wire.Resumed())
-            assert await guest.expect(wire.Discard) == told, "it is still to be answered"
-            answer = discard(link, 6)
-            request = (await guest.expect(wire.Discard)).request
-            await guest.say(wire.Gone(told.request), wire.Gone(request))
-            assert await answer == wire.Gone(request)
-            assert late == [wire.Gone(told.request)]
-
-    with_peer(test)
+async def test_link_that_has_given_up_is_back_though_nobody_asks_for_anything(peer: Peer) -> None:
+    async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
+        late: list[Answer | None] = []
+        told = await lose(peer, link, guest, late)
+        for said in (wire.Refused("not yet", False), wire.Closed()):
+            await (await peer.guest()).welcome(wire.Resume, said)
+        guest = await peer.guest()
+        await guest.welcome(wire.Resume, wire.Resumed())
+        assert await guest.expect(wire.Discard) == told, "it is still to be answered"
+        answer = discard(link, 6)
+        request = (await guest.expect(wire.Discard)).request
+        await guest.say(wire.Gone(told.request), wire.Gone(request))
+        assert await answer == wire.Gone(request)
+        assert late == [wire.Gone(told.request)]
 
 
 @pytest.mark.usefixtures("seldom_unasked")
-def test_request_of_a_link_that_has_given_up_tries_once_at_once(with_peer: RunWithPeer) -> None:
-    async def test(peer: Peer) -> None:
-        async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
-            late: list[Answer | None] = []
-            await lose(peer, link, guest, late)
-            for number in range(2):
-                answer = discard(link, 6, late)
-                await (await peer.guest()).welcome(wire.Resume, wire.Refused(f"not now, {number}", False))
-                with pytest.raises(DaemonUnavailableError, match=f"not now, {number}"):
-                    await answer
-            reaching = asyncio.ensure_future(link.reach())
-            await (await peer.guest()).welcome(wire.Resume, wire.Resumed())
-            await reaching
-            assert late == []
-
-    with_peer(test)
+async def test_request_of_a_link_that_has_given_up_tries_once_at_once(peer: Peer) -> None:
+    async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
+        late: list[Answer | None] = []
+        await lose(peer, link, guest, late)
+        for number in range(2):
+            answer = discard(link, 6, late)
+            await (await peer.guest()).welcome(wire.Resume, wire.Refused(f"not now, {number}", False))
+            with pytest.raises(DaemonUnavailableError, match=f"not now, {number}"):
+                await answer
+        reaching = asyncio.ensure_future(link.reach())
+        await (await peer.guest()).welcome(wire.Resume, wire.Resumed())
+        await reaching
+        assert late == []
 
 
 @pytest.mark.usefixtures("often_unasked")
-def test_final_refusal_of_a_link_that_has_given_up_ends_its_attempts(with_peer: RunWithPeer) -> None:
-    async def test(peer: Peer) -> None:
-        async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
-            late: list[Answer | None] = []
-            await lose(peer, link, guest, late)
-            guest = await peer.guest()
-            attempt = link._reconnecting.task
-            assert attempt is not None
-            await guest.welcome(wire.Resume, wire.Refused("no such session", True))
-            await attempt
-            assert link._reconnecting.task is None
-            assert late == [None], "no answer comes any more"
-            with pytest.raises(DaemonUnavailableError, match=r"no such session.*is lost"):
-                await discard(link, 6)
-
-    with_peer(test)
+async def test_final_refusal_of_a_link_that_has_given_up_ends_its_attempts(peer: Peer) -> None:
+    async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
+        late: list[Answer | None] = []
+        await lose(peer, link, guest, late)
+        guest = await peer.guest()
+        attempt = link._reconnecting.task
+        assert attempt is not None
+        await guest.welcome(wire.Resume, wire.Refused("no such session", True))
+        await attempt
+        assert link._reconnecting.task is None
+        assert late == [None], "no answer comes any more"
+        with pytest.raises(DaemonUnavailableError, match=r"no such session.*is lost"):
+            await discard(link, 6)
 
 
 @pytest.mark.usefixtures("seldom_unasked")
 @pytest.mark.parametrize("when", ["between attempts", "in an attempt"])
-def test_close_of_a_link_that_has_given_up_ends_its_attempts(with_peer: RunWithPeer, when: str) -> None:
-    async def test(peer: Peer) -> None:
-        async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
-            late: list[Answer | None] = []
-            await lose(peer, link, guest, late)
-            attempt = link._reconnecting.task
-            assert attempt is not None
-            answer = None
-            if when == "in an attempt":
-                answer = discard(link, 6)
-                await (await peer.guest()).expect(wire.Hello)  # and nothing is said
-            async with asyncio.timeout(_AT_ONCE_SECONDS):
-                await link.close()
-            if answer is not None:
-                with pytest.raises(DaemonUnavailableError, match="it was closed"):
-                    await answer
-            assert attempt.cancelled()
-            assert link._reconnecting.task is None
-            assert late == [None]
-
-    with_peer(test)
-
-
-def test_answer_that_comes_late_goes_to_who_was_told(with_peer: RunWithPeer) -> None:
-    async def test(peer: Peer) -> None:
-        async with opened_link(peer) as (link, guest):
-            late: list[Answer | None] = []
-            request = link.submit(lambda number: wire.Discard(number, (5,)), late.append)
-            assert link.is_pending(request)
-            await guest.expect(wire.Discard)
-            await guest.say(wire.Gone(request.message.request))
-            while not late:  # the test's time limit ends it otherwise
-                await asyncio.sleep(0)
-            assert late == [wire.Gone(request.message.request)]
-            assert not link.is_pending(request)
-
-    with_peer(test)
-
-
-def test_close_while_it_is_away_and_without_an_answer_ends(
-    with_peer: RunWithPeer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link_module, "_CLOSE_SECONDS", 0.1)
-
-    async def test(peer: Peer) -> None:
-        async with opened_link(peer) as (link, guest):
-            answer = discard(link, 5)
-            guest.leave()
-            await peer.guest()  # which says nothing
+async def test_close_of_a_link_that_has_given_up_ends_its_attempts(peer: Peer, when: str) -> None:
+    async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
+        late: list[Answer | None] = []
+        await lose(peer, link, guest, late)
+        attempt = link._reconnecting.task
+        assert attempt is not None
+        answer = None
+        if when == "in an attempt":
+            answer = discard(link, 6)
+            await (await peer.guest()).expect(wire.Hello)  # and nothing is said
+        async with asyncio.timeout(_AT_ONCE_SECONDS):
             await link.close()
+        if answer is not None:
             with pytest.raises(DaemonUnavailableError, match="it was closed"):
                 await answer
-        async with opened_link(peer) as (link, guest):
-            closing = asyncio.ensure_future(link.close())
-            await guest.expect(wire.Close)
-            await closing
-            assert await guest.hear() is None
+        assert attempt.cancelled()
+        assert link._reconnecting.task is None
+        assert late == [None]
 
-    with_peer(test)
+
+async def test_answer_that_comes_late_goes_to_who_was_told(peer: Peer) -> None:
+    async with opened_link(peer) as (link, guest):
+        late: list[Answer | None] = []
+        request = link.submit(lambda number: wire.Discard(number, (5,)), late.append)
+        assert link.is_pending(request)
+        await guest.expect(wire.Discard)
+        await guest.say(wire.Gone(request.message.request))
+        while not late:  # the test's time limit ends it otherwise
+            await asyncio.sleep(0)
+        assert late == [wire.Gone(request.message.request)]
+        assert not link.is_pending(request)
+
+
+async def test_close_while_it_is_away_and_without_an_answer_ends(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "_CLOSE_SECONDS", 0.1)
+    async with opened_link(peer) as (link, guest):
+        answer = discard(link, 5)
+        guest.leave()
+        await peer.guest()  # which says nothing
+        await link.close()
+        with pytest.raises(DaemonUnavailableError, match="it was closed"):
+            await answer
+    async with opened_link(peer) as (link, guest):
+        closing = asyncio.ensure_future(link.close())
+        await guest.expect(wire.Close)
+        await closing
+        assert await guest.hear() is None
 
 
 # --- the disk tier over it --------------------------------------------------------------------------------------------
 
 
-async def opened_disk(peer: Peer, executor: ThreadPoolExecutor) -> tuple[RemoteDisk, Guest]:
-    opening = asyncio.ensure_future(
-        RemoteDisk.open(
-            peer.address,
-            name="test",
-            rank=None,
-            pid=os.getpid(),
-            window_bytes=65536,
-            reconnect_seconds=SECONDS,
-            executor=executor,
-        )
-    )
-    guest = await peer.guest()
-    await guest.welcome(wire.Open, OPENED)
-    disk = await opening
-    await guest.expect(wire.Slab)
-    return disk, guest
-
-
-def test_answers_become_the_tier_s_errors_and_slots_come_back(with_peer: RunWithPeer) -> None:
+async def test_answers_become_the_tier_s_errors_and_slots_come_back(peer: Peer) -> None:
     """The window has room for one such record: each of these would wait for ever if its slot were not given back."""
-
-    async def test(peer: Peer) -> None:
-        with ThreadPoolExecutor(2) as executor:
-            disk, guest = await opened_disk(peer, executor)
-            content = bytearray(50_000)
-            outcomes: list[tuple[Callable[[int], wire.DaemonMessage], type[Exception] | None, str]] = [
-                (lambda n: wire.Failed(n, "write", "segment 3", "broken"), StorageIOError, "still in memory"),
-                (lambda n: wire.Full(n, False, 1, 2, "no room there"), StoreFullError, "no room there"),
-                (lambda n: wire.Loaded(n, 1), ProtocolError, "Loaded in answer to something else"),
-                (lambda n: wire.Stored(n, 50_000, "none", "uint8", 1), None, ""),
-            ]
-            for key, (answer, error, words) in enumerate(outcomes):
-                writing = asyncio.ensure_future(disk.write(key, memoryview(content), PLAIN))
-                await guest.say(answer((await guest.expect(wire.Write)).request))
-                await _comes_out(writing, error, words)
-            stored = len(outcomes) - 1
-            outcomes = [
-                (lambda n: wire.Failed(n, "read", "segment 3", "broken"), StorageIOError, "still with the daemon"),
-                (lambda n: wire.Bad(n, "segment 3", "1", "2"), CorruptDataError, "segment 3"),
-                (lambda n: wire.Gone(n), ProtocolError, "Gone in answer to something else"),
-                (lambda n: wire.Loaded(n, 50_000), None, ""),
-            ]
-            for answer, error, words in outcomes:
-                reading = asyncio.ensure_future(disk.read(stored, memoryview(content)))
-                await guest.say(answer((await guest.expect(wire.Read)).request))
-                await _comes_out(reading, error, words)
-            closing = asyncio.ensure_future(disk.close())
-            await guest.expect(wire.Close)
-            await guest.say(wire.Closed())
-            await closing
-
-    with_peer(test)
+    async with opened_disk(peer) as (disk, guest):
+        content = bytearray(50_000)
+        outcomes: list[tuple[Callable[[int], wire.DaemonMessage], type[Exception] | None, str]] = [
+            (lambda n: wire.Failed(n, "write", "segment 3", "broken"), StorageIOError, "still in memory"),
+            (lambda n: wire.Full(n, False, 1, 2, "no room there"), StoreFullError, "no room there"),
+            (lambda n: wire.Loaded(n, 1), ProtocolError, "Loaded in answer to something else"),
+            (lambda n: wire.Stored(n, 50_000, "none", "uint8", 1), None, ""),
+        ]
+        for key, (answer, error, words) in enumerate(outcomes):
+            writing = asyncio.ensure_future(disk.write(key, memoryview(content), PLAIN))
+            await guest.say(answer((await guest.expect(wire.Write)).request))
+            await _comes_out(writing, error, words)
+        stored = len(outcomes) - 1
+        outcomes = [
+            (lambda n: wire.Failed(n, "read", "segment 3", "broken"), StorageIOError, "still with the daemon"),
+            (lambda n: wire.Bad(n, "segment 3", "1", "2"), CorruptDataError, "segment 3"),
+            (lambda n: wire.Gone(n), ProtocolError, "Gone in answer to something else"),
+            (lambda n: wire.Loaded(n, 50_000), None, ""),
+        ]
+        for answer, error, words in outcomes:
+            reading = asyncio.ensure_future(disk.read(stored, memoryview(content)))
+            await guest.say(answer((await guest.expect(wire.Read)).request))
+            await _comes_out(reading, error, words)
 
 
 async def _comes_out(work: asyncio.Future[Any], error: type[Exception] | None, words: str) -> None:
@@ -565,50 +390,33 @@ async def _comes_out(work: asyncio.Future[Any], error: type[Exception] | None, w
         await work
 
 
-def test_write_that_nobody_wants_any_more_is_discarded_when_it_was_done(with_peer: RunWithPeer) -> None:
-    async def test(peer: Peer) -> None:
-        with ThreadPoolExecutor(2) as executor:
-            disk, guest = await opened_disk(peer, executor)
+async def test_write_that_nobody_wants_any_more_is_discarded_when_it_was_done(peer: Peer) -> None:
+    async with opened_disk(peer) as (disk, guest):
+        writing = asyncio.ensure_future(disk.write(1, memoryview(bytes(1000)), PLAIN))
+        write = await guest.expect(wire.Write)
+        writing.cancel()
+        await guest.say(wire.Stored(write.request, 4096, "none", "uint8", 1))
+        discarded = await guest.expect(wire.Discard)
+        assert discarded.keys == (write.key,)
+        await guest.say(wire.Gone(discarded.request))
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert disk.usage().num_records == 0
+
+
+async def test_key_on_the_wire_is_used_once(peer: Peer) -> None:
+    """Also where the store uses its own again: a late discard of the old record would free the new one."""
+    async with opened_disk(peer) as (disk, guest):
+        used = []
+        for _ in range(2):
             writing = asyncio.ensure_future(disk.write(1, memoryview(bytes(1000)), PLAIN))
             write = await guest.expect(wire.Write)
-            writing.cancel()
+            used.append(write.key)
             await guest.say(wire.Stored(write.request, 4096, "none", "uint8", 1))
+            await writing
+            discarding = asyncio.ensure_future(disk.discard([1]))
             discarded = await guest.expect(wire.Discard)
             assert discarded.keys == (write.key,)
             await guest.say(wire.Gone(discarded.request))
-            with pytest.raises(asyncio.CancelledError):
-                await writing
-            assert disk.usage().num_records == 0
-            closing = asyncio.ensure_future(disk.close())
-            await guest.expect(wire.Close)
-            await guest.say(wire.Closed())
-            await closing
-
-    with_peer(test)
-
-
-def test_key_on_the_wire_is_used_once(with_peer: RunWithPeer) -> None:
-    """Also where the store uses its own again: a late discard of the old record would free the new one."""
-
-    async def test(peer: Peer) -> None:
-        with ThreadPoolExecutor(2) as executor:
-            disk, guest = await opened_disk(peer, executor)
-            used = []
-            for _ in range(2):
-                writing = asyncio.ensure_future(disk.write(1, memoryview(bytes(1000)), PLAIN))
-                write = await guest.expect(wire.Write)
-                used.append(write.key)
-                await guest.say(wire.Stored(write.request, 4096, "none", "uint8", 1))
-                await writing
-                discarding = asyncio.ensure_future(disk.discard([1]))
-                discarded = await guest.expect(wire.Discard)
-                assert discarded.keys == (write.key,)
-                await guest.say(wire.Gone(discarded.request))
-                await discarding
-            assert used[0] != used[1]
-            closing = asyncio.ensure_future(disk.close())
-            await guest.expect(wire.Close)
-            await guest.say(wire.Closed())
-            await closing
-
-    with_peer(test)
+            await discarding
+        assert used[0] != used[1]

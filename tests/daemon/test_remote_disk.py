@@ -7,21 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
-from tests.store.disk_conformance import PLAIN, DiskConformance, OpenTier, at_phase, on_loop, random_bytes, read_back
+from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, random_bytes, read_back
 from tierstore.errors import ConfigError, CorruptDataError, DaemonUnavailableError, QuotaExceededError
 from tierstore.sidecar.remote import RemoteDisk
 from tierstore.testing import FaultPlan, Latency, Rule
 
 MIB = 2**20
-OpenRemote = Callable[..., AbstractAsyncContextManager[RemoteDisk]]
+OpenRemote = Callable[..., Awaitable[RemoteDisk]]
 
 
 @pytest.fixture
@@ -30,63 +30,57 @@ def daemon(start_daemon: StartDaemon) -> DaemonProcess:
 
 
 @pytest.fixture
-def open_remote(daemon: DaemonProcess) -> OpenRemote:
-    @asynccontextmanager
-    async def opened(**options: object) -> AsyncIterator[RemoteDisk]:
-        settings: dict[str, object] = {
-            "address": str(daemon.socket),
-            "name": "test",
-            "rank": None,
-            "pid": os.getpid(),
-            "window_bytes": 4 * MIB,
-            "reconnect_seconds": 20.0,
-        }
-        with ThreadPoolExecutor(4) as executor:
-            disk = await RemoteDisk.open(**(settings | {"executor": executor} | options))  # type: ignore[arg-type]
-            try:
-                yield disk
-            finally:
-                await disk.close()
+async def open_remote(daemon: DaemonProcess) -> AsyncIterator[OpenRemote]:
+    """Opens sessions with the daemon, and closes them at the end."""
+    async with AsyncExitStack() as at_end:
 
-    return opened
+        async def opened(**options: object) -> RemoteDisk:
+            settings: dict[str, object] = {
+                "address": str(daemon.socket),
+                "name": "test",
+                "rank": None,
+                "pid": os.getpid(),
+                "window_bytes": 4 * MIB,
+                "reconnect_seconds": 20.0,
+                "executor": at_end.enter_context(ThreadPoolExecutor(4)),
+            }
+            disk = await RemoteDisk.open(**(settings | options))  # type: ignore[arg-type]
+            at_end.push_async_callback(disk.close)
+            return disk
+
+        yield opened
 
 
 class TestConformance(DiskConformance):
     @pytest.fixture
-    def open_tier(self, open_remote: OpenRemote) -> OpenTier:
-        return lambda: open_remote()
+    async def tier(self, open_remote: OpenRemote) -> RemoteDisk:
+        return await open_remote()
 
 
-def test_record_longer_than_the_window_goes_through_it_in_parts(open_remote: OpenRemote) -> None:
-    async def test() -> None:
-        async with open_remote(window_bytes=64 * 1024) as tier:
-            content = random_bytes(5 * MIB + 17)
-            before = _mapped_bytes()
-            await tier.write(1, at_phase(content, 64), PLAIN)
-            assert await read_back(tier, 1, len(content), phase=64) == content
-            assert await read_back(tier, 1, len(content), phase=8) == content
-            assert _mapped_bytes() == before == 64 * 1024
-            assert tier.usage().num_records == 1
-            await tier.discard([1])
-            assert (tier.usage().num_records, tier.usage().disk_bytes) == (0, 0)
-
-    on_loop(test)
+async def test_record_longer_than_the_window_goes_through_it_in_parts(open_remote: OpenRemote) -> None:
+    tier = await open_remote(window_bytes=64 * 1024)
+    content = random_bytes(5 * MIB + 17)
+    before = _mapped_bytes()
+    await tier.write(1, at_phase(content, 64), PLAIN)
+    assert await read_back(tier, 1, len(content), phase=64) == content
+    assert await read_back(tier, 1, len(content), phase=8) == content
+    assert _mapped_bytes() == before == 64 * 1024
+    assert tier.usage().num_records == 1
+    await tier.discard([1])
+    assert (tier.usage().num_records, tier.usage().disk_bytes) == (0, 0)
 
 
-def test_record_with_a_damaged_part_is_refused(open_remote: OpenRemote, daemon: DaemonProcess) -> None:
-    async def test() -> None:
-        async with open_remote(window_bytes=MIB) as tier:
-            contents = {key: random_bytes(3 * MIB, seed=key) for key in range(2)}
-            for key, content in contents.items():
-                await tier.write(key, memoryview(content), PLAIN)
-            damaged = _flip_where(daemon, contents[1][2 * MIB : 2 * MIB + 64])
-            assert damaged == 1
-            with pytest.raises(CorruptDataError) as caught:
-                await read_back(tier, 1, 3 * MIB)
-            assert caught.value.key == 1
-            assert await read_back(tier, 0, 3 * MIB) == contents[0]
-
-    on_loop(test)
+async def test_record_with_a_damaged_part_is_refused(open_remote: OpenRemote, daemon: DaemonProcess) -> None:
+    tier = await open_remote(window_bytes=MIB)
+    contents = {key: random_bytes(3 * MIB, seed=key) for key in range(2)}
+    for key, content in contents.items():
+        await tier.write(key, memoryview(content), PLAIN)
+    damaged = _flip_where(daemon, contents[1][2 * MIB : 2 * MIB + 64])
+    assert damaged == 1
+    with pytest.raises(CorruptDataError) as caught:
+        await read_back(tier, 1, 3 * MIB)
+    assert caught.value.key == 1
+    assert await read_back(tier, 0, 3 * MIB) == contents[0]
 
 
 STINGY_DAEMON = """
@@ -99,196 +93,163 @@ serve(ServeSettings(Path(sys.argv[1]), Path(sys.argv[2]), limits=Limits(slab_byt
 """
 
 
-def test_larger_window_than_the_daemon_allows_is_refused(open_remote: OpenRemote, daemon: DaemonProcess) -> None:
+async def test_larger_window_than_the_daemon_allows_is_refused(open_remote: OpenRemote, daemon: DaemonProcess) -> None:
     """To ask for it all the same would end the connection, and each one that the client makes after it."""
     daemon.kill()
     command = [sys.executable, "-c", STINGY_DAEMON, str(daemon.path), str(daemon.socket)]
     daemon.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment_of_tests())
     daemon.wait_until_ready()
-
-    async def test() -> None:
-        with pytest.raises(ConfigError, match="window_bytes"):
-            async with open_remote(window_bytes=16 * MIB):
-                pass
-        async with open_remote(window_bytes=8 * MIB) as tier:
-            content = random_bytes(20 * MIB)
-            await tier.write(1, memoryview(content), PLAIN)
-            assert await read_back(tier, 1, len(content)) == content
-
-    on_loop(test)
+    with pytest.raises(ConfigError, match="window_bytes"):
+        await open_remote(window_bytes=16 * MIB)
+    tier = await open_remote(window_bytes=8 * MIB)
+    content = random_bytes(20 * MIB)
+    await tier.write(1, memoryview(content), PLAIN)
+    assert await read_back(tier, 1, len(content)) == content
 
 
-def test_sessions_are_invisible_to_each_other(open_remote: OpenRemote) -> None:
-    async def test() -> None:
-        async with open_remote() as first, open_remote() as second:
-            contents = random_bytes(300_000, seed=1), random_bytes(300_000, seed=2)
-            await first.write(7, memoryview(contents[0]), PLAIN)
-            with pytest.raises(KeyError):
-                await second.read(7, memoryview(bytearray(300_000)))
-            await second.write(7, memoryview(contents[1]), PLAIN)
-            assert await read_back(first, 7, 300_000) == contents[0]
-            await first.discard([7])
-            assert await read_back(second, 7, 300_000) == contents[1]
-
-    on_loop(test)
+async def test_sessions_are_invisible_to_each_other(open_remote: OpenRemote) -> None:
+    first = await open_remote()
+    second = await open_remote()
+    contents = random_bytes(300_000, seed=1), random_bytes(300_000, seed=2)
+    await first.write(7, memoryview(contents[0]), PLAIN)
+    with pytest.raises(KeyError):
+        await second.read(7, memoryview(bytearray(300_000)))
+    await second.write(7, memoryview(contents[1]), PLAIN)
+    assert await read_back(first, 7, 300_000) == contents[0]
+    await first.discard([7])
+    assert await read_back(second, 7, 300_000) == contents[1]
 
 
-def test_quota_of_a_session_is_its_own(open_remote: OpenRemote) -> None:
-    async def test() -> None:
-        async with open_remote() as first, open_remote() as second:
-            await first.write(1, memoryview(random_bytes(60 * MIB)), PLAIN)
-            with pytest.raises(QuotaExceededError) as caught:
-                await first.write(2, memoryview(random_bytes(8 * MIB)), PLAIN)
-            assert (caught.value.session, caught.value.needed_bytes) == ("test", 8 * MIB)
-            assert caught.value.disk_budget_bytes == 64 * MIB
-            await first.write(3, memoryview(random_bytes(4 * MIB)), PLAIN)  # nothing is left of the one without room
-            await second.write(2, memoryview(random_bytes(8 * MIB)), PLAIN)
-
-    on_loop(test)
+async def test_quota_of_a_session_is_its_own(open_remote: OpenRemote) -> None:
+    first = await open_remote()
+    second = await open_remote()
+    await first.write(1, memoryview(random_bytes(60 * MIB)), PLAIN)
+    with pytest.raises(QuotaExceededError) as caught:
+        await first.write(2, memoryview(random_bytes(8 * MIB)), PLAIN)
+    assert (caught.value.session, caught.value.needed_bytes) == ("test", 8 * MIB)
+    assert caught.value.disk_budget_bytes == 64 * MIB
+    await first.write(3, memoryview(random_bytes(4 * MIB)), PLAIN)  # nothing is left of the one without room
+    await second.write(2, memoryview(random_bytes(8 * MIB)), PLAIN)
 
 
-def test_first_connection_to_nothing_fails_at_once(open_remote: OpenRemote, tmp_path: Path) -> None:
-    async def test() -> None:
-        with pytest.raises(DaemonUnavailableError) as caught:
-            async with open_remote(address=str(tmp_path / "nothing.sock")):
-                pass
-        assert caught.value.waited_seconds < 5
-        assert "nothing was stored" in str(caught.value)
-
-    on_loop(test)
+async def test_first_connection_to_nothing_fails_at_once(open_remote: OpenRemote, tmp_path: Path) -> None:
+    with pytest.raises(DaemonUnavailableError) as caught:
+        await open_remote(address=str(tmp_path / "nothing.sock"))
+    assert caught.value.waited_seconds < 5
+    assert "nothing was stored" in str(caught.value)
 
 
-def test_daemon_that_does_not_come_back_fails_what_waits_in_time(
+async def test_daemon_that_does_not_come_back_fails_what_waits_in_time(
     open_remote: OpenRemote, daemon: DaemonProcess
 ) -> None:
-    async def test() -> None:
-        async with open_remote(reconnect_seconds=0.5) as tier:
-            content = random_bytes(MIB)
-            await tier.write(1, memoryview(content), PLAIN)
-            daemon.kill()
-            with pytest.raises(DaemonUnavailableError) as caught:
-                await read_back(tier, 1, MIB)
-            assert caught.value.waited_seconds >= 0.4
-            with pytest.raises(DaemonUnavailableError):
-                await tier.write(2, memoryview(content), PLAIN)
-            await tier.discard([1])  # never fails
-
-    on_loop(test)
+    tier = await open_remote(reconnect_seconds=0.5)
+    content = random_bytes(MIB)
+    await tier.write(1, memoryview(content), PLAIN)
+    daemon.kill()
+    with pytest.raises(DaemonUnavailableError) as caught:
+        await read_back(tier, 1, MIB)
+    assert caught.value.waited_seconds >= 0.4
+    with pytest.raises(DaemonUnavailableError):
+        await tier.write(2, memoryview(content), PLAIN)
+    await tier.discard([1])  # never fails
 
 
-def test_daemon_that_stays_away_fails_those_too_that_wait_for_the_window(
+async def test_daemon_that_stays_away_fails_those_too_that_wait_for_the_window(
     open_remote: OpenRemote, start_daemon: StartDaemon, daemon: DaemonProcess
 ) -> None:
     """More than the window holds is asked for, at once and again and again: nobody waits for slots that do not come."""
-
-    async def test() -> None:
-        async with open_remote(reconnect_seconds=0.2) as tier:
-            contents = {key: random_bytes(MIB, seed=key) for key in range(9)}
-            await tier.write(0, memoryview(contents[0]), PLAIN)
-            daemon.kill()
-            writes = [tier.write(key, memoryview(contents[key]), PLAIN) for key in range(1, 9)]
-            outcomes = await asyncio.gather(*writes, return_exceptions=True)
-            assert [type(outcome) for outcome in outcomes] == [DaemonUnavailableError] * 8
-            for _ in range(6):
-                with pytest.raises(DaemonUnavailableError):
-                    await read_back(tier, 0, MIB)
-            start_daemon(daemon.path, daemon.socket, session_disk_bytes=64 * MIB, codec="none")
-            for key in range(1, 9):
-                await tier.write(key, memoryview(contents[key]), PLAIN)
-            for key, content in contents.items():
-                assert await read_back(tier, key, MIB) == content
-
-    on_loop(test)
+    tier = await open_remote(reconnect_seconds=0.2)
+    contents = {key: random_bytes(MIB, seed=key) for key in range(9)}
+    await tier.write(0, memoryview(contents[0]), PLAIN)
+    daemon.kill()
+    writes = [tier.write(key, memoryview(contents[key]), PLAIN) for key in range(1, 9)]
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [DaemonUnavailableError] * 8
+    for _ in range(6):
+        with pytest.raises(DaemonUnavailableError):
+            await read_back(tier, 0, MIB)
+    start_daemon(daemon.path, daemon.socket, session_disk_bytes=64 * MIB, codec="none")
+    for key in range(1, 9):
+        await tier.write(key, memoryview(contents[key]), PLAIN)
+    for key, content in contents.items():
+        assert await read_back(tier, key, MIB) == content
 
 
-def test_daemon_that_hangs_is_given_up_in_time_and_taken_up_when_it_goes_on(
+async def test_daemon_that_hangs_is_given_up_in_time_and_taken_up_when_it_goes_on(
     open_remote: OpenRemote, daemon: DaemonProcess
 ) -> None:
-    async def test() -> None:
-        async with open_remote(reconnect_seconds=1.0) as tier:
-            content = random_bytes(MIB)
-            await tier.write(1, memoryview(content), PLAIN)
-            daemon.process.send_signal(signal.SIGSTOP)
-            try:
-                async with asyncio.timeout(20):
-                    with pytest.raises(DaemonUnavailableError, match="no sign of life for 1 s") as caught:
-                        await read_back(tier, 1, MIB)
-            finally:
-                daemon.process.send_signal(signal.SIGCONT)
-            assert caught.value.waited_seconds >= 1
-            assert await read_back(tier, 1, MIB) == content
-
-    on_loop(test)
+    tier = await open_remote(reconnect_seconds=1.0)
+    content = random_bytes(MIB)
+    await tier.write(1, memoryview(content), PLAIN)
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(20):
+            with pytest.raises(DaemonUnavailableError, match="no sign of life for 1 s") as caught:
+                await read_back(tier, 1, MIB)
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+    assert caught.value.waited_seconds >= 1
+    assert await read_back(tier, 1, MIB) == content
 
 
-def test_daemon_that_is_slow_is_waited_for(open_remote: OpenRemote, start_daemon: StartDaemon, tmp_path: Path) -> None:
+async def test_daemon_that_is_slow_is_waited_for(
+    open_remote: OpenRemote, start_daemon: StartDaemon, tmp_path: Path
+) -> None:
     """Its work takes longer than a lost daemon is waited for; it says that it lives."""
-
-    async def test() -> None:
-        late = FaultPlan.of(Rule("pwritev", Latency(1.5)))
-        slow = start_daemon(tmp_path / "slow", tmp_path / "slow.sock", codec="none", plan=late)
-        async with open_remote(address=str(slow.socket), reconnect_seconds=0.2) as tier:
-            content = random_bytes(MIB)
-            began_at = asyncio.get_running_loop().time()
-            await tier.write(1, memoryview(content), PLAIN)
-            assert asyncio.get_running_loop().time() - began_at >= 1.5
-            assert await read_back(tier, 1, MIB) == content
-
-    on_loop(test)
+    late = FaultPlan.of(Rule("pwritev", Latency(1.5)))
+    slow = start_daemon(tmp_path / "slow", tmp_path / "slow.sock", codec="none", plan=late)
+    tier = await open_remote(address=str(slow.socket), reconnect_seconds=0.2)
+    content = random_bytes(MIB)
+    began_at = asyncio.get_running_loop().time()
+    await tier.write(1, memoryview(content), PLAIN)
+    assert asyncio.get_running_loop().time() - began_at >= 1.5
+    assert await read_back(tier, 1, MIB) == content
 
 
 @pytest.mark.parametrize("window_bytes", [4 * MIB, 256 * 1024], ids=["whole", "in parts"])
-def test_write_that_was_given_up_is_done_once(
+async def test_write_that_was_given_up_is_done_once(
     open_remote: OpenRemote, start_daemon: StartDaemon, daemon: DaemonProcess, window_bytes: int
 ) -> None:
     """Given up while the daemon was away; then it is either asked for again, or forgotten there too."""
-
-    async def test() -> None:
-        async with open_remote(reconnect_seconds=0.2, window_bytes=window_bytes) as tier:
-            contents = {key: random_bytes(600_000, seed=key) for key in range(8)}
-            daemon.kill()
-            writes = (tier.write(key, memoryview(content), PLAIN) for key, content in contents.items())
-            outcomes = await asyncio.gather(*writes, return_exceptions=True)
-            assert all(isinstance(outcome, DaemonUnavailableError) for outcome in outcomes)
-            start_daemon(daemon.path, daemon.socket, session_disk_bytes=64 * MIB, codec="none")
-            for key in range(4):
-                await tier.write(key, memoryview(contents[key]), PLAIN)
-            for key in range(4):
-                assert await read_back(tier, key, 600_000) == contents[key]
-            await tier.write(100, memoryview(random_bytes(60 * MIB)), PLAIN)  # the other four take no room
-            assert tier.usage().num_records == 5
-
-    on_loop(test)
+    tier = await open_remote(reconnect_seconds=0.2, window_bytes=window_bytes)
+    contents = {key: random_bytes(600_000, seed=key) for key in range(8)}
+    daemon.kill()
+    writes = (tier.write(key, memoryview(content), PLAIN) for key, content in contents.items())
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    assert all(isinstance(outcome, DaemonUnavailableError) for outcome in outcomes)
+    start_daemon(daemon.path, daemon.socket, session_disk_bytes=64 * MIB, codec="none")
+    for key in range(4):
+        await tier.write(key, memoryview(contents[key]), PLAIN)
+    for key in range(4):
+        assert await read_back(tier, key, 600_000) == contents[key]
+    await tier.write(100, memoryview(random_bytes(60 * MIB)), PLAIN)  # the other four take no room
+    assert tier.usage().num_records == 5
 
 
 @pytest.mark.parametrize(("seed", "window_bytes"), [(0, 4 * MIB), (1, 4 * MIB), (2, 256 * 1024)])
-def test_killed_daemon_is_resumed_with_everything(
+async def test_killed_daemon_is_resumed_with_everything(
     open_remote: OpenRemote, start_daemon: StartDaemon, daemon: DaemonProcess, seed: int, window_bytes: int
 ) -> None:
     """Killed and started again some times while records are written, read and discarded: all are there, bit for bit."""
+    tier = await open_remote(window_bytes=window_bytes)
+    daemons, contents = [daemon], {key: random_bytes(100_000 + key * 31_000, seed) for key in range(30)}
 
-    async def test() -> None:
-        async with open_remote(window_bytes=window_bytes) as tier:
-            daemons, contents = [daemon], {key: random_bytes(100_000 + key * 31_000, seed) for key in range(30)}
+    async def kill_some_times() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0.05 + 0.02 * seed)
+            daemons[-1].kill()
+            again = asyncio.to_thread(start_daemon, daemon.path, daemon.socket, session_disk_bytes=64 * MIB)
+            daemons.append(await again)
 
-            async def kill_some_times() -> None:
-                for _ in range(3):
-                    await asyncio.sleep(0.05 + 0.02 * seed)
-                    daemons[-1].kill()
-                    again = asyncio.to_thread(start_daemon, daemon.path, daemon.socket, session_disk_bytes=64 * MIB)
-                    daemons.append(await again)
-
-            killing = asyncio.ensure_future(kill_some_times())
-            for turn in range(6):
-                base = turn * 100
-                await asyncio.gather(*(tier.write(base + key, memoryview(c), PLAIN) for key, c in contents.items()))
-                for key, content in contents.items():
-                    assert await read_back(tier, base + key, len(content)) == content
-                await tier.discard([base + key for key in contents])
-            await killing
-            assert tier.usage().num_records == 0
-
-    on_loop(test)
+    killing = asyncio.ensure_future(kill_some_times())
+    for turn in range(6):
+        base = turn * 100
+        await asyncio.gather(*(tier.write(base + key, memoryview(c), PLAIN) for key, c in contents.items()))
+        for key, content in contents.items():
+            assert await read_back(tier, base + key, len(content)) == content
+        await tier.discard([base + key for key in contents])
+    await killing
+    assert tier.usage().num_records == 0
 
 
 def _mapped_bytes() -> int:

@@ -10,22 +10,18 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.daemon import wire
 from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tests.daemon.peer import Peer, opened_disk
 from tests.daemon.test_cli_serve import client_of, report_of
-from tests.daemon.test_link import OPENED, Peer, RunWithPeer, with_peer
 from tests.daemon.test_write_queue import state_of, write_of
 from tierstore.disk.tier import Kind
 from tierstore.errors import DaemonUnavailableError
-from tierstore.sidecar.remote import RemoteDisk
 from tierstore.sidecar.shared_slab import SharedSlab
-
-__all__ = ["with_peer"]
 
 MIB = 2**20
 
@@ -47,49 +43,26 @@ def slab() -> Iterator[SharedSlab]:
 # --- rule 3 -----------------------------------------------------------------------------------------------------------
 
 
-def test_slot_of_a_request_that_was_given_up_is_not_used_for_another(with_peer: RunWithPeer) -> None:
+async def test_slot_of_a_request_that_was_given_up_is_not_used_for_another(peer: Peer) -> None:
     plain = Kind("uint8", 1, "")
-
-    async def test(peer: Peer) -> None:
-        with ThreadPoolExecutor(2) as executor:
-            opening = asyncio.ensure_future(
-                RemoteDisk.open(
-                    peer.address,
-                    name="test",
-                    rank=None,
-                    pid=1,
-                    window_bytes=65536,
-                    reconnect_seconds=0.0,
-                    executor=executor,
-                )
-            )
-            guest = await peer.guest()
-            await guest.welcome(wire.Open, OPENED)
-            disk = await opening
-            await guest.expect(wire.Slab)
-            writing = asyncio.ensure_future(disk.write(1, memoryview(bytes(10_000)), plain))
-            first = await guest.expect(wire.Write)
-            guest.leave()
-            await (await peer.guest()).welcome(wire.Resume, wire.Refused("not now", False))
-            with pytest.raises(DaemonUnavailableError):
-                await writing
-            writing = asyncio.ensure_future(disk.write(2, memoryview(bytes(10_000)), plain))
-            guest = await peer.guest()
-            await guest.welcome(wire.Resume, wire.Resumed())
-            await guest.expect(wire.Slab)
-            assert await guest.expect(wire.Write) == first, "it is still to be answered"
-            second = await guest.expect(wire.Write)
-            ranges = [range(each.offset, each.offset + each.num_bytes) for each in (first, second)]
-            assert ranges[0].start >= ranges[1].stop or ranges[1].start >= ranges[0].stop
-            await guest.say(*(wire.Stored(each.request, 4096, "none", "uint8", 1) for each in (first, second)))
+    async with opened_disk(peer, reconnect_seconds=0.0) as (disk, guest):
+        writing = asyncio.ensure_future(disk.write(1, memoryview(bytes(10_000)), plain))
+        first = await guest.expect(wire.Write)
+        guest.leave()
+        await (await peer.guest()).welcome(wire.Resume, wire.Refused("not now", False))
+        with pytest.raises(DaemonUnavailableError):
             await writing
-            assert (await guest.expect(wire.Discard)).keys == (first.key,), "nobody waited for it any more"
-            closing = asyncio.ensure_future(disk.close())
-            await guest.expect(wire.Close)
-            await guest.say(wire.Closed())
-            await closing
-
-    with_peer(test)
+        writing = asyncio.ensure_future(disk.write(2, memoryview(bytes(10_000)), plain))
+        guest = await peer.guest()
+        await guest.welcome(wire.Resume, wire.Resumed())
+        await guest.expect(wire.Slab)
+        assert await guest.expect(wire.Write) == first, "it is still to be answered"
+        second = await guest.expect(wire.Write)
+        ranges = [range(each.offset, each.offset + each.num_bytes) for each in (first, second)]
+        assert ranges[0].start >= ranges[1].stop or ranges[1].start >= ranges[0].stop
+        await guest.say(*(wire.Stored(each.request, 4096, "none", "uint8", 1) for each in (first, second)))
+        await writing
+        assert (await guest.expect(wire.Discard)).keys == (first.key,), "nobody waited for it any more"
 
 
 # --- rules 4 to 6 -----------------------------------------------------------------------------------------------------

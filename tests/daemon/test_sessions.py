@@ -103,43 +103,40 @@ def test_numbers_begin_again_when_no_session_is_left(start_daemon: StartDaemon) 
 # --- who waits for jobs -----------------------------------------------------------------------------------------------
 
 
-def test_wait_for_keys_ends_when_none_of_them_has_a_job() -> None:
-    async def check() -> None:
-        session, woken = Session(LEASE, 0, None), list[str]()
+async def test_wait_for_keys_ends_when_none_of_them_has_a_job() -> None:
+    session, woken = Session(LEASE, 0, None), list[str]()
 
-        async def wait(name: str, keys: frozenset[int] | None) -> None:
-            await session.wait_for(keys)
-            woken.append(name)
+    async def wait(name: str, keys: frozenset[int] | None) -> None:
+        await session.wait_for(keys)
+        woken.append(name)
 
-        async def settled() -> list[str]:
-            for _ in range(5):
-                await asyncio.sleep(0)
-            return sorted(woken)
+    async def settled() -> list[str]:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return sorted(woken)
 
-        for key in (1, 1, 2, 3):
-            session.begin_job(key)
-        async with asyncio.TaskGroup() as tasks:
-            for name, keys in {"4": {4}, "1": {1}, "12": {1, 2}, "2 ": {2}}.items():
-                tasks.create_task(wait(name, frozenset(keys)))
-            tasks.create_task(wait("all", None))
-            assert await settled() == ["4"]
-            session.end_job(1)
-            assert await settled() == ["4"]
-            session.end_job(1)
-            session.begin_job(1)  # before those who waited have run
-            assert await settled() == ["4"]
-            session.end_job(2)
-            assert await settled() == ["2 ", "4"]
-            session.end_job(1)
-            assert await settled() == ["1", "12", "2 ", "4"]
-            session.end_job(3)
-        assert sorted(woken) == ["1", "12", "2 ", "4", "all"]
-        assert session.num_jobs == 0
-
-    asyncio.run(check())
+    for key in (1, 1, 2, 3):
+        session.begin_job(key)
+    async with asyncio.TaskGroup() as tasks:
+        for name, keys in {"4": {4}, "1": {1}, "12": {1, 2}, "2 ": {2}}.items():
+            tasks.create_task(wait(name, frozenset(keys)))
+        tasks.create_task(wait("all", None))
+        assert await settled() == ["4"]
+        session.end_job(1)
+        assert await settled() == ["4"]
+        session.end_job(1)
+        session.begin_job(1)  # before those who waited have run
+        assert await settled() == ["4"]
+        session.end_job(2)
+        assert await settled() == ["2 ", "4"]
+        session.end_job(1)
+        assert await settled() == ["1", "12", "2 ", "4"]
+        session.end_job(3)
+    assert sorted(woken) == ["1", "12", "2 ", "4", "all"]
+    assert session.num_jobs == 0
 
 
-def test_end_of_a_job_looks_at_nobody_who_waits_for_another() -> None:
+async def test_end_of_a_job_looks_at_nobody_who_waits_for_another() -> None:
     class Key(int):
         num_looks = 0
 
@@ -147,21 +144,17 @@ def test_end_of_a_job_looks_at_nobody_who_waits_for_another() -> None:
             Key.num_looks += 1
             return super().__hash__()
 
-    async def check() -> int:
-        session, waited_for = Session(LEASE, 0, None), Key(0)
-        session.begin_job(waited_for)
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(10):
-                tasks.create_task(session.wait_for(frozenset((waited_for,))))
-            await asyncio.sleep(0)
-            Key.num_looks = 0
-            session.begin_job(1)
-            session.end_job(1)
-            num_looks = Key.num_looks
-            session.end_job(waited_for)
-        return num_looks
-
-    assert asyncio.run(check()) == 0
+    session, waited_for = Session(LEASE, 0, None), Key(0)
+    session.begin_job(waited_for)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(10):
+            tasks.create_task(session.wait_for(frozenset((waited_for,))))
+        await asyncio.sleep(0)
+        Key.num_looks = 0
+        session.begin_job(1)
+        session.end_job(1)
+        assert Key.num_looks == 0
+        session.end_job(waited_for)
 
 
 def test_daemon_with_a_damaged_lease_starts_without_it(start_daemon: StartDaemon) -> None:

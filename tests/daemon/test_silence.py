@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
 from tierstore.sidecar.silence import Silence
+
+
+@dataclass(eq=False)
+class Timer:
+    """As a loop's `TimerHandle`, so far as it is cancelled."""
+
+    due_at: float
+    callback: Callable[[], None]
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
 
 
 class Clock:
@@ -15,25 +27,20 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._loop = asyncio.new_event_loop()
-        self._due: list[tuple[float, Callable[[], None], asyncio.TimerHandle]] = []
+        self._timers: list[Timer] = []
 
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(0.0, callback, (), self._loop)
-        self._due.append((self.now + seconds, callback, handle))
-        return handle
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        self._timers.append(Timer(self.now + seconds, callback))
+        return self._timers[-1]
 
     def turn_to(self, now: float) -> None:
-        while due := [each for each in self._due if each[0] <= now + 1e-9]:
-            first = min(due, key=lambda each: each[0])
-            self._due.remove(first)
-            self.now = max(self.now, first[0])
-            if not first[2].cancelled():
-                first[1]()
+        while due := [timer for timer in self._timers if timer.due_at <= now + 1e-9]:
+            first = min(due, key=lambda timer: timer.due_at)
+            self._timers.remove(first)
+            self.now = max(self.now, first.due_at)
+            if not first.is_cancelled:
+                first.callback()
         self.now = now
-
-    def close(self) -> None:
-        self._loop.close()
 
 
 class Watched:
@@ -49,16 +56,14 @@ class Watched:
             is_owed=lambda: self.is_owed,
             ask=lambda: self.asked_at.append(round(self.clock.now, 6)),
             give_up=lambda: self.given_up_at.append(round(self.clock.now, 6)),
-            call_later=self.clock.call_later,
+            call_later=self.clock.call_later,  # type: ignore[arg-type]
         )
         self.silence.watch()
 
 
 @pytest.fixture
-def watched() -> Iterator[Watched]:
-    watched = Watched()
-    yield watched
-    watched.clock.close()
+def watched() -> Watched:
+    return Watched()
 
 
 def test_silent_daemon_is_asked_at_half_time_and_given_up_at_the_end(watched: Watched) -> None:

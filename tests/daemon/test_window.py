@@ -7,11 +7,9 @@ import mmap
 import os
 import random
 import struct
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,12 +20,8 @@ from tierstore.sidecar.window import Window, WindowSlot
 PAGE = 4096
 MIB = 2**20
 NUM_PAGES = 8
-SECONDS = 20.0
 
-
-def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test's coroutine on a loop of its own; TimeoutError if it waits for a slot that never comes."""
-    uvloop.run(asyncio.wait_for(test(), SECONDS))
+pytestmark = pytest.mark.timeout(20)  # for who waits for a slot that never comes
 
 
 @pytest.fixture
@@ -55,166 +49,138 @@ def taking(window: Window, num_pages: int, *, to_read: bool) -> Taking:
     return asyncio.ensure_future(window.take(num_pages * PAGE, to_read=to_read))
 
 
-def test_slot_is_its_range_of_the_slab(window: Window, slab: SharedSlab) -> None:
-    async def test() -> None:
-        first = await window.take(100, to_read=False)
-        second = await window.take(5000, to_read=True)
-        assert (first.slab, first.offset % PAGE, first.num_bytes) == (slab, 0, 100)
-        assert second.offset % PAGE == 0
-        first.memory[:] = b"x" * 100
-        assert bytes(slab.memory[first.offset : first.offset + 100]) == b"x" * 100
-        assert bytes(second.memory) == bytes(5000)
-
-    on_loop(test)
+async def test_slot_is_its_range_of_the_slab(window: Window, slab: SharedSlab) -> None:
+    first = await window.take(100, to_read=False)
+    second = await window.take(5000, to_read=True)
+    assert (first.slab, first.offset % PAGE, first.num_bytes) == (slab, 0, 100)
+    assert second.offset % PAGE == 0
+    first.memory[:] = b"x" * 100
+    assert bytes(slab.memory[first.offset : first.offset + 100]) == b"x" * 100
+    assert bytes(second.memory) == bytes(5000)
 
 
-def test_slots_of_whole_pages_fill_the_window_without_a_gap(window: Window) -> None:
-    async def test() -> None:
-        slots = [await window.take(2 * PAGE, to_read=True) for _ in range(NUM_PAGES // 2)]
-        assert sorted(slot.offset for slot in slots) == [2 * PAGE * number for number in range(NUM_PAGES // 2)]
-        waiting = taking(window, 1, to_read=True)
+async def test_slots_of_whole_pages_fill_the_window_without_a_gap(window: Window) -> None:
+    slots = [await window.take(2 * PAGE, to_read=True) for _ in range(NUM_PAGES // 2)]
+    assert sorted(slot.offset for slot in slots) == [2 * PAGE * number for number in range(NUM_PAGES // 2)]
+    waiting = taking(window, 1, to_read=True)
+    await turns()
+    assert not waiting.done()
+    window.give_back(slots[1])
+    first = await waiting
+    assert first.offset == slots[1].offset
+    for slot in [*slots[:1], *slots[2:], first]:
+        window.give_back(slot)
+    await window.take(window.num_bytes, to_read=True)
+
+
+async def test_slot_of_nothing_is_a_slot(window: Window) -> None:
+    slots = [await window.take(0, to_read=False) for _ in range(NUM_PAGES)]
+    assert len({slot.offset for slot in slots}) == NUM_PAGES
+    for slot in slots:
+        window.give_back(slot)
+    assert (await window.take(window.num_bytes, to_read=False)).num_bytes == window.num_bytes
+
+
+async def test_waiting_reads_go_before_waiting_writes(window: Window) -> None:
+    whole = await window.take(window.num_bytes, to_read=False)
+    order: list[str] = []
+    tasks = []
+    for name, to_read in (("write 1", False), ("read 1", True), ("write 2", False), ("read 2", True)):
+        task = taking(window, 3, to_read=to_read)
+        task.add_done_callback(lambda _, name=name: order.append(name))
+        tasks.append(task)
         await turns()
-        assert not waiting.done()
-        window.give_back(slots[1])
-        first = await waiting
-        assert first.offset == slots[1].offset
-        for slot in [*slots[:1], *slots[2:], first]:
-            window.give_back(slot)
-        await window.take(window.num_bytes, to_read=True)
-
-    on_loop(test)
-
-
-def test_slot_of_nothing_is_a_slot(window: Window) -> None:
-    async def test() -> None:
-        slots = [await window.take(0, to_read=False) for _ in range(NUM_PAGES)]
-        assert len({slot.offset for slot in slots}) == NUM_PAGES
-        for slot in slots:
-            window.give_back(slot)
-        assert (await window.take(window.num_bytes, to_read=False)).num_bytes == window.num_bytes
-
-    on_loop(test)
+    assert order == []
+    window.give_back(whole)
+    await turns()
+    assert order == ["read 1", "read 2"], "both, and no third fits in"
+    window.give_back(tasks[1].result())
+    await turns()
+    assert order == ["read 1", "read 2", "write 1"]
+    window.give_back(tasks[3].result())
+    await turns()
+    assert order[3:] == ["write 2"]
 
 
-def test_waiting_reads_go_before_waiting_writes(window: Window) -> None:
-    async def test() -> None:
-        whole = await window.take(window.num_bytes, to_read=False)
-        order: list[str] = []
-        tasks = []
-        for name, to_read in (("write 1", False), ("read 1", True), ("write 2", False), ("read 2", True)):
-            task = taking(window, 3, to_read=to_read)
-            task.add_done_callback(lambda _, name=name: order.append(name))
-            tasks.append(task)
-            await turns()
-        assert order == []
-        window.give_back(whole)
-        await turns()
-        assert order == ["read 1", "read 2"], "both, and no third fits in"
-        window.give_back(tasks[1].result())
-        await turns()
-        assert order == ["read 1", "read 2", "write 1"]
-        window.give_back(tasks[3].result())
-        await turns()
-        assert order[3:] == ["write 2"]
-
-    on_loop(test)
+async def test_write_waits_behind_a_read_that_waits_and_a_read_not_behind_a_write(window: Window) -> None:
+    most = await window.take((NUM_PAGES - 2) * PAGE, to_read=False)
+    large_write = taking(window, 4, to_read=False)
+    await turns()
+    small_read = taking(window, 1, to_read=True)
+    await turns()
+    assert small_read.done()
+    large_read = taking(window, 4, to_read=True)
+    small_write = taking(window, 1, to_read=False)
+    await turns()
+    assert not small_write.done(), "there is room for it, but a read waits"
+    window.give_back(most)
+    await turns()
+    assert large_read.done()
+    assert not large_write.done()
+    assert not small_write.done(), "first come first served"
+    window.give_back(large_read.result())
+    await asyncio.gather(large_write, small_write)
 
 
-def test_write_waits_behind_a_read_that_waits_and_a_read_not_behind_a_write(window: Window) -> None:
-    async def test() -> None:
-        most = await window.take((NUM_PAGES - 2) * PAGE, to_read=False)
-        large_write = taking(window, 4, to_read=False)
-        await turns()
-        small_read = taking(window, 1, to_read=True)
-        await turns()
-        assert small_read.done()
-        large_read = taking(window, 4, to_read=True)
-        small_write = taking(window, 1, to_read=False)
-        await turns()
-        assert not small_write.done(), "there is room for it, but a read waits"
-        window.give_back(most)
-        await turns()
-        assert large_read.done()
-        assert not large_write.done()
-        assert not small_write.done(), "first come first served"
-        window.give_back(large_read.result())
-        await asyncio.gather(large_write, small_write)
-
-    on_loop(test)
+async def test_write_waits_while_a_read_waits(window: Window) -> None:
+    most, little = [await window.take(num_pages * PAGE, to_read=False) for num_pages in (NUM_PAGES - 3, 1)]
+    read = taking(window, 4, to_read=True)
+    await turns()
+    write = taking(window, 1, to_read=False)
+    await turns()
+    assert not write.done(), "there is room for it, but then the read would wait for longer"
+    window.give_back(little)
+    await turns()
+    assert not read.done()
+    assert not write.done(), "nor does it get what comes back meanwhile"
+    window.give_back(most)
+    await asyncio.gather(read, write)
 
 
-def test_write_waits_while_a_read_waits(window: Window) -> None:
-    async def test() -> None:
-        most, little = [await window.take(num_pages * PAGE, to_read=False) for num_pages in (NUM_PAGES - 3, 1)]
-        read = taking(window, 4, to_read=True)
-        await turns()
-        write = taking(window, 1, to_read=False)
-        await turns()
-        assert not write.done(), "there is room for it, but then the read would wait for longer"
-        window.give_back(little)
-        await turns()
-        assert not read.done()
-        assert not write.done(), "nor does it get what comes back meanwhile"
-        window.give_back(most)
-        await asyncio.gather(read, write)
-
-    on_loop(test)
-
-
-def test_cancelled_while_it_waits_lets_the_next_one_in(window: Window) -> None:
-    async def test() -> None:
-        most = await window.take((NUM_PAGES - 2) * PAGE, to_read=False)
-        large, small = taking(window, 4, to_read=True), taking(window, 2, to_read=True)
-        await turns()
-        assert not small.done()
-        large.cancel()
-        await turns()
-        assert large.cancelled()
-        window.give_back(await small)
-        window.give_back(most)
-        await window.take(window.num_bytes, to_read=True)
-
-    on_loop(test)
+async def test_cancelled_while_it_waits_lets_the_next_one_in(window: Window) -> None:
+    most = await window.take((NUM_PAGES - 2) * PAGE, to_read=False)
+    large, small = taking(window, 4, to_read=True), taking(window, 2, to_read=True)
+    await turns()
+    assert not small.done()
+    large.cancel()
+    await turns()
+    assert large.cancelled()
+    window.give_back(await small)
+    window.give_back(most)
+    await window.take(window.num_bytes, to_read=True)
 
 
 @pytest.mark.parametrize("is_cancelled_first", [False, True])
-def test_cancelled_just_as_it_gets_its_slot_loses_nothing(window: Window, is_cancelled_first: bool) -> None:
-    async def test() -> None:
-        whole = await window.take(window.num_bytes, to_read=False)
-        first, second = taking(window, NUM_PAGES, to_read=True), taking(window, NUM_PAGES, to_read=True)
-        await turns()
-        steps = [first.cancel, lambda: window.give_back(whole)]
-        for step in steps if is_cancelled_first else reversed(steps):
-            step()
-        assert (await second).num_bytes == window.num_bytes
-        assert first.cancelled()
-
-    on_loop(test)
+async def test_cancelled_just_as_it_gets_its_slot_loses_nothing(window: Window, is_cancelled_first: bool) -> None:
+    whole = await window.take(window.num_bytes, to_read=False)
+    first, second = taking(window, NUM_PAGES, to_read=True), taking(window, NUM_PAGES, to_read=True)
+    await turns()
+    steps = [first.cancel, lambda: window.give_back(whole)]
+    for step in steps if is_cancelled_first else reversed(steps):
+        step()
+    assert (await second).num_bytes == window.num_bytes
+    assert first.cancelled()
 
 
 @given(st.lists(st.tuples(st.integers(0, NUM_PAGES * PAGE), st.booleans()), max_size=30))
-def test_no_byte_is_in_two_slots_and_all_come_back(wanted: list[tuple[int, bool]]) -> None:
+async def test_no_byte_is_in_two_slots_and_all_come_back(wanted: list[tuple[int, bool]]) -> None:
     slab = SharedSlab(0, NUM_PAGES * PAGE)
+    window = Window(slab)
+    held: set[int] = set()  # bytes at page boundaries and ends tell as much as all of them
 
-    async def test() -> None:
-        window = Window(slab)
-        held: set[int] = set()  # bytes at page boundaries and ends tell as much as all of them
+    async def use(num_bytes: int, to_read: bool) -> None:
+        slot = await window.take(num_bytes, to_read=to_read)
+        assert slot.offset % PAGE == 0
+        assert slot.offset + num_bytes <= window.num_bytes
+        pages = set(range(slot.offset // PAGE, (slot.offset + max(num_bytes, 1) - 1) // PAGE + 1))
+        assert not pages & held
+        held.update(pages)
+        await turns()
+        held.difference_update(pages)
+        window.give_back(slot)
 
-        async def use(num_bytes: int, to_read: bool) -> None:
-            slot = await window.take(num_bytes, to_read=to_read)
-            assert slot.offset % PAGE == 0
-            assert slot.offset + num_bytes <= window.num_bytes
-            pages = set(range(slot.offset // PAGE, (slot.offset + max(num_bytes, 1) - 1) // PAGE + 1))
-            assert not pages & held
-            held.update(pages)
-            await turns()
-            held.difference_update(pages)
-            window.give_back(slot)
-
-        await asyncio.gather(*(use(*each) for each in wanted))
-        window.give_back(await window.take(window.num_bytes, to_read=False))
-
-    on_loop(test)
+    await asyncio.gather(*(use(*each) for each in wanted))
+    window.give_back(await window.take(window.num_bytes, to_read=False))
     slab.close()
 
 

@@ -11,6 +11,7 @@ import torch
 
 from tests.existing import set_existing
 from tests.gpu.seen_copies import SeenCopies, WithoutWaits
+from tests.inspect_store import inspect
 from tierstore import TierStore
 from tierstore.copies import AcceleratorCopies, Copies
 from tierstore.layout import memory_at
@@ -48,7 +49,7 @@ def copy_stream(store: TierStore, direction: str) -> torch.Stream:
 
     A `torch.Stream` that is entered keeps what to restore in itself, so two threads must not enter the same one.
     """
-    stream = store.books.moves.devices._copies._stream(DEVICE, direction)  # type: ignore[attr-defined]
+    stream = inspect(store).copies._stream(DEVICE, direction)  # type: ignore[attr-defined]
     return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
 
 
@@ -72,7 +73,7 @@ def is_pinned_at(address: int) -> bool:
 
 def make_windows_small(store: TierStore, nbytes: int) -> None:
     """From now on so much may be on its way out, and so much back, at most."""
-    window = store.books.moves.devices._window
+    window = inspect(store).device_window
     set_existing(window.in_flight, limit_bytes=nbytes)
     set_existing(window.reloaded, limit_bytes=nbytes)
 

@@ -8,6 +8,7 @@ import torch
 from tests.conftest import MakeStore
 from tests.gpu.device import NEEDS_DEVICE, repeatable
 from tests.hooks.programs import MODELS, Bits, Program, assert_same_bits, run_offloaded, run_plain, training
+from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, tiered_offload
 
 pytestmark = NEEDS_DEVICE
@@ -34,7 +35,7 @@ def test_models_any_budget_same_bits(
         for _ in range(2):  # the order of backward is found, then followed
             assert_same_bits(run_offloaded(program, store, device_bytes=device_bytes), expected)
     torch.cuda.synchronize()
-    store.books.moves.slots.slab.wait_until_pinned()
+    inspect(store).slab.wait_until_pinned()
     stats = store.stats()
     assert stats.host_memory == "pinned"
     if device_bytes in (0, "1GiB"):  # of the others some models need less

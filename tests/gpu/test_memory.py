@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.conftest import MakeStore
 from tests.gpu.device import DEVICE, NEEDS_DEVICE, hold_up, is_pinned_at
+from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
 from tierstore.device_window import FLIGHT_BYTES, RELOAD_BYTES
 from tierstore.slab import _address_of
@@ -81,7 +82,7 @@ def test_slab_is_pinned_from_its_first_byte_to_its_last_and_no_larger(make_store
     store = make_store(host_bytes="100MiB", staging_bytes="30MiB")
     handle = store.put(torch.ones(2**20, device=DEVICE))
     torch.cuda.synchronize()
-    slab, slot = store.books.moves.slots.slab, handle.record.slot
+    slab, slot = inspect(store).slab, handle.record.slot
     slab.wait_until_pinned()
     assert store.stats().host_memory == "pinned"
     assert slab.size_bytes == 130 * 2**20
@@ -100,7 +101,7 @@ def test_auto_keeps_what_the_link_does_not_carry_meanwhile(make_store: MakeStore
     model, batch = _model(), torch.randn(ROWS, WIDTH, device=DEVICE)
     for _ in range(5):
         _step(model, batch, store, "auto")
-        store.books.moves.slots.slab.wait_until_pinned()
+        inspect(store).slab.wait_until_pinned()
         torch.cuda.synchronize()
     stats = store.stats()
     assert 0 < stats.device_limit_bytes < LAYERS * SAVED_BYTES
@@ -113,7 +114,7 @@ def test_pack_asks_for_no_synchronisation(make_store: MakeStore, device_bytes: i
     model, batch = _model(), torch.randn(ROWS, WIDTH, device=DEVICE)
     for _ in range(3):
         _step(model, batch, store, device_bytes)
-        store.books.moves.slots.slab.wait_until_pinned()
+        inspect(store).slab.wait_until_pinned()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -129,7 +130,7 @@ def test_pack_returns_while_the_device_is_still_busy_with_what_was_queued_before
     model, batch = _model(), torch.randn(ROWS, WIDTH, device=DEVICE)
     for _ in range(2):
         _step(model, batch, store)
-        store.books.moves.slots.slab.wait_until_pinned()
+        inspect(store).slab.wait_until_pinned()
     torch.cuda.synchronize()
     awake = hold_up(2.0)
     with tiered_offload(store):

@@ -22,6 +22,7 @@ from tests.gpu.device import (
     make_windows_small,
 )
 from tests.gpu.seen_copies import WithoutWaits
+from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
 
 pytestmark = NEEDS_DEVICE
@@ -62,7 +63,7 @@ def small_flight(make_store: MakeStore) -> TierStore:
     """A store that waits for copies often: little may be in flight."""
     store = make_store(host_bytes="1GiB", copies=copies_under_test())
     make_windows_small(store, 4 * 2**20)
-    store.books.moves.slots.slab.pin(DEVICE)  # the host waits for copies to pageable memory, and nothing is late
+    inspect(store).slab.pin(DEVICE)  # the host waits for copies to pageable memory, and nothing is late
     return store
 
 
@@ -78,7 +79,7 @@ def test_delays_find_a_wait_that_is_missing(make_store: MakeStore) -> None:
     make_windows_small(store, 4 * 2**20)
     expected = _gradients(None)
     late = copy_stream(store, "in")
-    store.books.moves.slots.slab.pin(DEVICE)
+    inspect(store).slab.pin(DEVICE)
     found = _gradients(store, lambda number: number % 6 or hold_up(DELAY_SECONDS, late))
     hold_up(DELAY_SECONDS, late)
     torch.cuda.synchronize()

@@ -26,6 +26,7 @@ from torch import nn
 
 from tests.hooks.distributed_variants import RESHARDING, SHAPE, VARIANTS, Net, Observer, Training, Variant, Wrap, ddp
 from tests.hooks.programs import Bits, all_bits, bits, forget_after_error, run_offloaded, run_plain, training
+from tests.inspect_store import inspect
 from tierstore import StoreClosedError, TierStore, offload_module, tiered_offload
 
 LIMIT_SECONDS = 280
@@ -124,7 +125,7 @@ def default_budgets(directory: Path) -> dict[str, Any]:
     dist.barrier()
     with TierStore(directory) as store:
         dist.barrier()  # all are open
-        disk_bytes = store._core.engine.disk.usage().budget_bytes
+        disk_bytes = inspect(store).disk.usage().budget_bytes
     dist.barrier()
     return {"disk_bytes": disk_bytes, "host_bytes": store.host_bytes, "free_bytes": free[0], "available_bytes": free[1]}
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, bits
+from tests.inspect_store import inspect
 from tierstore import ModifiedInPlaceError, StoreClosedError, TierStore, tiered_offload
 
 NBYTES = SIDE * SIDE * 4
@@ -50,7 +51,7 @@ def test_while_there_is_room_no_record_is_made(roomy: TierStore) -> None:
     weight = torch.ones(3, requires_grad=True)
     with tiered_offload(roomy, min_bytes=NBYTES):
         loss = chain(4, weight)
-    noted = list(roomy.books.moves.noted.living())
+    noted = inspect(roomy).noted
     assert len(noted) == 8
     loss.backward()
     assert all(tensor.handle is None for tensor in noted)
@@ -65,9 +66,9 @@ def test_graph_dropped_nothing_is_held(roomy: TierStore) -> None:
     weight = torch.ones(SIDE, SIDE, requires_grad=True)
     with tiered_offload(roomy, min_bytes=0):
         loss = (weight * 2).exp().sum()
-    assert len(list(roomy.books.moves.noted.living())) == 1
+    assert len(inspect(roomy).noted) == 1
     del loss
-    assert list(roomy.books.moves.noted.living()) == []
+    assert inspect(roomy).noted == []
 
 
 def test_figures_asked_for_everything_is_booked(roomy: TierStore) -> None:
@@ -76,7 +77,7 @@ def test_figures_asked_for_everything_is_booked(roomy: TierStore) -> None:
         loss = chain(4, weight)
     stats = roomy.stats()
     assert (stats.live_handles, stats.packed_tensors, stats.host_bytes) == (8, 8, 8 * NBYTES)
-    assert list(roomy.books.moves.noted.living()) == []
+    assert inspect(roomy).noted == []
     del loss
     assert (roomy.stats().live_handles, roomy.stats().host_bytes) == (0, 0)
 
@@ -86,9 +87,9 @@ def test_room_runs_short_what_was_noted_first_leaves_first(make_store: MakeStore
     weight = torch.ones(3, requires_grad=True)
     with tiered_offload(store, min_bytes=NBYTES):
         loss = chain(3, weight)
-        assert len(store.books.moves.booking.records) == 0
+        assert len(inspect(store).records) == 0
         loss = chain(1, loss)
-        assert len(store.books.moves.booking.records) == 6
+        assert len(inspect(store).records) == 6
     store.flush()
     assert store.stats().spilled_bytes == 2 * NBYTES
     loss.backward()
@@ -102,7 +103,7 @@ def test_graphs_that_came_and_went_are_not_counted(make_store: MakeStore) -> Non
     for _ in range(10):
         with tiered_offload(store, min_bytes=NBYTES):
             chain(3, weight).backward()
-    assert len(store.books.moves.booking.records) == 0
+    assert len(inspect(store).records) == 0
     stats = store.stats()
     assert (stats.spilled_bytes, stats.packed_tensors) == (0, 60)
 
@@ -126,9 +127,9 @@ def test_log_of_graphs_that_are_gone_does_not_grow_without_end(roomy: TierStore)
     for _ in range(3000):
         with tiered_offload(roomy, min_bytes=NBYTES):
             chain(1, weight)
-        longest = max([longest, *(len(noted.log.nodes) for noted in roomy.books.moves.noted.living())])
+        longest = max([longest, *(len(noted.log.nodes) for noted in inspect(roomy).noted)])
     assert longest <= 2048
-    assert roomy.books.moves.noted.num_bytes <= 2048 * NBYTES
+    assert inspect(roomy).noted_bytes <= 2048 * NBYTES
     living.backward()
 
 
@@ -139,7 +140,7 @@ def test_packed_after_backward_began_belongs_to_a_log_of_its_own(roomy: TierStor
         first = chain(1, weight)
         first.backward(retain_graph=True)
         second = chain(1, weight)
-    assert [len(log.nodes) for log in {noted.log for noted in roomy.books.moves.noted.living()}] == [2, 2]
+    assert [len(log.nodes) for log in {noted.log for noted in inspect(roomy).noted}] == [2, 2]
     (first + second).backward()
 
 
@@ -184,7 +185,7 @@ def test_changed_in_place_refused_as_by_torch(roomy: TierStore) -> None:
         loss = hidden.sum()
         hidden.add_(1)
         del hidden
-    assert len(roomy.books.moves.booking.records) == 0
+    assert len(inspect(roomy).records) == 0
     with pytest.raises(ModifiedInPlaceError, match=r"is at version 1; expected version 0"):
         loss.backward()
 
@@ -193,7 +194,7 @@ def test_store_closed_bytes_freed_and_backward_refused(roomy: TierStore) -> None
     weight = torch.ones(3, requires_grad=True)
     with tiered_offload(roomy, min_bytes=NBYTES):
         loss = chain(4, weight)
-    (first, *_rest) = roomy.books.moves.noted.living()
+    (first, *_rest) = inspect(roomy).noted
     assert first.alias is not None
     storage = weakref.ref(first.alias.untyped_storage())
     roomy.close()
@@ -220,7 +221,7 @@ def test_forked_child_cannot_use_what_it_inherited(roomy: TierStore) -> None:
     weight = torch.ones(3, requires_grad=True)
     with tiered_offload(roomy, min_bytes=NBYTES):
         loss = chain(2, weight)
-    saved = next(roomy.books.moves.noted.living())
+    saved = inspect(roomy).noted[0]
     child = os.fork()
     if child == 0:
         try:
@@ -275,7 +276,7 @@ def test_figures_asked_for_inside_a_mode_same_bits_from_disk(
     with tiered_offload(store, min_bytes=NBYTES):
         loss = chain(3, weight)
     inside(store.stats)
-    assert len(store.books.moves.booking.records) == 6
+    assert len(inspect(store).records) == 6
     with tiered_offload(store, min_bytes=NBYTES):
         more = chain(4, weight)
     store.flush()
@@ -301,7 +302,7 @@ def test_newest_node_of_another_thread_is_not_read(make_store: MakeStore) -> Non
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
-        mine = [noted for noted in store.books.moves.noted.living() if noted.handle is None]
+        mine = [noted for noted in inspect(store).noted if noted.handle is None]
         assert len(mine) == 2
     loss.backward()
 
@@ -317,7 +318,7 @@ def test_moved_before_it_is_booked_stays_where_it_is(make_store: MakeStore) -> N
         hidden.untyped_storage().resize_(2 * NBYTES)  # copies, and then frees what it copied from
         assert hidden.data_ptr() != address
         del hidden
-    assert len(store.books.moves.booking.records) == 0
+    assert len(inspect(store).records) == 0
     with tiered_offload(store, min_bytes=NBYTES):
         more = chain(3, torch.ones(3, requires_grad=True))
     store.flush()
@@ -332,7 +333,7 @@ def test_given_to_autograd_just_before_it_is_booked_stays_whole(make_store: Make
     store = make_store(host_bytes=3 * NBYTES)
     with tiered_offload(store, min_bytes=NBYTES):
         loss = chain(1, torch.ones(3, requires_grad=True))
-    saved = next(store.books.moves.noted.living())
+    saved = inspect(store).noted[0]
     given = saved.unpack()  # type: ignore[attr-defined]
     with tiered_offload(store, min_bytes=NBYTES):
         more = chain(2, torch.ones(3, requires_grad=True))
@@ -386,7 +387,7 @@ def test_backward_begins_in_the_midst_of_another_threads_pack_same_bits(store: T
     weight = torch.ones(3, requires_grad=True)
     with tiered_offload(store, min_bytes=NBYTES):
         loss = chain(4, weight)
-        log = next(store.books.moves.noted.living()).log
+        log = inspect(store).noted[0].log
     store.flush()
     for entered in (log.nodes, log.sizes)[:num_entered]:
         entered.append(NBYTES)

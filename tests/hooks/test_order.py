@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -14,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812 - the name that everybody use
 
 from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, Around, Mlp, assert_same_gradients, training
+from tests.inspect_store import inspect
 from tierstore import StoreStats, TierStore, offload_module, tiered_offload
 from tierstore.handle import State
 from tierstore.plan import Place
@@ -309,7 +309,7 @@ def test_order_of_backward_decides_what_stays(make_store: MakeStore) -> None:
         with tiered_offload(store, min_bytes=0):
             losses = [(weight * 2).exp().sum() for weight in weights]
         store.flush()
-        states = [record.state for record in store.books.moves._records.values()]
+        states = [record.state for record in inspect(store).records]
         first_in_memory.append(states.index(State.HOST))
         for loss in losses:
             loss.backward()
@@ -326,7 +326,7 @@ def test_order_of_backward_decides_what_leaves_when_it_must(make_store: MakeStor
         with tiered_offload(store, min_bytes=0):
             losses = [(weight * 2).exp().sum() for weight in weights[:num_roots]]
         store.flush()
-        in_memory.append([r.state is State.HOST for r in store.books.moves._records.values()])
+        in_memory.append([r.state is State.HOST for r in inspect(store).records])
         for loss in losses if num_roots == 6 else reversed(losses):
             loss.backward()
         del losses, loss
@@ -337,9 +337,7 @@ def test_order_of_backward_decides_what_leaves_when_it_must(make_store: MakeStor
 @contextmanager
 def _stalled(store: TierStore) -> Iterator[Callable[[], None]]:
     """The engine stands still until the yielded function is called: no write that is queued begins."""
-    stalled, go_on = threading.Event(), threading.Event()
-    store._core.engine._loop.call_soon_threadsafe(lambda: (stalled.set(), go_on.wait(30)))
-    assert stalled.wait(20)
+    go_on = inspect(store).stall()
     try:
         yield go_on.set
     finally:
@@ -352,7 +350,7 @@ def test_when_backward_begins_nothing_has_to_go_early_any_more(make_store: MakeS
     num_to_go: list[int] = []
 
     def note(_: object = None) -> None:
-        places = [record.place for record in store.books.moves._records.values()]
+        places = [record.place for record in inspect(store).records]
         num_to_go.append(places.count(Place.DISK))
 
     for _ in range(2):
@@ -377,7 +375,7 @@ def test_what_is_to_go_goes_in_the_order_of_saving(make_store: MakeStore) -> Non
             losses = [(weight * 2).exp().sum() for weight in weights[:1]]
             with _stalled(store) if step == 2 else nullcontext():
                 losses += [(weight * 2).exp().sum() for weight in weights[1:4]]
-                states = [record.state for record in store.books.moves._records.values()]
+                states = [record.state for record in inspect(store).records]
             losses += [(weight * 2).exp().sum() for weight in weights[4:]]
         sum(losses).backward()  # type: ignore[union-attr]
         del losses

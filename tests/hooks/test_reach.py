@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
 from tierstore.disk import records
 from tierstore.handle import State
@@ -51,7 +52,7 @@ class Drive:
             self._num_asked += 1
             self._changed.notify_all()
         ends_at = time.monotonic() + 20
-        while store.books.moves.num_restores != self._num_held():
+        while inspect(store).num_restores != self._num_held():
             assert time.monotonic() < ends_at
             time.sleep(0.001)
 
@@ -74,11 +75,11 @@ def drive(monkeypatch: pytest.MonkeyPatch) -> MakeDrive:
 
 def _is_beyond_staging(store: TierStore) -> bool:
     """Whether something that came from disk is charged to the host budget."""
-    with store.books.lock:
-        moves = store.books.moves
+    inside = inspect(store)
+    with inside.lock:
         return any(
-            record.window is moves.books.host and record.state in (State.READING, State.CLEAN)
-            for record in moves._records.values()
+            record.window is inside.window("host") and record.state in (State.READING, State.CLEAN)
+            for record in inside.records
         )
 
 

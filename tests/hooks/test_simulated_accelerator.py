@@ -20,6 +20,7 @@ from tests.conftest import MakeStore
 from tests.gpu.device import make_windows_small
 from tests.gpu.seen_copies import SeenCopies
 from tests.hooks.programs import forget_after_error
+from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
 from tierstore.copies import Marker
 from tierstore.coverage import Coverage, GraphTimes
@@ -78,13 +79,13 @@ def test_small_windows_of_the_tests_on_a_device_are_those_of_the_store(
     nbytes = 32 * 64 * 4
     store = make_store(copies=copies, host_bytes="1GiB")
     make_windows_small(store, 2 * nbytes)
-    devices = store.books.moves.devices
+    devices = inspect(store).devices
     assert devices.has_room_to_reload(2 * nbytes)
     with tiered_offload(store, min_bytes=0):
         loss = _model()(torch.randn(32, 64)).sum()
         assert devices.held_bytes <= 3 * nbytes  # the newest node's included
     loss.backward()
-    assert not devices._window.fits_reload(2 * nbytes + 1)
+    assert not inspect(store).device_window.fits_reload(2 * nbytes + 1)
 
 
 def test_graph_dropped_while_copies_run_everything_is_freed(make_store: MakeStore, copies: SimulatedCopies) -> None:
@@ -233,7 +234,7 @@ def test_copies_to_and_from_memory_that_is_not_pinned_are_counted(
     make_store: MakeStore, copies: SimulatedCopies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make_store(copies=copies, host_bytes="1GiB")
-    slab, content = store.books.moves.slots.slab, torch.arange(1024)
+    slab, content = inspect(store).slab, torch.arange(1024)
     pageable = store.put(content.clone())
     copies.synchronize()
     store.stats()
@@ -366,7 +367,7 @@ def test_close_while_copies_run_unpins_the_slab_when_they_are_over(
     over: list[bool] = []
     with HeldCopies() as copies:
         store = make_store(copies=copies, host_bytes="1GiB")
-        slab = store.books.moves.slots.slab
+        slab = inspect(store).slab
         monkeypatch.setattr(slab, "unpin", lambda: over.extend(marker.query() for marker in copies.markers))
         with tiered_offload(store, min_bytes=0):
             loss = _model()(torch.randn(32, 64)).sum()

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.inspect_store import inspect
 from tierstore import TierStore, host, tiered_offload
-from tierstore.moves import Moves
 
 _KIB = 2**10
 _MOST_BYTES = 512 * _KIB
@@ -24,17 +24,17 @@ class Watch:
     """Looks, after each pack, at what is held: a `select` that takes every tensor."""
 
     def __init__(self, store: TierStore) -> None:
-        self.moves: Moves = store.books.moves
+        self.inside = inspect(store)
         self.most_noted_bytes = 0
 
     def __call__(self, _: torch.Tensor) -> bool:
-        books, noted = self.moves.books, self.moves.noted
-        self.most_noted_bytes = max(self.most_noted_bytes, books.noted_bytes)
-        assert 0 <= books.noted_bytes <= min(noted.num_bytes, _MOST_BYTES)
-        assert books.staging.used_bytes <= (books.staging.limit_bytes or 0)
-        newest = [log.sizes[-1] for reference in noted._logs.values() if (log := reference()) is not None]
-        room = max(0, (books.host.limit_bytes or 0) - books.host.used_bytes)
-        assert self.moves.uncharged_bytes() <= room + sum(newest), "more than the newest node's has no room"
+        host, staging, noted_bytes = (*map(self.inside.window, ("host", "staging")), self.inside.noted_bytes_in_staging)
+        self.most_noted_bytes = max(self.most_noted_bytes, noted_bytes)
+        assert 0 <= noted_bytes <= min(self.inside.noted_bytes, _MOST_BYTES)
+        assert staging.used_bytes <= (staging.limit_bytes or 0)
+        room = max(0, (host.limit_bytes or 0) - host.used_bytes)
+        most = room + sum(self.inside.newest_noted_bytes)
+        assert self.inside.uncharged_bytes <= most, "more than the newest node's has no room"
         return True
 
 
@@ -70,8 +70,8 @@ def expected(num: int, nbytes: int) -> torch.Tensor:
 def test_small_graph_is_never_booked(make_store: MakeStore) -> None:
     store = make_store(host_bytes=0)
     loss = chain(store, 100, 32)
-    assert store.books.moves.booking.records == {}
-    assert store.books.moves.books.used_bytes == (0, 99 * 32)
+    assert inspect(store).records == []
+    assert inspect(store).used_bytes == (0, 99 * 32)
     assert torch.equal(gradient(loss), expected(100, 32))
     del loss
     stats = store.stats()
@@ -83,7 +83,7 @@ def test_flush_books_small_tensors_and_has_them_written(make_store: MakeStore) -
     store = make_store(host_bytes=0)
     loss = chain(store, 100, 32)
     store.flush()
-    assert store.books.moves.books.noted_bytes == 0
+    assert inspect(store).noted_bytes_in_staging == 0
     stats = store.stats()
     assert (stats.spilled_bytes, stats.staging_used_bytes) == (99 * 32, 0)
     assert torch.equal(gradient(loss), expected(100, 32))
@@ -104,16 +104,16 @@ def test_small_tensors_are_held_within_host_and_staging(
         del loss
     store.flush()
     assert store.stats().staging_used_bytes == 0
-    assert store.books.moves.books.noted_bytes == 0
+    assert inspect(store).noted_bytes_in_staging == 0
 
 
 @pytest.mark.parametrize("num_numbers", [1000, 16 * _KIB, 20 * _KIB], ids=["small", "as staging", "larger"])
 def test_put_takes_the_place_of_small_tensors(make_store: MakeStore, num_numbers: int) -> None:
     store = make_store(host_bytes=0, staging_bytes="64KiB")
     loss = chain(store, 10, 4 * _KIB)
-    assert store.books.moves.books.noted_bytes == 9 * 4 * _KIB
+    assert inspect(store).noted_bytes_in_staging == 9 * 4 * _KIB
     handle = store.put(torch.ones(num_numbers))
-    assert store.books.moves.books.noted_bytes == 0
+    assert inspect(store).noted_bytes_in_staging == 0
     assert torch.equal(store.get(handle), torch.ones(num_numbers))
     assert torch.equal(gradient(loss), expected(10, 4 * _KIB))
 
@@ -124,9 +124,9 @@ def test_put_has_the_newest_small_tensor_give_way(make_store: MakeStore) -> None
     weight = torch.full((_KIB,), 0.5, requires_grad=True)
     with tiered_offload(store, min_bytes=0):
         loss = weight.exp().sin().sum()
-        assert store.books.moves.books.noted_bytes
+        assert inspect(store).noted_bytes_in_staging
         handle = store.put(torch.ones(20 * _KIB))
-        assert store.books.moves.books.noted_bytes == 0
+        assert inspect(store).noted_bytes_in_staging == 0
         assert torch.equal(store.get(handle), torch.ones(20 * _KIB))
     loss.backward()
     assert weight.grad is not None
@@ -138,7 +138,7 @@ def test_restore_takes_the_place_of_small_tensors(make_store: MakeStore) -> None
     store.flush()
     loss = chain(store, 10, 4 * _KIB)
     assert torch.equal(store.get(handle), torch.ones(16 * _KIB))
-    assert store.books.moves.books.noted_bytes == 0
+    assert inspect(store).noted_bytes_in_staging == 0
     assert torch.equal(gradient(loss), expected(10, 4 * _KIB))
 
 
@@ -146,7 +146,7 @@ def test_large_tensor_beside_small_ones_leaves(make_store: MakeStore) -> None:
     store = make_store(host_bytes=0, staging_bytes="64KiB")
     small = chain(store, 10, 4 * _KIB)
     large = chain(store, 4, 80 * _KIB)
-    assert store.books.moves.books.noted_bytes == 0
+    assert inspect(store).noted_bytes_in_staging == 0
     assert torch.equal(gradient(large), expected(4, 80 * _KIB))
     assert torch.equal(gradient(small), expected(10, 4 * _KIB))
     store.flush()
@@ -157,7 +157,7 @@ def test_store_closed_over_small_tensors_holds_nothing(make_store: MakeStore) ->
     store = make_store(host_bytes=0)
     loss = chain(store, 10, 32)
     store.close()
-    assert store.books.moves.books.used_bytes == (0, 0)
+    assert inspect(store).used_bytes == (0, 0)
     del loss
-    store.books.moves.noted.drop_ended()
-    assert store.books.moves.books.noted_bytes == 0
+    inspect(store).drop_ended()
+    assert inspect(store).noted_bytes_in_staging == 0

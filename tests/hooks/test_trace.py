@@ -14,6 +14,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, Mlp, assert_same_bits, bits, grads, run_plain
+from tests.inspect_store import inspect
 from tierstore import ConfigError, StorageIOError, TierStore, keep_resident, tiered_offload
 from tierstore.stats import STALL_CAUSES
 from tierstore.testing import SimulatedCopies
@@ -420,7 +421,7 @@ def test_trace_of_a_full_disk_takes_nothing_down_any_more(make_store: MakeStore)
     for _ in range(2):
         with tiered_offload(store, min_bytes=0, trace="/dev/full"):
             run_step(store, Path("/dev/full"))
-            recorder = store.traces._current
+            recorder = inspect(store).recorder
             assert recorder is not None
             recorder.flush(60)
             recorder._thread.join(60)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 __all__ = ["NotAvailableError", "Workshop", "find_python", "requirement_of"]
 
 ROOT = Path(__file__).parents[2]
-_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
+_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
 _SHARED = "nvidia-"
 _TIME_LIMIT_SECONDS = 1800.0
 

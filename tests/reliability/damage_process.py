@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from tests.inspect_store import inspect, inspect_tier
 from tierstore import CorruptDataError, StorageIOError, StoreClosedError, StoreFullError, TierStore
 from tierstore.disk.local import LocalDisk
 from tierstore.handle import Handle
@@ -63,7 +64,7 @@ class Victim:
     """A store with records of each size, all of them on disk."""
 
     def __init__(self, store: TierStore, steps: random.Random) -> None:
-        disk = store._core.engine.disk
+        disk = inspect(store).disk
         assert isinstance(disk, LocalDisk)
         self.store, self.disk, self.steps = store, disk, steps
         self.contents: dict[int, torch.Tensor] = {}
@@ -83,8 +84,8 @@ class Victim:
         """Change some bytes of one record; how many."""
         location = self.locations[key]
         assert location.offset is not None
-        index = self.disk._index.file.fileno()
-        file = index if location.segment is None else self.disk._space.descriptor(location.segment)
+        index = inspect_tier(self.disk).index.file.fileno()
+        file = index if location.segment is None else inspect_tier(self.disk).space.descriptor(location.segment)
         span = (location.offset, location.encoded_bytes)
         return flip(file, self.steps, [span], self.steps.choice((1, 1, 8, 500)))
 
@@ -159,7 +160,7 @@ def damage_payload(directory: Path, outcome: Outcome) -> None:
 def damage_index(directory: Path, outcome: Outcome) -> None:
     steps = random.Random(outcome.seed)
     with opened(directory, outcome, steps) as victim:
-        index = victim.disk._index.file.fileno()
+        index = inspect_tier(victim.disk).index.file.fileno()
         length = os.fstat(index).st_size
         pages = [page for page in range(0, length, 4096) if steps.random() < 0.1]
         # Half of it where LMDB keeps the structure: a page's header and the first of its pointers and nodes.

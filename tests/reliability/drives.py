@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,21 +15,29 @@ _RUN_SECONDS = 30
 
 
 @contextmanager
-def mounted_drive(folder: Path, num_bytes: int) -> Iterator[Path]:
-    """An empty ext4 of that size on a loop device, or a tmpfs where that cannot be; unmounted at the end.
+def mounted_drive(folder: Path, num_bytes: int, kinds: Sequence[str] = ("ext4", "tmpfs")) -> Iterator[Path]:
+    """An empty file system of that size, unmounted at the end: an ext4 on a loop device, or a tmpfs.
 
-    Skips the test, with what the system said, where neither can be mounted.
+    It is of the first kind that can be mounted. Skips the test, with what the system said, where none can.
     """
     drive, image = folder / "mounted", folder / "image"
     drive.mkdir()
     with image.open("wb") as file:
         file.truncate(num_bytes)
-    make = ["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image)]
-    said = _run(make) or _run(["mount", "-o", "loop", str(image), str(drive)])
-    if said:
-        said_too = _run(["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(drive)])
-        if said_too:
-            pytest.skip(f"neither an ext4 ({said}) nor a tmpfs ({said_too}) can be mounted here")
+    commands = {
+        "ext4": (
+            ["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image)],
+            ["mount", "-o", "loop", str(image), str(drive)],
+        ),
+        "tmpfs": (["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(drive)],),
+    }
+    said: dict[str, str] = {}
+    for kind in kinds:
+        said[kind] = next(filter(None, map(_run, commands[kind])), "")
+        if not said[kind]:
+            break
+    else:
+        pytest.skip(f"no such drive can be mounted here: {said}")
     try:
         yield drive
     finally:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tests.inspect_store import inspect
 from tierstore import CorruptDataError, TierStore, tiered_offload
 from tierstore.handle import Record, State
 from tierstore.testing import SimulatedCopies
@@ -39,7 +40,7 @@ class _Gate:
     """Holds the loop inside of a coroutine of the disk tier: before the call, in it, or when it is done."""
 
     def __init__(self, store: TierStore, method: str, when: str) -> None:
-        self._disk = store._core.engine.disk
+        self._disk = inspect(store).disk
         self._method, self._when = method, when
         self._call: Callable[..., Any] = getattr(self._disk, method)
         self.reached, self.go_on = threading.Event(), threading.Event()
@@ -61,20 +62,12 @@ class _Gate:
         assert self.reached.wait(HELD_SECONDS)
 
 
-def stall(store: TierStore) -> threading.Event:
-    """Hold the engine's loop until the event is set."""
-    stalled, go_on = threading.Event(), threading.Event()
-    store._core.engine._loop.call_soon_threadsafe(lambda: (stalled.set(), go_on.wait(HELD_SECONDS)))
-    assert stalled.wait(HELD_SECONDS)
-    return go_on
-
-
 def _pending(store: TierStore) -> Iterator[Held]:
     alive = torch.nn.Parameter(content()).exp()
     with tiered_offload(store, min_bytes=0):
         saved = (alive * alive).sin().cos()
     store.stats()
-    (record,) = [each for each in store.books.moves._records.values() if each.root is not None and each.root() is alive]
+    (record,) = [each for each in inspect(store).records if each.root is not None and each.root() is alive]
     yield Held(record, record(), threading.Event())
     del alive, saved
 
@@ -83,13 +76,13 @@ def _on_device(store: TierStore) -> Iterator[Held]:
     with tiered_offload(store, min_bytes=0, device_bytes=2**30):
         loss = torch.nn.Parameter(content()).exp().sum()
     store.stats()
-    (record,) = [each for each in store.books.moves._records.values() if each.state is State.DEVICE]
+    (record,) = [each for each in inspect(store).records if each.state is State.DEVICE]
     yield Held(record, record(), threading.Event())
     del loss
 
 
 def _offloading(store: TierStore) -> Iterator[Held]:
-    copies, go_on = store.books.moves.devices._copies, threading.Event()
+    copies, go_on = inspect(store).copies, threading.Event()
     assert isinstance(copies, SimulatedCopies)
     copies._queue.put(lambda: go_on.wait(HELD_SECONDS) and None)
     handle = store.put(content())
@@ -97,7 +90,7 @@ def _offloading(store: TierStore) -> Iterator[Held]:
 
 
 def _queued(store: TierStore) -> Iterator[Held]:
-    go_on = stall(store)
+    go_on = inspect(store).stall()
     handle = store.put(content())
     yield Held(handle.record, handle, go_on)
 
@@ -145,7 +138,7 @@ def _doomed(store: TierStore) -> Iterator[Held]:
 def _failed(store: TierStore) -> Iterator[Held]:
     handle = store.put(content())
     store.flush()
-    disk: Any = store._core.engine.disk
+    disk = inspect(store).disk
 
     async def read(key: int, destination: memoryview) -> int:
         raise CorruptDataError(key, "a test", "this", "that")
@@ -165,8 +158,7 @@ def _closed(store: TierStore) -> Iterator[Held]:
     gate.wait()
     closing = threading.Thread(target=store.close, daemon=True)
     closing.start()
-    with store.books.lock:
-        assert store.books._progress.wait_for(lambda: store.books.closed is not None, HELD_SECONDS)
+    assert inspect(store).wait_until_closed(HELD_SECONDS)
     yield Held(handle.record, handle, gate.go_on)
     gate.go_on.set()
     closing.join(HELD_SECONDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,11 @@ import torch
 from tests.daemon.conftest import StartDaemon
 from tests.daemon.test_survival import sessions_of
 from tests.hooks.programs import all_bits, assert_same_bits, assert_same_gradients, training
+from tests.inspect_store import inspect_tier
 from tests.reliability.conftest import DRIVE_BYTES, OpenStore
 from tests.reliability.drives import MIB, fill_up, used_bytes
-from tests.store.disk_conformance import PLAIN, gather, on_loop, read_back
+from tests.store.disk_conformance import PLAIN, gather, read_back
+from tests.store.disks import local_disk
 from tierstore import (
     DaemonUnavailableError,
     QuotaExceededError,
@@ -23,7 +24,6 @@ from tierstore import (
     tiered_offload,
 )
 from tierstore.disk.home import FOLDER_NAME
-from tierstore.disk.local import LocalDisk
 
 NBYTES = MIB
 HOST_BYTES = 4 * MIB
@@ -188,32 +188,17 @@ def test_daemon_that_finds_no_room_for_a_session_says_so(small_drive: Path, star
     assert daemon.stop() == 0, daemon.log
 
 
-def test_session_is_not_refused_for_room_that_the_daemon_itself_holds(small_drive: Path) -> None:
+async def test_session_is_not_refused_for_room_that_the_daemon_itself_holds(small_drive: Path) -> None:
     """One empty segment is kept for the next record; a lease gets its room, as a record does."""
-
-    async def test() -> None:
-        with ThreadPoolExecutor(4) as executor:
-            disk = LocalDisk(
-                small_drive,
-                disk_bytes=2**30,
-                inline_bytes=128 * 2**10,
-                codec="none",
-                checksum=True,
-                executor=executor,
-            )
-            try:
-                await disk.write(1, memoryview(bytes(MIB)), PLAIN)
-                await disk.discard([1])
-                kept_bytes = disk.usage().allocated_bytes
-                fill_up(small_drive)
-                for number in range(NUM_LEASES):
-                    await disk.put_lease(number, b"x" * 200)
-                assert disk.usage().allocated_bytes < kept_bytes // 2
-                assert len(disk._index.entries().leases) == NUM_LEASES
-            finally:
-                await disk.close()
-
-    on_loop(test)
+    async with local_disk(small_drive, disk_bytes=2**30, inline_bytes=128 * 2**10) as disk:
+        await disk.write(1, memoryview(bytes(MIB)), PLAIN)
+        await disk.discard([1])
+        kept_bytes = disk.usage().allocated_bytes
+        fill_up(small_drive)
+        for number in range(NUM_LEASES):
+            await disk.put_lease(number, b"x" * 200)
+        assert disk.usage().allocated_bytes < kept_bytes // 2
+        assert len(inspect_tier(disk).index.entries().leases) == NUM_LEASES
 
 
 # --- what the index cannot even delete ------------------------------------------------------------------------------
@@ -223,36 +208,22 @@ NUM_TINY = 10_000
 NUM_LEASES = 500
 
 
-def test_deletes_refused_by_a_full_drive_are_done_when_it_has_room(small_drive: Path) -> None:
-    async def test() -> None:
-        with ThreadPoolExecutor(4) as executor:
-            disk = LocalDisk(
-                small_drive,
-                disk_bytes=2**30,
-                inline_bytes=1000,
-                codec="none",
-                checksum=True,
-                executor=executor,
-            )
-            try:
-                await gather(*(disk.write(key, memoryview(b"x" * 200), PLAIN) for key in range(NUM_TINY)))
-                await gather(*(disk.put_lease(number, b"x" * 200) for number in range(NUM_LEASES)))
-                filler = fill_up(small_drive)
-                await disk.discard(range(NUM_TINY))
-                await gather(*(disk.delete_lease(number) for number in range(NUM_LEASES)))
-                refused_bytes = disk.usage().disk_bytes
-                assert refused_bytes > 0, "the drive was not full enough"
-                assert disk.usage().num_records == 0
-                assert disk._index.entries().leases
-                filler.unlink()
-                receipt = await disk.write(NUM_TINY, memoryview(b"y" * 200), PLAIN)
-                assert disk.usage().disk_bytes == receipt.stored_bytes
-                assert await read_back(disk, NUM_TINY, 200) == b"y" * 200
-                assert disk._index.entries().leases == {}
-            finally:
-                await disk.close()
-
-    on_loop(test)
+async def test_deletes_refused_by_a_full_drive_are_done_when_it_has_room(small_drive: Path) -> None:
+    async with local_disk(small_drive, disk_bytes=2**30, inline_bytes=1000) as disk:
+        await gather(*(disk.write(key, memoryview(b"x" * 200), PLAIN) for key in range(NUM_TINY)))
+        await gather(*(disk.put_lease(number, b"x" * 200) for number in range(NUM_LEASES)))
+        filler = fill_up(small_drive)
+        await disk.discard(range(NUM_TINY))
+        await gather(*(disk.delete_lease(number) for number in range(NUM_LEASES)))
+        refused_bytes = disk.usage().disk_bytes
+        assert refused_bytes > 0, "the drive was not full enough"
+        assert disk.usage().num_records == 0
+        assert inspect_tier(disk).index.entries().leases
+        filler.unlink()
+        receipt = await disk.write(NUM_TINY, memoryview(b"y" * 200), PLAIN)
+        assert disk.usage().disk_bytes == receipt.stored_bytes
+        assert await read_back(disk, NUM_TINY, 200) == b"y" * 200
+        assert inspect_tier(disk).index.entries().leases == {}
 
 
 def test_session_that_ends_while_the_drive_is_full_is_gone(small_drive: Path, start_daemon: StartDaemon) -> None:

@@ -26,6 +26,7 @@ import torch
 from tests.cgroups import made_cgroup
 from tests.daemon.conftest import DaemonProcess, environment_of_tests, tierstore
 from tests.daemon.test_leaving_clients import wait_until_nothing_is_left
+from tests.inspect_store import inspect
 from tierstore import (
     DaemonUnavailableError,
     StorageIOError,
@@ -229,12 +230,11 @@ def test_descriptors_used_up_while_a_client_reconnects_are_waited_for(endless_da
         handle = store.put(_tensor(1))
         store.flush()
         num_descriptors = _num_descriptors()
-        link: Any = store._core.engine.disk._link
         with descriptors_left(0):
             os.kill(daemon, signal.SIGKILL)
-            until(lambda: "Too many open files" in link._lost_because)
+            until(lambda: "Too many open files" in inspect(store).daemon_lost_because)
             got = thread.submit(store.get, handle)
-            until(lambda: link._pending or link._reaching)
+            until(lambda: inspect(store).waits_for_daemon)
         assert torch.equal(got.result(), _tensor(1))
         assert "refused" not in (tmp_path / "log").read_text(), "it asked before it had shared its window again"
         assert _num_descriptors() == num_descriptors
@@ -479,7 +479,7 @@ def test_error_that_another_thread_raises_in_the_midst_of_a_call_closes_the_stor
         def put() -> None:
             try:
                 if is_changing:
-                    store.books.keep_on_device(0)  # always counts as a change
+                    inspect(store).residency.keep_on_device(0)  # always counts as a change
                 else:
                     store.put(_tensor(1))
             except _AskedToEndError as error:
@@ -487,7 +487,7 @@ def test_error_that_another_thread_raises_in_the_midst_of_a_call_closes_the_stor
 
         begun = threading.Event()
         thread = threading.Thread(target=lambda: (begun.set(), put()))
-        with store.books.lock:
+        with inspect(store).lock:
             thread.start()
             assert begun.wait(20)
             until(lambda: _is_in(thread, "keep_on_device" if is_changing else "store"))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.inspect_store import inspect
 from tierstore import TierStore, TierStoreWarning, offload_module, tiered_offload
 from tierstore.config import Mode
 from tierstore.returning.advice import why_memory_stays
@@ -51,13 +52,13 @@ def test_sentence_offers_always_only_where_that_would_help() -> None:
 def talking_store(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> TierStore:
     """A store that has something to say at the end of every scope; what, is tested elsewhere."""
     store = make_store()
-    monkeypatch.setattr(store._core.returner, "why_memory_stays", lambda away_bytes, mapped_bytes: "memory stays")
+    monkeypatch.setattr(inspect(store).returner, "why_memory_stays", lambda away_bytes, mapped_bytes: "memory stays")
     return store
 
 
 def lines_told(store: TierStore, how: str) -> list[tuple[str, str]]:
     """(file, line) of each warning."""
-    scope = tiered_offload(store, trace=f"{store._core.name}/trace.jsonl" if how == "traced" else None)
+    scope = tiered_offload(store, trace=f"{inspect(store).name}/trace.jsonl" if how == "traced" else None)
 
     @scope
     def forward() -> torch.Tensor:
@@ -84,7 +85,7 @@ def test_warning_points_at_the_line_of_the_user(talking_store: TierStore, how: s
     assert how in line.partition("#")[2]
     if how == "traced":
         talking_store.close()
-        os.unlink(f"{talking_store._core.name}/trace.jsonl")
+        os.unlink(f"{inspect(talking_store).name}/trace.jsonl")
 
 
 def test_scope_that_ends_with_an_error_is_told_nothing_else(talking_store: TierStore) -> None:

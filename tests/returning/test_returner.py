@@ -20,6 +20,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.existing import set_existing
+from tests.inspect_store import inspect
 from tierstore import StorageIOError, TierStore, tiered_offload
 from tierstore.config import Mode
 from tierstore.returning import returner as subject
@@ -182,7 +183,7 @@ def test_what_ends_the_thread_is_in_stats_and_told_once_at_the_end_of_a_scope(ma
     store = make_store(return_memory="always")
     assert store.stats().memory_return == "always"
     (thread,) = memory_threads()
-    set_existing(store._core.returner, _is_busy=fail)
+    set_existing(inspect(store).returner, _is_busy=fail)
     thread.join(SECONDS)
     assert store.stats().memory_return == "off: its thread ended with RuntimeError('a bug')"
     told = r"freed memory is no longer returned to the system: .* RuntimeError\('a bug'\)"
@@ -209,7 +210,7 @@ def test_thread_that_cannot_be_started_refuses_the_store_and_leaves_nothing(
 
 def test_close_waits_for_a_return_that_is_on_its_way(make_store: MakeStore) -> None:
     store, releases, began = make_store(return_memory="always"), Releases(), threading.Event()
-    returner = store._core.returner
+    returner = inspect(store).returner
 
     def return_slowly() -> None:
         began.set()

@@ -24,6 +24,7 @@ from unittest.mock import patch
 import torch
 
 from tests.existing import set_existing
+from tests.inspect_store import inspect, inspect_engine
 from tierstore import TierStore, tiered_offload
 from tierstore.copies import Copies, Marker
 from tierstore.device_window import FLIGHT_BYTES, RELOAD_BYTES
@@ -397,27 +398,27 @@ class Stepper:
     ) -> Decisions:
         """From now on nothing moves unless it is told to."""
         self._drive = drive
-        books = self._books = store.books
+        inside = self._inside = inspect(store)
+        self._engine = inspect_engine(inside.engine)
         self._script, self._first_key = script, first_key
         self.decisions = Decisions(drive, first_key, self._news.set)
         self.copies.queues = self.decisions.copies
-        window = books.moves.devices._window
+        window = inside.device_window
         window.in_flight.limit_bytes, window.reloaded.limit_bytes = windows.flight_bytes, windows.reload_bytes
-        engine = self._engine = books.moves.engine
-        deliver, self._end_discard = engine._deliver, books.end_discard
+        self._end_discard = inside.residency.end_discard
 
-        def deliver_at_rest() -> None:
+        def await_rest() -> None:
             if not self._resting.wait(_WAIT_SECONDS):
                 raise TimeoutError("training does not rest")
-            deliver()
 
         def put_off(num_records: int) -> None:
             self._news.set()  # `settle` tells
 
-        set_existing(engine, _deliver=deliver_at_rest)
-        set_existing(books, end_discard=put_off, _progress=self)
-        with books.lock:
-            books.observe(self.decisions)
+        self._engine.call_before_delivery(await_rest)
+        inside.replace_progress(self)
+        set_existing(inside.residency, end_discard=put_off)
+        with inside.lock:
+            inside.residency.observe(self.decisions)
         return self.decisions
 
     def has_taken(self, key: int) -> bool:
@@ -460,21 +461,20 @@ class Stepper:
 
     def _num_seen_at_rest(self) -> int | None:
         """How many decisions have been seen; None: the engine is not at rest."""
-        with self._books.lock:
+        with self._inside.lock:
             return len(self.decisions.seen) if self._is_quiet() else None
 
     def _go_round(self) -> None:
         """Return when the loop has done what it could do by now."""
         passed = threading.Event()
-        self._engine._loop.call_soon_threadsafe(passed.set)
+        self._engine.loop.call_soon_threadsafe(passed.set)
         if not passed.wait(_WAIT_SECONDS):
             raise TimeoutError("the engine's loop does not answer")
 
     def _has_undelivered(self) -> bool:
         """Whether a lane is about to look at something, which may be nothing that anybody wants."""
-        queues = (("spill", self._engine._spills), ("restore", self._engine._restores))
-        return bool(self._engine._inbox) or any(
-            not queue.empty() and self.decisions.num_idle(what) for what, queue in queues
+        return self._engine.has_undelivered or any(
+            self._engine.has_queued(what) and self.decisions.num_idle(what) for what in ("spill", "restore")
         )
 
     def let_go(self) -> None:
@@ -501,12 +501,9 @@ class Stepper:
 
     def wait(self) -> None:
         """In place of the condition's: training waits, its lock held."""
-        self._books._lock.release()
-        try:
+        with self._inside.lock_given_back():
             if not self.settle():
                 _finish_transfer(self.finish_one)
-        finally:
-            self._books._lock.acquire()
 
     def notify_all(self) -> None:
         """In place of the condition's."""
@@ -517,7 +514,7 @@ class Stepper:
             len(decisions.transfers) == len(self._gates) + self.copies.num_waiting
             and not self._has_undelivered()
             and not decisions.has_idle_lane_and_work()
-            and self._books.moves.num_discards == len(self.discarded)
+            and self._inside.num_discards == len(self.discarded)
         )
 
 
@@ -610,7 +607,7 @@ def real_decisions(
     with _SteppedStore(
         place, host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, codec="none"
     ) as store:
-        store.books.moves.books.grows = settings.staging_grows  # as where no `staging_bytes` is given
+        inspect(store).let_staging_grow(settings.staging_grows)
         decisions = store.stepper.take_over(store, followed, next(store.keys) + 1, _Drive(settings), windows)
         try:
             for _ in range(num_steps):
@@ -620,7 +617,7 @@ def real_decisions(
                 finally:
                     step.end_forward()
                 del step
-            store.books.tidy()
+            inspect(store).residency.tidy()
             store.stepper.settle()
             while decisions.running or decisions.waiting:
                 store.stepper.finish_one()
@@ -628,7 +625,7 @@ def real_decisions(
             del decisions.seen[decisions.seen.index(_FULL) + 1 :]  # what follows, nobody simulates
         finally:
             store.stepper.let_go()
-        return decisions.seen, store.books.moves.counters
+        return decisions.seen, inspect(store).counters
 
 
 def _take(step: _RealStep, workload: Workload, stepper: Stepper, followed: _Script) -> None:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from tests.conftest import MakeStore
 from tests.daemon.conftest import StartDaemon, short_directory, start_daemon
+from tests.inspect_store import inspect
 from tests.reliability.drives import MIB, fill_up, mounted_drive
 from tests.soak import trainer
 from tests.soak.census import ALLOWANCE_BYTES, Census, census_of, differences
@@ -146,8 +147,8 @@ def test_read_with_one_wrong_bit_is_seen(store: TierStore, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", ["train", "retain", "nest", "differentiate twice"])
 def test_gradient_with_one_wrong_bit_is_seen(store: TierStore, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """As if an unpack had given other bytes: the copy that the books hand out is changed."""
-    fetch = store.books.fetch
-    monkeypatch.setattr(store.books, "fetch", lambda *given: wrong(fetch(*given)))
+    fetch = inspect(store).residency.fetch
+    monkeypatch.setattr(inspect(store).residency, "fetch", lambda *given: wrong(fetch(*given)))
     worker = make_worker(store)
     with pytest.raises(WrongBytesError, match="differ"):
         repeat(worker, name, 10)

@@ -20,6 +20,7 @@ import msgspec
 import torch
 import uvloop
 
+from tests.inspect_store import inspect
 from tests.soak.census import census_of, trim_memory
 from tests.soak.episodes import EPISODES, Worker
 from tests.soak.orders import Order, Said
@@ -124,7 +125,7 @@ def _work(order: Order, counts: Counter[str], failures: list[str]) -> None:
 def _dump(store: TierStore) -> None:
     """All threads' stacks, and those of what waits on the engine's loop."""
     faulthandler.dump_traceback()
-    for task in asyncio.all_tasks(store._core.engine._loop):
+    for task in asyncio.all_tasks(inspect(store).loop):
         task.print_stack()
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.inspect_store import inspect
 from tierstore import Handle, TierStore
 from tierstore.by_hand import ByHand
 from tierstore.handle import State
@@ -144,7 +145,7 @@ def test_list_keeps_nothing_alive(stored: tuple[TierStore, list[Handle]]) -> Non
         assert torch.equal(store.get(handles[index]), _tensor(NUM // 2 + index))
     handles.clear()
     _until(lambda: store.stats().live_handles == store.stats().staging_used_bytes == store.stats().disk_bytes == 0)
-    assert store.books.moves.by_hand.peek() is None
+    assert not inspect(store).is_fetching_by_hand
 
 
 def test_pack_takes_the_room_of_a_list_that_nobody_asks_for_and_keeps_it(
@@ -168,13 +169,13 @@ def test_backward_goes_first_and_takes_the_room_of_what_was_named(stored: tuple[
     _until(lambda: _states(handles[:ROOM]) == {State.CLEAN})
     ahead = Lookahead[Any](NUM * NBYTES)
     ahead.begin(records, range(NUM // 2, NUM))
-    store.books.look_ahead(ahead)
+    inspect(store).residency.look_ahead(ahead)
     first = records[NUM // 2 : NUM // 2 + ROOM]
     _until(lambda: {record.state for record in first} == {State.CLEAN})
     assert _states(handles[: NUM // 2]) == {State.DISK}
     for index in range(NUM // 2, NUM):
         _until(lambda index=index: records[index].state is State.CLEAN)  # type: ignore[misc]
-        got = store.books.fetch(records[index], records[index].layout, ahead, None, index)
+        got = inspect(store).residency.fetch(records[index], records[index].layout, ahead, None, index)
         assert torch.equal(got, _tensor(index))
     for number in range(NUM // 2):  # in the room that backward does not need any more
         _get(store, handles, number)
@@ -189,11 +190,11 @@ def test_nothing_is_fetched_by_hand_while_backward_waits_for_room(make_store: Ma
     near = Lookahead[Any](NUM * NBYTES)
     near.reach.is_far = False
     near.begin(records, range(ROOM + 1))
-    store.books.look_ahead(near)
+    inspect(store).residency.look_ahead(near)
     store.prefetch(handles[-ROOM:])
     _until(lambda: {record.state for record in records[:ROOM]} == {State.CLEAN})
     assert _states(handles[ROOM:]) == {State.DISK}
     for index in range(2):
-        store.books.fetch(records[index], records[index].layout, near, None, index)
+        inspect(store).residency.fetch(records[index], records[index].layout, near, None, index)
     for number in range(len(handles) - ROOM, len(handles)):
         _get(store, handles, number)

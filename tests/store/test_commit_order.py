@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from tests.store.disk_conformance import PLAIN, random_bytes
+from tests.store.disks import local_disk
 from tierstore.disk.home import NamedHome
 from tierstore.disk.index import Index
 from tierstore.disk.local import LocalDisk
 
 SECONDS = 20.0
+pytestmark = pytest.mark.timeout(SECONDS)
 NUM_BYTES = 2**20
 Apply = Callable[..., list[Any]]
 
@@ -56,50 +56,29 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return gate
 
 
-def with_tier(directory: Path, gate: Gate, test: Callable[[LocalDisk], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        with ThreadPoolExecutor(4) as executor:
-            tier = LocalDisk(
-                directory,
-                disk_bytes=64 * NUM_BYTES,
-                inline_bytes=4096,
-                codec="none",
-                checksum=True,
-                executor=executor,
-                home=NamedHome(directory),
-            )
-            try:
-                async with asyncio.timeout(SECONDS):
-                    await test(tier)
-            finally:
-                gate.open()
-                await tier.close()
-
-    uvloop.run(run())
+@pytest.fixture
+async def tier(tmp_path: Path, gate: Gate) -> AsyncIterator[LocalDisk]:
+    async with local_disk(tmp_path, inline_bytes=4096, home=NamedHome(tmp_path)) as tier:
+        yield tier
+        gate.open()
 
 
 @pytest.mark.parametrize("num_bytes", [100, NUM_BYTES], ids=["value", "extent"])
-def test_write_is_done_when_the_index_has_committed(tmp_path: Path, gate: Gate, num_bytes: int) -> None:
-    async def test(tier: LocalDisk) -> None:
-        gate.shut()
-        writing = asyncio.ensure_future(tier.write(1, memoryview(random_bytes(num_bytes)), PLAIN))
-        await gate.reached()
-        assert not (await asyncio.wait((writing,), timeout=0.05))[0], "a longer wait shows no less"
-        gate.open()
-        assert (await writing).stored_bytes >= num_bytes
-
-    with_tier(tmp_path, gate, test)
+async def test_write_is_done_when_the_index_has_committed(tier: LocalDisk, gate: Gate, num_bytes: int) -> None:
+    gate.shut()
+    writing = asyncio.ensure_future(tier.write(1, memoryview(random_bytes(num_bytes)), PLAIN))
+    await gate.reached()
+    assert not (await asyncio.wait((writing,), timeout=0.05))[0], "a longer wait shows no less"
+    gate.open()
+    assert (await writing).stored_bytes >= num_bytes
 
 
-def test_space_of_a_discarded_record_is_free_when_its_deletion_has_committed(tmp_path: Path, gate: Gate) -> None:
-    async def test(tier: LocalDisk) -> None:
-        await tier.write(1, memoryview(random_bytes(NUM_BYTES)), PLAIN)
-        gate.shut()
-        discarding = asyncio.ensure_future(tier.discard((1,)))
-        await gate.reached()
-        assert tier.usage().disk_bytes == NUM_BYTES
-        gate.open()
-        await discarding
-        assert tier.usage().disk_bytes == 0
-
-    with_tier(tmp_path, gate, test)
+async def test_space_of_a_discarded_record_is_free_when_its_deletion_has_committed(tier: LocalDisk, gate: Gate) -> None:
+    await tier.write(1, memoryview(random_bytes(NUM_BYTES)), PLAIN)
+    gate.shut()
+    discarding = asyncio.ensure_future(tier.discard((1,)))
+    await gate.reached()
+    assert tier.usage().disk_bytes == NUM_BYTES
+    gate.open()
+    await discarding
+    assert tier.usage().disk_bytes == 0

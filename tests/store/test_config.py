@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cgroups import made_cgroup
+from tests.inspect_store import inspect
 from tierstore import ConfigError, TierStore, config
 from tierstore.config import available_host_bytes, check_directory, free_disk_bytes, local_world_size, parse_size
 
@@ -168,8 +169,8 @@ def test_defaults_are_shared_between_local_trainers(store_directory: Path, monke
     for num_trainers in ("1", "4"):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", num_trainers)
         with TierStore(store_directory) as store:
-            host = store.books.moves.books.host.limit_bytes
-            limits.append((host, store._core.engine.disk.usage().budget_bytes))
+            host = inspect(store).window("host").limit_bytes
+            limits.append((host, inspect(store).disk.usage().budget_bytes))
     assert limits[0][0] <= available_host_bytes() * 0.3
     assert limits[0][1] <= free_disk_bytes(store_directory) * 0.85
     for whole, part in zip(*limits, strict=True):

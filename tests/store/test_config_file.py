@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.daemon.conftest import StartDaemon, short_directory, start_daemon
+from tests.inspect_store import inspect
 from tierstore import ConfigError, TierStore, tiered_offload
 from tierstore.config_file import offload_options, store_options
 from tierstore.toml_file import toml_text
@@ -51,7 +52,7 @@ def test_store_of_a_file_has_its_arguments(write: Write, store_directory: Path) 
         """
     )
     with TierStore.from_config(str(file)) as store:
-        disk = store._core.engine.disk
+        disk = inspect(store).disk
         assert (store.host_bytes, store.staging_bytes, disk.usage().budget_bytes) == (3 * MIB, 9 * MIB, 64 * MIB)
         assert store.stats().write_allowance_bytes == 2**30
         assert store.stats().staging_bytes == (9 + 9 * 4) * MIB

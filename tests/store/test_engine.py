@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from tests.inspect_store import inspect_engine
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.engine import NUM_RESTORES, Engine
@@ -99,7 +100,7 @@ def open_engine(store_directory: Path) -> Iterator[Callable[[], tuple[Engine, Le
         try:
             engine.stop(20)
         except StorageIOError:
-            assert engine._transfers.endings != [None]
+            assert inspect_engine(engine).transfers.endings != [None]
 
 
 def _fill(ledger: Ledger, keys: range) -> None:
@@ -147,7 +148,7 @@ def test_small_records_wait_for_company_or_for_somebody_who_waits(
         record.state = State.FREED
         engine.submit_spill(record)
         record.state = State.HOST
-    assert len(engine._held) <= 1024, "those that nobody wants written any more are not kept"
+    assert inspect_engine(engine).num_held_back <= 1024, "those that nobody wants written any more are not kept"
     for record in small[10:4990]:
         record.state = State.QUEUED
         engine.submit_spill(record)
@@ -162,8 +163,7 @@ def test_restores_wanted_now_overtake_those_read_ahead(open_engine: Callable[[],
     for key in range(20):
         engine.submit_spill(_record(key))
     ledger.wait_for("spill", *range(20))
-    go_on = threading.Event()
-    engine._loop.call_soon_threadsafe(go_on.wait, 20)
+    go_on = inspect_engine(engine).stall()
     for key in range(18):
         engine.submit_restore(_record(key), demanded=False)
     for key in (19, 18):
@@ -250,9 +250,7 @@ def test_stop_is_idempotent_and_tells_the_books_once(open_engine: Callable[[], t
 def test_stop_finishes_what_runs_and_abandons_what_is_queued(open_engine: Callable[[], tuple[Engine, Ledger]]) -> None:
     engine, ledger = open_engine()
     _fill(ledger, range(50))
-    go_on, begun = threading.Event(), threading.Event()
-    engine._loop.call_soon_threadsafe(lambda: (begun.set(), go_on.wait(20)))
-    assert begun.wait(20)
+    go_on = inspect_engine(engine).stall()
     for key in range(50):
         engine.submit_spill(_record(key))
     engine.request_stop()
@@ -276,7 +274,7 @@ def test_books_that_fail_end_the_engine_with_their_error(open_engine: Callable[[
         assert ledger.told.wait_for(lambda: ledger.endings, 20)
     (ending,) = ledger.endings
     assert error in (ending, *getattr(ending, "exceptions", ()))
-    engine._thread.join(20)
+    inspect_engine(engine).thread.join(20)
     assert not engine.is_running
 
 
@@ -295,63 +293,45 @@ def test_open_that_fails_raises_in_the_constructor_and_ends_the_threads() -> Non
 # --- threads ------------------------------------------------------------------------------------------------------
 
 
-def test_io_threads_run_jobs_and_deliver_what_they_raise() -> None:
+async def test_io_threads_run_jobs_and_deliver_what_they_raise() -> None:
     threads = IoThreads(2, "tierstore-test")
-
-    async def test() -> None:
-        assert await threads.submit(divmod, 7, 2) == (3, 1)
-        assert await threads.submit(lambda *, a: a, a=5) == 5
-        with pytest.raises(ZeroDivisionError):
-            await threads.submit(divmod, 7, 0)
-        assert isinstance(await asyncio.wait_for(outcome_of(threads.submit(exit)), 20), SystemExit)
-        assert await asyncio.get_running_loop().run_in_executor(threads, int) == 0
-
-    async def outcome_of(future: asyncio.Future[object]) -> BaseException | None:
-        await asyncio.wait((future,))
-        return future.exception()
-
-    uvloop.run(test())
+    assert await threads.submit(divmod, 7, 2) == (3, 1)
+    assert await threads.submit(lambda *, a: a, a=5) == 5
+    with pytest.raises(ZeroDivisionError):
+        await threads.submit(divmod, 7, 0)
+    leaving = threads.submit(exit)
+    await asyncio.wait((leaving,), timeout=20)
+    assert isinstance(leaving.exception(), SystemExit)
+    assert await asyncio.get_running_loop().run_in_executor(threads, int) == 0
     threads.shutdown()
 
 
-def test_io_threads_many_jobs_that_end_at_once_are_all_delivered() -> None:
+async def test_io_threads_many_jobs_that_end_at_once_are_all_delivered() -> None:
     threads = IoThreads(4, "tierstore-test")
-
-    async def test() -> None:
-        for _ in range(20):
-            futures = [threads.submit(pow, number, 2) for number in range(200)]
-            assert await asyncio.gather(*futures) == [number**2 for number in range(200)]
-
-    uvloop.run(test())
+    for _ in range(20):
+        futures = [threads.submit(pow, number, 2) for number in range(200)]
+        assert await asyncio.gather(*futures) == [number**2 for number in range(200)]
     threads.shutdown()
 
 
-def test_io_threads_shut_down_finish_what_is_queued() -> None:
+async def test_io_threads_shut_down_finish_what_is_queued() -> None:
     threads = IoThreads(1, "tierstore-test")
     door = threading.Event()
-
-    async def test() -> None:
-        first, second = threads.submit(door.wait, 20), threads.submit(int)
-        start_thread(door.set, "tierstore-opener")
-        threads.shutdown()
-        assert (await first, await second) == (True, 0)
-
-    uvloop.run(test())
+    first, second = threads.submit(door.wait, 20), threads.submit(int)
+    start_thread(door.set, "tierstore-opener")
+    threads.shutdown()
+    assert (await first, await second) == (True, 0)
 
 
-def test_io_threads_skip_a_job_cancelled_before_it_begins() -> None:
+async def test_io_threads_skip_a_job_cancelled_before_it_begins() -> None:
     threads = IoThreads(1, "tierstore-test")
     door = threading.Event()
     ran: list[int] = []
-
-    async def test() -> None:
-        first = threads.submit(door.wait, 20)
-        cancelled, last = threads.submit(ran.append, 1), threads.submit(int)
-        assert cancelled.cancel()
-        door.set()
-        assert (await first, await last) == (True, 0)
-
-    uvloop.run(test())
+    first = threads.submit(door.wait, 20)
+    cancelled, last = threads.submit(ran.append, 1), threads.submit(int)
+    assert cancelled.cancel()
+    door.set()
+    assert (await first, await last) == (True, 0)
     threads.shutdown()
     assert not ran
 

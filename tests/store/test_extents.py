@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,50 +141,56 @@ def test_budget_gives_no_more_than_half_to_values_that_may_live_in_extents() -> 
     assert budget.add_value(1, has_other_home=False)
 
 
+OpenSpace = Callable[..., ExtentSpace]
+
+
 @pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
+async def open_space(tmp_path: Path) -> AsyncIterator[OpenSpace]:
+    """Opens spaces in `tmp_path`, and closes them at the end."""
+    spaces: list[ExtentSpace] = []
+    with ThreadPoolExecutor(4) as executor:
+
+        def opened(budget: DiskBudget, **options: float) -> ExtentSpace:
+            mode = detect_io_mode(tmp_path)
+            spaces.append(ExtentSpace(UnnamedHome(tmp_path), budget, mode, executor, **options))
+            return spaces[-1]
+
+        yield opened
+        for space in spaces:
+            await space.close()
 
 
-def open_space(directory: Path, disk_bytes: int, executor: ThreadPoolExecutor) -> ExtentSpace:
-    return ExtentSpace(UnnamedHome(directory), DiskBudget(round_up(disk_bytes)), detect_io_mode(directory), executor)
-
-
-def test_segments_stay_within_the_budget(
-    tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
 
-    async def test() -> None:
-        budget = DiskBudget(round_up(5 * 2**20 + 1))
-        space = ExtentSpace(UnnamedHome(tmp_path), budget, detect_io_mode(tmp_path), executor)
-        taken = []
 
-        async def fill() -> None:
-            while True:
-                taken.append(await space.take(100_000))
-                assert budget.segment_bytes <= budget.limit_bytes
+@pytest.mark.usefixtures("_small_segments")
+async def test_segments_stay_within_the_budget(open_space: OpenSpace) -> None:
+    budget = DiskBudget(round_up(5 * 2**20 + 1))
+    space = open_space(budget)
+    taken = []
 
-        with pytest.raises(StoreFullError, match="longest free extent") as caught:
-            await fill()
-        assert caught.value.disk_bytes == space.used_bytes == len(taken) * round_up(100_000)
-        assert len(space.files()) > 2
-        assert sum(os.fstat(file.fileno()).st_size for file in space.files()) == budget.segment_bytes
-        for extent in taken:
-            space.give_back(extent)
-        await space.take(5 * 2**20)  # only possible once the small segments are closed
-        assert len(space.files()) == 1
-        await space.close()
-        assert budget.segment_bytes == 0
+    async def fill() -> None:
+        while True:
+            taken.append(await space.take(100_000))
+            assert budget.segment_bytes <= budget.limit_bytes
 
-    uvloop.run(test())
+    with pytest.raises(StoreFullError, match="longest free extent") as caught:
+        await fill()
+    assert caught.value.disk_bytes == space.used_bytes == len(taken) * round_up(100_000)
+    assert len(space.files()) > 2
+    assert sum(os.fstat(file.fileno()).st_size for file in space.files()) == budget.segment_bytes
+    for extent in taken:
+        space.give_back(extent)
+    await space.take(5 * 2**20)  # only possible once the small segments are closed
+    assert len(space.files()) == 1
+    await space.close()
+    assert budget.segment_bytes == 0
 
 
-def test_next_segment_is_made_ahead_of_need(
-    tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
+@pytest.mark.usefixtures("_small_segments")
+async def test_next_segment_is_made_ahead_of_need(open_space: OpenSpace, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def counting(*arguments: object) -> object:
@@ -194,19 +199,11 @@ def test_next_segment_is_made_ahead_of_need(
 
     monkeypatch.setattr(extents_module, "open_segment", counting)
 
-    async def test() -> None:
-        space = open_space(tmp_path, 64 * 2**20, executor)
-        for _ in range(8):
-            await space.take(100 * 1024)  # within the first segment
-        await space.close()
-        assert len(made) == 2
-
-    uvloop.run(test())
-
-
-def open_small_segments(directory: Path, executor: ThreadPoolExecutor, idle_seconds: float) -> ExtentSpace:
-    budget = DiskBudget(64 * 2**20)
-    return ExtentSpace(UnnamedHome(directory), budget, detect_io_mode(directory), executor, idle_seconds=idle_seconds)
+    space = open_space(DiskBudget(64 * 2**20))
+    for _ in range(8):
+        await space.take(100 * 1024)  # within the first segment
+    await space.close()
+    assert len(made) == 2
 
 
 async def come_and_go(space: ExtentSpace, num_extents: int) -> None:
@@ -215,107 +212,75 @@ async def come_and_go(space: ExtentSpace, num_extents: int) -> None:
         space.give_back(extent)
 
 
-def test_empty_segments_are_used_again_by_the_next_step(
-    tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
-
-    async def test() -> None:
-        space = open_small_segments(tmp_path, executor, idle_seconds=3600)
+@pytest.mark.usefixtures("_small_segments")
+async def test_empty_segments_are_used_again_by_the_next_step(open_space: OpenSpace) -> None:
+    space = open_space(DiskBudget(64 * 2**20), idle_seconds=3600)
+    await come_and_go(space, 50)
+    inodes = set(space.inodes)
+    assert len(inodes) > 4
+    for _ in range(5):
         await come_and_go(space, 50)
-        inodes = set(space.inodes)
-        assert len(inodes) > 4
-        for _ in range(5):
-            await come_and_go(space, 50)
-        assert space.inodes == inodes
-        await space.close()
-
-    uvloop.run(test())
+    assert space.inodes == inodes
 
 
-def test_segments_empty_for_long_are_closed_but_one(
-    tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
-
-    async def test() -> None:
-        space = open_small_segments(tmp_path, executor, idle_seconds=0.01)
-        staying = [await space.take(100_000) for _ in range(15)]
-        await come_and_go(space, 50)
-        while len(space.files()) > 3:  # the two that are in use, one that is empty
-            await asyncio.sleep(0.005)
-        for extent in staying:
-            space.give_back(extent)
-        while len(space.files()) > 1:
-            await asyncio.sleep(0.005)
-        await space.close()
-        assert not space.inodes
-
-    uvloop.run(test())
+@pytest.mark.usefixtures("_small_segments")
+async def test_segments_empty_for_long_are_closed_but_one(open_space: OpenSpace) -> None:
+    space = open_space(DiskBudget(64 * 2**20), idle_seconds=0.01)
+    staying = [await space.take(100_000) for _ in range(15)]
+    await come_and_go(space, 50)
+    while len(space.files()) > 3:  # the two that are in use, one that is empty
+        await asyncio.sleep(0.005)
+    for extent in staying:
+        space.give_back(extent)
+    while len(space.files()) > 1:
+        await asyncio.sleep(0.005)
+    await space.close()
+    assert not space.inodes
 
 
-def test_empty_segments_are_closed_at_once_where_others_need_their_budget(
-    tmp_path: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
-
-    async def test() -> None:
-        budget = DiskBudget(5 * 2**20)
-        space = ExtentSpace(UnnamedHome(tmp_path), budget, detect_io_mode(tmp_path), executor)
-        await come_and_go(space, 45)
-        assert budget.room_bytes < 2**20
-        assert not space.free_budget_for(6 * 2**20)
-        assert space.free_budget_for(2**20)
-        while budget.room_bytes < 2**20:
-            assert await space.wait_for_news()
-        await space.close()
-
-    uvloop.run(test())
+@pytest.mark.usefixtures("_small_segments")
+async def test_empty_segments_are_closed_at_once_where_others_need_their_budget(open_space: OpenSpace) -> None:
+    budget = DiskBudget(5 * 2**20)
+    space = open_space(budget)
+    await come_and_go(space, 45)
+    assert budget.room_bytes < 2**20
+    assert not space.free_budget_for(6 * 2**20)
+    assert space.free_budget_for(2**20)
+    while budget.room_bytes < 2**20:
+        assert await space.wait_for_news()
 
 
-def test_take_waits_for_what_is_promised(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
-    async def test() -> None:
-        space = open_space(tmp_path, 2**20, executor)
-        whole = await space.take(2**20)
-        space.promise()
-        waiting = asyncio.ensure_future(space.take(2**19))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        space.trim(whole, 2**18)
-        space.settle_promise()
-        assert (await waiting).num_bytes == 2**19
-        space.promise()
-        failing = asyncio.ensure_future(space.take(2**19))
-        await asyncio.sleep(0)
-        space.settle_promise()
-        with pytest.raises(StoreFullError, match=r"longest free extent|used up"):
-            await failing
-        await space.close()
-
-    uvloop.run(test())
+async def test_take_waits_for_what_is_promised(open_space: OpenSpace) -> None:
+    space = open_space(DiskBudget(2**20))
+    whole = await space.take(2**20)
+    space.promise()
+    waiting = asyncio.ensure_future(space.take(2**19))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    space.trim(whole, 2**18)
+    space.settle_promise()
+    assert (await waiting).num_bytes == 2**19
+    space.promise()
+    failing = asyncio.ensure_future(space.take(2**19))
+    await asyncio.sleep(0)
+    space.settle_promise()
+    with pytest.raises(StoreFullError, match=r"longest free extent|used up"):
+        await failing
 
 
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, StoreFullError), (errno.EIO, OSError)])
-def test_take_reports_what_the_file_system_says(
-    tmp_path: Path,
-    executor: ThreadPoolExecutor,
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-    error: type[Exception],
+async def test_take_reports_what_the_file_system_says(
+    open_space: OpenSpace, monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception]
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    async def test() -> None:
-        space = open_space(tmp_path, 2**20, executor)
-        with monkeypatch.context() as patch:
-            patch.setattr("tierstore.disk.system_calls.reserve", refuse)
-            with pytest.raises(error, match=os.strerror(number)):
-                await space.take(4096)
-        assert (await space.take(4096)).num_bytes == 4096  # asked again, not remembered for ever
-        await space.close()
-
-    uvloop.run(test())
+    space = open_space(DiskBudget(2**20))
+    with monkeypatch.context() as patch:
+        patch.setattr("tierstore.disk.system_calls.reserve", refuse)
+        with pytest.raises(error, match=os.strerror(number)):
+            await space.take(4096)
+    assert (await space.take(4096)).num_bytes == 4096  # asked again, not remembered for ever
 
 
 def test_segment_without_o_tmpfile_has_no_name_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from bench.fragmentation import LOADS, run_load
 from tierstore.disk import extents
@@ -14,12 +13,12 @@ SEGMENT_BYTES = 8 * 2**20
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_space_stays_bounded_over_steps_of_changing_sizes_and_is_given_back(
+async def test_space_stays_bounded_over_steps_of_changing_sizes_and_is_given_back(
     load: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the benchmark of the same name, at 1/64 of its sizes."""
     monkeypatch.setattr(extents, "SEGMENT_BYTES", SEGMENT_BYTES)
-    report = uvloop.run(run_load(load, tmp_path, num_steps=1000, largest_bytes=2**20, disk_bytes=2**30))
+    report = await run_load(load, tmp_path, num_steps=1000, largest_bytes=2**20, disk_bytes=2**30)
     assert report.most_live_bytes > 8 * SEGMENT_BYTES, "segments are too large to tell"
     assert report.most_allocated_bytes <= 1.25 * report.most_live_bytes + 2 * SEGMENT_BYTES
     assert report.most_allocated_bytes <= report.early_allocated_bytes + 2 * SEGMENT_BYTES, "it grows with every step"

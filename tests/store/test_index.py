@@ -15,7 +15,6 @@ from pathlib import Path
 import lmdb
 import msgspec
 import pytest
-import uvloop
 
 from tests.reliability.drives import MIB, fill_up, mounted_drive
 from tierstore.disk import index as index_module
@@ -146,7 +145,7 @@ def test_map_begins_small_and_grows_as_values_come(tmp_path: Path) -> None:
         index.close()
 
 
-def test_commits_gather_what_comes_while_one_is_in_flight(index: Index) -> None:
+async def test_commits_gather_what_comes_while_one_is_in_flight(index: Index) -> None:
     batches: list[int] = []
 
     class Counting(Index):
@@ -157,20 +156,17 @@ def test_commits_gather_what_comes_while_one_is_in_flight(index: Index) -> None:
             batches.append(len(operations))  # type: ignore[arg-type]
             return index.apply(operations)  # type: ignore[arg-type]
 
-    async def test() -> None:
-        with ThreadPoolExecutor(2) as executor:
-            commits = Commits(Counting(), executor)
-            puts = [commits.submit(Put(key, location(3), b"abc")) for key in range(500)]
-            outcomes = await asyncio.gather(*puts)
-            assert all(outcome.error is None for outcome in outcomes)
-            await commits.settle()
-
-    uvloop.run(test())
+    with ThreadPoolExecutor(2) as executor:
+        commits = Commits(Counting(), executor)
+        puts = [commits.submit(Put(key, location(3), b"abc")) for key in range(500)]
+        outcomes = await asyncio.gather(*puts)
+        assert all(outcome.error is None for outcome in outcomes)
+        await commits.settle()
     assert sum(batches) == 500
     assert len(batches) <= 3
 
 
-def test_commits_of_jobs_and_batches_do_not_overlap(index: Index) -> None:
+async def test_commits_of_jobs_and_batches_do_not_overlap(index: Index) -> None:
     """A batch is in flight while a job commits: the job's operation waits for its end."""
     batch_began, batch_may_end, job_began = threading.Event(), threading.Event(), threading.Event()
     running: list[int] = []
@@ -194,20 +190,17 @@ def test_commits_of_jobs_and_batches_do_not_overlap(index: Index) -> None:
         job_began.set()
         return commits.commit_now(Put(2, location(3), b"def"))
 
-    async def test() -> None:
-        with ThreadPoolExecutor(2) as executor:
-            commits = Commits(Watched(), executor)
-            batch = asyncio.ensure_future(commits.submit(Put(1, location(3), b"abc")))
-            await asyncio.to_thread(batch_began.wait, 10)
-            batch_began.clear()
-            of_job = asyncio.get_running_loop().run_in_executor(executor, job, commits)
-            await asyncio.to_thread(job_began.wait, 10)
-            assert not await asyncio.to_thread(batch_began.wait, 0.05), "a longer wait shows no less"
-            batch_may_end.set()
-            assert (await batch).error is None
-            assert (await of_job).error is None
-
-    uvloop.run(test())
+    with ThreadPoolExecutor(2) as executor:
+        commits = Commits(Watched(), executor)
+        batch = asyncio.ensure_future(commits.submit(Put(1, location(3), b"abc")))
+        await asyncio.to_thread(batch_began.wait, 10)
+        batch_began.clear()
+        of_job = asyncio.get_running_loop().run_in_executor(executor, job, commits)
+        await asyncio.to_thread(job_began.wait, 10)
+        assert not await asyncio.to_thread(batch_began.wait, 0.05), "a longer wait shows no less"
+        batch_may_end.set()
+        assert (await batch).error is None
+        assert (await of_job).error is None
     assert most_at_once == [1, 1]
     assert [fetch(index, key) for key in (1, 2)] == [b"abc", b"def"]
 
@@ -218,14 +211,11 @@ def test_commit_of_a_job_that_fails_is_its_outcome(index: Index) -> None:
         assert Commits(index, executor).commit_now(Delete(1)).error is not None
 
 
-def test_commits_report_a_pool_that_is_gone(index: Index) -> None:
-    async def test() -> None:
-        executor = ThreadPoolExecutor(1)
-        executor.shutdown()
-        outcome = await Commits(index, executor).submit(Delete(1))
-        assert isinstance(outcome.error, RuntimeError)
-
-    uvloop.run(test())
+async def test_commits_report_a_pool_that_is_gone(index: Index) -> None:
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    outcome = await Commits(index, executor).submit(Delete(1))
+    assert isinstance(outcome.error, RuntimeError)
 
 
 def test_seed_depends_on_session_and_key() -> None:

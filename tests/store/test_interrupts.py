@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.daemon.conftest import environment_of_tests
+from tests.inspect_store import inspect
 from tests.moments import MOST_MOMENTS, Moment
 from tierstore import StoreBusyError, StoreClosedError, TierStore, tiered_offload
 from tierstore.engine import Engine
@@ -84,7 +85,7 @@ def test_handler_that_calls_the_store_that_it_interrupts_is_refused(make_store: 
                 handle = store.put(torch.full((1000,), 2.0))
         except StoreBusyError:
             assert not is_caught
-            if store.books.closed is not None:  # it was in the midst of a change
+            if inspect(store).closed is not None:  # it was in the midst of a change
                 with pytest.raises(StoreClosedError, match="StoreBusyError"):
                     store.flush()
                 store = make_store(host_bytes=0)
@@ -181,7 +182,7 @@ def test_interrupt_where_nothing_is_half_changed_leaves_the_store_open(
         if not moment.has_come:
             break
         num_moments += 1
-        if store.books.closed is None:
+        if inspect(store).closed is None:
             assert held_by(store) == (0, 0, 0, 0, 0), f"moment {number}"
             assert torch.equal(step(store), expected), f"moment {number}"
             assert held_by(store) == (0, 0, 0, 0, 0), f"moment {number}"
@@ -214,6 +215,7 @@ def test_interrupt_as_a_wait_begins_leaves_the_store_open(make_store: Any) -> No
 
 SUITE = """
 import time, pytest, torch
+from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
 
 @pytest.fixture(scope="session")
@@ -236,8 +238,7 @@ def test_hangs_in_its_own_code(store):
     train(store, lambda: time.sleep(100))
 
 def test_hangs_in_a_wait_of_the_store(store):
-    with store.books.lock:
-        store.books._wait_for_room()  # for progress that nobody makes
+    inspect(store).wait_for_room()  # for progress that nobody makes
 
 def test_uses_the_store(store):
     train(store)

@@ -14,6 +14,8 @@ import pytest
 PREAMBLE = """
 import gc, os, signal, sys, threading, time
 import torch
+from tests.inspect_store import inspect
+from tests.inspect_store import inspect
 from tierstore import *
 torch.set_num_threads(1)  # the threads of OpenMP do not survive a fork
 directory = sys.argv[1]
@@ -325,11 +327,8 @@ def test_fork_while_an_unreferenced_store_still_writes_gives_the_child_no_file(s
     _run(
         store_directory,
         """
-        go_on, stalled = threading.Event(), threading.Event()
-        loop = store._core.engine._loop
-        loop.call_soon_threadsafe(lambda: (stalled.set(), go_on.wait(30)))
-        stalled.wait()
-        del store, loop
+        go_on = inspect(store).stall()
+        del store
         gc.collect()
         def child():
             assert descriptors_of("self") == [], descriptors_of("self")
@@ -393,13 +392,8 @@ def test_fork_for_data_loaders_works_in_the_middle_of_training(store_directory: 
 # --- Ctrl-C -------------------------------------------------------------------------------------------------------
 
 STALL = """
-        def stall():
-            go_on, stalled = threading.Event(), threading.Event()
-            store._core.engine._loop.call_soon_threadsafe(lambda: (stalled.set(), go_on.wait(30)))
-            stalled.wait()
-            return go_on
         def interrupt_when_waiting():
-            while not store.books._progress._waiters:
+            while not inspect(store).num_waiting:
                 time.sleep(0.001)
             os.kill(os.getpid(), signal.SIGINT)
 """
@@ -408,9 +402,9 @@ STALL = """
 @pytest.mark.parametrize("what", ["put", "get", "flush"])
 def test_interrupt_ends_a_wait_and_the_store_stays_usable(store_directory: Path, what: str) -> None:
     calls = {
-        "put": "go_on = stall(); kept = store.put(tensor(1)); call = lambda: store.put(tensor(2))",
-        "get": "go_on = stall(); call = lambda: store.get(handle)",
-        "flush": "go_on = stall(); kept = store.put(tensor(1)); call = store.flush",
+        "put": "go_on = inspect(store).stall(); kept = store.put(tensor(1)); call = lambda: store.put(tensor(2))",
+        "get": "go_on = inspect(store).stall(); call = lambda: store.get(handle)",
+        "flush": "go_on = inspect(store).stall(); kept = store.put(tensor(1)); call = store.flush",
     }
     _run(
         store_directory,

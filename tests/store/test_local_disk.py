@@ -13,9 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,17 +22,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.existing import set_existing
-from tests.store.disk_conformance import (
-    PLAIN,
-    DiskConformance,
-    OpenTier,
-    at_phase,
-    gather,
-    on_loop,
-    random_bytes,
-    read_back,
-)
+from tests.inspect_store import inspect_tier
+from tests.reliability.drives import MIB, mounted_drive, used_bytes
+from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, gather, random_bytes, read_back
+from tests.store.disks import local_disk
 from tierstore.disk import encoded_records
 from tierstore.disk import records as records_module
 from tierstore.disk import scratch as scratch_module
@@ -47,7 +39,7 @@ from tierstore.disk.scratch import SCRATCH_BYTES, Scratch
 from tierstore.disk.tier import Kind
 from tierstore.errors import ConfigError, CorruptDataError, StorageIOError, StoreFullError
 
-OpenDisk = Callable[..., AbstractAsyncContextManager[LocalDisk]]
+OpenDisk = Callable[..., Awaitable[LocalDisk]]
 MASK = Kind("uint8", 1, "DropoutBackward0")
 
 
@@ -61,24 +53,10 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def open_disk(directory: Path) -> OpenDisk:
-    @asynccontextmanager
-    async def opened(**options: object) -> AsyncIterator[LocalDisk]:
-        settings: dict[str, object] = {
-            "directory": directory,
-            "disk_bytes": 64 * 2**20,
-            "inline_bytes": 64 * 2**10,
-            "codec": "none",
-            "checksum": True,
-        }
-        with ThreadPoolExecutor(4) as executor:
-            disk = LocalDisk(**(settings | {"executor": executor} | options))  # type: ignore[arg-type]
-            try:
-                yield disk
-            finally:
-                await disk.close()
-
-    return opened
+async def open_disk(directory: Path) -> AsyncIterator[OpenDisk]:
+    """Opens tiers in `directory` unless told otherwise, as `local_disk`; closes them at the end."""
+    async with AsyncExitStack() as at_end:
+        yield lambda **options: at_end.enter_async_context(local_disk(**({"directory": directory} | options)))
 
 
 class TestConformance(DiskConformance):
@@ -94,9 +72,9 @@ class TestConformance(DiskConformance):
         ],
         ids=lambda layout: f"{layout[0]}-{layout[1]}",
     )
-    def open_tier(self, request: pytest.FixtureRequest, open_disk: OpenDisk) -> OpenTier:
+    async def tier(self, request: pytest.FixtureRequest, open_disk: OpenDisk) -> LocalDisk:
         codec, inline_bytes = request.param
-        return lambda: open_disk(codec=codec, inline_bytes=inline_bytes)
+        return await open_disk(codec=codec, inline_bytes=inline_bytes)
 
 
 # --- layout ---------------------------------------------------------------------------------------------------
@@ -117,51 +95,39 @@ def test_layout_cuts_every_address_and_length(alignment: int) -> None:
                 assert layout.head_bytes == 0  # then the bytes lie in order, however they are cut on reading
 
 
-def test_inline_limit_decides_where_a_record_lives(open_disk: OpenDisk) -> None:
-    async def test() -> None:
-        async with open_disk(inline_bytes=5000) as disk:
-            await disk.write(1, memoryview(random_bytes(5000)), PLAIN)
-            assert disk.usage().allocated_bytes < 2**20
-            await disk.write(2, memoryview(random_bytes(5001)), PLAIN)
-            assert disk.usage().allocated_bytes > 2**20
-
-    on_loop(test)
+async def test_inline_limit_decides_where_a_record_lives(open_disk: OpenDisk) -> None:
+    disk = await open_disk(inline_bytes=5000)
+    await disk.write(1, memoryview(random_bytes(5000)), PLAIN)
+    assert disk.usage().allocated_bytes < 2**20
+    await disk.write(2, memoryview(random_bytes(5001)), PLAIN)
+    assert disk.usage().allocated_bytes > 2**20
 
 
-def test_long_record_that_shrinks_below_the_limit_leaves_its_extent(open_disk: OpenDisk) -> None:
-    async def test() -> None:
-        async with open_disk(codec="zstd") as disk:
-            receipt = await disk.write(1, memoryview(bytes(2**20)), PLAIN)
-            assert receipt.codec == "zstd:1"
-            assert receipt.stored_bytes == disk.usage().disk_bytes < 4096
-            assert await read_back(disk, 1, 2**20) == bytes(2**20)
-            assert not disk.confirms(1, memoryview(bytes(2**20)))  # the checksum is over what was encoded
-
-    on_loop(test)
+async def test_long_record_that_shrinks_below_the_limit_leaves_its_extent(open_disk: OpenDisk) -> None:
+    disk = await open_disk(codec="zstd")
+    receipt = await disk.write(1, memoryview(bytes(2**20)), PLAIN)
+    assert receipt.codec == "zstd:1"
+    assert receipt.stored_bytes == disk.usage().disk_bytes < 4096
+    assert await read_back(disk, 1, 2**20) == bytes(2**20)
+    assert not disk.confirms(1, memoryview(bytes(2**20)))  # the checksum is over what was encoded
 
 
-def test_encoded_record_gives_its_tail_back(open_disk: OpenDisk) -> None:
-    async def test() -> None:
-        async with open_disk(codec="zstd", inline_bytes=0) as disk:
-            content = b"".join(random_bytes(256, seed) * 2 for seed in range(8192))
-            receipt = await disk.write(1, memoryview(content), PLAIN)
-            assert receipt.stored_bytes == disk.usage().disk_bytes < 0.6 * len(content)
-            assert await read_back(disk, 1, len(content), 77) == content
-
-    on_loop(test)
+async def test_encoded_record_gives_its_tail_back(open_disk: OpenDisk) -> None:
+    disk = await open_disk(codec="zstd", inline_bytes=0)
+    content = b"".join(random_bytes(256, seed) * 2 for seed in range(8192))
+    receipt = await disk.write(1, memoryview(content), PLAIN)
+    assert receipt.stored_bytes == disk.usage().disk_bytes < 0.6 * len(content)
+    assert await read_back(disk, 1, len(content), 77) == content
 
 
-def test_incompressible_record_is_stored_as_it_is(open_disk: OpenDisk) -> None:
-    async def test() -> None:
-        async with open_disk(codec="zstd") as disk:
-            receipt = await disk.write(1, memoryview(random_bytes(2**20)), PLAIN)
-            assert receipt[:2] == (2**20, "none")
-            assert disk.codec_choices() == {"float32 MulBackward0": {"none": 1}}
-
-    on_loop(test)
+async def test_incompressible_record_is_stored_as_it_is(open_disk: OpenDisk) -> None:
+    disk = await open_disk(codec="zstd")
+    receipt = await disk.write(1, memoryview(random_bytes(2**20)), PLAIN)
+    assert receipt[:2] == (2**20, "none")
+    assert disk.codec_choices() == {"float32 MulBackward0": {"none": 1}}
 
 
-def test_record_of_several_calls_is_whole(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_record_of_several_calls_is_whole(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 128 KiB, and calls that move less than they were asked to."""
     real_write, real_read = os.pwritev, os.preadv
 
@@ -169,17 +135,14 @@ def test_record_of_several_calls_is_whole(open_disk: OpenDisk, monkeypatch: pyte
         first = buffers[0]
         return [first[: len(first) // 2 // 4096 * 4096]] if len(first) >= 8192 else buffers
 
-    async def test() -> None:
-        monkeypatch.setattr("tierstore.disk.transfer._CALL_BYTES", 128 * 2**10)
-        monkeypatch.setattr(os, "pwritev", lambda fd, buffers, at: real_write(fd, shorter(buffers), at))
-        monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: real_read(fd, shorter(buffers), at))
-        async with open_disk() as disk:
-            content = random_bytes(3 * 2**20 + 4001)
-            await disk.write(1, at_phase(content, 64), PLAIN)
-            for phase in (64, 65):
-                assert await read_back(disk, 1, len(content), phase) == content
-
-    on_loop(test)
+    monkeypatch.setattr("tierstore.disk.transfer._CALL_BYTES", 128 * 2**10)
+    monkeypatch.setattr(os, "pwritev", lambda fd, buffers, at: real_write(fd, shorter(buffers), at))
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: real_read(fd, shorter(buffers), at))
+    disk = await open_disk()
+    content = random_bytes(3 * 2**20 + 4001)
+    await disk.write(1, at_phase(content, 64), PLAIN)
+    for phase in (64, 65):
+        assert await read_back(disk, 1, len(content), phase) == content
 
 
 def seconds_that_fly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,50 +152,44 @@ def seconds_that_fly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tierstore.disk.codec.load.time", clock)
 
 
-def test_auto_learns_to_encode_what_pays(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_auto_learns_to_encode_what_pays(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a disk that seems slow, masks and zeros are encoded once its speed is known, random bytes never are."""
     seconds_that_fly(monkeypatch)
 
-    async def test() -> None:
-        async with open_disk(codec="auto") as disk:
-            noise, zeros = random_bytes(2**20), bytes(2**20)
-            mask = bytes(byte & 1 for byte in noise)
-            for key in range(6):
-                await disk.write(4 * key, memoryview(mask), MASK)
-                await disk.write(4 * key + 1, memoryview(noise), PLAIN)
-                await disk.write(4 * key + 2, memoryview(zeros), PLAIN)
-            choices = {kind: set(counts) for kind, counts in disk.codec_choices().items()}
-            assert choices["uint8 DropoutBackward0, many zeros"] == {"none", "bits"}
-            assert choices["float32 MulBackward0, all zeros"] == {"none", "constant"}
-            assert choices["float32 MulBackward0"] == {"none"}
-            assert await read_back(disk, 20, len(mask)) == mask
-            assert await read_back(disk, 22, len(zeros)) == zeros
-
-    on_loop(test)
+    disk = await open_disk(codec="auto")
+    noise, zeros = random_bytes(2**20), bytes(2**20)
+    mask = bytes(byte & 1 for byte in noise)
+    for key in range(6):
+        await disk.write(4 * key, memoryview(mask), MASK)
+        await disk.write(4 * key + 1, memoryview(noise), PLAIN)
+        await disk.write(4 * key + 2, memoryview(zeros), PLAIN)
+    choices = {kind: set(counts) for kind, counts in disk.codec_choices().items()}
+    assert choices["uint8 DropoutBackward0, many zeros"] == {"none", "bits"}
+    assert choices["float32 MulBackward0, all zeros"] == {"none", "constant"}
+    assert choices["float32 MulBackward0"] == {"none"}
+    assert await read_back(disk, 20, len(mask)) == mask
+    assert await read_back(disk, 22, len(zeros)) == zeros
 
 
-def test_auto_stops_encoding_a_record_that_is_unlike_its_kind(
+async def test_auto_stops_encoding_a_record_that_is_unlike_its_kind(
     open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records that shrink to a quarter, and one that shrinks by a sixth only: that one is stored as it is."""
     seconds_that_fly(monkeypatch)
 
-    async def test() -> None:
-        async with open_disk(codec="auto") as disk:
-            usual = b"".join(random_bytes(2**10, seed) * 4 for seed in range(768))
-            unlike = b"".join(random_bytes(5 * 2**10, seed) + bytes(2**10) for seed in range(512))
-            for key in range(6):
-                await disk.write(key, memoryview(usual), PLAIN)
-            assert (await disk.write(10, memoryview(usual), PLAIN)).codec != "none"
-            assert (await disk.write(11, memoryview(unlike), PLAIN)).codec == "none"
-            assert await read_back(disk, 10, len(usual)) == usual
-            assert await read_back(disk, 11, len(unlike)) == unlike
-
-    on_loop(test)
+    disk = await open_disk(codec="auto")
+    usual = b"".join(random_bytes(2**10, seed) * 4 for seed in range(768))
+    unlike = b"".join(random_bytes(5 * 2**10, seed) + bytes(2**10) for seed in range(512))
+    for key in range(6):
+        await disk.write(key, memoryview(usual), PLAIN)
+    assert (await disk.write(10, memoryview(usual), PLAIN)).codec != "none"
+    assert (await disk.write(11, memoryview(unlike), PLAIN)).codec == "none"
+    assert await read_back(disk, 10, len(usual)) == usual
+    assert await read_back(disk, 11, len(unlike)) == unlike
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_what_is_learned_of_an_encoded_record_tells_how_long_it_was_on_its_way(
+async def test_what_is_learned_of_an_encoded_record_tells_how_long_it_was_on_its_way(
     open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:
     """All of it: the CPU time, the waits for the device, and those for anything else."""
@@ -254,13 +211,10 @@ def test_what_is_learned_of_an_encoded_record_tells_how_long_it_was_on_its_way(
     monkeypatch.setattr(CodecPolicy, "learn_written", learn_written)
     monkeypatch.setattr(CodecPolicy, "learn_read", lambda _, *learned: read.append(learned[-1]))
 
-    async def test() -> None:
-        async with open_disk(codec=codec, inline_bytes=0) as disk:
-            content = b"".join(random_bytes(2**10, seed) * 4 for seed in range(128))
-            await disk.write(1, memoryview(content), PLAIN)
-            assert await read_back(disk, 1, len(content)) == content
-
-    on_loop(test)
+    disk = await open_disk(codec=codec, inline_bytes=0)
+    content = b"".join(random_bytes(2**10, seed) * 4 for seed in range(128))
+    await disk.write(1, memoryview(content), PLAIN)
+    assert await read_back(disk, 1, len(content)) == content
     (down,), (up,) = written, read
     if codec == "none":
         assert (down.lane_seconds, up.lane_seconds) == (None, None)
@@ -270,70 +224,58 @@ def test_what_is_learned_of_an_encoded_record_tells_how_long_it_was_on_its_way(
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_a_fixed_codec_looks_at_no_content(open_disk: OpenDisk, codec: str) -> None:
-    async def test() -> None:
-        async with open_disk(codec=codec) as disk:
-            await disk.write(1, memoryview(bytes(2**20)), PLAIN)
-            assert set(disk.codec_choices()) == {"float32 MulBackward0"}
-
-    on_loop(test)
+async def test_a_fixed_codec_looks_at_no_content(open_disk: OpenDisk, codec: str) -> None:
+    disk = await open_disk(codec=codec)
+    await disk.write(1, memoryview(bytes(2**20)), PLAIN)
+    assert set(disk.codec_choices()) == {"float32 MulBackward0"}
 
 
-def test_auto_encodes_when_space_runs_short(open_disk: OpenDisk) -> None:
-    async def test() -> None:
-        async with open_disk(codec="auto", disk_bytes=8 * 2**20, inline_bytes=0) as disk:
-            content = b"".join(random_bytes(128, seed) * 4 for seed in range(2048))
-            for key in range(9):  # one more than fits as it is
-                await disk.write(key, memoryview(content), PLAIN)
-            assert disk.codec_choices()["float32 MulBackward0"].keys() > {"none"}
-            for key in range(9):
-                assert await read_back(disk, key, len(content)) == content
-
-    on_loop(test)
+async def test_auto_encodes_when_space_runs_short(open_disk: OpenDisk) -> None:
+    disk = await open_disk(codec="auto", disk_bytes=8 * 2**20, inline_bytes=0)
+    content = b"".join(random_bytes(128, seed) * 4 for seed in range(2048))
+    for key in range(9):  # one more than fits as it is
+        await disk.write(key, memoryview(content), PLAIN)
+    assert disk.codec_choices()["float32 MulBackward0"].keys() > {"none"}
+    for key in range(9):
+        assert await read_back(disk, key, len(content)) == content
 
 
-def test_small_records_leave_room_for_large_ones_once_they_are_gone(open_disk: OpenDisk) -> None:
+async def test_small_records_leave_room_for_large_ones_once_they_are_gone(open_disk: OpenDisk) -> None:
     """LMDB gives no space back; what was in extents is free for others."""
 
-    async def test() -> None:
-        async with open_disk(codec="none", disk_bytes=64 * 2**20, inline_bytes=128 * 2**10) as disk:
-            small = random_bytes(100 * 2**10)
-            num_small = 0
-            with suppress(StoreFullError):
-                for num_small in range(1000):
-                    await disk.write(num_small, memoryview(small), PLAIN)
-            assert num_small * len(small) > 48 * 2**20
-            await disk.discard(range(num_small))
-            large = random_bytes(8 * 2**20)
-            for key in range(2000, 2003):
-                await disk.write(key, memoryview(large), PLAIN)
-            with pytest.raises(StoreFullError, match="bytes of it by the index"):
-                await gather(*(disk.write(key, memoryview(large), PLAIN) for key in range(3000, 3008)))
-            assert await read_back(disk, 2000, len(large)) == large
-
-    on_loop(test)
+    disk = await open_disk(codec="none", disk_bytes=64 * 2**20, inline_bytes=128 * 2**10)
+    small = random_bytes(100 * 2**10)
+    num_small = 0
+    with suppress(StoreFullError):
+        for num_small in range(1000):
+            await disk.write(num_small, memoryview(small), PLAIN)
+    assert num_small * len(small) > 48 * 2**20
+    await disk.discard(range(num_small))
+    large = random_bytes(8 * 2**20)
+    for key in range(2000, 2003):
+        await disk.write(key, memoryview(large), PLAIN)
+    with pytest.raises(StoreFullError, match="bytes of it by the index"):
+        await gather(*(disk.write(key, memoryview(large), PLAIN) for key in range(3000, 3008)))
+    assert await read_back(disk, 2000, len(large)) == large
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_failed_write_takes_nothing_and_the_next_one_works(
+async def test_failed_write_takes_nothing_and_the_next_one_works(
     open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "the device failed")
 
-    async def test() -> None:
-        async with open_disk(codec=codec, inline_bytes=0) as disk:
-            content = random_bytes(2**20) * 2 if codec == "none" else bytes(2**20)
-            with monkeypatch.context() as patch:
-                for module in ("raw_records", "encoded_records"):
-                    patch.setattr(f"tierstore.disk.{module}.write_all", fail)
-                with pytest.raises(StorageIOError, match="still in memory"):
-                    await disk.write(1, memoryview(content), PLAIN)
-            assert (disk.usage().disk_bytes, disk.usage().num_records) == (0, 0)
-            await disk.write(2, memoryview(content), PLAIN)
-            assert await read_back(disk, 2, len(content)) == content
-
-    on_loop(test)
+    disk = await open_disk(codec=codec, inline_bytes=0)
+    content = random_bytes(2**20) * 2 if codec == "none" else bytes(2**20)
+    with monkeypatch.context() as patch:
+        for module in ("raw_records", "encoded_records"):
+            patch.setattr(f"tierstore.disk.{module}.write_all", fail)
+        with pytest.raises(StorageIOError, match="still in memory"):
+            await disk.write(1, memoryview(content), PLAIN)
+    assert (disk.usage().disk_bytes, disk.usage().num_records) == (0, 0)
+    await disk.write(2, memoryview(content), PLAIN)
+    assert await read_back(disk, 2, len(content)) == content
 
 
 # --- damage ---------------------------------------------------------------------------------------------------
@@ -353,61 +295,51 @@ def flip_byte(disk: LocalDisk, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("inline_bytes", [0, 64 * 2**10, None])
-def test_flipped_byte_is_found(open_disk: OpenDisk, inline_bytes: int | None) -> None:
-    async def test() -> None:
-        async with open_disk(inline_bytes=inline_bytes, disk_bytes=4 * 2**20) as disk:
-            for key, size in enumerate((20_000, 300_000)):
-                content = random_bytes(size)
-                await disk.write(key, memoryview(content), PLAIN)
-                flip_byte(disk, content[9000:9016])
-                with pytest.raises(CorruptDataError) as caught:
-                    await read_back(disk, key, size)
-                assert caught.value.key == key
-                assert "checksum" in caught.value.expected
-
-    on_loop(test)
+async def test_flipped_byte_is_found(open_disk: OpenDisk, inline_bytes: int | None) -> None:
+    disk = await open_disk(inline_bytes=inline_bytes, disk_bytes=4 * 2**20)
+    for key, size in enumerate((20_000, 300_000)):
+        content = random_bytes(size)
+        await disk.write(key, memoryview(content), PLAIN)
+        flip_byte(disk, content[9000:9016])
+        with pytest.raises(CorruptDataError) as caught:
+            await read_back(disk, key, size)
+        assert caught.value.key == key
+        assert "checksum" in caught.value.expected
 
 
-def test_damaged_encoding_is_found_without_checksums(open_disk: OpenDisk) -> None:
-    async def test() -> None:
-        async with open_disk(codec="zstd", checksum=False, inline_bytes=0, disk_bytes=4 * 2**20) as disk:
-            await disk.write(1, memoryview(bytes(300_000)), PLAIN)
-            flip_byte(disk, b"\x28\xb5\x2f\xfd")  # a zstd frame's first bytes
-            with pytest.raises(CorruptDataError):
-                await read_back(disk, 1, 300_000)
-
-    on_loop(test)
+async def test_damaged_encoding_is_found_without_checksums(open_disk: OpenDisk) -> None:
+    disk = await open_disk(codec="zstd", checksum=False, inline_bytes=0, disk_bytes=4 * 2**20)
+    await disk.write(1, memoryview(bytes(300_000)), PLAIN)
+    flip_byte(disk, b"\x28\xb5\x2f\xfd")  # a zstd frame's first bytes
+    with pytest.raises(CorruptDataError):
+        await read_back(disk, 1, 300_000)
 
 
 @pytest.mark.parametrize("inline_bytes", [0, 64 * 2**10, None])
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_sound_record_under_the_wrong_key_is_refused(open_disk: OpenDisk, inline_bytes: int | None, codec: str) -> None:
-    async def test() -> None:
-        async with open_disk(inline_bytes=inline_bytes, codec=codec) as disk:
-            size = 200_000
-            for key in (1, 2):
-                await disk.write(key, memoryview(bytes([key]) * 100_000 + random_bytes(100_000)), PLAIN)
-            locations = disk._shelf.locations
-            locations[1], locations[2] = locations[2], locations[1]
-            for key in (1, 2):
-                with pytest.raises(CorruptDataError, match="checksum"):
-                    await read_back(disk, key, size)
+async def test_sound_record_under_the_wrong_key_is_refused(
+    open_disk: OpenDisk, inline_bytes: int | None, codec: str
+) -> None:
+    disk = await open_disk(inline_bytes=inline_bytes, codec=codec)
+    size = 200_000
+    for key in (1, 2):
+        await disk.write(key, memoryview(bytes([key]) * 100_000 + random_bytes(100_000)), PLAIN)
+    locations = inspect_tier(disk).locations
+    locations[1], locations[2] = locations[2], locations[1]
+    for key in (1, 2):
+        with pytest.raises(CorruptDataError, match="checksum"):
+            await read_back(disk, key, size)
 
-    on_loop(test)
 
-
-def test_record_of_another_session_is_refused(open_disk: OpenDisk) -> None:
-    async def test() -> None:
-        async with open_disk(session=1) as disk:
-            for size in (100, 100_000):
-                await disk.write(size, memoryview(random_bytes(size)), PLAIN)
-                set_existing(disk._shelf, _session=2)
-                with pytest.raises(CorruptDataError, match="checksum"):
-                    await read_back(disk, size, size)
-                set_existing(disk._shelf, _session=1)
-                assert await read_back(disk, size, size) == random_bytes(size)
-
-    on_loop(test)
+async def test_record_of_another_session_is_refused(open_disk: OpenDisk) -> None:
+    disk = await open_disk(session=1)
+    for size in (100, 100_000):
+        await disk.write(size, memoryview(random_bytes(size)), PLAIN)
+        inspect_tier(disk).pretend_session(2)
+        with pytest.raises(CorruptDataError, match="checksum"):
+            await read_back(disk, size, size)
+        inspect_tier(disk).pretend_session(1)
+        assert await read_back(disk, size, size) == random_bytes(size)
 
 
 DAMAGES: list[dict[str, object]] = [
@@ -425,179 +357,136 @@ DAMAGES: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("inline_bytes", [0, None])
 @pytest.mark.parametrize("codec", ["none", "zstd", "shuffle-zstd"])
-def test_damaged_location_gives_no_wrong_value(open_disk: OpenDisk, inline_bytes: int | None, codec: str) -> None:
+async def test_damaged_location_gives_no_wrong_value(open_disk: OpenDisk, inline_bytes: int | None, codec: str) -> None:
     content = bytes(range(16)) * 10_000
 
-    async def test() -> None:
-        async with open_disk(inline_bytes=inline_bytes, codec=codec) as disk:
-            await disk.write(1, memoryview(content), Kind(itemsize_bytes=4))
-            locations = disk._shelf.locations
-            sound = locations[1]
-            for damage in DAMAGES:
-                locations[1] = msgspec.structs.replace(sound, **damage)
-                try:
-                    assert await read_back(disk, 1, len(content)) == content, damage
-                    assert "checksum" not in damage
-                except CorruptDataError:
-                    assert locations[1] != sound
-            locations[1] = sound
-
-    on_loop(test)
+    disk = await open_disk(inline_bytes=inline_bytes, codec=codec)
+    await disk.write(1, memoryview(content), Kind(itemsize_bytes=4))
+    locations = inspect_tier(disk).locations
+    sound = locations[1]
+    for damage in DAMAGES:
+        locations[1] = msgspec.structs.replace(sound, **damage)
+        try:
+            assert await read_back(disk, 1, len(content)) == content, damage
+            assert "checksum" not in damage
+        except CorruptDataError:
+            assert locations[1] != sound
+    locations[1] = sound
 
 
-def test_place_beyond_the_file_is_an_error_not_a_short_read(open_disk: OpenDisk) -> None:
-    async def test() -> None:
-        async with open_disk(inline_bytes=0) as disk:
-            await disk.write(1, memoryview(random_bytes(100_000)), PLAIN)
-            location = disk._shelf.locations[1]
-            disk._shelf.locations[1] = msgspec.structs.replace(location, offset=2**40)
-            with pytest.raises(StorageIOError, match="still on disk"):
-                await read_back(disk, 1, 100_000)
-            disk._shelf.locations[1] = location
-            assert await read_back(disk, 1, 100_000) == random_bytes(100_000)
-
-    on_loop(test)
+async def test_place_beyond_the_file_is_an_error_not_a_short_read(open_disk: OpenDisk) -> None:
+    disk = await open_disk(inline_bytes=0)
+    await disk.write(1, memoryview(random_bytes(100_000)), PLAIN)
+    locations = inspect_tier(disk).locations
+    location = locations[1]
+    locations[1] = msgspec.structs.replace(location, offset=2**40)
+    with pytest.raises(StorageIOError, match="still on disk"):
+        await read_back(disk, 1, 100_000)
+    locations[1] = location
+    assert await read_back(disk, 1, 100_000) == random_bytes(100_000)
 
 
 # --- room -----------------------------------------------------------------------------------------------------
 
 
-def test_encoding_fits_where_the_record_does_not(open_disk: OpenDisk) -> None:
-    async def test() -> None:
-        async with open_disk(codec="zstd", inline_bytes=0, disk_bytes=3 * 2**20) as disk:
-            await disk.write(1, memoryview(random_bytes(2 * 2**20)), PLAIN)
-            content = b"".join(random_bytes(128, seed) * 4 for seed in range(4096))
-            assert len(content) == 2 * 2**20
-            assert (await disk.write(2, memoryview(content), PLAIN)).stored_bytes < 2**20
-            assert await read_back(disk, 2, len(content)) == content
-            with pytest.raises(StoreFullError):
-                await disk.write(3, memoryview(random_bytes(2 * 2**20)), PLAIN)
-
-    on_loop(test)
+async def test_encoding_fits_where_the_record_does_not(open_disk: OpenDisk) -> None:
+    disk = await open_disk(codec="zstd", inline_bytes=0, disk_bytes=3 * 2**20)
+    await disk.write(1, memoryview(random_bytes(2 * 2**20)), PLAIN)
+    content = b"".join(random_bytes(128, seed) * 4 for seed in range(4096))
+    assert len(content) == 2 * 2**20
+    assert (await disk.write(2, memoryview(content), PLAIN)).stored_bytes < 2**20
+    assert await read_back(disk, 2, len(content)) == content
+    with pytest.raises(StoreFullError):
+        await disk.write(3, memoryview(random_bytes(2 * 2**20)), PLAIN)
 
 
-def test_zero_budget_refuses_everything(open_disk: OpenDisk) -> None:
-    async def test() -> None:
-        async with open_disk(disk_bytes=0) as disk:
-            for size in (0, 1, 100_000):
-                with pytest.raises(StoreFullError):
-                    await disk.write(size, memoryview(bytes(size)), PLAIN)
-
-    on_loop(test)
+async def test_zero_budget_refuses_everything(open_disk: OpenDisk) -> None:
+    disk = await open_disk(disk_bytes=0)
+    for size in (0, 1, 100_000):
+        with pytest.raises(StoreFullError):
+            await disk.write(size, memoryview(bytes(size)), PLAIN)
 
 
-def test_values_go_to_extents_when_segments_took_the_budget(open_disk: OpenDisk) -> None:
-    async def test() -> None:
-        async with open_disk(disk_bytes=2**20) as disk:
-            await disk.write(1, memoryview(random_bytes(900_000)), PLAIN)
-            await disk.write(2, memoryview(random_bytes(100)), PLAIN)
-            assert await read_back(disk, 2, 100) == random_bytes(100)
-
-    on_loop(test)
+async def test_values_go_to_extents_when_segments_took_the_budget(open_disk: OpenDisk) -> None:
+    disk = await open_disk(disk_bytes=2**20)
+    await disk.write(1, memoryview(random_bytes(900_000)), PLAIN)
+    await disk.write(2, memoryview(random_bytes(100)), PLAIN)
+    assert await read_back(disk, 2, 100) == random_bytes(100)
 
 
 @pytest.fixture(params=["tmpfs", "ext4"])
 def small_drive(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A real file system of 16 MiB."""
-    drive, image = tmp_path / "small", tmp_path / "image"
-    drive.mkdir()
-    if request.param == "tmpfs":
-        mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(drive)]
-    else:
-        with open(image, "wb") as file:
-            file.truncate(16 * 2**20)
-        mount = ["mount", "-o", "loop", str(image), str(drive)]
-    try:
-        if request.param == "ext4":
-            subprocess.run(["mkfs.ext4", "-q", "-O", "^has_journal", str(image)], check=True, capture_output=True)
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no {request.param} can be mounted here: {error}")
-    try:
+    with mounted_drive(tmp_path, 16 * MIB, kinds=(request.param,)) as drive:
         yield drive
-    finally:
-        subprocess.run(["umount", str(drive)], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("inline_bytes", [0, 64 * 2**10, None])
-def test_full_file_system_is_store_full_and_goes_on(
-    open_disk: OpenDisk, small_drive: Path, inline_bytes: int | None
+async def test_full_file_system_is_store_full_and_goes_on(
+    small_drive: Path, open_disk: OpenDisk, inline_bytes: int | None
 ) -> None:
-    async def test() -> None:
-        async with open_disk(directory=small_drive, disk_bytes=2**30, inline_bytes=inline_bytes) as disk:
-            assert disk.usage().io_mode in ("buffered (tmpfs)", "O_DIRECT")
-            contents: dict[int, bytes] = {}
+    disk = await open_disk(directory=small_drive, disk_bytes=2**30, inline_bytes=inline_bytes)
+    assert disk.usage().io_mode in ("buffered (tmpfs)", "O_DIRECT")
+    contents: dict[int, bytes] = {}
 
-            async def fill(start: int) -> None:
-                for key in range(start, start + 1000):
-                    content = random_bytes(200_000, seed=key)
-                    await disk.write(key, memoryview(content), PLAIN)
-                    contents[key] = content
+    async def fill(start: int) -> None:
+        for key in range(start, start + 1000):
+            content = random_bytes(200_000, seed=key)
+            await disk.write(key, memoryview(content), PLAIN)
+            contents[key] = content
 
-            def bytes_used() -> int:
-                status = os.statvfs(small_drive)
-                return (status.f_blocks - status.f_bfree) * status.f_frsize
-
-            for start in (0, 1000):
-                with pytest.raises(StoreFullError) as caught:
-                    await fill(start)
-                assert "No space left" in str(caught.value)
-                assert "still in memory" in str(caught.value)
-                assert bytes_used() > 8 * 2**20, (start, len(contents), str(caught.value), disk.usage())
-                for key, content in contents.items():
-                    assert await read_back(disk, key, len(content)) == content
-                await disk.discard(list(contents))
-                contents.clear()
-                assert disk.usage().num_records == 0
-
-    on_loop(test)
+    for start in (0, 1000):
+        with pytest.raises(StoreFullError) as caught:
+            await fill(start)
+        assert "No space left" in str(caught.value)
+        assert "still in memory" in str(caught.value)
+        assert used_bytes(small_drive) > 8 * 2**20, (start, len(contents), str(caught.value), disk.usage())
+        for key, content in contents.items():
+            assert await read_back(disk, key, len(content)) == content
+        await disk.discard(list(contents))
+        contents.clear()
+        assert disk.usage().num_records == 0
 
 
 @pytest.mark.parametrize("inline_bytes", [0, None])
-def test_record_that_the_index_refuses_is_no_record(
+async def test_record_that_the_index_refuses_is_no_record(
     open_disk: OpenDisk, directory: Path, monkeypatch: pytest.MonkeyPatch, inline_bytes: int | None
 ) -> None:
     """The index's map, made far too small here, is full: what was not committed was not stored."""
     monkeypatch.setattr("tierstore.disk.home.map_bytes_for", lambda disk_bytes: 2**18)
 
-    async def test() -> None:
-        home = NamedHome(directory)  # one without names keeps no extent in the index
-        async with open_disk(inline_bytes=inline_bytes, home=home) as disk:
-            stored: dict[int, bytes] = {}
+    home = NamedHome(directory)  # one without names keeps no extent in the index
+    disk = await open_disk(inline_bytes=inline_bytes, home=home)
+    stored: dict[int, bytes] = {}
 
-            async def fill() -> None:
-                for key in range(10_000):
-                    content = random_bytes(3000, seed=key)
-                    await disk.write(key, memoryview(content), PLAIN)
-                    stored[key] = content
+    async def fill() -> None:
+        for key in range(10_000):
+            content = random_bytes(3000, seed=key)
+            await disk.write(key, memoryview(content), PLAIN)
+            stored[key] = content
 
-            with pytest.raises(StoreFullError, match="MDB_MAP_FULL"):
-                await fill()
-            assert disk.usage().num_records == len(stored) > 0
-            for key, content in stored.items():
-                assert await read_back(disk, key, len(content)) == content
-
-    on_loop(test)
+    with pytest.raises(StoreFullError, match="MDB_MAP_FULL"):
+        await fill()
+    assert disk.usage().num_records == len(stored) > 0
+    for key, content in stored.items():
+        assert await read_back(disk, key, len(content)) == content
 
 
-def test_extents_that_nobody_will_look_for_do_not_enter_the_index(
+async def test_extents_that_nobody_will_look_for_do_not_enter_the_index(
     open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index's map is far too small for an entry each; small values still need it."""
     monkeypatch.setattr("tierstore.disk.home.map_bytes_for", lambda disk_bytes: 2**18)
 
-    async def test() -> None:
-        async with open_disk(inline_bytes=1000) as disk:
-            content = random_bytes(3000)
-            for key in range(5000):
-                await disk.write(key, memoryview(content), PLAIN)
-            assert await read_back(disk, 4999, len(content)) == content
-            await disk.discard(range(5000))
-            assert disk.usage().disk_bytes == 0
-            await disk.write(5000, memoryview(content[:1000]), PLAIN)
-            assert await read_back(disk, 5000, 1000) == content[:1000]
-
-    on_loop(test)
+    disk = await open_disk(inline_bytes=1000)
+    content = random_bytes(3000)
+    for key in range(5000):
+        await disk.write(key, memoryview(content), PLAIN)
+    assert await read_back(disk, 4999, len(content)) == content
+    await disk.discard(range(5000))
+    assert disk.usage().disk_bytes == 0
+    await disk.write(5000, memoryview(content[:1000]), PLAIN)
+    assert await read_back(disk, 5000, 1000) == content[:1000]
 
 
 # --- opening, closing, dying ----------------------------------------------------------------------------------
@@ -606,47 +495,33 @@ def test_extents_that_nobody_will_look_for_do_not_enter_the_index(
 @pytest.mark.parametrize(
     "options", [{"codec": "lz4"}, {"disk_bytes": -1}, {"inline_bytes": -1}, {"directory": Path("/nonexistent")}]
 )
-def test_unusable_options_are_refused(open_disk: OpenDisk, options: dict[str, object]) -> None:
-    async def test() -> None:
-        async with open_disk(**options):
-            pass
-
+async def test_unusable_options_are_refused(open_disk: OpenDisk, options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options)).replace("directory", "path")):
-        on_loop(test)
+        await open_disk(**options)
 
 
-def test_failed_open_leaves_nothing(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_open_leaves_nothing(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(5, "the device is gone")
-
-    async def test() -> None:
-        async with open_disk():
-            pass
 
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr("tierstore.disk.environment.Environment._keep_from_children", fail)
     with pytest.raises(StorageIOError, match="the device is gone"):
-        on_loop(test)
+        await open_disk()
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_close_lets_go_of_every_descriptor_and_byte(open_disk: OpenDisk, directory: Path) -> None:
-    async def test() -> None:
-        before = _open_descriptors()
-        async with open_disk() as disk:
-            await gather(*(disk.write(key, memoryview(bytes(10**key)), PLAIN) for key in range(8)))
-            assert os.listdir(directory) == []
-            assert set(disk.descriptors()) <= _open_descriptors() - before
-            assert len(disk.descriptors()) >= 3
-        assert _open_descriptors() <= before
-        assert str(directory) not in Path("/proc/self/maps").read_text(encoding="utf-8")
-
-    async def warm_up() -> None:
-        async with open_disk():
-            pass
-
-    on_loop(warm_up)
-    on_loop(test)
+async def test_close_lets_go_of_every_descriptor_and_byte(open_disk: OpenDisk, directory: Path) -> None:
+    await (await open_disk()).close()  # what the process keeps from its first on
+    before = _open_descriptors()
+    disk = await open_disk()
+    await gather(*(disk.write(key, memoryview(bytes(10**key)), PLAIN) for key in range(8)))
+    assert os.listdir(directory) == []
+    assert set(disk.descriptors()) <= _open_descriptors() - before
+    assert len(disk.descriptors()) >= 3
+    await disk.close()
+    assert _open_descriptors() <= before
+    assert str(directory) not in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
 _VICTIM = """
@@ -680,23 +555,20 @@ def test_killed_process_leaves_nothing(directory: Path) -> None:
     assert os.listdir(directory) == []
 
 
-def test_forked_child_lets_go_of_the_files(open_disk: OpenDisk, directory: Path) -> None:
-    async def test() -> None:
-        async with open_disk() as disk:
-            content = random_bytes(200_000)
-            await disk.write(1, memoryview(content), PLAIN)
-            await disk.write(2, memoryview(content[:500]), PLAIN)
-            child = os.fork()
-            if child == 0:  # nothing but system calls and what is under test: threads were not inherited
-                disk.abandon_after_fork()
-                os._exit(_count_files_under(directory))
-            _, status = os.waitpid(child, 0)
-            assert os.waitstatus_to_exitcode(status) == 0
-            assert _count_files_under(directory) > 0
-            assert await read_back(disk, 1, len(content)) == content
-            assert await read_back(disk, 2, 500) == content[:500]
-
-    on_loop(test)
+async def test_forked_child_lets_go_of_the_files(open_disk: OpenDisk, directory: Path) -> None:
+    disk = await open_disk()
+    content = random_bytes(200_000)
+    await disk.write(1, memoryview(content), PLAIN)
+    await disk.write(2, memoryview(content[:500]), PLAIN)
+    child = os.fork()
+    if child == 0:  # nothing but system calls and what is under test: threads were not inherited
+        disk.abandon_after_fork()
+        os._exit(_count_files_under(directory))
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert _count_files_under(directory) > 0
+    assert await read_back(disk, 1, len(content)) == content
+    assert await read_back(disk, 2, 500) == content[:500]
 
 
 def _count_files_under(directory: Path) -> int:
@@ -717,7 +589,9 @@ def _target_of(name: str) -> str:
         return ""
 
 
-def test_working_memory_is_bounded_whatever_is_in_flight(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_working_memory_is_bounded_whatever_is_in_flight(
+    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = []
 
     class CountedScratch(Scratch):
@@ -727,59 +601,51 @@ def test_working_memory_is_bounded_whatever_is_in_flight(open_disk: OpenDisk, mo
 
     monkeypatch.setattr(scratch_module, "Scratch", CountedScratch)
 
-    async def test() -> None:
-        async with open_disk(num_at_once=2, codec="zstd") as disk:
-            content = random_bytes(1000) * 300
-            await gather(*(disk.write(key, memoryview(content), PLAIN) for key in range(64)))
-            for found in await gather(*(read_back(disk, key, len(content)) for key in range(64))):
-                assert found == content
-            assert disk.scratch_bytes == 2 * 2 * SCRATCH_BYTES
-            assert 2 <= len(made) <= 4
-
-    on_loop(test)
+    disk = await open_disk(num_at_once=2, codec="zstd")
+    content = random_bytes(1000) * 300
+    await gather(*(disk.write(key, memoryview(content), PLAIN) for key in range(64)))
+    for found in await gather(*(read_back(disk, key, len(content)) for key in range(64))):
+        assert found == content
+    assert disk.scratch_bytes == 2 * 2 * SCRATCH_BYTES
+    assert 2 <= len(made) <= 4
 
 
-def test_turn_at_the_device_ends_before_the_checksum(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_turn_at_the_device_ends_before_the_checksum(
+    open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The device has the next record while this one is verified."""
     turns_taken = []
     checksum = records_module._checksum
+    disk = await open_disk()
 
-    async def test() -> None:
-        async with open_disk() as disk:
+    def looking(view: memoryview, seed: int | None) -> int | None:
+        turns_taken.append(inspect_tier(disk).turns.num_taken)
+        return checksum(view, seed)
 
-            def looking(view: memoryview, seed: int | None) -> int | None:
-                turns_taken.append(disk._shelf._turns.num_taken)
-                return checksum(view, seed)
-
-            monkeypatch.setattr(records_module, "_checksum", looking)
-            content = random_bytes(200_000)
-            await disk.write(1, memoryview(content), PLAIN)
-            assert await read_back(disk, 1, len(content)) == content
-            assert turns_taken == [0, 0]
-
-    on_loop(test)
+    monkeypatch.setattr(records_module, "_checksum", looking)
+    content = random_bytes(200_000)
+    await disk.write(1, memoryview(content), PLAIN)
+    assert await read_back(disk, 1, len(content)) == content
+    assert turns_taken == [0, 0]
 
 
-def test_memory_to_read_into_has_its_pages_before_the_turn(open_disk: OpenDisk) -> None:
+async def test_memory_to_read_into_has_its_pages_before_the_turn(open_disk: OpenDisk) -> None:
     """Whoever clears pages at the device has it wait."""
 
-    async def test() -> None:
-        async with open_disk() as disk:
-            content = random_bytes(4 * 2**20)
-            await disk.write(1, memoryview(content), PLAIN)
-            destination = memoryview(mmap.mmap(-1, len(content), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-            with ExitStack() as turns:
-                for _ in range(NUM_AT_ONCE):
-                    turns.enter_context(disk._shelf._turns.reads.lend())
-                reading = asyncio.ensure_future(disk.read(1, destination))
-                async with asyncio.timeout(20):
-                    while resident_bytes(destination) < len(content):
-                        await asyncio.sleep(0.001)
-                assert not reading.done()
-            await reading
-            assert destination == content
-
-    on_loop(test)
+    disk = await open_disk()
+    content = random_bytes(4 * 2**20)
+    await disk.write(1, memoryview(content), PLAIN)
+    destination = memoryview(mmap.mmap(-1, len(content), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    with ExitStack() as turns:
+        for _ in range(NUM_AT_ONCE):
+            turns.enter_context(inspect_tier(disk).turns.reads.lend())
+        reading = asyncio.ensure_future(disk.read(1, destination))
+        async with asyncio.timeout(20):
+            while resident_bytes(destination) < len(content):
+                await asyncio.sleep(0.001)
+        assert not reading.done()
+    await reading
+    assert destination == content
 
 
 def resident_bytes(memory: memoryview) -> int:
@@ -791,7 +657,7 @@ def resident_bytes(memory: memoryview) -> int:
     return mmap.PAGESIZE * sum(entry >> 63 for entry in entries)
 
 
-def test_loop_goes_on_while_a_long_job_runs(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_loop_goes_on_while_a_long_job_runs(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that waits for the loop ends, so the loop cannot be waiting for the job."""
     begun, may_end, real_write = threading.Event(), threading.Event(), os.pwritev
 
@@ -800,30 +666,27 @@ def test_loop_goes_on_while_a_long_job_runs(open_disk: OpenDisk, monkeypatch: py
         assert may_end.wait(20), "the loop stands still"
         return real_write(descriptor, buffers, offset)
 
-    async def test() -> None:
-        async with open_disk(inline_bytes=0) as disk:
-            monkeypatch.setattr(os, "pwritev", long_write)
-            writing = asyncio.ensure_future(disk.write(1, memoryview(random_bytes(8 * 2**20)), PLAIN))
-            while not begun.is_set():
-                await asyncio.sleep(0)
-            may_end.set()
-            await writing
-
-    on_loop(test)
+    disk = await open_disk(inline_bytes=0)
+    monkeypatch.setattr(os, "pwritev", long_write)
+    writing = asyncio.ensure_future(disk.write(1, memoryview(random_bytes(8 * 2**20)), PLAIN))
+    while not begun.is_set():
+        await asyncio.sleep(0)
+    may_end.set()
+    await writing
 
 
-def test_random_walk_on_two_loops_of_layouts_matches(open_disk: OpenDisk) -> None:
+async def test_random_walk_on_two_loops_of_layouts_matches(open_disk: OpenDisk) -> None:
     """The same walk, raw and encoded, gives the same bytes."""
 
     async def walk(codec: str) -> list[bytes]:
         steps, found = random.Random(3), []
-        async with open_disk(codec=codec) as disk:
-            for key in range(40):
-                size = int(2 ** steps.uniform(0, 20))
-                await disk.write(key, memoryview(bytes([key]) * (size // 2) + random_bytes(size)), PLAIN)
-            for key in range(40):
-                size = disk._shelf.locations[key].logical_bytes
-                found.append(await read_back(disk, key, size))
+        disk = await open_disk(codec=codec)
+        for key in range(40):
+            size = int(2 ** steps.uniform(0, 20))
+            await disk.write(key, memoryview(bytes([key]) * (size // 2) + random_bytes(size)), PLAIN)
+        for key in range(40):
+            size = disk.found_locations()[key].logical_bytes
+            found.append(await read_back(disk, key, size))
         return found
 
-    assert on_loop(lambda: walk("none")) == on_loop(lambda: walk("shuffle-zstd"))
+    assert await walk("none") == await walk("shuffle-zstd")

@@ -12,15 +12,16 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.store.disk_conformance import PLAIN, DiskConformance, OpenTier, gather, on_loop, random_bytes, read_back
+from tests.inspect_store import inspect_tier
+from tests.store.disk_conformance import PLAIN, DiskConformance, gather, random_bytes, read_back
 from tests.store.named_home_process import DISK_BYTES, Report, content_of, open_named, read
 from tests.store.test_index import files_no_longer_than, location
 from tierstore.disk import extents as extents_module
@@ -57,16 +58,11 @@ class TestConformance(DiskConformance):
         params=[("none", 64 * 2**10), ("none", None), ("shuffle-zstd:3", 4096), ("auto", 64 * 2**10)],
         ids=lambda layout: f"{layout[0]}-{layout[1]}",
     )
-    def open_tier(self, request: pytest.FixtureRequest, directory: Path) -> Iterator[OpenTier]:
+    async def tier(self, request: pytest.FixtureRequest, directory: Path) -> AsyncIterator[LocalDisk]:
         codec, inline_bytes = request.param
-
-        @asynccontextmanager
-        async def opened() -> object:
-            async with open_named(directory, codec, inline_bytes=inline_bytes) as (_, disk):
-                yield disk
-                await disk.close()
-
-        yield opened  # type: ignore[misc]
+        async with open_named(directory, codec, inline_bytes=inline_bytes) as (_, disk):
+            yield disk
+            await disk.close()
         assert list(directory.iterdir()) == []
 
 
@@ -95,14 +91,10 @@ def check(directory: Path, codec: str = "none") -> Report | None:
     return msgspec.json.decode(output, type=Report)
 
 
-def fill(directory: Path, codec: str = "none") -> None:
+async def fill(directory: Path, codec: str = "none") -> None:
     """Leave the records `KEYS`."""
-
-    async def test() -> None:
-        async with open_named(directory, codec) as (_, disk):
-            await gather(*(disk.write(key, memoryview(content_of(key)), PLAIN) for key in KEYS))
-
-    on_loop(test)
+    async with open_named(directory, codec) as (_, disk):
+        await gather(*(disk.write(key, memoryview(content_of(key)), PLAIN) for key in KEYS))
 
 
 def assert_sound(disk: LocalDisk) -> None:
@@ -110,7 +102,7 @@ def assert_sound(disk: LocalDisk) -> None:
     locations = disk.found_locations().values()
     assert disk.usage().disk_bytes == sum(each.taken_bytes for each in locations)
     in_extents = [each for each in locations if each.segment is not None]
-    assert disk._space.used_bytes == sum(each.taken_bytes for each in in_extents)
+    assert inspect_tier(disk).space.used_bytes == sum(each.taken_bytes for each in in_extents)
     extents = sorted((each.segment, each.offset, each.offset + each.taken_bytes) for each in in_extents)
     for (segment, _, end), (next_segment, offset, _) in pairwise(extents):
         assert segment != next_segment or end <= offset
@@ -161,7 +153,7 @@ def write_and_kill(directory: Path, codec: str, number: int, lines: int, model: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_killed_at_any_moment_what_was_written_is_there_and_all_else_is_free(directory: Path, codec: str) -> None:
+async def test_killed_at_any_moment_what_was_written_is_there_and_all_else_is_free(directory: Path, codec: str) -> None:
     steps, model = random.Random(codec), Model()
 
     async def look(number: int) -> None:
@@ -188,7 +180,7 @@ def test_killed_at_any_moment_what_was_written_is_there_and_all_else_is_free(dir
 
     for number in range(15):
         write_and_kill(directory, codec, number, steps.randrange(1, 150), model)
-        on_loop(lambda number=number: look(number))  # type: ignore[misc]
+        await look(number)
 
 
 def test_index_killed_while_it_commits_has_whole_batches(tmp_path: Path) -> None:
@@ -213,53 +205,43 @@ def test_index_killed_while_it_commits_has_whole_batches(tmp_path: Path) -> None
 # --- taken up -------------------------------------------------------------------------------------------------
 
 
-def test_kept_records_leases_and_budget_are_found_again(directory: Path) -> None:
-    async def first() -> tuple[int, int, int]:
-        async with open_named(directory, "zstd") as (found, disk):
-            assert found == "nothing"
-            await gather(*(disk.write(key, memoryview(content_of(key)), PLAIN) for key in KEYS))
-            await disk.put_lease(7, b"seven")
-            await disk.put_lease(8, b"eight")
-            await disk.put_lease(7, b"another")
-            await disk.put_lease(9, b"nine")
-            await disk.delete_lease(9)
-            await disk.delete_lease(10)
-            assert disk.leases == {}
-            usage = disk.usage()
-            return usage.disk_bytes, usage.num_records, disk.session
-
-    async def second(before: tuple[int, int, int]) -> None:
-        async with open_named(directory, "none") as (found, disk):
-            assert found == f"taken up: {len(KEYS)} records"
-            assert disk.leases == {7: b"another", 8: b"eight"}
-            usage = disk.usage()
-            assert (usage.disk_bytes, usage.num_records, disk.session) == before
-            assert usage.disk_bytes < usage.allocated_bytes < DISK_BYTES
-            flags = {fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT for file in disk._space.files()}
-            assert flags == {os.O_DIRECT if usage.io_mode == "O_DIRECT" else 0}
-            assert_sound(disk)
-            for key in KEYS:
-                assert await read(disk, key) == content_of(key)
-                encoded = disk.found_locations()[key].codec != "none"
-                assert disk.confirms(key, memoryview(content_of(key))) is not encoded
-            with pytest.raises(ValueError, match="in use"):
-                await disk.write(KEYS[0], memoryview(b"x"), PLAIN)
-            await disk.discard(list(KEYS))
-            assert disk.usage().disk_bytes == 0
-
-    async def third() -> None:
-        async with open_named(directory) as (found, disk):
-            assert found == "taken up: 0 records"
-            assert disk.usage().disk_bytes == 0
-            assert not [name for name in os.listdir(directory / FOLDER_NAME) if name.startswith("segment")]
-
-    before = on_loop(first)
-    assert before[2] > 0
-    on_loop(lambda: second(before))
-    on_loop(third)
+async def test_kept_records_leases_and_budget_are_found_again(directory: Path) -> None:
+    async with open_named(directory, "zstd") as (found, disk):
+        assert found == "nothing"
+        await gather(*(disk.write(key, memoryview(content_of(key)), PLAIN) for key in KEYS))
+        await disk.put_lease(7, b"seven")
+        await disk.put_lease(8, b"eight")
+        await disk.put_lease(7, b"another")
+        await disk.put_lease(9, b"nine")
+        await disk.delete_lease(9)
+        await disk.delete_lease(10)
+        assert disk.leases == {}
+        before, session = disk.usage(), disk.session
+    assert session > 0
+    async with open_named(directory, "none") as (found, disk):
+        assert found == f"taken up: {len(KEYS)} records"
+        assert disk.leases == {7: b"another", 8: b"eight"}
+        usage = disk.usage()
+        assert (usage.disk_bytes, usage.num_records, disk.session) == (before.disk_bytes, before.num_records, session)
+        assert usage.disk_bytes < usage.allocated_bytes < DISK_BYTES
+        flags = {fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT for file in inspect_tier(disk).space.files()}
+        assert flags == {os.O_DIRECT if usage.io_mode == "O_DIRECT" else 0}
+        assert_sound(disk)
+        for key in KEYS:
+            assert await read(disk, key) == content_of(key)
+            encoded = disk.found_locations()[key].codec != "none"
+            assert disk.confirms(key, memoryview(content_of(key))) is not encoded
+        with pytest.raises(ValueError, match="in use"):
+            await disk.write(KEYS[0], memoryview(b"x"), PLAIN)
+        await disk.discard(list(KEYS))
+        assert disk.usage().disk_bytes == 0
+    async with open_named(directory) as (found, disk):
+        assert found == "taken up: 0 records"
+        assert disk.usage().disk_bytes == 0
+        assert not [name for name in os.listdir(directory / FOLDER_NAME) if name.startswith("segment")]
 
 
-def test_full_tier_is_full_after_it_was_opened_again(directory: Path) -> None:
+async def test_full_tier_is_full_after_it_was_opened_again(directory: Path) -> None:
     length = 3 * 2**20
 
     async def fill_up() -> None:
@@ -267,52 +249,39 @@ def test_full_tier_is_full_after_it_was_opened_again(directory: Path) -> None:
             for key in range(1000):
                 await disk.write(key, memoryview(random_bytes(length, key)), PLAIN)
 
-    async def look() -> None:
-        async with open_named(directory) as (_, disk):
-            num_records = disk.usage().num_records
-            with pytest.raises(StoreFullError):
-                await disk.write(5000, memoryview(bytes(length)), PLAIN)
-            await disk.discard([0])
-            await disk.write(5001, memoryview(random_bytes(length, 5001)), PLAIN)
-            assert await read_back(disk, 5001, length) == random_bytes(length, 5001)
-            for key in range(1, num_records):
-                assert await read_back(disk, key, length) == random_bytes(length, key)
-
-    async def look_with_less() -> None:
-        async with open_named(directory, disk_bytes=DISK_BYTES // 4) as (_, disk):
-            usage = disk.usage()
-            assert usage.disk_bytes > usage.budget_bytes
-            with pytest.raises(StoreFullError):
-                await disk.write(5002, memoryview(bytes(length)), PLAIN)
-            await disk.discard(list(disk.found_locations()))
-            await disk.write(5004, memoryview(bytes(length)), PLAIN)
-
     with pytest.raises(StoreFullError):
-        on_loop(fill_up)
-    on_loop(look)
-    on_loop(look_with_less)
+        await fill_up()
+    async with open_named(directory) as (_, disk):
+        num_records = disk.usage().num_records
+        with pytest.raises(StoreFullError):
+            await disk.write(5000, memoryview(bytes(length)), PLAIN)
+        await disk.discard([0])
+        await disk.write(5001, memoryview(random_bytes(length, 5001)), PLAIN)
+        assert await read_back(disk, 5001, length) == random_bytes(length, 5001)
+        for key in range(1, num_records):
+            assert await read_back(disk, key, length) == random_bytes(length, key)
+    async with open_named(directory, disk_bytes=DISK_BYTES // 4) as (_, disk):
+        usage = disk.usage()
+        assert usage.disk_bytes > usage.budget_bytes
+        with pytest.raises(StoreFullError):
+            await disk.write(5002, memoryview(bytes(length)), PLAIN)
+        await disk.discard(list(disk.found_locations()))
+        await disk.write(5004, memoryview(bytes(length)), PLAIN)
 
 
-def test_large_values_are_read_where_they_lie(directory: Path) -> None:
+async def test_large_values_are_read_where_they_lie(directory: Path) -> None:
     lengths = {1: 70_000, 2: 3 * 2**20 + 1, 3: 100}
-
-    async def write() -> None:
-        async with open_named(directory, inline_bytes=None) as (_, disk):
-            for key, length in lengths.items():
-                await disk.write(key, memoryview(random_bytes(length)), PLAIN)
-
-    async def look() -> None:
+    async with open_named(directory, inline_bytes=None) as (_, disk):
+        for key, length in lengths.items():
+            await disk.write(key, memoryview(random_bytes(length)), PLAIN)
+    for _ in range(2):
         async with open_named(directory, inline_bytes=None) as (_, disk):
             assert [each.offset is None for each in disk.found_locations().values()] == [False, False, True]
             for key, length in lengths.items():
                 assert await read_back(disk, key, length) == random_bytes(length)
 
-    on_loop(write)
-    on_loop(look)
-    on_loop(look)
 
-
-def test_segments_that_are_empty_lose_their_names(
+async def test_segments_that_are_empty_lose_their_names(
     directory: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
@@ -320,65 +289,55 @@ def test_segments_that_are_empty_lose_their_names(
     def names() -> list[str]:
         return sorted(path.name for path in folder.glob("segment-*"))
 
-    async def test() -> None:
-        async with open_named(directory, disk_bytes=8 * 2**20) as (_, disk):
-            for key in range(10):
-                await disk.write(key, memoryview(bytes(500_000)), PLAIN)
-            async with asyncio.timeout(20):
-                while len(names()) != len(disk._space.files()):  # the next one is being made, or has just been
-                    await asyncio.sleep(0.001)
-            assert len(names()) > 1
-            await disk.discard(range(10))
-            await disk.write(10, memoryview(bytes(6 * 2**20)), PLAIN)  # needs the room of all of them
-            assert len(names()) == len(disk._space.files()) == 1
-            assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
-            assert folder.stat().st_mode & 0o777 == 0o700
-
-    on_loop(test)
+    async with open_named(directory, disk_bytes=8 * 2**20) as (_, disk):
+        for key in range(10):
+            await disk.write(key, memoryview(bytes(500_000)), PLAIN)
+        async with asyncio.timeout(20):
+            while len(names()) != len(inspect_tier(disk).space.files()):  # the next one is being made, or has just been
+                await asyncio.sleep(0.001)
+        assert len(names()) > 1
+        await disk.discard(range(10))
+        await disk.write(10, memoryview(bytes(6 * 2**20)), PLAIN)  # needs the room of all of them
+        assert len(names()) == len(inspect_tier(disk).space.files()) == 1
+        assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_receipt_names_kind_and_checksum(directory: Path) -> None:
-    async def test() -> None:
-        async with open_named(directory, "zstd") as (_, disk):
-            for size in (1000, 200_000):
-                content = random_bytes(size)
-                receipt = await disk.write(size, memoryview(content), PLAIN)
-                assert receipt.kind in disk.codec_choices()
-                hasher = record_hasher(record_seed(disk.session, size))
-                hasher.update(content)
-                assert receipt.checksum == hasher.intdigest()
-                assert (await disk.write(size + 1, memoryview(bytes(size)), PLAIN)).checksum is None
-        async with open_named(directory, checksum=False) as (_, disk):
-            assert (await disk.write(1, memoryview(b"x"), PLAIN)).checksum is None
-
-    on_loop(test)
+async def test_receipt_names_kind_and_checksum(directory: Path) -> None:
+    async with open_named(directory, "zstd") as (_, disk):
+        for size in (1000, 200_000):
+            content = random_bytes(size)
+            receipt = await disk.write(size, memoryview(content), PLAIN)
+            assert receipt.kind in disk.codec_choices()
+            hasher = record_hasher(record_seed(disk.session, size))
+            hasher.update(content)
+            assert receipt.checksum == hasher.intdigest()
+            assert (await disk.write(size + 1, memoryview(bytes(size)), PLAIN)).checksum is None
+    async with open_named(directory, checksum=False) as (_, disk):
+        assert (await disk.write(1, memoryview(b"x"), PLAIN)).checksum is None
 
 
-def test_index_that_the_drive_refuses_to_change_is_not_cleared(directory: Path, folder: Path) -> None:
+async def test_index_that_the_drive_refuses_to_change_is_not_cleared(directory: Path, folder: Path) -> None:
     """Wherever the pages lie that a start tries to write; such a limit refuses one of them, or cuts it short."""
-
-    async def start() -> str:
-        async with open_named(directory) as (found, _):
-            return found
-
-    fill(directory)
+    await fill(directory)
     starts = Counter[str]()
     for page in range(2, (folder / "index").stat().st_size // PAGE_BYTES):
         with files_no_longer_than(page * PAGE_BYTES + PAGE_BYTES // 2):
             try:
-                starts[on_loop(start)] += 1
+                async with open_named(directory) as (found, _):
+                    starts[found] += 1
             except StorageIOError as error:
                 assert os.strerror(errno.EFBIG) in str(error)  # noqa: PT017 - a start that goes well is right too
                 starts["refused"] += 1
     assert set(starts) == {f"taken up: {len(KEYS)} records", "refused"}
-    assert open_and_look(directory) == (f"taken up: {len(KEYS)} records", len(KEYS))
+    assert await open_and_look(directory) == (f"taken up: {len(KEYS)} records", len(KEYS))
 
 
-def test_home_tells_what_its_files_take_and_nothing_of_others(directory: Path, folder: Path) -> None:
+async def test_home_tells_what_its_files_take_and_nothing_of_others(directory: Path, folder: Path) -> None:
     home = NamedHome(directory)
     assert home.taken_bytes == 0
     home.close(keep=True)
-    fill(directory)
+    await fill(directory)
     (folder / "a file of others").write_bytes(bytes(PAGE_BYTES))
     names = ["format", "index", "segment-000000"]
     home = NamedHome(directory)
@@ -389,37 +348,33 @@ def test_home_tells_what_its_files_take_and_nothing_of_others(directory: Path, f
 # --- never read -----------------------------------------------------------------------------------------------
 
 
-def test_another_boot_clears(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(directory)
+async def test_another_boot_clears(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fill(directory)
     (tmp_path / "boot_id").write_text("another\n", encoding="ascii")
     monkeypatch.setattr(home_module, "_BOOT_ID", tmp_path / "boot_id")
-    assert open_and_look(directory) == ("cleared: written before the last boot", 0)
-    assert open_and_look(directory) == ("taken up: 1 records", 1)
+    assert await open_and_look(directory) == ("cleared: written before the last boot", 0)
+    assert await open_and_look(directory) == ("taken up: 1 records", 1)
 
 
-def open_and_look(directory: Path) -> tuple[str, int]:
+async def open_and_look(directory: Path) -> tuple[str, int]:
     """`found`, and the number of records; then one more is written."""
-
-    async def test() -> tuple[str, int]:
-        async with open_named(directory) as (found, disk):
-            num_records = disk.usage().num_records
-            for key in disk.found_locations():
-                assert await read(disk, key) == content_of(key)
-            await disk.write(1000 + num_records, memoryview(content_of(1000 + num_records)), PLAIN)
-            return found, num_records
-
-    return on_loop(test)
+    async with open_named(directory) as (found, disk):
+        num_records = disk.usage().num_records
+        for key in disk.found_locations():
+            assert await read(disk, key) == content_of(key)
+        await disk.write(1000 + num_records, memoryview(content_of(1000 + num_records)), PLAIN)
+        return found, num_records
 
 
 @pytest.mark.parametrize("damage", ["", "{", "garbage\xff", '{"version":1}', '{"a":' + "[" * 3000, "missing"])
-def test_damaged_format_clears(directory: Path, folder: Path, damage: str) -> None:
-    fill(directory)
+async def test_damaged_format_clears(directory: Path, folder: Path, damage: str) -> None:
+    await fill(directory)
     if damage == "missing":
         (folder / "format").unlink()
     else:
         (folder / "format").write_text(damage, encoding="latin-1")
-    assert open_and_look(directory) == ("cleared: it has no readable format", 0)
-    assert open_and_look(directory)[1] == 1
+    assert await open_and_look(directory) == ("cleared: it has no readable format", 0)
+    assert (await open_and_look(directory))[1] == 1
 
 
 @pytest.mark.parametrize(
@@ -431,33 +386,33 @@ def test_damaged_format_clears(directory: Path, folder: Path, damage: str) -> No
         ("seed", 2**63, "no readable"),
     ],
 )
-def test_other_format_clears(directory: Path, folder: Path, field: str, value: int, words: str) -> None:
-    fill(directory)
+async def test_other_format_clears(directory: Path, folder: Path, field: str, value: int, words: str) -> None:
+    await fill(directory)
     format_ = msgspec.json.decode((folder / "format").read_bytes())
     (folder / "format").write_bytes(msgspec.json.encode(format_ | {field: value}))
-    found, num_records = open_and_look(directory)
+    found, num_records = await open_and_look(directory)
     assert words in found
     assert num_records == 0
     assert msgspec.json.decode((folder / "format").read_bytes())["seed"] != format_["seed"]
 
 
-def test_missing_index_clears(directory: Path, folder: Path) -> None:
-    fill(directory)
+async def test_missing_index_clears(directory: Path, folder: Path) -> None:
+    await fill(directory)
     (folder / "index").unlink()
-    assert open_and_look(directory) == ("cleared: it has no index", 0)
+    assert await open_and_look(directory) == ("cleared: it has no index", 0)
 
 
-def test_index_of_garbage_clears(directory: Path, folder: Path) -> None:
-    fill(directory)
+async def test_index_of_garbage_clears(directory: Path, folder: Path) -> None:
+    await fill(directory)
     (folder / "index").write_bytes(random_bytes((folder / "index").stat().st_size))
-    found, num_records = open_and_look(directory)
+    found, num_records = await open_and_look(directory)
     assert found.startswith("cleared: the index is damaged")
     assert num_records == 0
 
 
 @pytest.mark.parametrize("kept", [1, 100, 4096, 8192, 12288, -4096, -1])
-def test_truncated_index_never_gives_wrong_bytes(directory: Path, folder: Path, kept: int) -> None:
-    fill(directory)
+async def test_truncated_index_never_gives_wrong_bytes(directory: Path, folder: Path, kept: int) -> None:
+    await fill(directory)
     length = (folder / "index").stat().st_size
     os.truncate(folder / "index", kept if kept > 0 else length + kept)
     first, second = check(directory), check(directory)
@@ -467,27 +422,27 @@ def test_truncated_index_never_gives_wrong_bytes(directory: Path, folder: Path, 
     assert (first.corrupt, first.failed) == (0, 0)
 
 
-def test_index_with_keys_out_of_order_clears(directory: Path, folder: Path) -> None:
+async def test_index_with_keys_out_of_order_clears(directory: Path, folder: Path) -> None:
     """A damaged tree may lead in circles; that ends here."""
-    fill(directory)
+    await fill(directory)
     content = (folder / "index").read_bytes()
     keys = [key.to_bytes(8, "big") + b"\x9a" for key in (5, 1)]  # as they precede a location: an array of ten
     (folder / "index").write_bytes(content.replace(*keys))
-    found, num_records = open_and_look(directory)
+    found, num_records = await open_and_look(directory)
     assert found.startswith("cleared: the index is damaged")
     assert "keys of eight bytes in order" in found
     assert num_records == 0
 
 
-def test_index_that_has_lost_entries_clears(directory: Path, folder: Path) -> None:
+async def test_index_that_has_lost_entries_clears(directory: Path, folder: Path) -> None:
     """The count of entries lies 32 bytes into the table's record, which follows its name (struct MDB_db)."""
-    fill(directory)
+    await fill(directory)
     content = bytearray((folder / "index").read_bytes())
     place = -1
     while (place := content.find(b"locations", place + 1)) >= 0:
         content[place + 9 + 32] += 1
     (folder / "index").write_bytes(content)
-    found, num_records = open_and_look(directory)
+    found, num_records = await open_and_look(directory)
     assert f"'{len(KEYS) + 1} entries', '{len(KEYS)}'" in found
     assert num_records == 0
 
@@ -502,8 +457,8 @@ def until_it_opens(directory: Path) -> Report:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
-def test_index_with_flipped_bytes_never_gives_wrong_bytes(directory: Path, folder: Path, seed: int) -> None:
-    fill(directory)
+async def test_index_with_flipped_bytes_never_gives_wrong_bytes(directory: Path, folder: Path, seed: int) -> None:
+    await fill(directory)
     steps = random.Random(seed)
     content = bytearray((folder / "index").read_bytes())
     for page in range(0, len(content), 4096):
@@ -514,33 +469,28 @@ def test_index_with_flipped_bytes_never_gives_wrong_bytes(directory: Path, folde
     until_it_opens(directory)  # what damage remains is said by an error, at the record that meets it
 
 
-def test_index_that_ends_two_starts_is_cleared_and_one_that_ends_one_is_not(directory: Path) -> None:
-    fill(directory)
+async def test_index_that_ends_two_starts_is_cleared_and_one_that_ends_one_is_not(directory: Path) -> None:
+    await fill(directory)
     for num_deaths in (1, 2):
         for _ in range(num_deaths):
             with start("die", directory) as dying:
                 assert dying.wait(60) == -signal.SIGKILL
-        found, num_records = open_and_look(directory)
+        found, num_records = await open_and_look(directory)
         if num_deaths == 1:
             assert (found, num_records) == (f"taken up: {len(KEYS)} records", len(KEYS))
     assert (found, num_records) == ("cleared: 2 starts in a row ended while they read the index", 0)
 
 
-def test_missing_and_truncated_segments_drop_their_records_only(
+async def test_missing_and_truncated_segments_drop_their_records_only(
     directory: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extents_module, "SEGMENT_BYTES", 2**20)
-    fill(directory)
-
-    async def count() -> dict[int, list[int]]:
-        async with open_named(directory) as (_, disk):
-            by_segment: dict[int, list[int]] = {}
-            for location in disk.found_locations().values():
-                if location.segment is not None and location.offset is not None:
-                    by_segment.setdefault(location.segment, []).append(location.offset + location.taken_bytes)
-            return by_segment
-
-    by_segment = on_loop(count)
+    await fill(directory)
+    by_segment: dict[int, list[int]] = {}
+    async with open_named(directory) as (_, disk):
+        for location in disk.found_locations().values():
+            if location.segment is not None and location.offset is not None:
+                by_segment.setdefault(location.segment, []).append(location.offset + location.taken_bytes)
     missing, truncated = (number for number, ends in by_segment.items() if len(ends) > 1 and max(ends) != min(ends))
     names = [f"segment-{number:06d}" for number in (missing, truncated)]
     (folder / names[0]).unlink()
@@ -548,8 +498,8 @@ def test_missing_and_truncated_segments_drop_their_records_only(
     num_lost = len(by_segment[missing]) + 1
     kept = len(KEYS) - num_lost
     words = f"taken up: {kept} records; {num_lost} damaged ones were dropped"
-    assert open_and_look(directory) == (words, kept)
-    assert open_and_look(directory) == (f"taken up: {kept + 1} records", kept + 1)
+    assert await open_and_look(directory) == (words, kept)
+    assert await open_and_look(directory) == (f"taken up: {kept + 1} records", kept + 1)
 
 
 @pytest.mark.parametrize(
@@ -568,8 +518,8 @@ def test_missing_and_truncated_segments_drop_their_records_only(
     ],
     ids=str,
 )
-def test_entry_that_cannot_be_right_is_dropped(directory: Path, folder: Path, change: dict[str, object]) -> None:
-    fill(directory)
+async def test_entry_that_cannot_be_right_is_dropped(directory: Path, folder: Path, change: dict[str, object]) -> None:
+    await fill(directory)
 
     def damage(index: Index) -> None:
         locations = index.entries().locations
@@ -578,7 +528,7 @@ def test_entry_that_cannot_be_right_is_dropped(directory: Path, folder: Path, ch
 
     change_index(folder, damage)
     words = f"taken up: {len(KEYS) - 1} records; 1 damaged ones were dropped"
-    assert open_and_look(directory) == (words, len(KEYS) - 1)
+    assert await open_and_look(directory) == (words, len(KEYS) - 1)
 
 
 def change_index(folder: Path, change: object) -> None:
@@ -589,8 +539,8 @@ def change_index(folder: Path, change: object) -> None:
 
 
 @pytest.mark.parametrize("shift_bytes", [0, 4096, -4096])
-def test_entries_that_overlap_are_dropped_both(directory: Path, folder: Path, shift_bytes: int) -> None:
-    fill(directory)
+async def test_entries_that_overlap_are_dropped_both(directory: Path, folder: Path, shift_bytes: int) -> None:
+    await fill(directory)
 
     def damage(index: Index) -> None:
         locations = index.entries().locations
@@ -599,14 +549,16 @@ def test_entries_that_overlap_are_dropped_both(directory: Path, folder: Path, sh
         index.apply([Put(999, copy, None)])
 
     change_index(folder, damage)
-    found, num_records = open_and_look(directory)
+    found, num_records = await open_and_look(directory)
     assert num_records < len(KEYS)
     assert found.endswith("damaged ones were dropped")
-    assert "dropped" not in open_and_look(directory)[0]
+    assert "dropped" not in (await open_and_look(directory))[0]
 
 
-def test_entry_that_makes_no_sense_and_values_that_are_not_theirs_are_dropped(directory: Path, folder: Path) -> None:
-    fill(directory)
+async def test_entry_that_makes_no_sense_and_values_that_are_not_theirs_are_dropped(
+    directory: Path, folder: Path
+) -> None:
+    await fill(directory)
 
     def damage(index: Index) -> None:
         with index._environment.begin(write=True) as transaction:
@@ -620,25 +572,25 @@ def test_entry_that_makes_no_sense_and_values_that_are_not_theirs_are_dropped(di
     report = check(directory)
     assert report == Report(report.found if report else "", right=len(KEYS) - 4)
     assert "; 5 damaged ones were dropped" in report.found
-    assert open_and_look(directory)[0] == f"taken up: {report.right} records"
+    assert (await open_and_look(directory))[0] == f"taken up: {report.right} records"
 
 
-def test_key_of_another_length_clears(directory: Path, folder: Path) -> None:
-    fill(directory)
+async def test_key_of_another_length_clears(directory: Path, folder: Path) -> None:
+    await fill(directory)
 
     def damage(index: Index) -> None:
         with index._environment.begin(write=True) as transaction:
             transaction.put(b"short", msgspec.msgpack.encode(location(1)), db=index._locations)
 
     change_index(folder, damage)
-    assert open_and_look(directory)[0].startswith("cleared: the index is damaged")
+    assert (await open_and_look(directory))[0].startswith("cleared: the index is damaged")
 
 
 # --- whose folder ---------------------------------------------------------------------------------------------
 
 
-def test_second_process_is_refused_until_the_first_is_killed(directory: Path) -> None:
-    fill(directory)
+async def test_second_process_is_refused_until_the_first_is_killed(directory: Path) -> None:
+    await fill(directory)
     with another("hold", directory) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
@@ -646,61 +598,53 @@ def test_second_process_is_refused_until_the_first_is_killed(directory: Path) ->
             NamedHome(directory)
         holder.kill()
         holder.wait(60)
-    assert open_and_look(directory) == (f"taken up: {len(KEYS)} records", len(KEYS))
+    assert await open_and_look(directory) == (f"taken up: {len(KEYS)} records", len(KEYS))
 
 
-def test_forked_child_lets_go_of_the_lock_and_of_what_was_taken_up(directory: Path) -> None:
-    fill(directory)
+async def test_forked_child_lets_go_of_the_lock_and_of_what_was_taken_up(directory: Path) -> None:
+    await fill(directory)
 
     def num_open() -> int:
         links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
         return sum(str(directory) in os.readlink(link) for link in links if link.is_symlink())
 
-    async def test() -> None:
-        async with open_named(directory) as (_, disk):
-            from_child, to_parent = os.pipe()
-            from_parent, to_child = os.pipe()
-            child = os.fork()
-            if child == 0:
-                os.close(to_child)
-                disk.abandon_after_fork()
-                os.write(to_parent, str(num_open()).encode())
-                os.read(from_parent, 1)  # until the parent has tried
-                os._exit(0)
-            try:
-                assert os.read(from_child, 1) == b"0"
-                assert num_open() > 4
-                with pytest.raises(ConfigError, match=str(os.getpid())):
-                    NamedHome(directory)
-                await disk.close(keep=True)
-                NamedHome(directory).close(keep=True)
-            finally:
-                for descriptor in (to_child, from_parent, from_child, to_parent):
-                    os.close(descriptor)
-                os.waitpid(child, 0)
-
-    on_loop(test)
+    async with open_named(directory) as (_, disk):
+        from_child, to_parent = os.pipe()
+        from_parent, to_child = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(to_child)
+            disk.abandon_after_fork()
+            os.write(to_parent, str(num_open()).encode())
+            os.read(from_parent, 1)  # until the parent has tried
+            os._exit(0)
+        try:
+            assert os.read(from_child, 1) == b"0"
+            assert num_open() > 4
+            with pytest.raises(ConfigError, match=str(os.getpid())):
+                NamedHome(directory)
+            await disk.close(keep=True)
+            NamedHome(directory).close(keep=True)
+        finally:
+            for descriptor in (to_child, from_parent, from_child, to_parent):
+                os.close(descriptor)
+            os.waitpid(child, 0)
 
 
-def test_close_removes_our_names_only(directory: Path, folder: Path) -> None:
-    async def close(*, keep: bool) -> None:
-        async with open_named(directory) as (_, disk):
-            await disk.write(1, memoryview(content_of(2)), PLAIN)
-            await disk.close(keep=keep)
-
-    asyncio.run(close(keep=True))
+async def test_close_removes_our_names_only(directory: Path, folder: Path) -> None:
+    await fill(directory)
     assert sorted(os.listdir(folder)) == ["format", "index", "lock", "segment-000000"]
-    asyncio.run(close_found(directory))
+    await close_found(directory)
     assert os.listdir(directory) == []
-    asyncio.run(close(keep=True))
+    await fill(directory)
     foreign = ["a file of others", "segment-1", "index-old"]
     for name in foreign:
         (folder / name).touch()
     (folder / "format").unlink()
-    assert open_and_look(directory)[0].startswith("cleared")
-    asyncio.run(close_found(directory))
+    assert (await open_and_look(directory))[0].startswith("cleared")
+    await close_found(directory)
     assert sorted(os.listdir(folder)) == sorted([*foreign, "lock"])
-    assert open_and_look(directory)[0] == "nothing"
+    assert (await open_and_look(directory))[0] == "nothing"
 
 
 async def close_found(directory: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.existing import set_existing
+from tests.inspect_store import inspect
 from tierstore import pinning
 from tierstore.disk.linux import address_of
 from tierstore.pinning import Pinning, cpus_near
@@ -117,8 +118,8 @@ def test_store_closed_while_its_slab_is_pinned_unpins_it(
     monkeypatch.setattr("tierstore.slab._cuda_runtime", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     store = make_store(host_bytes="4MiB")
-    slab = store.books.moves.slots.slab
-    with store.books.lock:
+    slab = inspect(store).slab
+    with inspect(store).lock:
         slab.begin_to_pin(DEVICE)
     assert driver.was_asked.wait(20)
     content = torch.arange(2**18)

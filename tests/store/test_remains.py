@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
 from tierstore.remains import Remains
 
@@ -111,7 +112,7 @@ def test_interrupt_where_a_store_dies_is_not_lost_nor_is_its_end(
     store_directory: Path, interrupted: Interrupted, is_closed: bool
 ) -> None:
     stores = [TierStore(store_directory)]
-    thread = stores[0]._core.engine._thread  # not the engine, which may know what dies
+    thread = inspect(stores[0]).thread  # not the engine, which may know what dies
     if is_closed:
         stores[0].close()
     interrupted(stores.clear)
@@ -129,10 +130,10 @@ def test_interrupt_where_a_graph_dies_what_it_had_noted_is_not_counted(
 ) -> None:
     store = make_store(host_bytes="1GiB")
     graph: list[Any] = _losses(store, [torch.randn(256, 256, requires_grad=True) for _ in range(3)])
-    assert store.books.moves.noted.num_bytes == 3 * 256 * 256 * 4
+    assert inspect(store).noted_bytes == 3 * 256 * 256 * 4
     interrupted(graph.clear)
     store.stats()
-    assert store.books.moves.noted.num_bytes == 0
+    assert inspect(store).noted_bytes == 0
 
 
 def _num_misses(store: TierStore, end: Callable[[list[Any]], None]) -> int:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.inspect_store import inspect
 from tierstore import Handle, ModifiedInPlaceError, StorageIOError, StoreClosedError, TierStore
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
@@ -81,7 +82,7 @@ class Bench:
 
     def open(self, **options: object) -> tuple[TierStore, HeldDisk]:
         store = self._make_store(**options)
-        disk = store._core.engine.disk
+        disk = inspect(store).disk
         assert isinstance(disk, HeldDisk)
         self.disks.append(disk)
         return store, disk
@@ -96,9 +97,9 @@ class Bench:
 
     def on_thread(self, store: TierStore, call: Callable[..., Any], *arguments: object) -> Future[Any]:
         """Begins a call that is going to wait; returns when it does."""
-        num_waiting = _num_waiting(store)
+        num_waiting = inspect(store).num_waiting
         future = self._threads.submit(call, *arguments)
-        until(lambda: _num_waiting(store) > num_waiting or future.done())
+        until(lambda: inspect(store).num_waiting > num_waiting or future.done())
         assert not future.done(), f"it did not wait: {future}"
         return future
 
@@ -111,10 +112,6 @@ class Bench:
             except RuntimeError:
                 pass  # its loop is closed
         self._threads.shutdown(wait=False)
-
-
-def _num_waiting(store: TierStore) -> int:
-    return len(store.books._progress._waiters)  # nothing public tells that a thread waits
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -231,7 +228,7 @@ def test_drop_while_the_job_runs_noticed_only_at_its_end(bench: Bench, stage: st
     store, disk, handle, _ = _at(bench, stage)
     del handle  # and nobody calls the store before the job has ended
     disk.let_go()
-    until(lambda: disk.usage().num_records == 0 and not store.books.moves.released)
+    until(lambda: disk.usage().num_records == 0 and not inspect(store).num_released)
     until_empty(store)
 
 
@@ -300,7 +297,7 @@ def test_get_of_a_running_write_is_forwarded_from_memory(bench: Bench) -> None:
 
 def test_several_of_the_largest_are_written_at_once_out_of_the_host_budget(bench: Bench) -> None:
     store, disk = bench.open(host_bytes=16 * NBYTES, staging_bytes=NBYTES)
-    store.books.moves.books.grows = True  # as where no `staging_bytes` is given
+    inspect(store).let_staging_grow()  # as where no `staging_bytes` is given
     disk.hold("write")
     handles = [store.put(_tensor(i)) for i in range(17)]
     for handle in handles[:4]:
@@ -386,20 +383,20 @@ def test_change_while_a_get_waits_is_found(bench: Bench) -> None:
 def test_join_once_the_bytes_were_read_is_refused(bench: Bench, stage: str) -> None:
     """What else is saved of the storage would not be on disk."""
     store, _, handle, _ = _at(bench, stage)
-    assert not store.books.join(handle.record, handle.record.layout, NBYTES)
+    assert not inspect(store).residency.join(handle.record, handle.record.layout, NBYTES)
     assert store.stats().packed_tensors == 1
 
 
 def test_held_again_while_it_is_kept_in_memory_is_left_alone(bench: Bench) -> None:
     store, _ = bench.open(host_bytes=NBYTES)
     first, second = (store.new_handle(tensor, layout_of(tensor)) for tensor in map(_tensor, range(2)))
-    store.books.track(first.record)
-    store.books.settle([first.record])
+    inspect(store).residency.track(first.record)
+    inspect(store).residency.settle([first.record])
     assert store.stats().host_bytes == NBYTES
     assert first.record.source is not None
     taken = first.record.source.detach()
-    store.books.track(second.record)
-    store.books.settle([second.record])
+    inspect(store).residency.track(second.record)
+    inspect(store).residency.settle([second.record])
     store.flush()
     assert (first.record.state, second.record.state) == (State.PENDING, State.HOST)
     assert store.stats().spilled_bytes == 0
@@ -410,9 +407,9 @@ def test_held_again_while_it_waits_for_room_is_left_alone(bench: Bench) -> None:
     store, disk = bench.open(staging_bytes=NBYTES)
     first, second, third = (store.new_handle(tensor, layout_of(tensor)) for tensor in map(_tensor, range(3)))
     disk.hold("write")
-    store.books.track(first.record)
-    store.books.track(second.record, [first.record])
-    waiting = bench.on_thread(store, store.books.track, third.record, [second.record])
+    inspect(store).residency.track(first.record)
+    inspect(store).residency.track(second.record, [first.record])
+    waiting = bench.on_thread(store, inspect(store).residency.track, third.record, [second.record])
     assert second.record.source is not None
     taken = second.record.source.detach()
     disk.let_go()
@@ -499,7 +496,7 @@ def test_close_with_long_queues_abandons_them(bench: Bench) -> None:
     store.prefetch(on_disk)
     num_written = len(disk.written)
     closing = ThreadPoolExecutor(1).submit(store.close)
-    until(lambda: store.books.closed is not None)
+    until(lambda: inspect(store).closed is not None)
     disk.let_go()
     closing.result(20)
     assert len(disk.written) - num_written <= NUM_SPILLS
@@ -681,10 +678,5 @@ def test_size_of_store_is_free_of_time(bench: Bench) -> None:
         del handle
     store.stats()
     until_empty(store)
-    moves = store.books.moves
-    assert len(moves._records) == 0
-    assert len(moves.slots._handed_out) == 0
-    assert len(moves._eviction) == 0
-    assert not moves._parked
-    assert not moves.blocked
+    assert set(inspect(store).num_held.values()) == {0}, inspect(store).num_held
     assert len(tensor.untyped_storage()._tierstore_claims) <= 10

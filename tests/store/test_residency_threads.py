@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.inspect_store import inspect
 from tierstore import Handle, TierStore
 
 
@@ -38,13 +39,13 @@ def test_collector_inside_every_critical_section_does_no_harm(
 ) -> None:
     """What is garbage is found there, and nowhere else."""
     store = make_store(host_bytes="8KiB", staging_bytes="8KiB")
-    drain = store.books.moves.drain
+    drain = inspect(store).moves.drain
 
     def collect_and_drain() -> bool:
         gc.collect()
         return drain()
 
-    monkeypatch.setattr(store.books.moves, "drain", collect_and_drain)
+    monkeypatch.setattr(inspect(store).moves, "drain", collect_and_drain)
     kept: list[tuple[int, Handle]] = []
     for i in range(60):
         cycle: list[object] = [store.put(torch.arange(500.0) - i)]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.inspect_store import inspect
 from tierstore import StoreStats, TierStore
 from tierstore.stats import KEPT_REASONS, STALL_CAUSES
 
@@ -34,7 +35,7 @@ def test_snapshot_of_a_new_store_is_all_zero(make_store: MakeStore) -> None:
     store = make_store(staging_bytes="1MiB")
     stats = store.stats()
     numbers = {name: value for name, value in stats.as_dict().items() if isinstance(value, (int, float))}
-    assert numbers.pop("staging_bytes") == 2**20 + store._core.engine.disk.scratch_bytes
+    assert numbers.pop("staging_bytes") == 2**20 + inspect(store).disk.scratch_bytes
     assert numbers.pop("open_seconds") > 0
     assert numbers.pop("resident_bytes") > numbers.pop("allocator_free_bytes", 0)
     assert set(numbers.values()) == {0}
@@ -55,7 +56,7 @@ def test_snapshot_does_not_change_with_the_store(store: TierStore) -> None:
     before = store.stats()
     copied = before.as_dict()
     handle = store.put(torch.randn(30_000))
-    store.books.count_kept("small", 5)
+    inspect(store).residency.count_kept("small", 5)
     store.flush()
     store.get(handle)
     assert before.as_dict() == copied

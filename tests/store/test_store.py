@@ -21,6 +21,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.conftest import MakeStore
+from tests.inspect_store import inspect, inspect_engine
 from tierstore import ConfigError, Handle, ModifiedInPlaceError, StoreClosedError, TierStore
 from tierstore.handle import State
 
@@ -625,7 +626,7 @@ def test_close_on_a_thread_of_the_stores_own_waits_for_nothing(make_store: MakeS
     """Garbage may be collected there, and a finalizer close the store: it would wait for itself."""
     store = make_store(host_bytes=0)
     handle = store.put(torch.ones(1000))
-    engine = store._core.engine
+    engine = inspect_engine(inspect(store).engine)
     closed: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def close() -> None:
@@ -636,11 +637,11 @@ def test_close_on_a_thread_of_the_stores_own_waits_for_nothing(make_store: MakeS
         else:
             closed.put(None)
 
-    job = close if on_loop else partial(engine._io_threads.submit, close)
-    engine._loop.call_soon_threadsafe(job)
+    job = close if on_loop else partial(engine.submit, close)
+    engine.loop.call_soon_threadsafe(job)
     assert closed.get(timeout=20) is None
     store.close()
-    assert not engine.is_running
+    assert not engine.thread.is_alive()
     with pytest.raises(StoreClosedError):
         store.get(handle)
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.inspect_store import inspect
 from tierstore import Handle, StoreFullError, StoreStats, TierStore, tiered_offload
 from tierstore.handle import State
 from tierstore.lookahead import Lookahead
@@ -88,7 +89,7 @@ def test_every_budget_keeps_its_limits_and_the_bytes(make_store: MakeStore, stag
         stats = store.stats()
         assert stats.host_bytes_peak <= host_bytes
         assert stats.live_handles == 4
-        assert stats.staging_bytes == staging_bytes + store._core.engine.disk.scratch_bytes
+        assert stats.staging_bytes == staging_bytes + inspect(store).disk.scratch_bytes
         del handles
         _until(lambda store=store: _is_empty(store.stats()))
         store.close()
@@ -129,7 +130,9 @@ def test_pack_that_needs_all_of_staging_gets_it_from_the_prefetch(make_store: Ma
     ahead = Lookahead(10_000)
     ahead.begin(records, range(8))
     for i in range(3):
-        assert torch.equal(store.books.fetch(records[i], records[i].layout, ahead, None, i), _tensor(i, 96))
+        assert torch.equal(
+            inspect(store).residency.fetch(records[i], records[i].layout, ahead, None, i), _tensor(i, 96)
+        )
         large.append(store.put(_tensor(9 + i, 384)))
     for i, handle in enumerate([*small, *large]):
         assert torch.equal(store.get(handle), _tensor(i, 96 if i < 8 else 384))
@@ -144,15 +147,15 @@ def test_prefetch_into_staging_alone_drops_nothing_that_makes_no_room_there(make
     store.prefetch(handles[:6])  # the first three into staging
     for i in (3, 4, 5, 0, 1, 2):  # the others are used first
         assert torch.equal(store.get(handles[i]), _tensor(i))
-    host = store.books.moves.books.host
+    host = inspect(store).window("host")
     assert [record.window is host for record in records[:6]] == 3 * [False] + 3 * [True]
     near = Lookahead(100 * NBYTES)
     near.reach.is_far = False
     near.begin(records, [6, 7])
-    store.books.look_ahead(near)
+    inspect(store).residency.look_ahead(near)
     assert {record.state for record in records[:6]} == {State.CLEAN}
     near.reach.wait()
-    store.books.look_ahead(near)
+    inspect(store).residency.look_ahead(near)
     assert [record.state is State.DISK for record in records[3:6]] == [True, False, False]  # for one there was room
 
 
@@ -162,7 +165,7 @@ def test_window_that_takes_from_host_keeps_both_budgets(
     make_store: MakeStore, host_bytes: int, staging_bytes: int
 ) -> None:
     store = make_store(host_bytes=host_bytes, staging_bytes=staging_bytes)
-    store.books.moves.books.grows = True
+    inspect(store).let_staging_grow()
     with _watched(store, host_bytes, staging_bytes, 2 * NBYTES):
         handles = [store.put(_tensor(i, NBYTES if i % 3 else NBYTES // 4)) for i in range(30)]
         store.flush()
@@ -176,7 +179,7 @@ def test_window_that_takes_from_host_keeps_both_budgets(
 
 def test_full_disk_leaves_all_of_the_host_budget_for_what_stays(make_store: MakeStore) -> None:
     store = make_store(host_bytes=16 * NBYTES, staging_bytes=NBYTES, disk_bytes=0)
-    store.books.moves.books.grows = True
+    inspect(store).let_staging_grow()
     handles = [store.put(_tensor(i)) for i in range(16)]
     with pytest.raises(StoreFullError) as caught:
         handles.extend(store.put(_tensor(i)) for i in range(16, 40))
@@ -257,12 +260,12 @@ def test_accounting_after_random_use_is_exact(make_store: MakeStore, seed: int) 
     assert stats.live_handles == len(handles)
     assert stats.packed_bytes == packed_bytes
     records = [handle.record for handle in handles]
-    books = store.books.moves.books
-    for window, charged in ((books.host, stats.host_bytes), (books.staging, stats.staging_used_bytes)):
+    for name, charged in (("host", stats.host_bytes), ("staging", stats.staging_used_bytes)):
+        window = inspect(store).window(name)
         assert charged == sum(record.charged_bytes for record in records if record.window is window)
     num_stored = sum(record.stored_bytes > 0 for record in records)
-    _until(lambda: store._core.engine.disk.usage().num_records == num_stored)
-    assert store.stats().disk_bytes == store._core.engine.disk.usage().disk_bytes
+    _until(lambda: inspect(store).disk.usage().num_records == num_stored)
+    assert store.stats().disk_bytes == inspect(store).disk.usage().disk_bytes
     del results, records
     handles.clear()
     gc.collect()
@@ -448,15 +451,14 @@ def test_spilled_and_cancelled_bytes_add_up(make_store: MakeStore) -> None:
 def test_free_pages_of_restored_tensors_are_kept_for_reuse_and_count_against_the_budget(make_store: MakeStore) -> None:
     mib = 2**20
     store = make_store(host_bytes=8 * mib, staging_bytes=4 * mib)
-    moves = store.books.moves
+    inside = inspect(store)
     held, cached = [], []
 
     def look(tensor: torch.Tensor) -> bool:
-        with store.books.lock:
-            books, pending_bytes = moves.books, moves.pending.num_bytes
-            taken = min(books.host.used_bytes + pending_bytes, 8 * mib) + books.staging.used_bytes
-            held.append(taken + moves.slots.slab.cached_bytes)
-        cached.append(moves.slots.slab.cached_bytes)
+        with inside.lock:
+            host_bytes = min(inside.window("host").used_bytes + inside.pending_bytes, 8 * mib)
+            held.append(host_bytes + inside.window("staging").used_bytes + inside.slab.cached_bytes)
+        cached.append(inside.slab.cached_bytes)
         return True
 
     x = torch.ones(2 * mib // 4, requires_grad=True)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.inspect_store import inspect
 from tierstore import ConfigError, CorruptDataError, StorageIOError, StoreClosedError, StoreFullError, TierStore
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
@@ -73,7 +74,7 @@ def breaking_store(store_directory: Path) -> Iterator[TierStore]:
 
 
 def _disk_of(store: TierStore) -> FaultyDisk:
-    disk = store._core.engine.disk
+    disk = inspect(store).disk
     assert isinstance(disk, FaultyDisk)
     return disk
 
@@ -296,7 +297,7 @@ def test_discard_failed_ends_the_store_with_the_cause(breaking_store: TierStore)
     _disk_of(store).discard_errors.append(error)
     del handle
     store.stats()
-    store._core.engine._thread.join(20)
+    inspect(store).thread.join(20)
     with pytest.raises(StoreClosedError, match="engine failed") as caught:
         store.get(other)
     assert error in _chain_of(caught.value)

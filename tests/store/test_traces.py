@@ -17,6 +17,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.daemon.conftest import environment_of_tests
+from tests.inspect_store import inspect
 from tests.store.test_residency_stages import HeldDisk
 from tierstore import ConfigError, StoreClosedError, TierStore, tiered_offload
 from tierstore.engine import NUM_RESTORES
@@ -49,7 +50,7 @@ def test_trace_to_unusable_path_refused_at_the_start_and_nothing_is_recorded(sto
         tiered_offload(store, trace=missing)
     with pytest.raises(ConfigError, match="No such file or directory"), store.trace(missing):
         pass
-    assert type(store.books.moves.observer) is Observer
+    assert type(inspect(store).observer) is Observer
 
 
 def test_two_stores_to_one_file_second_refused(make_store: MakeStore, file: Path) -> None:
@@ -103,7 +104,7 @@ def test_trace_of_reads_that_are_let_go_of_tells_which_were_begun(
 ) -> None:
     monkeypatch.setattr("tierstore.store.LocalDisk", HeldDisk)
     with make_store() as store, store.trace(file):
-        disk: Any = store._core.engine.disk
+        disk: Any = inspect(store).disk
         handles = [store.put(torch.ones(ELEMENTS)) for _ in range(2 * NUM_RESTORES)]
         store.flush()
         disk.hold("read")

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tests.hooks.programs import forget_after_error
+from tests.inspect_store import inspect
 from tests.testing.fault_matrix import Promise, chain_of, has_cause
 from tierstore import (
     DaemonUnavailableError,
@@ -185,12 +186,12 @@ def flush_to_the_end(store: TierStore) -> None:
 def assert_nothing_is_held(store: TierStore) -> None:
     """No record, slot, staging, lent memory or byte on disk; on a device, once the last copy is over."""
     deadline = time.monotonic() + 20
-    slots = store.books.moves.slots.slab._num_slots_in
-    while ((now := store.stats()).device_bytes or slots) and time.monotonic() < deadline:
+    inside = inspect(store)
+    while ((now := store.stats()).device_bytes or inside.has_slots) and time.monotonic() < deadline:
         time.sleep(0.001)  # the event of a copy cannot be awaited
     held = (now.live_handles, now.device_bytes, now.host_bytes, now.staging_used_bytes, now.lent_bytes, now.disk_bytes)
     assert held == (0, 0, 0, 0, 0, 0), now
-    assert not slots, "slots that nobody gave back"
+    assert not inside.has_slots, "slots that nobody gave back"
 
 
 def close_quietly(store: TierStore) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through
+from tests.inspect_store import inspect_scope
 from tests.tuning.conftest import HARDWARE
 from tierstore import ConfigError, TierStore, moves, tiered_offload
 from tierstore.device import DeviceTier
@@ -122,7 +123,7 @@ def _as_measured(tuned: Tuned, file: Path) -> None:
     with TierStore.from_config(file) as store:
         scope = tiered_offload.from_config(store, file)
         device_bytes = tuned.chosen.settings.device_bytes
-        assert scope._log_options.device_bytes == (None if device_bytes == "auto" else device_bytes)
+        assert inspect_scope(scope).device_bytes == (None if device_bytes == "auto" else device_bytes)
         assert store.host_bytes == tuned.chosen.settings.host_bytes
 
 

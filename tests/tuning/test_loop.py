@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.inspect_store import inspect_scope
 from tierstore import TierStore, tiered_offload
 from tierstore.errors import ConfigError, StoreFullError
 from tierstore.tuning import Tuned, tune_loop
@@ -76,7 +77,7 @@ def test_loop_settings_that_use_up_memory_have_failed_and_the_others_are_measure
     error: Exception, tune_step: Callable[..., Tuned]
 ) -> None:
     def step(scope: tiered_offload) -> None:
-        if scope._store.host_bytes != MIB:
+        if inspect_scope(scope).store.host_bytes != MIB:
             raise error
         _step(scope)
 

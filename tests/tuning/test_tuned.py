@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 
+from tests.inspect_store import inspect_scope
 from tierstore import TierStore, tiered_offload
 from tierstore.tracing.reader import read_trace
 from tierstore.tuning.search import Found
@@ -92,7 +93,7 @@ def test_file_of_outcome_has_its_device_bytes(
     assert "# Simulated with a.\n" in tuned.toml
     with TierStore.from_config(file) as store:
         scope = tiered_offload.from_config(store, file)
-        assert scope._log_options.device_bytes == (None if device_bytes == "auto" else device_bytes)
+        assert inspect_scope(scope).device_bytes == (None if device_bytes == "auto" else device_bytes)
     assert tuned.as_dict()["config"]["offload"]["device_bytes"] == device_bytes
 
 
@@ -113,12 +114,12 @@ def test_file_of_outcome_opens_a_store_and_a_scope_as_measured(
         with TierStore.from_config(config) as store:
             scope = tiered_offload.from_config(store, config)
             assert (store.host_bytes, store.staging_bytes) == (8 * MIB, 16 * MIB)
-            assert scope._options.prefetch == "reverse"
+            assert inspect_scope(scope).prefetch == "reverse"
             with store.trace(tmp_path / "trace.jsonl"):
                 pass
             recorded = read_trace(tmp_path / "trace.jsonl").header.store
             assert (recorded.io_depth, recorded.inline_bytes) == (9, 64 * 2**10)
-            assert scope._options.lookahead_bytes == (lookahead_bytes or 24 * MIB)
+            assert inspect_scope(scope).lookahead_bytes == (lookahead_bytes or 24 * MIB)
 
 
 def test_file_of_outcome_says_how_it_was_found() -> None:

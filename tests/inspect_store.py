@@ -1,0 +1,319 @@
+"""What tests see inside of a store: where its parts keep what nothing public tells.
+
+    inspect(store).num_waiting
+
+This module alone knows how a store is put together, so a change of that is a change here, and in no test.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from tests.existing import set_existing
+
+if TYPE_CHECKING:
+    from tierstore import TierStore, tiered_offload
+    from tierstore.disk.local import LocalDisk
+    from tierstore.engine import Engine
+    from tierstore.handle import Record
+    from tierstore.host import Window
+    from tierstore.noted import NotedTensor
+
+__all__ = ["inspect", "inspect_engine", "inspect_scope", "inspect_tier"]
+
+_STALL_SECONDS = 60.0
+
+
+class InsideStore:
+    """Answers questions about a store. Without its lock, the answers are those of some moment.
+
+    Attributes:
+        name: of the store, in messages.
+        residency: what the hooks and the store call, under the lock.
+        moves: what is done under it.
+        engine, loop, thread: what moves bytes, its event loop, and the thread that runs that.
+        disk: the disk tier.
+        slab: pinned host memory.
+        devices, copies, device_window: what is on accelerators, what copies it, and the limits on what is on its way.
+        returner: returns freed memory.
+    """
+
+    def __init__(self, store: TierStore) -> None:
+        self._store = store
+        self.name = store._core.name
+        self.residency = store.books
+        self.moves = store.books.moves
+        self.engine = store._core.engine
+        self.loop, self.thread = self.engine._loop, self.engine._thread
+        self.disk: Any = self.engine.disk
+        self.slab = self.moves.slots.slab
+        self.devices = self.moves.devices
+        self.copies: Any = self.devices._copies
+        self.device_window = self.devices._window
+        self.returner = store._core.returner
+
+    # --- who may call, and who waits ------------------------------------------------------------------------------
+
+    @property
+    def lock(self) -> Any:
+        return self.residency.lock
+
+    @property
+    def closed(self) -> Exception | None:
+        """Why it cannot be used any more."""
+        return self.residency.closed
+
+    @property
+    def num_waiting(self) -> int:
+        """Threads that wait for progress."""
+        return len(self.residency._progress._waiters)  # type: ignore[attr-defined]
+
+    def wait_for_room(self) -> None:
+        """Wait as a pack without room does: for ever, where nothing makes progress."""
+        with self.lock:
+            self.residency._wait_for_room()
+
+    def wait_until_closed(self, seconds: float) -> bool:
+        """Wait, as a thread that needs room does, until nothing can be stored any more."""
+        with self.lock:
+            return self.residency._progress.wait_for(lambda: self.closed is not None, seconds)
+
+    @contextmanager
+    def lock_given_back(self) -> Iterator[None]:
+        """Others may have the lock meanwhile, which this thread holds."""
+        lock = self.residency._lock
+        lock.release()
+        try:
+            yield
+        finally:
+            lock.acquire()
+
+    def replace_progress(self, condition: object) -> None:
+        """Have threads wait on something else than the condition."""
+        set_existing(self.residency, _progress=condition)
+
+    # --- records and noted tensors --------------------------------------------------------------------------------
+
+    @property
+    def records(self) -> list[Record]:
+        """Those that are booked, oldest first."""
+        return list(self.moves.booking.records.values())
+
+    @property
+    def noted(self) -> list[NotedTensor]:
+        """What is only noted, and alive."""
+        return list(self.moves.noted.living())
+
+    @property
+    def noted_bytes(self) -> int:
+        """All that is noted; what has died since the last call included."""
+        return self.moves.noted.num_bytes
+
+    @property
+    def newest_noted_bytes(self) -> list[int]:
+        """The newest entry of each log in which something is noted."""
+        logs = (reference() for reference in self.moves.noted._logs.values())
+        return [log.sizes[-1] for log in logs if log is not None]
+
+    def drop_ended(self) -> None:
+        """Account for what was noted and is gone."""
+        self.moves.noted.drop_ended()
+
+    @property
+    def num_held(self) -> dict[str, int]:
+        """How many records or slots each list of the store has."""
+        moves = self.moves
+        return {
+            "booked": len(moves.booking.records),
+            "to be evicted": len(moves._eviction),
+            "parked": len(moves._parked),
+            "blocked": len(moves.blocked),
+            "handed out": len(moves.slots._handed_out),
+        }
+
+    @property
+    def num_released(self) -> int:
+        """Records whose handle is gone, and that no call has accounted for yet."""
+        return len(self.moves.released)
+
+    @property
+    def num_restores(self) -> int:
+        """Reads that are queued or running."""
+        return self.moves.num_restores
+
+    @property
+    def num_discards(self) -> int:
+        """Records to be freed on disk, queued or running."""
+        return self.moves.num_discards
+
+    @property
+    def is_fetching_by_hand(self) -> bool:
+        """Whether something that was named to `prefetch` is still to be fetched."""
+        return self.moves.by_hand.peek() is not None
+
+    # --- memory ---------------------------------------------------------------------------------------------------
+
+    def window(self, name: Literal["host", "staging", "lent"]) -> Window:
+        """One of the windows of host memory."""
+        window: Window = getattr(self.moves.books, name)
+        return window
+
+    @property
+    def used_bytes(self) -> tuple[int, int]:
+        """Held within host memory's budget, and beside it."""
+        return self.moves.books.used_bytes
+
+    @property
+    def noted_bytes_in_staging(self) -> int:
+        """What is noted, as far as staging is charged with it."""
+        return self.moves.books.noted_bytes
+
+    @property
+    def uncharged_bytes(self) -> int:
+        """What was saved, and no window is charged with."""
+        return self.moves.uncharged_bytes()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Booked, but not yet known to be the store's alone."""
+        return self.moves.pending.num_bytes
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether there are slots of the slab that nobody gave back."""
+        return bool(self.slab._num_slots_in)
+
+    def let_staging_grow(self, grows: bool = True) -> None:
+        """As where no `staging_bytes` is given."""
+        set_existing(self.moves.books, grows=grows)
+
+    # --- engine, daemon and trace ---------------------------------------------------------------------------------
+
+    def stall(self) -> threading.Event:
+        return InsideEngine(self.engine).stall()
+
+    @property
+    def daemon_lost_because(self) -> str:
+        """Why its daemon is away, or was last."""
+        because: str = self.disk._link._lost_because
+        return because
+
+    @property
+    def waits_for_daemon(self) -> bool:
+        """Whether something is asked of its daemon that is not answered."""
+        return bool(self.disk._link._pending or self.disk._link._reaching)
+
+    @property
+    def counters(self) -> Any:
+        """Totals since it was opened."""
+        return self.moves.counters
+
+    @property
+    def observer(self) -> Any:
+        """It is told of every move."""
+        return self.moves.observer
+
+    @property
+    def recorder(self) -> Any:
+        """Of the trace that is being recorded; None: there is none."""
+        return self._store.traces._current
+
+
+class InsideEngine:
+    """Answers questions about an engine, which may belong to no store.
+
+    Attributes:
+        loop, thread: its event loop, and the thread that runs that.
+        transfers: the books that it works for.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.loop, self.thread = engine._loop, engine._thread
+        self.transfers: Any = engine._transfers
+
+    @property
+    def num_held_back(self) -> int:
+        """Small records that wait for company."""
+        return len(self._engine._held)
+
+    @property
+    def has_undelivered(self) -> bool:
+        """Whether something was submitted that no lane could have taken yet."""
+        return bool(self._engine._inbox)
+
+    def has_queued(self, what: Literal["spill", "restore"]) -> bool:
+        """Whether a lane could take something."""
+        queue = self._engine._spills if what == "spill" else self._engine._restores
+        return not queue.empty()
+
+    def call_before_delivery(self, wait: Callable[[], None]) -> None:
+        """From now on, on the loop, before the lanes get what was submitted."""
+        deliver = self._engine._deliver
+
+        def wait_and_deliver() -> None:
+            wait()
+            deliver()
+
+        set_existing(self._engine, _deliver=wait_and_deliver)
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Have one of the I/O threads run it. On the loop."""
+        self._engine._io_threads.submit(job)
+
+    def stall(self) -> threading.Event:
+        """Have the loop stand still until the event is set, or a minute is over: what is queued is not begun."""
+        stalled, go_on = threading.Event(), threading.Event()
+
+        def stand_still() -> None:
+            stalled.set()
+            go_on.wait(_STALL_SECONDS)
+
+        self.loop.call_soon_threadsafe(stand_still)
+        assert stalled.wait(_STALL_SECONDS)
+        return go_on
+
+
+class InsideTier:
+    """Answers questions about a disk tier on a directory.
+
+    Attributes:
+        locations: where each record lies, by key; the tier's own.
+        index, space: the index and the segments.
+        turns: those at the device.
+    """
+
+    def __init__(self, tier: LocalDisk) -> None:
+        self._tier = tier
+        self.locations = tier._shelf.locations
+        self.index, self.space = tier._index, tier._space
+        self.turns = tier._shelf._turns
+
+    def pretend_session(self, session: int) -> None:
+        """From now on its checksums are those of another session."""
+        set_existing(self._tier._shelf, _session=session)
+
+
+class InsideScope:
+    """What a scope of the hooks was made with.
+
+    Attributes:
+        store: the one that it packs into.
+        device_bytes: None: "auto".
+        prefetch, lookahead_bytes: as they were given, or the defaults.
+    """
+
+    def __init__(self, scope: tiered_offload) -> None:
+        self.store = scope._store
+        self.device_bytes = scope._log_options.device_bytes
+        self.prefetch = scope._options.prefetch
+        self.lookahead_bytes = scope._options.lookahead_bytes
+
+
+inspect = InsideStore
+inspect_engine = InsideEngine
+inspect_tier = InsideTier
+inspect_scope = InsideScope
