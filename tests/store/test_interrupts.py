@@ -197,9 +197,9 @@ def test_interrupt_where_nothing_is_half_changed_leaves_the_store_open(
 def test_interrupt_as_a_wait_begins_leaves_the_store_open(make_store: Any) -> None:
     """Between the moment in which the condition lets go of the lock and the one in which it waits, for one."""
     store = make_store(host_bytes=0)
-    handle = store.put(torch.ones(1000))
     for number in range(1, MOST_MOMENTS):
-        store.flush()
+        handle = store.put(torch.ones(1000))
+        store.flush()  # it is on disk alone, and has to be waited for
         moment = Moment(threading.Condition.wait, number, interrupt)
         try:
             with moment:
