@@ -30,15 +30,15 @@ MUTATIONS = {
     },
     "test_scope_interrupted_at_any_moment_leaves_no_hooks": {
         "Ctrl-C while a scope is entered takes its hooks off": drop(
-            "_leave_half_entered", "if _owner_of_hooks() is scope: ..."
+            "_leave_half_entered", "if owner_of_hooks() is scope: ..."
         ),
     },
     "test_keep_resident_interrupted_at_any_moment_leaves_the_hooks_around_it": {
         "Ctrl-C while keep_resident is entered puts back what it took": replace(
-            "keep_resident.__enter__", "_put_back(...)", "..."
+            "keep_resident.__enter__", "put_back(...)", "..."
         ),
         "Ctrl-C while keep_resident is left puts back the rest": replace(
-            "keep_resident.__exit__", "_put_back(self._entered.removed.pop())", "self._entered.removed.pop()"
+            "keep_resident.__exit__", "put_back(self._entered.removed.pop())", "self._entered.removed.pop()"
         ),
     },
     "test_interrupt_where_a_store_dies_is_not_lost_nor_is_its_end": {

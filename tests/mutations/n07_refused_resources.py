@@ -10,6 +10,11 @@ MUTATIONS = {
             "Returner._try_to_look", "OSError", "ZeroDivisionError", inside="try: ...\nexcept OSError as error: ..."
         ),
     },
+    "test_thread_looks_on_between_two_steps": {
+        "a store that holds nothing since a moment ago is still looked at": replace(
+            "Returner._run", "time.monotonic() - was_busy_at > _IDLE_AFTER_SECONDS", "not self._is_busy()"
+        ),
+    },
     "test_thread_that_cannot_be_started_refuses_the_store_and_leaves_nothing": {
         "a thread for returning memory that cannot be had refuses the store": drop(
             "Core._start_returner", "self.close(_OPEN_DEADLINE_SECONDS)"

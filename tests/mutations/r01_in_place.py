@@ -36,12 +36,12 @@ MUTATIONS = {
     },
     "test_restored_bytes_saved_again_by_another_counter_are_guarded_by_it": {
         "restored bytes that are saved again are guarded by their own counter": never(
-            "_Scope._book", "joined.is_restored"
+            "OffloadScope._book", "joined.is_restored"
         ),
     },
     "test_edits_of_tensors_that_are_not_needed_no_false_alarm": {
         "no false alarm: the version when it was saved counts": replace(
-            "_Scope.pack", "version", "0", inside="SavedTensor(...)"
+            "OffloadScope.pack", "version", "0", inside="SavedTensor(...)"
         ),
         "no false alarm for what is kept either": replace(
             "Kept.__init__", "self._version: ... = tensor._version", "self._version: ... = 0"

@@ -6,7 +6,7 @@ from .changes import after, drop, never, replace
 
 MUTATIONS = {
     "test_graph_dropped_nothing_is_held": {
-        "a saved output is not held itself": replace("_Scope.pack", "tensor.detach()", "tensor"),
+        "a saved output is not held itself": replace("OffloadScope.pack", "tensor.detach()", "tensor"),
     },
     "test_tensors_of_the_user_die_with_their_last_reference": {
         "a kept output is not held itself": replace("Kept.__init__", "tensor if tensor.is_leaf else ...", "tensor"),

@@ -29,7 +29,7 @@ MUTATIONS = {
     },
     "test_restored_bytes_that_a_function_changed_are_saved_as_they_are": {
         "restored bytes join only if they are confirmed": never(
-            "Residency.rejoin", "not self.moves.engine.disk.confirms(record.key, memory)"
+            "Residency.rejoin", "not self.moves.engine.confirms(record.key, memory)"
         ),
     },
     "test_what_double_backward_saves_again_is_not_written_again": {
@@ -44,11 +44,11 @@ MUTATIONS = {
     },
     "test_small_storages_kept_by_the_size_of_the_storage_not_of_the_view": {
         "a tensor is measured by its storage": replace(
-            "_Scope.pack", "storage.nbytes()", "tensor.numel() * tensor.itemsize"
+            "OffloadScope.pack", "storage.nbytes()", "tensor.numel() * tensor.itemsize"
         ),
     },
     "test_tensors_of_the_user_die_with_their_last_reference": {
-        "a saved tensor is held by weak reference": replace("_Scope.pack", "weakref.ref(root)", "lambda: root"),
+        "a saved tensor is held by weak reference": replace("OffloadScope.pack", "weakref.ref(root)", "lambda: root"),
     },
     "test_join_once_the_bytes_were_read_is_refused": {
         "nothing joins once the bytes were read": drop("Residency.join", "record.span is not None"),

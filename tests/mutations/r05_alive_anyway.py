@@ -23,7 +23,7 @@ MUTATIONS = {
     "test_parameters_and_their_views_kept": {
         "leaves that require gradients stay": never("stays_alive", "root.requires_grad and root.is_leaf"),
         "frozen parameters stay": never("stays_alive", "type(root) is not torch.Tensor"),
-        "a view is judged by its base": replace("_Scope.pack", "tensor if base is None else ...", "tensor"),
+        "a view is judged by its base": replace("OffloadScope.pack", "tensor if base is None else ...", "tensor"),
     },
     "test_buffers_and_input_batch_not_taken_and_counted_when_the_graph_ends": {
         "only what nobody else holds is taken": always("is_sole_owner", "num_owners == num_claims"),
@@ -81,7 +81,9 @@ MUTATIONS = {
         ),
     },
     "test_let_go_before_the_scope_ends_taken_then": {
-        "what was held is looked at again at the end of the scope": drop("_Scope.settle", "self._books.survey(log)"),
+        "what was held is looked at again at the end of the scope": drop(
+            "OffloadScope.settle", "self._books.survey(log)"
+        ),
     },
     "test_let_go_after_the_scope_taken_when_backward_begins": {
         "what was held is looked at again at the first unpack": drop("PackLog._start", "self.books.survey(self)"),

@@ -18,7 +18,7 @@ MUTATIONS = {
     "test_odd_order_learned_from_the_first_step": {
         "the observed order is learned": replace("_learn", "orders.learn", "bool"),
         "the order lives in the store, not in the scope": replace(
-            "tiered_offload.__init__", "store.learned_orders", "LearnedOrders()"
+            "_log_options", "store.learned_orders", "type(store.learned_orders)()"
         ),
     },
     "test_chain_prefetched_few_misses": {
@@ -30,7 +30,7 @@ MUTATIONS = {
         "nodes come in reverse": replace("reverse_topological", "-nodes[index]", "nodes[index]"),
     },
     "test_order.py": {
-        "the number at pack marks the node": replace("_Scope.pack", "sequence_nr()", "self._node + 1"),
+        "the number at pack marks the node": replace("OffloadScope.pack", "sequence_nr()", "self._log.newest_node + 1"),
         "a graph that goes on otherwise is not followed": drop(
             "PackLog.follow_plan", "not plan.trace.continues(index + 1, self._signature)"
         ),
@@ -134,7 +134,7 @@ MUTATIONS = {
         "bytes that are asked for are counted": drop("Residency.fetch", "ahead.reach.asked_for(record.nbytes)"),
     },
     "test_given_lookahead_or_order_that_is_not_learned_always_far": {
-        "a lookahead that is given is kept to": drop("PackLog._look_ahead", "self._is_reach_found"),
+        "a lookahead that is given is kept to": drop("PackLog._look_ahead", "self._finds_reach"),
     },
     "test_prefetch_into_staging_alone_drops_nothing_that_makes_no_room_there": {
         "near, nothing is dropped that makes no room in staging": drop(

@@ -11,11 +11,11 @@ MUTATIONS = {
         ),
     },
     "test_packed_after_backward_began_belongs_to_a_log_of_its_own": {
-        "what is packed during backward starts a log of its own": never("_Scope.pack", "self._log.started"),
+        "what is packed during backward starts a log of its own": never("OffloadScope.pack", "log.started"),
     },
     "test_nested_scopes_innermost_store_saves": {
         "the innermost hooks win": replace(
-            "tiered_offload._new_scope", "_Scope(...)", "enclosing_scope() or _Scope(...)"
+            "tiered_offload._new_scope", "OffloadScope(...)", "owner_of_hooks() or OffloadScope(...)"
         ),
     },
 }

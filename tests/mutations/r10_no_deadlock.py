@@ -31,11 +31,24 @@ MUTATIONS = {
     "test_residency_stages.py": {
         "whoever waits is woken by what is freed": drop("Residency._advance", "self._progress.notify_all()"),
     },
+    "test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_prefetch": {
+        "a flush is told when a prefetch has cancelled the last queued write": drop(
+            "Residency._go_ahead", "self._progress.notify_all()"
+        ),
+    },
     "test_pack_that_needs_all_of_staging_gets_it_from_the_prefetch": {
         "nothing is prefetched while a pack waits": drop("Residency._go_ahead", "not self._num_packing"),
     },
     "test_every_budget_keeps_its_limits_and_the_bytes": {
         "no budget at all is enough": drop("HostBooks.admits_move", "self.staging.used_bytes == 0"),
+    },
+    (
+        "test_small_tensors_stay_only_as_long_as_they_are_few",
+        "test_small_tensors_may_take_as_much_as_the_host_budget",
+    ): {
+        "small tensors beyond the limit are stored": always(
+            "OffloadScope._stays_as_small", "self._log.small_bytes <= self._most_small_bytes"
+        ),
     },
     "test_small_tensors_are_held_within_host_and_staging": {
         "small tensors that stay noted take no room that is used": always(

@@ -12,10 +12,12 @@ MUTATIONS = {
         ),
         "zeros without memory stay": replace("storage_of", "None if not address and storage.nbytes() else ...", "..."),
         "quantized tensors stay": drop("storage_of", "tensor.is_quantized"),
-        "what stays is counted by reason": drop("_Scope.keep", "self._books.count_kept(reason, bytes_of(tensor))"),
+        "what stays is counted by reason": drop(
+            "OffloadScope.keep", "self._books.count_kept(reason, bytes_of(tensor))"
+        ),
     },
     "test_transform_under_a_scope_is_refused_with_advice": {
-        "the refusal of torch.func says what to do": drop("_advise", "error.add_note(advice)"),
+        "the refusal of torch.func says what to do": drop("advise", "error.add_note(advice)"),
     },
     "test_nested_tensors_same_bits": {
         "nested tensors stay": drop("storage_of", "tensor.is_nested"),
@@ -25,11 +27,11 @@ MUTATIONS = {
     },
     "test_transform_inside_keep_resident_without_hooks_gives_the_same": {
         "keep_resident(hooks=False) lets torch.func run": replace(
-            "keep_resident._enter", "top_hooks(False) is not None", "False and top_hooks(False) is not None"
+            "take_off_all", "top_hooks(False) is not None", "False and top_hooks(False) is not None"
         ),
     },
     "test_all_hooks_are_back_where_they_were": {
-        "afterwards the hooks are back": replace("_put_back", "starmap(push_hooks, ...)", "zip(...)"),
+        "afterwards the hooks are back": replace("put_back", "starmap(push_hooks, ...)", "zip(...)"),
     },
     "test_leaf_with_an_attribute_comes_back_as_without_hooks_of_ours": {
         "a kept tensor of a subclass comes back itself": always(
@@ -42,7 +44,7 @@ MUTATIONS = {
             inside="tensor if ... else ...",
         ),
         "a tensor whose attributes would be lost is not stored": never(
-            "_Scope.pack", "attributes_of(tensor) is not None and not tensor.requires_grad"
+            "OffloadScope.pack", "attributes_of(tensor) is not None and not tensor.requires_grad"
         ),
     },
     "test_attribute_of_a_result_set_after_packing_as_without_hooks_of_ours": {
@@ -57,7 +59,7 @@ MUTATIONS = {
     },
     "test_only_attributes_that_would_come_back_keep_a_tensor_in_memory": {
         "attributes that autograd drops keep nothing in memory": replace(
-            "_Scope.pack",
+            "OffloadScope.pack",
             "attributes_of(tensor) is not None and not tensor.requires_grad",
             "attributes_of(tensor) is not None",
         ),
@@ -71,7 +73,9 @@ MUTATIONS = {
         "a stored tensor that lives is handed out itself": always("SavedTensor.unpack", "itself is None"),
     },
     "test_view_is_gone_its_base_is_not_taken_for_it": {
-        "the base of a saved view is not handed out": always("_Scope.pack", "base is None", inside="itself = ..."),
+        "the base of a saved view is not handed out": always(
+            "OffloadScope.pack", "base is None", inside="itself = ..."
+        ),
     },
 }
 

@@ -19,6 +19,6 @@ MUTATIONS = {
         ),
     },
     "test_input_let_go_later_taken_by_flush": {
-        "the end of the scope settles what is left": drop("_Scope.settle", "log.is_settled = True"),
+        "the end of the scope settles what is left": drop("OffloadScope.settle", "log.settle()"),
     },
 }
