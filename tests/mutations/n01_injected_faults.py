@@ -78,12 +78,10 @@ MUTATIONS = {
     },
     "test_nonsense_in_a_session_loses_the_connection_and_no_request": {
         "what a killed daemon has not answered is sent again": drop(
-            "DaemonLink._resume", "for request in self._pending.values(): ..."
+            "DaemonLink._resume_on_new_connection", "for request in self._pending.values(): ..."
         ),
     },
     "test_daemon_lost_in_a_step_for_good_is_told_in_time_and_what_comes_back_is_used_again[spill-write-1]": {
-        "who waits for a daemon that stays away is told in time": drop(
-            "DaemonLink._resume_late", "self._fail_all(...)"
-        ),
+        "who waits for a daemon that stays away is told in time": drop("Reconnecting._resume_late", "self._tell(...)"),
     },
 }

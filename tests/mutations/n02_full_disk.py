@@ -23,8 +23,8 @@ MUTATIONS = {
         "what fits nowhere is refused": replace("Residency.flush", "raise self._full_error(...) from ...", "return"),
     },
     "test_deletes_refused_by_a_full_drive_are_done_when_it_has_room": {
-        "deletes that were refused are tried again": drop("RecordShelf.delete", "self._undeleted[key] = location"),
-        "leases too": drop("RecordShelf.delete", "self._undeleted_leases.add(number)"),
+        "deletes that were refused are tried again": drop("IndexEntries.delete", "self._undeleted[key] = location"),
+        "leases too": drop("IndexEntries.delete", "self._undeleted_leases.add(number)"),
     },
     "test_index_that_the_drive_refuses_to_change_is_not_cleared": {
         "a drive that refuses to change the index has not damaged it": drop(
@@ -46,7 +46,7 @@ MUTATIONS = {
     },
     "test_session_is_not_refused_for_room_that_the_daemon_itself_holds": {
         "a session gets the room of an empty segment": replace(
-            "RecordShelf.put_lease", "self._put(..., None)", "self._commits.submit(...)"
+            "IndexEntries.put_lease", "self.put(...)", "self._commits.submit(...)"
         ),
     },
     "test_daemon_that_finds_no_room_for_a_session_says_so": {

@@ -10,7 +10,7 @@ MUTATIONS = {
     },
     "test_extents_that_nobody_will_look_for_do_not_enter_the_index": {
         "what lives in an extent is read without LMDB": always(
-            "RecordShelf._is_in_index", "location.segment is None or self._has_extents_in_index"
+            "IndexEntries.is_for", "location.segment is None or self._has_extents"
         ),
     },
     (
@@ -33,6 +33,6 @@ MUTATIONS = {
         "nor does a daemon's": never("_verify", "seed is not None and found != location.checksum"),
     },
     "test_damaged_index.py": {
-        "damage that a change meets ends the daemon": drop("Index._try_to_commit", "self.damage = error"),
+        "damage that a change meets ends the daemon": drop("Index._try_to_commit", "self._environment.damage = error"),
     },
 }

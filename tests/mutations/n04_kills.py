@@ -12,9 +12,9 @@ MUTATIONS = {
     },
     "test_client_killed_at_each_state_is_forgotten_after_the_grace_period[a few]": {
         "a killed client's lease ends": replace(
-            "Daemon._expire",
-            "self.start(self.end_session(session, ...))",
-            "self.log.info('%s: %s', *(session.lease.name, ...))",
+            "Registry._expire",
+            "self._tasks.start(self.end(session, ...))",
+            "_log.info('%s: %s', *(session.lease.name, ...))",
         ),
     },
     "test_daemon_ended_at_each_state_of_a_handle_loses_nothing[killed at a few]": {
@@ -25,12 +25,12 @@ MUTATIONS = {
         "test_client_that_gave_up_and_asks_for_nothing_keeps_its_session",
     ): {
         "a client that gave its daemon up comes back within the grace period, though it asks for nothing": replace(
-            "DaemonLink._resume_late", "self._unasked_pause_seconds", "None"
+            "Reconnecting._resume_late", "self._unasked_pause_seconds", "None"
         ),
     },
     "test_client_stopped_for_longer_than_the_grace_period_goes_on_or_is_told": {
         "a client that is connected keeps its session": after(
-            "Daemon.session_entered",
+            "Registry.enter",
             "self._connection_of[session.lease.number] = connection",
             "self._start_grace(session)",
         ),

@@ -45,9 +45,7 @@ MUTATIONS = {
         "a session whose window cannot be shared is closed": drop("RemoteDisk.open", "await link.close()"),
     },
     "test_descriptors_used_up_while_a_client_reconnects_are_waited_for": {
-        "a session that was resumed without its window is resumed again": drop(
-            "DaemonLink._try_to_resume", "self._drop()"
-        ),
+        "a session that was resumed without its window is resumed again": drop("DaemonLink._resume", "self._drop()"),
     },
     "test_memory_refused_to_backward_raises_and_what_is_on_disk_can_be_asked_for_again": {
         "memory that is refused to a read is told of as a read's failure": replace(

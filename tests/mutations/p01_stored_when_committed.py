@@ -7,7 +7,7 @@ from .changes import replace
 MUTATIONS = {
     "test_write_is_done_when_the_index_has_committed": {
         "a write returns when the index has its value": replace(
-            "RecordShelf._put",
+            "IndexEntries.put",
             "if outcome is None: ...",
             """
             if outcome is None:
@@ -17,10 +17,10 @@ MUTATIONS = {
         ),
         "a write returns when the index has its extent": replace(
             "RecordShelf._fill_and_enter",
-            "return _Filled(written, self._commits.commit_now(...))",
+            "return _Filled(written, self._entries.enter_now(...))",
             """
-            put = ...
-            __import__("threading").Thread(target=self._commits.commit_now, args=(put,)).start()
+            arguments = ...,
+            __import__("threading").Thread(target=self._entries.enter_now, args=arguments).start()
             return _Filled(written, Outcome(None))
             """,
         ),
@@ -30,10 +30,10 @@ MUTATIONS = {
     },
     "test_resumed_only_when_the_jobs_of_the_lost_connection_have_ended": {
         "the daemon answers when the write has returned": replace(
-            "Connection._write",
+            "Records.write",
             "record = await self._store(session, message, memory)",
             """
-            self._daemon.start(self._store(session, message, memory))
+            __import__("asyncio").ensure_future(self._store(session, message, memory))
             record = Record(message.num_bytes, 1, "none", "", None)
             """,
         ),

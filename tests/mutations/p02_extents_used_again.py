@@ -7,7 +7,7 @@ from .changes import replace
 MUTATIONS = {
     "test_space_of_a_discarded_record_is_free_when_its_deletion_has_committed": {
         "space is free when the deletion has committed": replace(
-            "RecordShelf.delete",
+            "IndexEntries.delete",
             "outcomes = await self._commits.submit_all(...)",
             """
             for location in locations.values():

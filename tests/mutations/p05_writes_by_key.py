@@ -7,7 +7,7 @@ from .changes import replace
 MUTATIONS = {
     "test_write_that_is_said_twice_is_stored_once": {
         "a write that is said twice is stored once": replace(
-            "Connection._write", "session.records.get(message.key)", "None"
+            "Records.write", "session.records.get(message.key)", "None"
         ),
     },
     "test_key_on_the_wire_is_used_once": {

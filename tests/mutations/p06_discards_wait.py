@@ -11,6 +11,6 @@ MUTATIONS = {
         ),
     },
     "test_end_of_a_session_waits_for_its_jobs": {
-        "a session ends when its jobs have ended": drop("Daemon.end_session", "await session.wait_for(None)"),
+        "a session ends when its jobs have ended": drop("Registry.end", "await session.wait_for(None)"),
     },
 }

@@ -12,7 +12,7 @@ MUTATIONS = {
     },
     "test_write_that_found_no_room_counts_for_nothing": {
         "what was not written does not count": replace(
-            "Connection._store", "taken_bytes", "taken_bytes or num_bytes", inside="session.settle(...)"
+            "Records._store", "taken_bytes", "taken_bytes or num_bytes", inside="session.settle(...)"
         ),
     },
     "test_writes_beyond_the_quota_wait_and_reads_and_discards_do_not": {
@@ -21,11 +21,11 @@ MUTATIONS = {
         ),
         "reads do not wait for writes that are held back": replace(
             "Connection._request",
-            "self._daemon.lanes.read(...)",
+            "self._shared.lanes.read(...)",
             """
             read = partial(self._read, session, message, memory)
             self._held = partial(
-                self._daemon.lanes.read, number, message.num_bytes, lambda: self._guarded(read())
+                self._shared.lanes.read, number, message.num_bytes, lambda: self._guarded(read())
             )
             session.writes.add(0, lambda: (session.writes.end(0), self._held()))
             """,

@@ -23,7 +23,7 @@ MUTATIONS = {
         "a child has no descriptor of the index": replace(
             "LocalDisk.abandon_after_fork", "{self._index.inode, *self._space.inodes}", "self._space.inodes"
         ),
-        "a child has no mapping of the index": drop("Index._keep_from_children", "dont_fork(*found)"),
+        "a child has no mapping of the index": drop("Environment._keep_from_children", "dont_fork(*found)"),
     },
     "test_segment_is_opened_and_noted_in_one_with_regard_to_forks": {
         "no file is opened while a fork goes on": replace("_open_noted", "with not_while_forking: ...", "if True: ..."),
