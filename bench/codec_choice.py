@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from tierstore import TierStore
-from tierstore.disk import codec_policy
-from tierstore.disk.load import Readings, read_machine
+from tierstore.disk.codec import policy as codec_policy
+from tierstore.disk.codec.load import Readings, read_machine
 
 from .goals import Goal
 from .harness import Benchmark, main_of_one_variant

@@ -5,7 +5,8 @@ store has 32 MiB of host memory and a window of 32 MiB. Trainings take turns, a 
 cgroups of their own, as in `bench/memory_limit.py`. Two of them take no turns: plain training alone tells how much it
 adds to the loaded model, and the limited one gets a cgroup that leaves `SHARE` of that.
 
-Memory is anonymous and shared memory that is resident, beyond that of the loaded model (`tierstore.demo.memory`).
+The window is what the store may hold in memory: `host_bytes` and `staging_bytes`, as `stats()` tells them. Memory is
+anonymous and shared memory that is resident, beyond that of the loaded model (`tierstore.demo.memory`).
 """
 
 from __future__ import annotations
@@ -110,14 +111,17 @@ def figures_of(variant: str, training: Training, turns: list[dict[str, Figures]]
             figures[name] = statistics.median(
                 turn[variant]["step_seconds"] / turn[other]["step_seconds"] for turn in turns
             )
-    return figures | {
+    figures |= {
         "step_seconds": statistics.median(step["step_seconds"] for step in steps),
         "added_bytes": added,
         "added_of_plain": added / plain,
-        "beyond_plain_of_window": max(0.0, added - plain) / (WINDOW_BYTES + steps[-1].get("scratch_bytes", 0)),
+        "beyond_plain_of_window": max(0.0, added - plain) / (HOST_BYTES + steps[-1].get("staging_bytes", WINDOW_BYTES)),
         "last_loss": steps[-1]["last_loss"],
     }
-    return figures | {name: steps[-1][name] for name in ("returned_bytes", "return_seconds") if name in steps[-1]}
+    for name in ("returned_bytes", "return_seconds"):
+        if name in steps[-1]:
+            figures[f"{name}_a_step"] = (steps[-1][name] - steps[0][name]) / (len(steps) - 1)
+    return figures
 
 
 @contextmanager
@@ -165,7 +169,7 @@ class ReturningRun(StoreRun):
         """See `Run`."""
         stats = self._store.stats()
         returned = {"returned_bytes": stats.returned_bytes, "return_seconds": stats.return_seconds}
-        return returned | {"scratch_bytes": stats.staging_bytes - WINDOW_BYTES}
+        return returned | {"staging_bytes": stats.staging_bytes}
 
 
 @contextmanager

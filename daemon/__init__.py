@@ -1,4 +1,10 @@
-"""The sidecar daemon: one disk tier per host, shared by every process that trains on it. Imports no torch."""
+"""The sidecar daemon: one disk tier for each host, shared by every process that trains there.
+
+Here: the server, its connections and sessions, whose turn it is at the drive, reports and metrics. Not here: the
+protocol and its client (`tierstore.sidecar`), and how records are stored (`tierstore.disk`). `tierstore serve` calls
+`server.serve`, `tierstore stat` and `top` read `report.Report`; nobody else imports it. It never imports torch.
+Start at `server.py` (how the parts fit), then `connection.py` (a client), `registry.py` (sessions), `records.py`.
+"""
 
 from __future__ import annotations
 

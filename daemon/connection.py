@@ -1,40 +1,70 @@
-"""One connection: what a client says, and what is done about it. For one loop.
+"""One client's connection: which messages it may send now, and when each request runs. For one loop.
 
-A connection has a phase (`wire.py`), and in the last of them a session. It owns the slabs that came over it: when it is
-lost they are forgotten, and the client shares them again with the next one.
+A connection has a phase (`messages.py`), and in the last phase a session. It owns the slabs that came over it: when the
+connection is lost they are forgotten, and the client shares them again over the next one. `registry.py` knows the
+sessions, `records.py` stores and loads, `lanes.py` decides whose turn it is at the drive.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tierstore import wire
-from tierstore.channel import Channel
-from tierstore.disk.tier import Kind
-from tierstore.errors import CorruptDataError, ProtocolError, QuotaExceededError, StorageIOError, StoreFullError
+from tierstore.errors import ProtocolError, StorageIOError, StoreFullError
+from tierstore.sidecar import messages
+from tierstore.sidecar.channel import Channel
 
-from .sessions import Record, Session
+from .lanes import Lanes
+from .records import Records
+from .registry import Registry
+from .reporting import Reporter
+from .sessions import Session
+from .settings import Limits
 from .slabs import MappedSlab
+from .tasks import Tasks
 
-if TYPE_CHECKING:
-    from .server import Daemon
+__all__ = ["Connection", "Shared"]
 
-__all__ = ["Connection"]
+_log = logging.getLogger("tierstore.daemon")
 
 _MOST_REQUESTS = 4096
-"""Writes and reads that are not answered; a store has some dozens."""
+"""Limit of unanswered writes and reads; a store has some dozens."""
 _MOST_DISCARDS = 2**16
-"""Likewise; a store that was without its daemon may have as many as it has dropped records meanwhile, one by one."""
+"""Limit of unanswered discards. After an outage a store may send one for each record that it dropped meanwhile."""
 _MOST_KEYS = 2**20
-"""In discards that are not answered; a store has some thousands, and as many as it has records after an outage."""
+"""Limit of keys in unanswered discards. A store has some thousands; after an outage, as many as it has records."""
 _MOST_SLABS = 16
-"""A store has one. Each costs the daemon a descriptor, however small it is."""
+"""Limit of slabs. A store has one; each costs the daemon a descriptor, however small it is."""
 _MOST_UNSENT_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The parts of the daemon that all connections use.
+
+    Attributes:
+        limits: of a session.
+        program: who the daemon is, for clients.
+        registry: the sessions.
+        records: what sessions have stored.
+        lanes: whose turn it is at the drive.
+        tasks: run requests.
+        reporter: answers `Inspect`.
+    """
+
+    limits: Limits
+    program: str
+    registry: Registry
+    records: Records
+    lanes: Lanes
+    tasks: Tasks
+    reporter: Reporter
 
 
 class Connection:
@@ -42,18 +72,20 @@ class Connection:
 
     Args:
         accepted: the socket; owned.
-        uid: of the client's user, as the kernel says.
-        daemon: what all connections share.
+        uid: the client's user, as the kernel says.
+        shared: the parts of the daemon that all connections use.
+        on_end: called with this connection when it is over; may be called again.
 
     Attributes:
-        session: whose client this is; None: not opened yet.
+        session: the client's; None: not opened yet.
     """
 
-    def __init__(self, accepted: socket.socket, uid: int, daemon: Daemon) -> None:
+    def __init__(self, accepted: socket.socket, uid: int, shared: Shared, on_end: Callable[[Connection], None]) -> None:
         self.session: Session | None = None
         self._uid = uid
-        self._daemon = daemon
-        self._phase = wire.Phase.GREETING
+        self._shared = shared
+        self._on_end = on_end
+        self._phase = messages.Phase.GREETING
         self._slabs: dict[int, MappedSlab] = {}
         self._num_named: Counter[int] = Counter()  # by slab: unanswered requests that name it
         self._num_discards = 0  # that are not answered
@@ -62,13 +94,13 @@ class Connection:
         self._is_entering = False  # a session, which takes a commit to the index, or the end of old jobs
         self._channel = Channel(
             accepted,
-            wire.ClientMessage,
+            messages.ClientMessage,
             f"a client of user {uid}",
             self._receive,
             self._ended,
-            frame_seconds=daemon.limits.handshake_seconds,
+            frame_seconds=shared.limits.handshake_seconds,
         )
-        seconds = daemon.limits.handshake_seconds
+        seconds = shared.limits.handshake_seconds
         self._hello_timer = asyncio.get_running_loop().call_later(seconds, self._greeted_too_late)
 
     @property
@@ -76,28 +108,27 @@ class Connection:
         """Who the client is, for messages."""
         if self.session is None:
             return self._channel.peer
-        lease = self.session.lease
-        return f"session {lease.number} ({lease.name!r}, process {lease.pid}, user {lease.uid})"
+        return self.session.peer
 
     @property
     def is_in_lobby(self) -> bool:
-        """Whether it has no session, is not about to have one, and has not been told to go."""
+        """Whether the client has no session, is not about to have one, and was not refused."""
         return self.session is None and not self._is_entering and not self._is_refused
 
     @property
     def slab_bytes(self) -> int:
-        """How many bytes of memory the client shares."""
+        """How many bytes of memory the client shares over this connection."""
         return sum(each.num_bytes for each in self._slabs.values())
 
     def refuse(self, reason: str, *, is_final: bool = True) -> None:
         """Tell the client why not, and end the connection."""
         self._is_refused = True
-        self._daemon.log.warning("refused: %s", reason, extra=self._about())
-        self._channel.send(wire.Refused(wire.fitting(reason), is_final))
+        _log.warning("refused: %s", reason, extra=self._about())
+        self._channel.send(messages.Refused(messages.fitting(reason), is_final))
         self._channel.end_when_sent()
-        asyncio.get_running_loop().call_later(self._daemon.limits.handshake_seconds, self._ended, None)
+        asyncio.get_running_loop().call_later(self._shared.limits.handshake_seconds, self._ended, None)
 
-    def answer(self, message: wire.DaemonMessage) -> None:
+    def answer(self, message: messages.DaemonMessage) -> None:
         """Send an answer; dropped where the connection is over."""
         self._channel.send(message)
         if self._channel.unsent_bytes > _MOST_UNSENT_BYTES:
@@ -119,68 +150,75 @@ class Connection:
         self._slabs.clear()
         self._channel.close()
 
+    def give_up_session(self) -> None:
+        """End the connection: the client has resumed its session on another one."""
+        self.session = None
+        self._ended(None)
+
     # --- what happens to it ---------------------------------------------------------------------------------------
 
     def _greeted_too_late(self) -> None:
-        self.refuse(f"no Hello within {self._daemon.limits.handshake_seconds:g} s", is_final=False)
+        self.refuse(f"no Hello within {self._shared.limits.handshake_seconds:g} s", is_final=False)
 
     def _ended(self, error: Exception | None) -> None:
         if error is not None:
-            self._daemon.log.warning("connection lost: %s", error, extra=self._about())
+            _log.warning("connection lost: %s", error, extra=self._about())
         self.close()
-        self._daemon.connection_ended(self)
+        if self.session is not None:
+            self._shared.registry.lose(self.session, self)
+        self._on_end(self)
 
     def _about(self) -> dict[str, object]:
         return {"uid": self._uid} if self.session is None else self.session.about()
 
-    def _receive(self, messages: list[Any]) -> None:
-        for message in messages:
+    def _receive(self, received: list[Any]) -> None:
+        for message in received:
             try:
-                wire.check_allowed(self._phase, message, self.peer)
+                messages.check_allowed(self._phase, message, self.peer)
                 self._handle(message)
             except ProtocolError as error:
                 self.refuse(error.reason)
             if self._is_refused or not self._channel.is_open:
                 return
 
-    def _handle(self, message: wire.ClientMessage) -> None:
+    def _handle(self, message: messages.ClientMessage) -> None:
         match message:
-            case wire.Hello():
+            case messages.Hello():
                 self._greet(message)
-            case wire.Open() | wire.Resume():
+            case messages.Open() | messages.Resume():
                 self._enter(message)
-            case wire.Inspect():
-                self._daemon.report_to(self)
-            case wire.Slab():
+            case messages.Inspect():
+                self._shared.reporter.answer(self)
+            case messages.Slab():
                 self._share(message)
-            case wire.Unmap():
+            case messages.Unmap():
                 self._unmap(message)
-            case wire.Write() | wire.Read() | wire.Discard():
+            case messages.Write() | messages.Read() | messages.Discard():
                 self._request(message)
-            case wire.Close():
-                self._daemon.start(self._guarded(self._close_session()))
+            case messages.Close():
+                self._shared.tasks.start(self._guarded(self._close_session()))
 
-    def _greet(self, hello: wire.Hello) -> None:
+    def _greet(self, hello: messages.Hello) -> None:
         self._hello_timer.cancel()
-        if wire.VERSION not in hello.versions:
+        if messages.VERSION not in hello.versions:
             theirs = ", ".join(map(str, hello.versions)) or "none"
-            raise ProtocolError(self.peer, f"this daemon speaks version {wire.VERSION}, {hello.program} {theirs}")
-        self._phase = wire.Phase.LOBBY
-        limits = self._daemon.limits
-        self.answer(wire.Welcome(wire.VERSION, self._daemon.program, limits.slab_bytes, limits.grace_seconds))
+            raise ProtocolError(self.peer, f"this daemon speaks version {messages.VERSION}, {hello.program} {theirs}")
+        self._phase = messages.Phase.LOBBY
+        limits = self._shared.limits
+        self.answer(messages.Welcome(messages.VERSION, self._shared.program, limits.slab_bytes, limits.grace_seconds))
 
     # --- sessions -------------------------------------------------------------------------------------------------
 
-    def _enter(self, message: wire.Open | wire.Resume) -> None:
+    def _enter(self, message: messages.Open | messages.Resume) -> None:
         if self._is_entering:
             raise ProtocolError(self.peer, "it opens two sessions at once")
         self._is_entering = True
-        work = self._open(message) if isinstance(message, wire.Open) else self._resume(message)
-        self._daemon.start(self._guarded(work))
+        work = self._open(message) if isinstance(message, messages.Open) else self._resume(message)
+        self._shared.tasks.start(self._guarded(work))
 
-    async def _open(self, message: wire.Open) -> None:
+    async def _open(self, message: messages.Open) -> None:
         try:
-            session, token = await self._daemon.open_session(message, self._uid)
+            session, token = await self._shared.registry.open(message, self._uid)
         except StoreFullError as error:  # its own words ask to free a graph: there is none yet
             self.refuse(f"no session can be opened, its drive has no room: {error.reason}", is_final=False)
             return
@@ -188,47 +226,47 @@ class Connection:
             self.refuse(f"no session can be opened: {error}", is_final=False)
             return
         if not self._channel.is_open:  # it left meanwhile, and nobody else has the token
-            await self._daemon.end_session(session, "its client left before it was opened")
+            await self._shared.registry.end(session, "its client left before it was opened")
             return
         self._begin(session)
-        seed, io_mode = self._daemon.disk.session, self._daemon.disk.usage().io_mode
+        records = self._shared.records
         number, key_base = session.lease.number, session.disk_key(0)
-        self.answer(wire.Opened(number, token, seed, key_base, session.quota_bytes, io_mode))
+        self.answer(messages.Opened(number, token, records.seed, key_base, session.quota_bytes, records.io_mode))
 
-    async def _resume(self, message: wire.Resume) -> None:
+    async def _resume(self, message: messages.Resume) -> None:
         if not self._channel.is_open:
             return
-        session = self._daemon.session_of(message, self._uid)
+        session = self._shared.registry.find(message, self._uid)
         if session is None:
             # The same words for a wrong token: who guesses does not learn which sessions there are.
             self.refuse("it knows no such session: its lease has ended, or what it held was cleared")
             return
-        self._daemon.take_over(session, self)
+        self._shared.registry.take_over(session, self)
         self.session = session  # from here on the end of the connection begins the grace period
-        await session.wait_for(None)  # rule 4 of wire.py
+        await session.wait_for(None)  # rule 4 of messages.py
         if session.is_ended:
             self.refuse("the session has ended")
             return
-        if not self._daemon.is_connection_of(session, self):  # it left meanwhile, or came back once more
+        if not self._shared.registry.is_connection_of(session, self):  # it left meanwhile, or came back once more
             return
         self._begin(session)
-        self.answer(wire.Resumed())
+        self.answer(messages.Resumed())
 
     def _begin(self, session: Session) -> None:
         self.session = session
-        self._phase = wire.Phase.SESSION
-        self._daemon.session_entered(session, self)
+        self._phase = messages.Phase.SESSION
+        self._shared.registry.enter(session, self)
 
     async def _close_session(self) -> None:
         session, self.session = self.session, None
         if session is not None:
-            await self._daemon.end_session(session, "its client closed it")
-        self.answer(wire.Closed())
+            await self._shared.registry.end(session, "its client closed it")
+        self.answer(messages.Closed())
         self.end_when_sent()
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def _share(self, message: wire.Slab) -> None:
+    def _share(self, message: messages.Slab) -> None:
         descriptor = self._channel.take_descriptor()
         slab = MappedSlab(descriptor, message.num_bytes, self.peer)
         if message.slab in self._slabs:
@@ -236,139 +274,93 @@ class Connection:
         if len(self._slabs) >= _MOST_SLABS:
             raise ProtocolError(self.peer, f"more than {_MOST_SLABS} slabs")
         shared_bytes = self.slab_bytes + slab.num_bytes
-        if shared_bytes > self._daemon.limits.slab_bytes:
+        if shared_bytes > self._shared.limits.slab_bytes:
             raise ProtocolError(
-                self.peer, f"slabs of {shared_bytes} bytes; {self._daemon.limits.slab_bytes} are allowed"
+                self.peer, f"slabs of {shared_bytes} bytes; {self._shared.limits.slab_bytes} are allowed"
             )
         self._slabs[message.slab] = slab
 
-    def _unmap(self, message: wire.Unmap) -> None:
+    def _unmap(self, message: messages.Unmap) -> None:
         if self._num_named[message.slab]:  # its mapping would stay, and not count
             raise ProtocolError(self.peer, f"Unmap of slab {message.slab}, which an unanswered request names")
         self._num_named.pop(message.slab, None)
         self._slabs.pop(message.slab, None)
 
-    def _request(self, message: wire.Write | wire.Read | wire.Discard) -> None:
+    def _request(self, message: messages.Write | messages.Read | messages.Discard) -> None:
         session = self.session
         if session is None:
             raise ProtocolError(self.peer, "a request after Close")
-        if isinstance(message, wire.Discard):
+        if isinstance(message, messages.Discard):
             self._request_discard(session, message)
             return
         if session.num_jobs >= _MOST_REQUESTS:
             raise ProtocolError(self.peer, f"more than {_MOST_REQUESTS} requests that are not answered")
         memory = self._range_of(message)
-        if isinstance(message, wire.Write) and message.key in session.being_written:
+        if isinstance(message, messages.Write) and message.key in session.being_written:
             raise ProtocolError(self.peer, f"record {message.key}, which is being written, once more")
         session.begin_job(message.key)
         self._num_named[message.slab] += 1
         number = session.lease.number
-        if isinstance(message, wire.Write):
+        if isinstance(message, messages.Write):
             session.being_written.add(message.key)
             write = partial(self._write, session, message, memory)
-            to_lane = partial(self._daemon.lanes.write, number, message.num_bytes, lambda: self._guarded(write()))
+            to_lane = partial(self._shared.lanes.write, number, message.num_bytes, lambda: self._guarded(write()))
             session.writes.add(message.num_bytes, to_lane)
         else:
-            self._daemon.lanes.read(
+            self._shared.lanes.read(
                 number, message.num_bytes, lambda: self._guarded(self._read(session, message, memory))
             )
 
-    def _request_discard(self, session: Session, message: wire.Discard) -> None:
+    def _request_discard(self, session: Session, message: messages.Discard) -> None:
         if self._num_discards >= _MOST_DISCARDS:
             raise ProtocolError(self.peer, f"more than {_MOST_DISCARDS} discards that are not answered")
         if self._num_keys >= _MOST_KEYS:
             raise ProtocolError(self.peer, f"more than {_MOST_KEYS} keys in discards that are not answered")
         self._num_discards += 1
         self._num_keys += len(message.keys)
-        self._daemon.start(self._guarded(self._discard(session, message)))
+        self._shared.tasks.start(self._guarded(self._discard(session, message)))
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        """If it fails by a bug of ours, the client is told, and no other notices."""
+        """Run a request. A bug of the daemon's own ends this connection, with an explanation, and no other."""
         try:
             await work
-        except Exception as error:
-            self._daemon.num_internal_errors += 1
-            self._daemon.log.exception("a bug, please report it", extra=self._about())
+        except Exception as error:  # noqa: BLE001 - logged, and the client is told
+            self._shared.tasks.note_bug(self._about())
             self.refuse(f"it has failed: {error!r}", is_final=False)
 
-    def _range_of(self, message: wire.Write | wire.Read) -> memoryview:
+    def _range_of(self, message: messages.Write | messages.Read) -> memoryview:
         slab = self._slabs.get(message.slab)
         if slab is None:
             raise ProtocolError(self.peer, f"slab {message.slab}, which it has not shared")
         return slab.range(message.offset, message.num_bytes, self.peer)
 
-    async def _write(self, session: Session, message: wire.Write, memory: memoryview) -> None:
+    async def _write(self, session: Session, message: messages.Write, memory: memoryview) -> None:
         try:
             if session.is_ended:
                 return
-            record = session.records.get(message.key)  # rule 5 of wire.py: it may be sent twice
-            if record is None:
-                record = await self._store(session, message, memory)
-            self.answer(wire.Stored(message.request, record.stored_bytes, record.codec, record.kind, record.checksum))
-        except StoreFullError as error:
-            session.totals["full"] += 1
-            is_quota = isinstance(error, QuotaExceededError)
-            figures = (error.disk_bytes, error.disk_budget_bytes)
-            self.answer(wire.Full(message.request, is_quota, *figures, wire.fitting(error.reason)))
-        except StorageIOError as error:
-            session.totals["io_errors"] += 1
-            self.answer(_failed(message.request, error))
+            self.answer(await self._shared.records.write(session, message, memory))
         finally:
             session.being_written.discard(message.key)
             session.writes.end(message.num_bytes)
             self._end_job(session, message)
 
-    async def _store(self, session: Session, message: wire.Write, memory: memoryview) -> Record:
-        num_bytes = message.num_bytes
-        session.reserve(num_bytes)
-        taken_bytes = 0
+    async def _read(self, session: Session, message: messages.Read, memory: memoryview) -> None:
         try:
-            kind = Kind(message.dtype, message.itemsize_bytes, message.origin)
-            stored = await self._daemon.disk.write(session.disk_key(message.key), memory, kind)
-            taken_bytes = stored.stored_bytes
-        finally:
-            session.settle(num_bytes, taken_bytes)
-        record = Record(num_bytes, stored.stored_bytes, stored.codec, stored.kind, stored.checksum)
-        session.records[message.key] = record
-        session.totals["spilled_bytes"] += num_bytes
-        session.totals["written_bytes"] += taken_bytes
-        return record
-
-    async def _read(self, session: Session, message: wire.Read, memory: memoryview) -> None:
-        try:
-            record = session.records.get(message.key)
-            if record is None or record.num_bytes != message.num_bytes:
-                self.refuse(f"it asks for {message.num_bytes} bytes of record {message.key}, which it has not stored")
-                return
-            loaded = await self._daemon.disk.read(session.disk_key(message.key), memory)
-            session.totals["restored_bytes"] += message.num_bytes
-            session.totals["read_bytes"] += loaded.read_bytes
-            self.answer(wire.Loaded(message.request, loaded.read_bytes))
-        except CorruptDataError as error:
-            session.totals["corrupt_records"] += 1
-            words = (wire.fitting(each) for each in (error.place, error.expected, error.found))
-            self.answer(wire.Bad(message.request, *words))
-        except StorageIOError as error:
-            session.totals["io_errors"] += 1
-            self.answer(_failed(message.request, error))
+            self.answer(await self._shared.records.read(session, message, memory))
+        except ProtocolError as error:
+            self.refuse(error.reason)
         finally:
             self._end_job(session, message)
 
-    def _end_job(self, session: Session, message: wire.Write | wire.Read) -> None:
+    def _end_job(self, session: Session, message: messages.Write | messages.Read) -> None:
         self._num_named[message.slab] -= 1
         session.end_job(message.key)
 
-    async def _discard(self, session: Session, message: wire.Discard) -> None:
+    async def _discard(self, session: Session, message: messages.Discard) -> None:
         try:
             await session.wait_for(frozenset(message.keys))  # rule 6
-            await self._daemon.free(session, message.keys)
+            await self._shared.records.free(session, message.keys)
         finally:
             self._num_discards -= 1
             self._num_keys -= len(message.keys)
-        self.answer(wire.Gone(message.request))
-
-
-def _failed(request: int, error: StorageIOError) -> wire.Failed:
-    return wire.Failed(
-        request, wire.fitting_word(error.operation), wire.fitting(error.place), wire.fitting(error.reason)
-    )
+        self.answer(messages.Gone(message.request))

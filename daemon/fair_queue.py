@@ -1,7 +1,7 @@
-"""Whose turn is it at the drive? Start-time fair queueing: pure, no clock, no threads.
+"""Decides whose turn it is at the drive, by start-time fair queueing. Pure: no clock, no threads.
 
-Everybody who waits gets the same share of what is served, by cost, whatever a single item costs and however many are
-queued; who was idle gets no credit for it.
+All owners that wait get the same share of the service, measured by cost. It does not matter how much one item costs or
+how many items an owner has queued. An owner that was idle gets no credit for that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class _Line(Generic[T]):
-    """What one owner waits for, in order.
+    """The items that one owner waits for, in order.
 
     Attributes:
         starts_at: the virtual time (cost served per owner) at which its first item may start.
@@ -39,7 +39,7 @@ class FairQueue(Generic[T]):
 
     @property
     def num_owners(self) -> int:
-        """Whose share is remembered: of everybody who has pushed and was not forgotten."""
+        """How many owners are remembered: all that have pushed and were not forgotten."""
         return len(self._lines)
 
     def push(self, owner: int, cost: int, item: T) -> None:
@@ -53,7 +53,7 @@ class FairQueue(Generic[T]):
         self._num_items += 1
 
     def pop(self) -> T:
-        """The next item of whoever was served least, the one that waits longest among equals.
+        """Take the next item of the owner that was served least; among equals, of the one that waits longest.
 
         Raises:
             IndexError: nothing is queued.
@@ -71,7 +71,7 @@ class FairQueue(Generic[T]):
         return item
 
     def forget(self, owner: int) -> list[T]:
-        """Remove an owner and all it waits for, which is returned."""
+        """Remove an owner; returns the items that it waited for."""
         line = self._lines.pop(owner, None)
         items = [] if line is None else [item for _, item in line.items]
         self._num_items -= len(items)

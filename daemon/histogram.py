@@ -1,4 +1,4 @@
-"""How often which size or duration was seen: counts in fixed buckets. Pure."""
+"""Counts of observed sizes or durations, in fixed buckets. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Histogram:
     """Counts of what was observed.
 
     Args:
-        bounds: upper ends of the buckets, ascending, each within its bucket; one more takes what is above the last.
+        bounds: upper ends of the buckets, ascending, each within its bucket. One more bucket takes all larger values.
 
     Attributes:
         bounds: likewise.
-        counts: of each bucket, one more than bounds.
-        total: sum of all that was observed.
+        counts: one for each bucket, so one more than bounds.
+        total: sum of all values.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -26,6 +26,6 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one."""
+        """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value

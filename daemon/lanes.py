@@ -1,4 +1,4 @@
-"""Who moves bytes now: so many jobs at once each way, fairly between sessions, restores before spills. For one loop."""
+"""Starts jobs at the drive: a fixed number at once each way, fairly between sessions, reads before writes. One loop."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _SECONDS = tuple(1e-4 * 2**i for i in range(18))  # 0.1 ms to 13 s
 _BYTES = tuple(float(4096 * 4**i) for i in range(10))  # 4 KiB to 1 GiB
 
 JOB_BYTES = 256 * 2**10
-"""Charged for each job beside its bytes. One byte was written in 76 to 95 us and read in 57 to 90, a part of 8 MiB in
-3.5 to 3.9 ms and 4.3 to 4.8: that is 0.1 to 0.23 MB of a part. An extent of 256 KiB took 150 to 350 us more than its
-bytes. (One client with 24 requests outstanding, two cores, a drive of 2.2 GB/s; three runs.)"""
+"""Charged for each job in addition to its bytes. One byte was written in 76 to 95 us and read in 57 to 90, a part of
+8 MiB in 3.5 to 3.9 ms and 4.3 to 4.8: that is 0.1 to 0.23 MB of a part. An extent of 256 KiB took 150 to 350 us more
+than its bytes. (One client with 24 requests outstanding, two cores, a drive of 2.2 GB/s; three runs.)"""
 _READS_PER_WRITE = 8
-"""While reads wait, they have so many times the share of writes: a ninth is enough for a write not to wait for ever."""
+"""While reads wait, their share is eight times that of writes. A ninth is enough for a write not to wait for ever."""
 
 
 class _Queued(NamedTuple):
@@ -31,7 +31,7 @@ class _Queued(NamedTuple):
 
     @property
     def cost_bytes(self) -> int:
-        """What it takes of a share: a job of one byte is not free."""
+        """How much the job takes of its session's share: a job of one byte is not free."""
         return self.num_bytes + JOB_BYTES
 
 
@@ -39,11 +39,11 @@ class Way:
     """The jobs of one direction.
 
     Attributes:
-        queue: of those that have not begun.
-        num_running: of those that have.
-        seconds: that jobs ran.
-        wait_seconds: that they were queued before.
-        num_bytes: that they were about, as the clients see them.
+        queue: jobs that have not begun.
+        num_running: jobs that run.
+        seconds: how long jobs ran.
+        wait_seconds: how long jobs were queued before they ran.
+        num_bytes: the length of the records that jobs moved, as the clients see them.
     """
 
     def __init__(self) -> None:
@@ -58,15 +58,15 @@ class Lanes:
     """Starts jobs, as many at once as the drive is kept busy with.
 
     Reads go first: backward stands still for a read, forward only for a full window. A write that begins therefore
-    owes reads a multiple of its cost, and while any wait, no other begins before so much of them has begun. So reads
-    that are queued without end leave writes a share; and between two of them, no more than one write begins.
+    owes the reads a multiple of its cost. While reads wait, no other write begins until reads worth that much have
+    begun. So reads that are queued without end still leave writes a share, and no two writes begin in a row.
 
     Args:
         start: runs a coroutine as a task.
-        num_each: how many run at once, each way.
+        num_each: how many jobs run at once, each way.
 
     Attributes:
-        reads, writes: what is queued, runs, and was done.
+        reads, writes: the jobs of each direction.
     """
 
     def __init__(self, start: Callable[[Coroutine[Any, Any, None]], None], num_each: int) -> None:
@@ -82,15 +82,15 @@ class Lanes:
         return len(self.reads.queue) + len(self.writes.queue)
 
     def read(self, session: int, num_bytes: int, job: Job) -> None:
-        """Queue a job that reads so many bytes for a session."""
+        """Queue a job that reads `num_bytes` for a session."""
         self._push(self.reads, session, num_bytes, job)
 
     def write(self, session: int, num_bytes: int, job: Job) -> None:
-        """Queue a job that writes so many bytes for a session."""
+        """Queue a job that writes `num_bytes` for a session."""
         self._push(self.writes, session, num_bytes, job)
 
     def forget(self, session: int) -> None:
-        """Drop what is kept of a session that has no jobs, and never will have any again."""
+        """Forget a session that has no jobs and never will have any again."""
         for way in (self.reads, self.writes):
             way.queue.forget(session)
 

@@ -1,4 +1,4 @@
-"""The socket that clients connect to: made, guarded, and removed."""
+"""The unix socket that clients connect to: how it is made, guarded and removed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid (unix(7))
 
 
 def listen(path: Path, group: str | None) -> socket.socket:
-    """A listening socket at `path`, non-blocking.
+    """Make a listening, non-blocking socket at `path`.
 
-    Its folder is made if it is missing, for the user alone (0700), or for the group too (0750); so is the socket
-    (0600, 0660). A socket that nobody listens on any more is replaced.
+    A missing folder is made for the user alone (mode 0700), or for the group too (0750). The socket gets mode 0600, or
+    0660. A socket on which nobody listens any more is replaced.
 
     Raises:
         ConfigError: there is a living daemon, or something that is no socket, or others could replace the socket.
@@ -100,13 +100,13 @@ def _clear_stale(path: Path) -> None:
 
 
 def _is_listened_on(path: Path) -> bool:
-    """Raises OSError where that cannot be told."""
+    """Whether a process listens there; raises OSError where that cannot be told."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             return False
-        except BlockingIOError:  # so many wait that there is no room for one more: it may hang, but it is there
+        except BlockingIOError:  # its backlog is full: the daemon may hang, but it is there
             return True
     return True

@@ -30,13 +30,13 @@ def set_up_logging(level: str, form: str) -> None:
 
 
 class CauseFilter(logging.Filter):
-    """Lets one line per cause and minute pass, which says how many of the minute before did not.
+    """Lets one line per cause and minute pass; that line says how many like it were dropped in the minute before.
 
-    A cause is what is said (before its figures are filled in) and about which client (name, rank, user). Bounded: the
-    cause that was heard of least lately is forgotten.
+    A cause is the message before its figures are filled in, together with the client (name, rank, user). The number of
+    causes is bounded: the one that was logged the longest ago is forgotten.
 
     Args:
-        seconds: how long a cause is silent after a line.
+        seconds: for how long further lines of a cause are dropped.
         clock: in seconds; never goes back.
     """
 
@@ -85,7 +85,7 @@ def _time_of(record: logging.LogRecord) -> str:
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What was given as `extra`, then the traceback if there is one."""
+    """The fields that were given as `extra`, then the traceback if there is one."""
     fields = {name: value for name, value in vars(record).items() if name not in _OWN_FIELDS and value is not None}
     if record.exc_info:
         fields["traceback"] = logging.Formatter().formatException(record.exc_info)

@@ -1,7 +1,7 @@
 """A daemon's report as metrics for Prometheus. Imported only if there is a page for them.
 
-Names of sessions' series begin with `tierstore_`, of the daemon's totals, which outlive sessions, with
-`tierstore_daemon_`. A session's series bear its number, client and rank, and are gone when it is.
+The names of sessions' series begin with `tierstore_`. The daemon's totals outlive sessions; their names begin with
+`tierstore_daemon_`. A session's series are labelled by its number, client and rank, and end with the session.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class ReportCollector(Collector):
         self._take_report = take_report
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, from a report that is taken now."""
+        """All metrics, from a report that is taken now."""
         report = self._take_report()
         yield from _of_daemon(report)
         yield from _of_jobs(report)
         yield from _of_sessions(report.sessions)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing before the first scrape: what there is depends on the sessions."""
+        """No metrics before the first scrape: they depend on the sessions."""
         return ()
 
 
 def metrics_text(take_report: Callable[[], Report]) -> Callable[[], bytes]:
-    """What writes the page `/metrics`: the report, and what the kernel says of this process."""
+    """Make the function that writes the page `/metrics`: the report, and the kernel's figures of this process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ReportCollector(take_report))
     ProcessCollector(registry=registry)

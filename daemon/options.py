@@ -1,7 +1,7 @@
-"""The options of `tierstore serve`, from wherever they are given. Pure but for reading one file.
+"""The options of `tierstore serve`, from all places where they may be given. Pure, except that it reads one file.
 
-Command line, environment (`TIERSTORE_DISK_BYTES`), file (`disk_bytes = "1TiB"`), default: the first that says something
-counts. Whatever cannot be used is named by where it stands.
+The order is: command line, environment (`TIERSTORE_DISK_BYTES`), file (`disk_bytes = "1TiB"`), default. The first that
+gives an option counts. An error names the place where the option was given.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tierstore.codec import parse_codec
 from tierstore.config import parse_size
+from tierstore.disk.codec.codec import parse_codec
 from tierstore.errors import ConfigError
 
 from .settings import Limits, ServeSettings
@@ -24,22 +24,22 @@ __all__ = ["OPTIONS", "settings_of"]
 
 _LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("text", "json")
-_MOST_SECONDS = 1e9  # that the protocol can say (wire.Welcome)
+_MOST_SECONDS = 1e9  # that the protocol can say (messages.Welcome)
 _OF_LIMITS = ("session_disk_bytes", "session_queued_bytes", "grace_seconds", "handshake_seconds")
 _MOST_BYTES = 2**63 - 1
 _MOST_UID = 2**32 - 2  # the last one is none: chown(2)
 
 Given = str | int | float | Sequence[str | int]
-"""A value as it stands somewhere: text on the command line and in the environment, TOML's types in a file."""
+"""A value as it was given: text on the command line and in the environment, TOML's types in a file."""
 
 
 class _Option(NamedTuple):
-    """How to read one.
+    """How to read one option.
 
     Attributes:
-        parse: (value, where it stands) -> what `ServeSettings` holds; raises ConfigError.
-        in_file: the TOML types it may have in a file.
-        allowed: those in words.
+        parse: (value, where it was given) -> the value in `ServeSettings`; raises ConfigError.
+        in_file: the TOML types that it may have in a file.
+        allowed: those types in words.
     """
 
     parse: Callable[[Any, str], Any]
@@ -48,11 +48,11 @@ class _Option(NamedTuple):
 
 
 def settings_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> ServeSettings:
-    """The settings that a command line and an environment ask for.
+    """The settings by a command line and an environment.
 
     Args:
         line: options as the command line gave them, by name with underscores.
-        environment: of the process. An empty variable counts as not set.
+        environment: the process's. An empty variable counts as not set.
 
     Raises:
         ConfigError: an option cannot be used, or the file cannot be; names which, and where it stands.
@@ -144,7 +144,7 @@ def _uids(value: Given, source: str) -> frozenset[int]:
 
 
 def _uid(part: object) -> int | None:
-    """None: this is none."""
+    """The user id; None: this is no user id."""
     if isinstance(part, str) and part.isascii() and part.isdecimal() and len(part) <= len(str(_MOST_UID)):
         part = int(part)
     return part if isinstance(part, int) and not isinstance(part, bool) and 0 <= part <= _MOST_UID else None
@@ -201,4 +201,4 @@ OPTIONS: Mapping[str, _Option] = {
     "log_level": _Option(_one_of(_LEVELS), (str,), "a string"),
     "log_format": _Option(_one_of(_FORMATS), (str,), "a string"),
 }
-"""By name, as in a file; `--disk-bytes` and `TIERSTORE_DISK_BYTES` elsewhere."""
+"""Options by their names in a file; elsewhere they are called `--disk-bytes` and `TIERSTORE_DISK_BYTES`."""

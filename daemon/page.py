@@ -1,7 +1,7 @@
-"""A page over HTTP for whoever watches the daemon: `/metrics`, `/healthz`, `/readyz`. For one loop, which serves it.
+"""A small HTTP server for those who watch the daemon: `/metrics`, `/healthz`, `/readyz`. It runs on the daemon's loop.
 
-That the loop itself answers is the point of `/healthz`: a daemon whose loop stands still gives no answer, and the
-probe's time limit tells. Everything about a request is bounded: its length, its time, and how many there are.
+So `/healthz` shows whether that loop still runs: where it stands still, the probe's time limit ends. Everything about a
+request is bounded: its length, its time, and the number of requests at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 
 
 class Answer(NamedTuple):
-    """To a request."""
+    """The answer to a request."""
 
     status: int
     body: bytes
@@ -33,7 +33,7 @@ Routes = Mapping[str, Callable[[], Answer]]
 
 
 class Page:
-    """Listens from `bind` on, answers from `serve` on; who comes in between waits.
+    """Listens from `bind` on, answers from `serve` on. Requests in between wait.
 
     Attributes:
         address: host and port, the real one where 0 was asked for.
@@ -78,7 +78,7 @@ class Page:
         self._server = await loop.create_server(lambda: _Exchange(routes, self._exchanges), sock=self._listener)
 
     def close(self) -> None:
-        """Listen no more, and drop who still waits for an answer; idempotent."""
+        """Stop listening, and drop the requests that still wait for an answer; idempotent."""
         if self._server is not None:
             self._server.close()
         self._listener.close()
@@ -105,7 +105,7 @@ class _Exchange(asyncio.Protocol):
             self.drop()
 
     def data_received(self, data: bytes) -> None:
-        """Answer when all of the request's head is there; a body is of no interest."""
+        """Answer when the request's head is there in full; a body is ignored."""
         if self._transport.is_closing():
             return
         self._request += data
@@ -124,7 +124,7 @@ class _Exchange(asyncio.Protocol):
         self._transport.abort()
 
     def _parse(self) -> tuple[str, str]:
-        """(method, path), both empty where it is no request."""
+        """(method, path); both empty if these bytes are no request."""
         words = self._request.partition(b"\r\n")[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             return "", ""

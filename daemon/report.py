@@ -1,49 +1,39 @@
-"""What a daemon holds and has done, as one record: for `tierstore stat`, `tierstore top` and the metrics.
+"""The report: a record of what a daemon holds and has done, for `tierstore stat`, `tierstore top` and the metrics.
 
-Bytes are as they are on disk where a name says disk, written or read, and as the clients gave them otherwise.
+`reporting.py` takes it. Bytes are counted as they are on disk where a name says disk, written or read, and as the
+clients gave them otherwise.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import time
 from collections import Counter
 from collections.abc import Set
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from tierstore import wire
-from tierstore.disk.codec_policy import OTHER_KINDS
+from tierstore.disk.codec.policy import OTHER_KINDS
+from tierstore.sidecar.frames import MAX_FRAME_BYTES
 
-from .histogram import Histogram
-from .lanes import Way
-from .sessions import Session
+__all__ = ["DiskState", "JobTimes", "Jobs", "Report", "SessionState", "Spread", "Totals", "encode_report"]
 
-if TYPE_CHECKING:
-    from .server import Daemon
-
-__all__ = ["DiskState", "JobTimes", "Jobs", "Report", "SessionState", "Spread", "Totals", "encode_report", "report_of"]
-
-_ROOM_BYTES = wire.MAX_FRAME_BYTES - 1024
-"""For a report in one frame."""
+_ROOM_BYTES = MAX_FRAME_BYTES - 1024
+"""Room for a report in one frame."""
 _CHOICES_SHARE = 4
-"""Of a report that is too long, its `codec_choices` take no more than one part in so many."""
+"""The `codec_choices` of a report that is too long may take a quarter of the room."""
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """What was done since the start, of the daemon or of a session; these only grow.
+    """Totals since the start of the daemon or of a session; they only grow.
 
     Attributes:
-        spilled_bytes: stored.
-        written_bytes: taken on disk for them.
-        restored_bytes: given back.
-        read_bytes: read from disk for them.
-        discarded_records: freed.
+        spilled_bytes: bytes stored.
+        written_bytes: bytes taken on disk for them.
+        restored_bytes: bytes given back.
+        read_bytes: bytes read from disk for them.
+        discarded_records: records freed.
         full: writes that found no room: quota, budget or file system.
-        corrupt_records: whose bytes were found damaged.
-        io_errors: jobs that the device failed.
+        corrupt_records: records whose bytes were found damaged.
+        io_errors: jobs that failed at the device.
     """
 
     spilled_bytes: int = 0
@@ -57,7 +47,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class DiskState(msgspec.Struct, frozen=True):
-    """As `DiskUsage`."""
+    """What the drive holds, as in `tierstore.disk.DiskUsage`."""
 
     disk_bytes: int
     allocated_bytes: int
@@ -68,11 +58,11 @@ class DiskState(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How observed values lie.
+    """A histogram of observed values.
 
     Attributes:
         bounds: upper ends of the buckets, ascending.
-        counts: of each bucket; one more, for what is above the last.
+        counts: one for each bucket, and one for values above the last bound.
         total: sum of the values.
     """
 
@@ -85,10 +75,10 @@ class JobTimes(msgspec.Struct, frozen=True):
     """The jobs of one direction.
 
     Attributes:
-        queued, running: now.
-        seconds: that jobs ran.
-        wait_seconds: that they were queued before.
-        num_bytes: that they were about.
+        queued, running: jobs that wait now, and that run now.
+        seconds: how long jobs ran.
+        wait_seconds: how long jobs were queued before they ran.
+        num_bytes: the length of the records that jobs moved.
     """
 
     queued: int
@@ -99,7 +89,7 @@ class JobTimes(msgspec.Struct, frozen=True):
 
 
 class Jobs(msgspec.Struct, frozen=True):
-    """At the drive."""
+    """The jobs of both directions."""
 
     reads: JobTimes
     writes: JobTimes
@@ -111,18 +101,18 @@ class SessionState(msgspec.Struct, frozen=True):
     Attributes:
         session: its number.
         client, rank, pid: as the client said.
-        uid: of its user, as the kernel says.
+        uid: its user, as the kernel says.
         is_connected: whether its client is there.
-        lease_seconds: until it ends unless its client comes back; None: the client is there.
-        disk_bytes: held, and what is being written as it is.
-        quota_bytes: the most that it may hold.
-        num_records: held.
-        slab_bytes: of memory that the client shares with the daemon.
-        num_jobs: queued or running.
-        queued_bytes: of writes that are queued or at the drive.
-        queued_quota_bytes: the most that those may be; None: there is no limit.
-        held_bytes: of writes that wait until that leaves room for them.
-        totals: since it was opened, or the daemon was started.
+        lease_seconds: time until the session ends unless its client comes back; None: the client is there.
+        disk_bytes: bytes that the session takes on disk, running writes included.
+        quota_bytes: the limit of `disk_bytes`.
+        num_records: records that it holds.
+        slab_bytes: memory that the client shares with the daemon.
+        num_jobs: jobs, queued or running.
+        queued_bytes: bytes of writes that are queued or at the drive.
+        queued_quota_bytes: the limit of `queued_bytes`; None: there is none.
+        held_bytes: bytes of writes that wait until `queued_bytes` leaves room for them.
+        totals: since the session was opened, or the daemon was started.
     """
 
     session: int
@@ -147,20 +137,21 @@ class Report(msgspec.Struct, frozen=True):
     """A snapshot of a daemon.
 
     Attributes:
-        program: its name and version.
-        pid: of its process.
+        program: the daemon's name and version.
+        pid: its process.
         path, socket: where it stores and listens.
         metrics: host and port of its page; None: it has none.
-        uptime_seconds: since it was started.
-        is_ending: it takes no more.
+        uptime_seconds: time since it was started.
+        is_ending: it takes no more work.
         disk: what the drive holds.
-        jobs: at the drive.
-        totals: over all sessions, ended ones too.
-        num_sessions: that there are, and `num_sessions_opened`: that this daemon has opened.
-        sessions: each; only some of them where all do not fit into one answer.
-        codec_choices: how often each codec was used, by kind of record; where not all kinds fit into one answer, those
-            used least are taken together as "others".
-        internal_errors: bugs of the daemon's own since its start; each is in its log.
+        jobs: the jobs at the drive.
+        totals: over all sessions, ended ones included.
+        num_sessions: sessions now.
+        num_sessions_opened: sessions that this daemon has opened.
+        sessions: one entry each; only some of them where not all fit into one answer.
+        codec_choices: how often each codec was used, by kind of record. Where not all kinds fit into one answer, the
+            kinds used least are summed up as "others".
+        internal_errors: the daemon's own bugs since its start; each is in its log.
     """
 
     program: str
@@ -180,35 +171,8 @@ class Report(msgspec.Struct, frozen=True):
     internal_errors: int = 0
 
 
-def report_of(daemon: Daemon) -> Report:
-    """What it holds and has done now. Its loop only; does not block."""
-    now = asyncio.get_running_loop().time()
-    usage = daemon.disk.usage()
-    settings = daemon.settings
-    totals: Counter[str] = Counter(daemon.ended_totals)
-    for session in daemon.sessions.values():
-        totals.update(session.totals)
-    return Report(
-        program=daemon.program,
-        pid=os.getpid(),
-        path=str(settings.path),
-        socket=str(settings.socket),
-        metrics=daemon.metrics_address,
-        uptime_seconds=round(time.monotonic() - daemon.started_at, 3),
-        is_ending=daemon.is_ending,
-        disk=DiskState(**{name: getattr(usage, name) for name in DiskState.__struct_fields__}),
-        jobs=Jobs(_job_times(daemon.lanes.reads), _job_times(daemon.lanes.writes)),
-        totals=_totals(totals),
-        num_sessions=len(daemon.sessions),
-        num_sessions_opened=daemon.num_sessions_opened,
-        sessions=[_session_state(session, daemon, now) for session in daemon.sessions.values()],
-        codec_choices={kind: dict(counts) for kind, counts in daemon.disk.codec_choices().items()},
-        internal_errors=daemon.num_internal_errors,
-    )
-
-
 def encode_report(report: Report, room_bytes: int = _ROOM_BYTES) -> bytes:
-    """JSON of at most so many bytes: where it has more, first kinds are taken together, then sessions left out."""
+    """The report as JSON of at most `room_bytes`. If it is longer, kinds are summed up, then sessions left out."""
     encoded = msgspec.json.encode(report)
     if len(encoded) > room_bytes:
         choices = _fewer_kinds(report.codec_choices, room_bytes // _CHOICES_SHARE)
@@ -221,7 +185,7 @@ def encode_report(report: Report, room_bytes: int = _ROOM_BYTES) -> bytes:
 
 
 def _fewer_kinds(choices: dict[str, dict[str, int]], room_bytes: int) -> dict[str, dict[str, int]]:
-    """The kinds that were used most, and all others as one."""
+    """The kinds that were used most, and all others summed up."""
     by_use = sorted(choices, key=lambda kind: sum(choices[kind].values()))
     num_others, fewer = 0, choices
     while len(msgspec.json.encode(fewer)) > room_bytes and num_others < len(by_use):
@@ -237,41 +201,3 @@ def _with_others(choices: dict[str, dict[str, int]], others: Set[str]) -> dict[s
         summed.update(choices[kind])
     kept = {kind: counts for kind, counts in choices.items() if kind not in others}
     return kept | {OTHER_KINDS: dict(summed)}
-
-
-def _session_state(session: Session, daemon: Daemon, now: float) -> SessionState:
-    lease = session.lease
-    lease_seconds = None
-    if session.lost_at is not None:
-        lease_seconds = round(max(0.0, session.lost_at + daemon.limits.grace_seconds - now), 3)
-    return SessionState(
-        session=lease.number,
-        client=lease.name,
-        rank=lease.rank,
-        pid=lease.pid,
-        uid=lease.uid,
-        is_connected=session.lost_at is None,
-        lease_seconds=lease_seconds,
-        disk_bytes=session.disk_bytes,
-        quota_bytes=session.quota_bytes,
-        num_records=len(session.records),
-        slab_bytes=daemon.slab_bytes_of(session),
-        num_jobs=session.num_jobs,
-        queued_bytes=session.writes.queued_bytes,
-        queued_quota_bytes=session.writes.most_bytes,
-        held_bytes=session.writes.held_bytes,
-        totals=_totals(session.totals),
-    )
-
-
-def _totals(counts: Counter[str]) -> Totals:
-    return Totals(**{name: counts[name] for name in Totals.__struct_fields__})
-
-
-def _job_times(way: Way) -> JobTimes:
-    spreads = (_spread(each) for each in (way.seconds, way.wait_seconds, way.num_bytes))
-    return JobTimes(len(way.queue), way.num_running, *spreads)
-
-
-def _spread(histogram: Histogram) -> Spread:
-    return Spread(histogram.bounds, tuple(histogram.counts), histogram.total)

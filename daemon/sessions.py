@@ -1,4 +1,4 @@
-"""A session: the lease of one client on what it has stored. For one loop."""
+"""A session: one client's records, its jobs, and the lease that lets it come back. For one loop."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from .write_queue import WriteQueue
 __all__ = ["COUNTER", "KEY_BITS", "NUMBERS", "KeptLeases", "Lease", "Record", "Session", "kept_leases", "new_lease"]
 
 KEY_BITS = 40
-"""Of the client's keys (`wire.py`); the session's number stands above them in the disk tier's."""
+"""Length of a client's keys (`messages.py`). A key of the disk tier has the session's number above these bits."""
 
 COUNTER = 0
-"""The lease that is none: it keeps the number of the next session, so that none is used again while it could be met."""
+"""The number under which the next session's number is kept, so that no number is used again too early. Not a lease."""
 
 NUMBERS = range(1, 1 << 64 - KEY_BITS)
-"""Of sessions: above a client's key each makes a key of the disk tier, which has 64 bits."""
+"""The numbers that sessions may have: with a client's key below it, each makes a key of the disk tier of 64 bits."""
 
 _TOKEN_BYTES = 32
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """What is known of a session after the daemon was killed.
+    """The part of a session that survives a kill of the daemon: it is kept in the index.
 
     Attributes:
-        number: of the session; never used again while a directory holds anything.
-        token_hash: SHA-256 of the secret that resumes it. The secret itself is with the client alone.
-        uid: of the user whose process opened it.
+        number: the session's; never used again while the directory holds anything.
+        token_hash: SHA-256 of the secret that resumes the session. Only the client has the secret itself.
+        uid: the user whose process opened it.
         name, rank, pid: as the client said.
     """
 
@@ -48,23 +48,23 @@ class Lease(msgspec.Struct, frozen=True):
     pid: int
 
     def is_resumed_by(self, token: bytes, uid: int) -> bool:
-        """Whether whoever shows the token may go on with the session."""
+        """Whether a client of this user that shows this token may go on with the session."""
         return hmac.compare_digest(self.token_hash, hashlib.sha256(token).digest()) and self.uid == uid
 
 
 def new_lease(number: int, uid: int, name: str, rank: int | None, pid: int) -> tuple[Lease, bytes]:
-    """A lease, and the token that resumes it."""
+    """Make a lease, and the token that resumes it."""
     token = secrets.token_bytes(_TOKEN_BYTES)
     return Lease(number, hashlib.sha256(token).digest(), uid, name, rank, pid), token
 
 
 class KeptLeases(NamedTuple):
-    """What an earlier daemon left of its sessions.
+    """The sessions that an earlier daemon has left.
 
     Attributes:
         leases: by number.
-        next_number: of the next session; the first beyond `NUMBERS`: all are used.
-        damaged: numbers of those that make no sense; nobody can resume them.
+        next_number: the number of the next session; the first beyond `NUMBERS`: all are used.
+        damaged: numbers of the leases that make no sense; nobody can resume them.
     """
 
     leases: dict[int, Lease]
@@ -76,7 +76,7 @@ _T = TypeVar("_T")
 
 
 def kept_leases(blobs: Mapping[int, bytes]) -> KeptLeases:
-    """Read what `new_lease` made, and the counter, from the bytes that were kept under each number."""
+    """Read the leases and the counter from the bytes that were kept under each number."""
     found = {number: _decoded(blob, Lease) for number, blob in blobs.items() if number != COUNTER}
     leases = {
         number: lease
@@ -92,7 +92,7 @@ def kept_leases(blobs: Mapping[int, bytes]) -> KeptLeases:
 
 
 def _decoded(blob: bytes, kind: type[_T]) -> _T | None:
-    """None: the bytes are damaged."""
+    """The value that was encoded; None: the bytes are damaged."""
     try:
         return msgspec.msgpack.decode(blob, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -100,11 +100,11 @@ def _decoded(blob: bytes, kind: type[_T]) -> _T | None:
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One that is stored: the disk tier's receipt, in the same object, which the garbage collector leaves alone.
+    """A stored record, with the disk tier's receipt. One flat object, which the garbage collector leaves alone.
 
     Attributes:
-        num_bytes: as the client gave them.
-        stored_bytes, codec, kind, checksum: as `disk.tier.Stored`.
+        num_bytes: its length, as the client gave it.
+        stored_bytes, codec, kind, checksum: as in `tierstore.disk.Stored`.
     """
 
     num_bytes: int
@@ -115,22 +115,23 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Session:
-    """What a client has stored, and what is being done for it.
+    """One client's records, and the jobs that run for it.
 
     Args:
-        most_queued_bytes: as `WriteQueue`'s.
+        lease: who the client is.
+        quota_bytes: the most that the session may take on disk.
+        most_queued_bytes: the most bytes of writes that may be queued or at the drive; None: no limit.
 
     Attributes:
-        lease: who it is.
-        quota_bytes: the most that it may hold on disk.
+        lease, quota_bytes: likewise.
         records: by the client's keys.
         being_written: keys of writes that are queued or run.
-        disk_bytes: taken by them, and by what is being written, as it is.
-        writes: that are not answered.
+        disk_bytes: bytes taken on disk by records; those being written count with their full length.
+        writes: those that are not answered.
         lost_at: the loop's time at which its connection ended; None: it has one.
-        is_ended: it is over; whatever still runs for it must leave nothing behind.
-        totals: of what was done, for statistics.
-        num_jobs: queued or running.
+        is_ended: the session is over; jobs that still run for it must leave nothing behind.
+        totals: for statistics.
+        num_jobs: jobs, queued or running.
     """
 
     def __init__(self, lease: Lease, quota_bytes: int, most_queued_bytes: int | None) -> None:
@@ -147,22 +148,28 @@ class Session:
         self.num_jobs = 0
         self._idle: dict[int | None, asyncio.Event] = {}  # by key, of those that somebody waits for; None: all
 
+    @property
+    def peer(self) -> str:
+        """Who the client is, for messages."""
+        lease = self.lease
+        return f"session {lease.number} ({lease.name!r}, process {lease.pid}, user {lease.uid})"
+
     def about(self) -> dict[str, object]:
-        """Who it is, for the log."""
+        """Who the client is, as fields for the log."""
         lease = self.lease
         return {"session": lease.number, "client": lease.name, "rank": lease.rank, "pid": lease.pid, "uid": lease.uid}
 
     def disk_key(self, key: int) -> int:
-        """The disk tier's key of a client's."""
+        """The disk tier's key for a client's key."""
         return self.lease.number << KEY_BITS | key
 
     def take_up(self, key: int, record: Record) -> None:
-        """A record that was found when the daemon started."""
+        """Take in a record that was found when the daemon started."""
         self.records[key] = record
         self.disk_bytes += record.stored_bytes
 
     def reserve(self, num_bytes: int) -> None:
-        """Count what is about to be written.
+        """Count a write that is about to begin.
 
         Raises:
             QuotaExceededError: the quota does not allow it; nothing is counted.
@@ -178,16 +185,16 @@ class Session:
         self.disk_bytes += num_bytes
 
     def settle(self, reserved_bytes: int, taken_bytes: int) -> None:
-        """What was reserved for a write took so many bytes on disk instead; 0: nothing was written."""
+        """Correct the count after a write: it took `taken_bytes` on disk; 0: nothing was written."""
         self.disk_bytes += taken_bytes - reserved_bytes
 
     def begin_job(self, key: int) -> None:
-        """Count a job about this key, which is queued."""
+        """Count a job that is queued for this key."""
         self._jobs[key] += 1
         self.num_jobs += 1
 
     def end_job(self, key: int) -> None:
-        """A job about this key has ended: wake those who waited for it."""
+        """A job for this key has ended: wake those who waited for it."""
         self._jobs[key] -= 1
         self.num_jobs -= 1
         if not self._jobs[key]:
@@ -197,7 +204,7 @@ class Session:
             self._wake(None)
 
     async def wait_for(self, keys: frozenset[int] | None) -> None:
-        """Return when no job about these keys (None: none at all) is queued or runs."""
+        """Return when no job for these keys is queued or runs. None: for any key."""
         if keys is None:
             while self.num_jobs:
                 await self._until_idle(None)

@@ -1,4 +1,4 @@
-"""What a daemon is started with."""
+"""The settings that a daemon is started with."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Limits:
-    """What a session may take.
+    """Limits of one session, and of a connection's first words.
 
     Attributes:
-        session_disk_bytes: on disk; None: whatever the daemon may.
-        session_queued_bytes: of writes that are queued or at the drive at once; None: all that its slabs hold.
-        slab_bytes: of shared memory, all its slabs together.
-        grace_seconds: for how long it is kept without its client.
-        handshake_seconds: within which a connection has to say Hello, and a frame that has begun to end.
+        session_disk_bytes: bytes on disk; None: as many as the daemon may take.
+        session_queued_bytes: bytes of writes that are queued or at the drive at once; None: all that its slabs hold.
+        slab_bytes: shared memory, all its slabs together.
+        grace_seconds: for how long a session is kept without its client.
+        handshake_seconds: time for a connection to say Hello, and for a frame that has begun to end.
     """
 
     session_disk_bytes: int | None = None
@@ -33,7 +33,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """See `tierstore serve --help`.
+    """All settings of a daemon; `tierstore serve --help` tells more of each.
 
     Attributes:
         path: an existing directory on the drive to use.

@@ -1,4 +1,4 @@
-"""The daemon's side of a client's slab: mapped only if it can never be cut short, and is there in full."""
+"""The daemon's side of a client's slab, which is mapped only if it is there in full and cannot be cut short."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _BLOCK_BYTES = 512  # of st_blocks (stat(2))
 
 
 class MappedSlab:
-    """A mapping of it.
+    """A mapping of a client's shared memory.
 
     Args:
-        descriptor: as it came; closed by the constructor, whatever happens.
-        num_bytes: as the client says.
-        peer: who that is.
+        descriptor: the memfd, as it came; closed by the constructor, whatever happens.
+        num_bytes: the slab's length, as the client says.
+        peer: who the client is, for messages.
 
     Attributes:
-        num_bytes: of it.
+        num_bytes: likewise.
 
     Raises:
         ProtocolError: it is no memfd that is sealed against shrinking, or shorter than the client says, or has pages

@@ -1,32 +1,60 @@
-"""What the daemon's page says, while there is one."""
+"""The daemon's page: metrics, and whether it lives and is ready. For one loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from .page import Answer, Page
-from .report import report_of
+from .report import Report
+from .stage import Stage
 
-if TYPE_CHECKING:
-    from .server import Daemon
-
-__all__ = ["answer_for"]
+__all__ = ["Watch"]
 
 
-async def answer_for(daemon: Daemon, page: Page) -> None:
-    """Have the page answer from now on, until it is closed. What is not open yet says so."""
-    from .metrics import CONTENT_TYPE, metrics_text
+class Watch:
+    """Answers on the page from `begin` on, until the page is closed. Nothing blocks.
 
-    text = metrics_text(lambda: report_of(daemon))
-    routes: dict[str, Callable[[], Answer]] = {
-        "/metrics": lambda: Answer(200, text(), CONTENT_TYPE) if daemon.is_open else _not_ready(daemon),
-        "/healthz": lambda: Answer(200, b"alive\n"),
-        "/readyz": lambda: Answer(200, b"ready\n") if daemon.is_open and not daemon.is_ending else _not_ready(daemon),
-    }
-    await page.serve(routes)
-    daemon.metrics_address = page.address
+    Args:
+        page: bound to its port.
+        stage: the daemon's.
+    """
 
+    def __init__(self, page: Page, stage: Stage) -> None:
+        self._page = page
+        self._stage = stage
+        self._metrics_text: Callable[[], bytes] | None = None
 
-def _not_ready(daemon: Daemon) -> Answer:
-    return Answer(503, b"ending\n" if daemon.is_ending else b"starting\n")
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return self._page.address
+
+    async def begin(self) -> None:
+        """Answer from now on: before the daemon is open the page says that it starts."""
+        routes: dict[str, Callable[[], Answer]] = {
+            "/metrics": self._metrics,
+            "/healthz": lambda: Answer(200, b"alive\n"),
+            "/readyz": self._readiness,
+        }
+        await self._page.serve(routes)
+
+    def show(self, take_report: Callable[[], Report]) -> None:
+        """Make metrics of what `take_report` returns at each scrape, as long as the daemon is open."""
+        from .metrics import metrics_text
+
+        self._metrics_text = metrics_text(take_report)
+
+    def _metrics(self) -> Answer:
+        from .metrics import CONTENT_TYPE
+
+        if self._metrics_text is None or not self._stage.is_open:
+            return self._not_ready()
+        return Answer(200, self._metrics_text(), CONTENT_TYPE)
+
+    def _readiness(self) -> Answer:
+        if self._stage.is_open and not self._stage.is_ending:
+            return Answer(200, b"ready\n")
+        return self._not_ready()
+
+    def _not_ready(self) -> Answer:
+        return Answer(503, b"ending\n" if self._stage.is_ending else b"starting\n")

@@ -1,7 +1,7 @@
-"""How much of one session's writes is queued at once. Pure: no clock, no threads, no I/O.
+"""Limits how many bytes of one session's writes are queued at once. Pure: no clock, no threads, no I/O.
 
-What is beyond that is held back, in order, and only by name: its bytes lie in the client's shared memory. Reads and
-discards do not come through here, so they never wait for the writes that are held back.
+Further writes are held back, in order. Only their names are kept here: the bytes lie in the client's shared memory.
+Reads and discards do not come through here, so they never wait for the writes that are held back.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class WriteQueue:
     """Writes of one session that are queued or at the drive, and those that wait to be.
 
     Args:
-        most_bytes: that may be queued or at the drive. A longer write goes alone. None: as many as there are.
+        most_bytes: the most that may be queued or at the drive. A longer write goes alone. None: no limit.
 
     Attributes:
         most_bytes: likewise.
-        queued_bytes: of writes that were started and have not ended.
-        held_bytes: of those that were not started.
+        queued_bytes: bytes of writes that were started and have not ended.
+        held_bytes: bytes of writes that were not started yet.
     """
 
     def __init__(self, most_bytes: int | None) -> None:

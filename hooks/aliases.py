@@ -1,13 +1,13 @@
 """Views of one storage are stored once, where that is safe.
 
-A storage can be written through several version counters (the parts of `unsafe_chunk`, `.data`, a numpy workspace):
-that two saved tensors share a storage and show the same version does not mean that the same bytes were saved. So a
-saved tensor joins an earlier record only if both are views of the same living tensor, which means one counter, at
-the same version, and none of the record's bytes has been read yet.
+That two saved tensors share a storage and show the same version does not prove that the same bytes were saved: one
+storage can be written through several version counters (the parts of `unsafe_chunk`, `.data`, a numpy workspace). So a
+saved tensor joins an earlier record only if three things hold: both are views of the same living tensor, which means
+one counter; both have the same version; and none of the record's bytes has been read yet.
 
-What was restored is saved again by double backward and by reentrant checkpointing. Autograd gives it to its functions
-as new tensors, of which nothing tells that they share a counter with the record's; it joins only where the bytes in
-memory are confirmed, by checksum, to be those on disk, and its own counter is kept beside the record's.
+Double backward and reentrant checkpointing save again what was restored. Autograd gives it to its functions as new
+tensors, and nothing shows that they share a counter with the record's. Such a tensor joins only if a checksum confirms
+that the bytes in memory are those on disk. Its own counter is then kept beside the record's.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["Joined", "join_record"]
 
 
 class Joined(NamedTuple):
-    """Where a tensor's bytes are, in a record that there is already.
+    """A record that already holds a tensor's bytes.
 
     Attributes:
-        handle: of the record.
-        layout: of the tensor, over what the record is of.
-        is_restored: the tensor lies over restored bytes; its version counter need not be the record's.
+        handle: the record's handle.
+        layout: the tensor's geometry, over the storage that the record was made of.
+        is_restored: the tensor lies over restored bytes; it may have another version counter than the record.
     """
 
     handle: Handle
@@ -42,10 +42,13 @@ class Joined(NamedTuple):
 def join_record(
     books: Residency, tensor: torch.Tensor, root: weakref.ref[torch.Tensor], layout: Layout
 ) -> Joined | None:
-    """The record that holds the tensor's bytes too; None: it needs one of its own.
+    """Let a tensor share the record that holds its bytes too; None: it needs a record of its own.
 
     Args:
-        root: of the tensor's base, or itself.
+        books: the store's.
+        tensor: was saved.
+        root: the tensor's base, or the tensor itself.
+        layout: the tensor's geometry.
     """
     for record, handle in records_over(tensor.untyped_storage(), tensor._version, books):
         if record.span is not None:

@@ -1,13 +1,15 @@
-"""What selective checkpointing keeps, it keeps below autograd: saved-tensor hooks that are called there need more care.
+"""Saved-tensor hooks that are called below autograd. Selective checkpointing does so with the outputs that it keeps.
 
 NOTE [Below autograd]
-A dispatch mode sees an operator's output after its kernel, and gives it back in backward in the place of one. There
-autograd and ADInplaceOrView are shut out: `detach` gives a tensor with a version counter of its own, so a change in
-place of the output would never be seen. And what is given back becomes the output of a node of autograd: it gets a
-history. It must be a new tensor each time, never the one that the store or the program holds.
+A dispatch mode sees an operator's output after its kernel. In backward it gives that output back in the place of a new
+one. Autograd and ADInplaceOrView are shut out there, with two consequences:
+
+* `detach` gives a tensor with a version counter of its own, so a change of the output in place would never be seen.
+* What is given back becomes the output of a node of autograd, and gets a history. So it must be a new tensor each time,
+  never the one that the store or the program holds.
 
 torch 2.15 calls the hooks around a region there (`respect_saved_tensors_hooks=True` of `torch.utils.checkpoint`), and
-our own contexts do (`selective.py`).
+so do our own contexts (`selective.py`).
 """
 
 from __future__ import annotations
@@ -23,34 +25,45 @@ from torch.utils.checkpoint import checkpoint
 from tierstore.torch_names import AD_INPLACE_OR_VIEW, AUTOGRAD, SetExcludeDispatchKeyGuard, is_key_excluded
 from tierstore.uncompiled import uncompiled
 
-__all__ = ["HOOKS_ARE_CALLED_BELOW", "HeldTensor", "is_below_autograd", "may_become_an_output", "sharing_versions"]
+__all__ = [
+    "HOOKS_ARE_CALLED_BELOW",
+    "HeldTensor",
+    "Packed",
+    "is_below_autograd",
+    "may_become_an_output",
+    "sharing_versions",
+]
 
 HOOKS_ARE_CALLED_BELOW = "respect_saved_tensors_hooks" in inspect.signature(checkpoint).parameters
-"""Whether this torch calls hooks below autograd; where it does not, no pack has to ask."""
+"""Whether this release of torch calls hooks below autograd. If it does not, no pack has to ask where it is called."""
 
 
 class Packed(Protocol):
-    """What a pack hook of ours returns."""
+    """The object that a pack hook of ours gives the graph to hold."""
 
-    def unpack(self) -> torch.Tensor: ...
+    def unpack(self) -> torch.Tensor:
+        """The saved tensor."""
+
+    def traced(self) -> torch.Tensor:
+        """Called while backward is traced into a graph: gives the saved tensor each time that the traced graph runs."""
 
 
 def is_below_autograd() -> bool:
-    """Whether this thread is below autograd, where tensors do not share version counters. 0.2 microseconds."""
+    """Whether this thread is below autograd, where tensors do not share version counters. Takes 0.2 microseconds."""
     return is_key_excluded(AD_INPLACE_OR_VIEW) and not torch.is_inference_mode_enabled()
 
 
 def may_become_an_output(tensor: torch.Tensor) -> bool:
     """Whether a tensor without a history may get one: below autograd, the outputs of a node have none yet.
 
-    True inside of `sharing_versions` too.
+    Inside `sharing_versions` the answer is the same.
     """
     return not tensor.requires_grad and is_key_excluded(AUTOGRAD) and not torch.is_inference_mode_enabled()
 
 
 @contextmanager
 def sharing_versions() -> Iterator[None]:
-    """Inside it, views and detached tensors share the version counter of what they are made of, as above autograd."""
+    """Inside it, a view or a detached tensor shares the version counter of its source, as above autograd."""
     with SetExcludeDispatchKeyGuard(AD_INPLACE_OR_VIEW, False):
         yield
 
@@ -60,7 +73,7 @@ class HeldTensor:
 
     Args:
         pack: a pack hook of ours.
-        tensor: what it packs.
+        tensor: is packed by it.
     """
 
     __slots__ = ("_packed",)
@@ -72,10 +85,10 @@ class HeldTensor:
 
     @uncompiled
     def unpack(self) -> torch.Tensor:
-        """A new tensor over the bytes. Raises what the `unpack` of what was packed raises."""
+        """A new tensor over the saved bytes. Raises what the `unpack` of the packed object raises."""
         with sharing_versions():
             return self._packed.unpack().detach()
 
     def traced(self) -> torch.Tensor:
-        """Under a trace likewise: what is held below autograd is in no graph that is traced."""
+        """The same as `unpack`: nothing that is held below autograd is in a graph that is traced."""
         return self.unpack()

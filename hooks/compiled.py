@@ -1,10 +1,10 @@
-"""`torch.compile` beside offloading: what runs, but does not do what was meant, is said once.
+"""`torch.compile` beside offloading: warnings where a program runs, but not as it was meant to.
 
 NOTE [Compile inside, offload outside]
-What a compiled region saves, it asks for all at once when its backward begins. So memory is saved between regions,
-not within one: compile the blocks of a model, and offload around them. The other way round, a scope that is entered
-inside a compiled function breaks that function's graph: Dynamo does not compile the frame that holds a `with` block
-which it cannot trace, only what is called from there.
+A compiled region asks for all that it has saved at once, when its backward begins. So offloading saves memory between
+regions, not within one: compile the blocks of a model, and offload around them. The other way round, a scope that is
+entered inside a compiled function breaks that function's graph. Dynamo cannot trace the `with` block, so it does not
+compile the frame that holds it, only what is called from there.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tierstore.uncompiled import uncompiled
 
 __all__ = ["large_nodes", "warn_if_region", "warn_of_compiled_caller"]
 
-_COMPILED_NODE = "CompiledFunctionBackward"  # what AOTAutograd names the backward of a region
+_COMPILED_NODE = "CompiledFunctionBackward"  # AOTAutograd's name of the backward of a region
 _ADVICE = "compile the blocks and offload around them: offload_module(torch.compile(block), store=store)"
 
 
 @uncompiled
 def warn_of_compiled_caller(scope: str) -> None:
-    """A scope is being entered inside a compiled call."""
+    """Warn: a scope is being entered inside a compiled call. `scope`: the name of its class."""
     warnings.warn(
         f"{scope} is entered inside torch.compile: the function that enters it is not compiled, only what it calls; "
         + _ADVICE,
@@ -35,7 +35,9 @@ def warn_of_compiled_caller(scope: str) -> None:
 
 
 def large_nodes(spans: Iterable[tuple[int, int, int]], budget_bytes: int) -> dict[int, int]:
-    """The autograd nodes that saved more than `budget_bytes`, and how many bytes; empty if none can be compiled.
+    """The autograd nodes that have saved more than `budget_bytes`, and how many bytes each has saved.
+
+    Empty if nothing can be compiled in this process, because Dynamo is not imported.
 
     Args:
         spans: (node, number of the storage, bytes) of each saved tensor.
@@ -50,7 +52,12 @@ def large_nodes(spans: Iterable[tuple[int, int, int]], budget_bytes: int) -> dic
 
 
 def warn_if_region(nbytes: int | None, budget_bytes: int) -> None:
-    """The node that runs asks for what it saved, `nbytes`, more than the budget; a compiled region could be split."""
+    """Warn if the autograd node that runs is a compiled region that has saved more than the budget.
+
+    Args:
+        nbytes: how much the node has saved; None: no more than the budget.
+        budget_bytes: for the message.
+    """
     node = current_autograd_node()
     if nbytes is not None and node is not None and node.name() == _COMPILED_NODE:
         warnings.warn(

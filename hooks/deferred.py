@@ -1,4 +1,4 @@
-"""Functions whose body runs after their call has returned: a scope around the call is over by then."""
+"""Functions whose body runs only after their call has returned. A scope around the call would be over by then."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _KINDS = (
 
 
 def refuse_deferred(option: str, given: object, function: Any) -> None:
-    """Refuse a function that only begins to run when what it returned is iterated, or awaited.
+    """Refuse a function that begins to run only when its result is iterated over or awaited.
 
-    Nor could the scope be left open around it: hooks belong to a thread, so they would be in force for whatever runs
-    there until the body goes on.
+    The scope cannot be left open until then: hooks belong to a thread, so they would be in force for whatever else runs
+    on that thread before the body goes on.
 
     Args:
         option, given: for the message.
         function: anything callable; also a `functools.partial`, or an object with such a `__call__`.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: the function is of that kind.
     """
     while isinstance(function, functools.partial):
         function = function.func

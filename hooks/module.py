@@ -16,7 +16,7 @@ __all__ = ["offload_module"]
 
 
 class _OffloadedModule(nn.Module):
-    """The wrapped module is the submodule `module`, as with `DistributedDataParallel`."""
+    """A module whose forward runs in a scope. The wrapped one is its submodule `module`, as in torch's own wrappers."""
 
     def __init__(self, module: nn.Module, scope: tiered_offload) -> None:
         super().__init__()
@@ -29,19 +29,19 @@ class _OffloadedModule(nn.Module):
 
 
 def offload_module(module: nn.Module, *, store: TierStore, **options: Any) -> nn.Module:
-    """Wrap a module so that what its forward saves goes to `store`.
+    """Wrap a module so that what its forward saves goes to a store.
 
-    Saved-tensor hooks belong to a thread; the scope is entered inside forward, so it also works where replicas run
-    on threads of their own (`DataParallel`) and for single blocks of a model. Compile inside, offload outside:
+    The scope is entered inside forward, on the thread that runs it. So it also works for single blocks of a model, and
+    where replicas run on threads of their own (`DataParallel`). Compile inside, offload outside:
     `offload_module(torch.compile(block), store=store)`.
 
     Args:
-        module: any module; it becomes the submodule `module` of what is returned.
+        module: any module. It becomes the submodule `module` of the module that is returned.
         store: an open `TierStore`.
-        **options: those of `tiered_offload`.
+        **options: arguments of `tiered_offload`.
 
     Raises:
-        ConfigError: an argument cannot be used; also a module whose forward is a generator function or an async one.
+        ConfigError: an argument cannot be used, or forward is a generator function or an async one.
     """
     if not isinstance(module, nn.Module):
         raise ConfigTypeError("module", module, "give a torch.nn.Module")

@@ -1,13 +1,20 @@
-"""The saved tensors of one forward, in the order of packing, and what backward does with them."""
+"""The log of a graph: its saved tensors in the order of packing, and what backward does with that order.
+
+In forward, `open_log` gives a thread the log to pack into, and each pack is compared with the graphs that are known. In
+backward, the log counts what is asked for and has the store bring back what will be asked for next. When the graph is
+gone, the order in which backward asked is learned, for the next forward that packs the same.
+
+The decisions are made in modules of the store that know only numbers: `plan.py` says what stays and what leaves,
+`lookahead.py` what comes back next, `reach.py` how far ahead.
+"""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -18,87 +25,120 @@ from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
 from tierstore.noted import NotedLog
 from tierstore.plan import Plan, Trace, add_pack
 from tierstore.reach import Reach
-from tierstore.remains import Remains
+from tierstore.residency import Residency
 from tierstore.store import TierStore
-from tierstore.tracing.recorder import Recorder
 
 from .compiled import large_nodes, warn_if_region
+from .living import enlist
 
-if TYPE_CHECKING:
-    from .owners import OwnerWatch
+__all__ = ["LogOptions", "LogRecording", "PackLog", "open_log"]
 
-__all__ = ["PackLog", "living_log", "open_log"]
+
+class LogOptions(NamedTuple):
+    """The arguments of `tiered_offload` that a log follows.
+
+    Attributes:
+        lookahead_bytes: how far ahead of backward to fetch; None: it is found, see NOTE [No farther than it takes] in
+            `reach.py`.
+        orders: the orders that are known, to learn and to recall; None: the reverse-topological order is followed.
+        device_bytes: how much may stay on accelerators; None: it is found, see NOTE [What compute covers] in
+            `coverage.py`.
+    """
+
+    lookahead_bytes: int | None
+    orders: LearnedOrders | None
+    device_bytes: int | None
+
+
+class LogRecording(Protocol):
+    """The recording of a trace, as far as a log tells it something."""
+
+    def booked(self, index: int, record: int) -> None:
+        """Saved tensor `index`, until now only noted, has got the record of that key. Under the store's lock."""
 
 
 class PackLog(NotedLog):
-    """What was packed on one thread between one backward and the next, in however many scopes, and its order.
+    """The log of one graph: what one thread packed between two backwards, in one scope or in several.
 
     Args:
-        store: where it was packed.
-        lookahead_bytes: how far ahead of backward to fetch; None: see NOTE [No farther than it takes] in `reach.py`.
-        orders: where orders are learned and recalled; None: the reverse-topological order is followed always.
-        device_bytes: what may stay on accelerators; None: what compute does not cover.
+        store: the store that it was packed into.
+        options: see `LogOptions`.
 
     Attributes:
         started: backward has asked for something.
-        recorder: of the trace that its packs are in, if they are.
-        owners: who else holds them, for that trace.
-        lookahead, reload_ahead: what backward will ask for next, from the disk and from host memory.
+        small_bytes: how much has stayed in its place for being small, counted once for each tensor.
+        recording: the recording of the trace that the graph is in; None: it is in none.
+        lookahead: what backward will ask for next, to be read from disk.
+        reload_ahead: likewise, to be copied from host memory to its accelerator.
     """
 
-    def __init__(
-        self, store: TierStore, lookahead_bytes: int | None, orders: LearnedOrders | None, device_bytes: int | None
-    ) -> None:
-        super().__init__(store)
-        _enlist(self)
-        self._is_reach_found = lookahead_bytes is None
+    def __init__(self, store: TierStore, options: LogOptions) -> None:
+        super().__init__(store, store.books, store.books.begin_log)
+        self.books: Residency = store.books
+        enlist(self)
+        lookahead_bytes = options.lookahead_bytes
+        self._finds_reach = lookahead_bytes is None
         self.lookahead = Lookahead[Record](
             store.host_bytes + store.staging_bytes if lookahead_bytes is None else lookahead_bytes
         )
         self.reload_ahead = Lookahead[Record](0 if lookahead_bytes == 0 else sys.maxsize)  # the device tier bounds it
         self.started = False
-        self.recorder: Recorder | None = None
-        self.owners: OwnerWatch | None = None
-        self._orders = orders
-        host_bytes, staging_bytes = self.books.moves.books.limits
-        self._budgets = host_bytes, device_bytes, staging_bytes
+        self.small_bytes = 0
+        self.recording: LogRecording | None = None
+        host_bytes, staging_bytes = self.books.window_limits
+        self._budgets = _Budgets(host_bytes, options.device_bytes, staging_bytes)
+        self._orders = options.orders
         self._times: GraphTimes | None = None
         self._signature = 0  # of the packs so far, as long as there is a plan
-        self._asked_for: dict[int, None] = {}
-        self._trace: _TraceOfPacks | None = None
-        self._region_bytes = store.host_bytes or store.staging_bytes  # for one autograd node, without a look at it
-        self._large_nodes: dict[int, int] = {}
+        self._asked_for: dict[int, None] = {}  # an ordered set
+        self._trace: _TraceSoFar | None = None  # None: nothing has left its place, or backward has not begun
+        self._region_bytes = store.host_bytes or store.staging_bytes  # one node may save that much unnoticed
+        self._large_nodes: dict[int, int] = {}  # bytes of the nodes that have saved more than that
+
+    def record_to(self, recording: LogRecording) -> None:
+        """From now on, tell that recording, and no other."""
+        self.recording = recording
 
     # --- forward ------------------------------------------------------------------------------------------------
 
     def follow_plan(self, index: int) -> None:
-        """Pack `index`, the first or the next after those that followed the plan, has come: does it go on as known?"""
+        """Compare pack `index` with the graphs that are known, and choose the plan that is followed from now on.
+
+        To be called for the first pack of a log, and for each next one as long as there is a plan.
+        """
         self._signature = add_pack(self._signature, self.nodes[index] - self.nodes[0], self.sizes[index])
         plan, orders = self.plan, self._orders
         if plan is None or not plan.trace.continues(index + 1, self._signature):
             plan = None if orders is None else orders.predict(index + 1, self._signature, *self._budgets)
-            if orders is not None and self._budgets[1] is None:
+            if orders is not None and self._budgets.device_bytes is None:
                 self._keep_uncovered(orders.coverage, plan, index)
             self.plan = plan if plan is not None and plan.is_needed else None
 
     def _keep_uncovered(self, coverage: Coverage, plan: Plan | None, index: int) -> None:
-        """See NOTE [What compute covers] in `coverage.py`. Of a graph that is not known, nothing stays."""
+        """Leave on the accelerator what compute does not cover; of an unknown graph, nothing.
+
+        See NOTE [What compute covers] in `coverage.py`.
+        """
         self.books.keep_on_device(0 if plan is None else coverage.staying_bytes(plan.trace.signatures[-1]))
         record = self.records[index]
         if plan is not None and index == 0 and record is not None and record.device is not None:
             self._times = self.books.time_graph(record)
 
     def times_from(self, record: Record) -> GraphTimes:
-        """Of the graph, whose first pack the record is, on an accelerator; for a trace."""
+        """The times of the graph on its accelerator, for a trace. `record`: of its first pack."""
         return self.books.time_graph(record) if self._times is None else self._times
+
+    def settle(self) -> None:
+        """Every kernel has run whose saved tensors are packed here: see NOTE [Not before the kernel] in `scope.py`."""
+        self.is_settled = True
 
     # --- backward -----------------------------------------------------------------------------------------------
 
     def come_in(self, index: int, record: Record) -> None:
         """See `NotedLog.come_in`."""
         super().come_in(index, record)
-        if self.recorder is not None:
-            self.recorder.booked(self.number, index, record.key)
+        if self.recording is not None:
+            self.recording.booked(index, record.key)
         self.lookahead.come_in(index, record)
         self.reload_ahead.come_in(index, record)
 
@@ -106,16 +146,16 @@ class PackLog(NotedLog):
         """Backward asks for saved tensor `index`."""
         if not self.started:
             self._start()
-            if self._trace is not None and self.records[index] is None:  # else it is asked for first
+            if self._trace is not None and self.records[index] is None:  # one with a record looks ahead in `fetch`
                 self.books.look_ahead(self.lookahead)
         self._asked_for[index] = None
         if self._large_nodes:
             warn_if_region(self._large_nodes.pop(self.nodes[index], None), self._region_bytes)
 
     def fetch(self, index: int, layout: Layout) -> torch.Tensor:
-        """Saved tensor `index`, which is booked; waits only if its bytes are not in memory.
+        """Saved tensor `index`, which has a record, in that geometry. Waits only if its bytes are not in memory.
 
-        See `TierStore.get` for what it raises.
+        Raises what `TierStore.get` raises.
         """
         self.asked_for(index)
         record = self.records[index]
@@ -128,11 +168,12 @@ class PackLog(NotedLog):
         return self.books.fetch(record, layout, self.lookahead, self.reload_ahead, index)
 
     def _start(self) -> None:
+        """Backward asks for something for the first time."""
         self.started = True
         self.plan = None
         for record in self.records:
             if record is not None:
-                record.place = None  # what has not gone by now need not go
+                record.place = None  # what has not left by now need not leave any more
         self.books.survey(self)
         nodes, sizes, records = self._packs()
         self._large_nodes = large_nodes(zip(nodes, self._storages(records), sizes, strict=True), self._region_bytes)
@@ -140,43 +181,57 @@ class PackLog(NotedLog):
             self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """Something has left its place: from now on what will be asked for is brought back before."""
-        nodes, sizes, records = self._packs()
-        signatures = list(_signatures(nodes, sizes))
+        """Something has left its place: from now on, bring back what backward will ask for before it asks."""
+        packs = self._packs()
+        signatures = list(_signatures(packs.nodes, packs.sizes))
         known = self._orders.recall(signatures[-1]) if self._orders is not None else None
-        order = reverse_topological(nodes) if known is None else known.order
+        order = reverse_topological(packs.nodes) if known is None else known.order
         self.lookahead.begin(self.records, order)
         self.reload_ahead.begin(self.records, order)
-        pending = State.PENDING  # later, who else held a record is past
-        kept = [record is not None and record.state is pending and record.shared for record in records]
-        sizes = [0 if is_kept else nbytes for nbytes, is_kept in zip(sizes, kept, strict=True)]
-        if known is not None:  # of the same packs, the rest is the same
-            self._trace = known.signatures, known.records, sizes, known.on_device
-        else:
-            first: dict[int, int] = {}
-            indices = [first.setdefault(storage, index) for index, storage in enumerate(self._storages(records))]
-            on_device = [record is not None and record.device is not None for record in records]
-            self._trace = signatures, indices, sizes, on_device
+        self._trace = trace = self._trace_so_far(packs, signatures, known)
         if self._orders is not None:
             reach = self.lookahead.reach
-            if self._is_reach_found and not any(self._trace[3]):  # ahead of an accelerator, the host waits in any case
+            if self._finds_reach and not any(trace.on_device):  # ahead of an accelerator, the host waits in any case
                 reach.is_far = not self._orders.reaches.is_near(signatures[-1])
-            learn = partial(_learn, self._orders, self._trace, self._asked_for, self._times)
-            self.remains.then = partial(learn, reach, self._budgets[2])
+            learn = partial(_learn, self._orders, trace, self._asked_for, self._times)
+            self.remains.then = partial(learn, reach, self._budgets.staging_bytes)
+
+    def _trace_so_far(self, packs: _Packs, signatures: Sequence[int], known: Trace | None) -> _TraceSoFar:
+        """The trace of this graph, but for the order. `known`: a trace of the same packs, if there is one."""
+        pending = State.PENDING  # `shared` tells something in this state alone
+        is_kept = [record is not None and record.state is pending and record.shared for record in packs.records]
+        sizes = [0 if kept else nbytes for nbytes, kept in zip(packs.sizes, is_kept, strict=True)]
+        if known is not None:
+            return _TraceSoFar(known.signatures, known.records, sizes, known.on_device)
+        first: dict[int, int] = {}
+        indices = [first.setdefault(storage, index) for index, storage in enumerate(self._storages(packs.records))]
+        on_device = [record is not None and record.device is not None for record in packs.records]
+        return _TraceSoFar(signatures, indices, sizes, on_device)
 
     def _packs(self) -> _Packs:
-        """What is packed by now. Another thread may be in the midst of a pack, which enters its record last."""
+        """Copies of the lists, as far as the packs are complete.
+
+        Another thread may be in the midst of a pack. It enters the record last.
+        """
         num_packs = len(self.records)
         return _Packs(self.nodes[:num_packs], self.sizes[:num_packs], self.records[:num_packs])
 
     def _storages(self, records: Sequence[Record | None]) -> list[int]:
-        """Of each pack a number that it shares with other packs of the same storage, as far as they are alive."""
+        """For each pack, the number of its storage: packs of one storage have the same, unless they are dead."""
         numbers = [-1 - index if record is None else record.key for index, record in enumerate(records)]
         for index, reference in list(self.noted.items()):
             noted = reference()
             if noted is not None and index < len(numbers):
-                numbers[index] = -noted.storage_id  # an address, so no index
+                numbers[index] = -noted.storage_id  # an address, so it is none of the numbers above
         return numbers
+
+
+class _Budgets(NamedTuple):
+    """How much stays where. `device_bytes`: None: it is found."""
+
+    host_bytes: int
+    device_bytes: int | None
+    staging_bytes: int
 
 
 class _Packs(NamedTuple):
@@ -187,83 +242,53 @@ class _Packs(NamedTuple):
     records: list[Record | None]
 
 
-_TraceOfPacks = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]
-"""What is known of a `Trace` when backward begins: all but the order."""
+class _TraceSoFar(NamedTuple):
+    """A `Trace`, as far as it is known when backward begins: all but the order."""
+
+    signatures: Sequence[int]
+    records: Sequence[int]
+    sizes: Sequence[int]
+    on_device: Sequence[int]
 
 
 def _learn(
     orders: LearnedOrders,
-    trace: _TraceOfPacks,
+    trace: _TraceSoFar,
     asked_for: Iterable[int],
     times: GraphTimes | None,
     reach: Reach,
     staging_bytes: int,
 ) -> None:
-    """A log is gone: learn in which order backward asked, how fast, and how long it waited for copies."""
-    signatures = trace[0]
-    num_packs = len(signatures)  # another thread may have packed more since
+    """A graph is gone: learn in which order its backward asked, how fast, and how long it waited for copies."""
+    signature = trace.signatures[-1]
+    num_packs = len(trace.signatures)  # another thread may have packed more since
     orders.learn(Trace(*trace, [index for index in asked_for if index < num_packs]))
-    orders.reaches.note(signatures[-1], reach, staging_bytes)
+    orders.reaches.note(signature, reach, staging_bytes)
     if times is not None:
-        orders.coverage.note(signatures[-1], times)
+        orders.coverage.note(signature, times)
 
 
 def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
+    """For each pack, the signature of all packs up to it."""
     signature = 0
     for node, nbytes in zip(nodes, sizes, strict=True):
         signature = add_pack(signature, node - nodes[0], nbytes)
         yield signature
 
 
-def open_log(
-    store: TierStore, lookahead_bytes: int | None, orders: LearnedOrders | None, device_bytes: int | None
-) -> PackLog:
-    """The log for what this thread packs next: the one it has, unless that has been asked for something, or is gone.
+def open_log(store: TierStore, options: LogOptions) -> PackLog:
+    """The log that this thread packs into next.
 
-    A model whose blocks have a scope each is one graph, so it is one log. One that is mostly of graphs that are gone,
-    without a backward, is left to what is still alive of it.
+    As a rule it is the one that the thread packed into last, with the same options: a model whose blocks have a scope
+    each is one graph, and so one log. A new log begins where that one is gone, where backward has begun on it, and
+    where most of what it holds is dead: its graphs were dropped without a backward.
     """
-    logs: dict[object, weakref.ref[PackLog]] = store.of_thread.__dict__.setdefault("logs", {})
-    options = (lookahead_bytes, orders is None, device_bytes)
+    logs: dict[LogOptions, weakref.ref[PackLog]] = store.of_thread.__dict__.setdefault("logs", {})
     reference = logs.get(options)
     log = None if reference is None else reference()
     if log is None or log.started or log.is_mostly_dead():
         for other in [other for other, reference in logs.items() if reference() is None]:
             del logs[other]
-        log = PackLog(store, lookahead_bytes, orders, device_bytes)
+        log = PackLog(store, options)
         logs[options] = weakref.ref(log)
-    return log
-
-
-class _Enlisted(Remains[PackLog]):
-    """By its number a log is known to traced graphs."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, log: PackLog, note_death: Callable[[_Enlisted], None]) -> None:
-        self.number = log.number
-
-
-_living: dict[int, _Enlisted] = {}
-_dead: deque[_Enlisted] = deque()
-
-
-def _enlist(log: PackLog) -> None:
-    _living[log.number] = _Enlisted(log, _dead.append)
-    try:
-        while True:
-            del _living[_dead.popleft().number]
-    except IndexError:
-        pass  # no more
-
-
-def living_log(number: int) -> PackLog:
-    """The log of that number. Its saved tensors keep it alive.
-
-    Raises:
-        RuntimeError: it is gone, which is a bug of ours: a traced graph holds what it asks for.
-    """
-    log = _living[number]()
-    if log is None:
-        raise RuntimeError(f"log {number} is gone")
     return log

@@ -1,7 +1,8 @@
-"""Who else holds what a graph has saved? Looked at for traces alone.
+"""The owners of what a traced graph has saved: from when on is each storage the graph's alone?
 
-A store that has room never looks, and one that has none looks when it needs to. Whoever is to tell from a trace what a
-smaller budget would have done needs to know from when on the bytes could have been taken away.
+The store may take a tensor's bytes away only when nobody else holds its storage. As long as it has room, it never looks
+who does. But a trace should show what a smaller budget would have done, and for that it has to tell from when on the
+bytes could have been taken. So a traced scope looks for itself.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from collections.abc import Sequence
 
 from tierstore.handle import State
 from tierstore.layout import unseen_by_modes
+from tierstore.noted import NotedTensor
 from tierstore.ownership import is_sole_owner, num_owners
 from tierstore.residency import Residency
 from tierstore.tracing.events import Ours
 from tierstore.tracing.recorder import Recorder
-
-from .saved import SavedTensor
 
 __all__ = ["OwnerWatch"]
 
@@ -27,76 +27,79 @@ _NUM_OLD_PER_LOOK = 2
 
 
 class OwnerWatch:
-    """The storages of one traced graph that others held too when they were last looked at.
+    """Watches the storages of one traced graph that others hold too, until nobody else does.
 
-    It is looked before each pack and unpack: at what is new some times in a row, for most is let go of soon; at what is
-    held for longer in turn. When a scope ends, and when backward begins, at everything. Any thread; takes the store's
-    lock for some instructions, and keeps no tensor alive.
+    It looks at some of them before each pack and each unpack. Most are soon let go of, so each new one is looked at
+    three times in a row; those that others hold for longer take turns. At the end of a scope, and when backward begins,
+    all are looked at.
+
+    For any thread. Takes the store's lock for some instructions, and keeps no tensor alive.
 
     Args:
         books: the store's.
-        recorder, graph: whom to tell, and of which graph.
+        recorder: is told when a storage is the graph's alone.
+        graph: the number of the graph's log.
     """
 
     def __init__(self, books: Residency, recorder: Recorder, graph: int) -> None:
         self._books = books
         self._append = recorder.append
         self._graph = graph
-        self._saved: dict[int, list[weakref.ref[SavedTensor]]] = {}  # by storage
+        self._saved: dict[int, list[weakref.ref[NotedTensor]]] = {}  # by storage
         self._new: list[tuple[int, int]] = []  # storages, and how often each was looked at
         self._old: deque[int] = deque()
-        self._is_asked = False
+        self._is_asked = False  # backward has begun
 
     @unseen_by_modes
-    def add(self, saved: SavedTensor) -> None:
-        """A tensor was packed."""
+    def add(self, saved: NotedTensor) -> None:
+        """Watch the storage of a tensor that was packed."""
         storage = saved.storage_id or -saved.key
         with self._books.lock:
             if storage in self._saved:
-                self._is_settled(storage)  # where the storage is gone, its number may be that of another
+                self._is_done_with(storage)  # if that storage is gone, this may be another one of the same number
             if storage not in self._saved:
                 self._saved[storage] = []
                 self._new.append((storage, 0))
             self._saved[storage].append(weakref.ref(saved))
 
     def look(self) -> None:
-        """Look at some of it."""
-        if self._new or self._old:  # at most packs there is nothing: what they keep is none of ours
+        """Look at some of the storages."""
+        if self._new or self._old:  # before most packs there is none: those packs keep what is not ours to store
             self._look_at(_NUM_OLD_PER_LOOK)
 
     def look_at_all(self) -> None:
-        """Look at all of it."""
+        """Look at all of the storages."""
         self._look_at(len(self._old))
 
-    @unseen_by_modes
-    def _look_at(self, num_old: int) -> None:
-        with self._books.lock:
-            self._look(num_old)
-
     def look_before_unpack(self) -> None:
-        """Look at some of it; the first time, at all."""
+        """Look at some of the storages; the first time, at all of them."""
         if self._is_asked:
             self.look()
         else:
             self._is_asked = True
             self.look_at_all()
 
+    @unseen_by_modes
+    def _look_at(self, num_old: int) -> None:
+        with self._books.lock:
+            self._look(num_old)
+
     def _look(self, num_old: int) -> None:
         for _ in range(min(num_old, len(self._old))):
             storage = self._old.popleft()
-            if not self._is_settled(storage):
+            if not self._is_done_with(storage):
                 self._old.append(storage)
         new, self._new = self._new, []
         for storage, num_looks in new:
-            if self._is_settled(storage):
+            if self._is_done_with(storage):
                 continue
             if num_looks + 1 < _NUM_LOOKS_AT_NEW:
                 self._new.append((storage, num_looks + 1))
             else:
                 self._old.append(storage)
 
-    def _is_settled(self, storage: int) -> bool:
-        """Whether nobody else holds it, which is told, or the graph has let go of it."""
+    def _is_done_with(self, storage: int) -> bool:
+        """Whether to watch it no longer: nobody else holds it, which is recorded, or the graph has let go of it."""
         living = [saved for reference in self._saved.get(storage, ()) if (saved := reference()) is not None]
         if living and not _are_ours_alone(living):
             return False
@@ -107,11 +110,11 @@ class OwnerWatch:
         return True
 
 
-def _are_ours_alone(living: Sequence[SavedTensor]) -> bool:
-    """Whether nobody but the store holds the storage that these are views of. Under the store's lock."""
+def _are_ours_alone(living: Sequence[NotedTensor]) -> bool:
+    """Whether only the store holds the storage that these tensors are views of. Under the store's lock."""
     num_noted = sum(1 for saved in living if saved.alias is not None)
     records = {saved.handle.record for saved in living if saved.handle is not None}
-    pending = [record for record in records if record.state is State.PENDING]  # of others it was found out
+    pending = [record for record in records if record.state is State.PENDING]  # the others are known to be ours
     if num_noted:
         return num_owners(living[-1].storage_id) == num_noted + len(pending)
     return all(is_sole_owner(record) for record in pending)

@@ -1,4 +1,7 @@
-"""A scope that is traced: what stands before its pack and unpack, so that those of other scopes do nothing for it."""
+"""A scope that is traced. It stands before an ordinary scope, and records what that packs and what backward unpacks.
+
+Scopes without a trace know nothing of it, so it costs them nothing. The events are those of `tracing/events.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,21 @@ import time
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter, call
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
+from tierstore.handle import Record
 from tierstore.tracing.events import Pack, Release, Scope, ScopeEnd, Unpack
 from tierstore.tracing.recorder import Recorder
 from tierstore.tracing.recordings import Recordings
 from tierstore.uncompiled import uncompiled
 
 from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
+from .order import PackLog
 from .owners import OwnerWatch
 from .saved import SavedTensor
+from .scope import OffloadScope
 from .select import Kept
 
 __all__ = ["RecordedScope", "ScopeOptions"]
@@ -29,9 +35,13 @@ _numbers = itertools.count(1)
 
 
 class ScopeOptions(NamedTuple):
-    """The options of a scope, as its trace has them.
+    """The arguments of a scope, as they stand in its trace.
 
-    `has_select`: there is a `select`; `is_automatic`: `device_bytes` was found.
+    Attributes:
+        min_bytes, device_bytes, prefetch, lookahead_bytes: as `tiered_offload`'s; where a size is not given, but found:
+            as it is when the scope is entered.
+        has_select: there is a `select`.
+        is_automatic: `device_bytes` is found.
     """
 
     min_bytes: int
@@ -42,25 +52,16 @@ class ScopeOptions(NamedTuple):
     is_automatic: bool
 
 
-class Packing(Protocol):
-    """A scope: `tiered_offload`'s."""
-
-    def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept | HeldTensor:
-        """Called by autograd for each tensor that it saves."""
-
-    def settle(self, *, failed: bool) -> None:
-        """The scope ends."""
-
-
 class RecordedScope:
-    """A scope, and a trace of what it packs. Belongs to the thread that makes it, like the scope.
+    """A scope, and the recording of what it packs. Belongs to the thread that has made it, as the scope does.
 
     Args:
-        scope: the scope itself, just entered.
-        traces: of the store: they are told when a traced scope begins and ends.
+        scope: the scope itself, just made.
+        traces: the store's: they are told when a traced scope begins and ends.
         recorder: takes the events.
-        options: of the scope, for its event.
-        memory_use: tells what the process holds: resident, and of that freed; None where that is not known.
+        options: the scope's, for its event.
+        memory_use: tells how many bytes the process holds, and how many of those are free in its allocator; None:
+            unknown.
 
     Attributes:
         scope: the scope itself.
@@ -68,7 +69,7 @@ class RecordedScope:
 
     def __init__(
         self,
-        scope: Packing,
+        scope: OffloadScope,
         traces: Recordings,
         recorder: Recorder,
         options: ScopeOptions,
@@ -81,13 +82,13 @@ class RecordedScope:
         self._memory_use = memory_use
         self._thread = threading.get_ident()
         self._number = next(_numbers)
-        self._owners: OwnerWatch | None = None  # of what was packed last
+        self._owners: OwnerWatch | None = None  # of the graph that was packed last
         traces.enter(recorder)
         recorder.append((Scope, _now(), self._thread, threading.current_thread().name, self._number, *options))
 
     @uncompiled
     def pack(self, tensor: torch.Tensor) -> RecordedTensor | SavedTensor | Kept | HeldTensor:
-        """As the scope's."""
+        """See `OffloadScope.pack`."""
         if HOOKS_ARE_CALLED_BELOW and not tensor.requires_grad and is_below_autograd():
             return HeldTensor(self.pack, tensor)
         if self._owners is not None:
@@ -98,31 +99,38 @@ class RecordedScope:
             return saved
         ended = _now()
         log, index, recorder = saved.log, saved.index, self._recorder
-        handle = saved.handle
-        device = None if handle is None else handle.record.device
-        if log.recorder is not recorder or log.owners is None:
-            log.recorder = recorder
-            log.owners = OwnerWatch(log.books, recorder, log.number)
-            recorder.begin_graph(log.number, log)
-            if recorder.is_paced and handle is not None and device is not None:
-                recorder.time_graph(log.number, log, log.times_from(handle.record))
+        record = None if saved.handle is None else saved.handle.record
+        device = None if record is None else record.device
+        graph = log.recording
+        if not isinstance(graph, GraphRecording) or graph.recorder is not recorder:
+            graph = self._begin_graph(log, record)
         if recorder.is_over():  # nobody would take its events away
             return saved
-        self._owners = owners = log.owners
-        owners.add(saved)
+        self._owners = graph.owners
+        graph.owners.add(saved)
         recorder.append(
             (
                 Pack, began, ended, self._thread, self._number, log.number, index, saved.key,
-                None if handle is None else handle.record.key,
+                None if record is None else record.key,
                 log.nodes[index], saved.storage_id, saved.version, log.sizes[index], tensor.nbytes,
                 tensor.dtype, device or tensor.device, tensor.shape,
             )
         )  # fmt: skip
         recorder.changed()
-        return RecordedTensor(saved, recorder, owners, log.number, index)
+        return RecordedTensor(saved, recorder, graph.owners, log.number, index)
+
+    def _begin_graph(self, log: PackLog, record: Record | None) -> GraphRecording:
+        """Record a graph from now on. `record`: of the tensor that was packed just now; None: it has none yet."""
+        recorder = self._recorder
+        graph = GraphRecording(log, recorder)
+        log.record_to(graph)
+        recorder.begin_graph(log.number, log)
+        if recorder.is_paced and record is not None and record.device is not None:
+            recorder.time_graph(log.number, log, log.times_from(record))
+        return graph
 
     def settle(self, *, failed: bool) -> None:
-        """As the scope's."""
+        """See `OffloadScope.settle`."""
         try:
             self.scope.settle(failed=failed)
             if self._owners is not None:
@@ -132,8 +140,38 @@ class RecordedScope:
             self._traces.leave(self._recorder)
 
 
+class GraphRecording:
+    """The recording of one graph. It is the `LogRecording` of the graph's log.
+
+    Args:
+        log: the graph's.
+        recorder: takes the events.
+
+    Attributes:
+        recorder: likewise.
+        owners: watches who else holds what the graph has saved.
+    """
+
+    def __init__(self, log: PackLog, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.owners = OwnerWatch(log.books, recorder, log.number)
+        self._number = log.number
+
+    def booked(self, index: int, record: int) -> None:
+        """See `LogRecording`."""
+        self.recorder.booked(self._number, index, record)
+
+
 class RecordedTensor:
-    """A saved tensor in the graph, and a trace of when it is asked for and let go of."""
+    """A saved tensor in the graph of a traced scope. Records when backward asks for it, and when the graph drops it.
+
+    Args:
+        saved: the tensor.
+        recorder: takes the events.
+        owners: of the graph.
+        graph: the number of the graph's log.
+        index: the tensor's number there.
+    """
 
     __slots__ = ("_append", "_graph", "_index", "_owners", "_saved", "release")
 
@@ -143,14 +181,16 @@ class RecordedTensor:
         self._append: Callable[[tuple[object, ...]], None] = recorder.append
         self._graph = graph
         self._index = index
-        event = zip((Release,), map(call, (_now,)), (graph,), (index,), strict=True)  # made when it is taken
+        # An iterator over one event. It makes the event, and looks at the clock, when it is asked for that.
+        event = zip((Release,), map(call, (_now,)), (graph,), (index,), strict=True)
         self.release = partial(recorder.waiting.extend, event)
 
-    __del__ = property(attrgetter("release"))  # not a line of Python: see NOTE [No finalizers] in `remains.py`
+    # Python calls what this gives as the tensor dies; no line of Python runs: see NOTE [No finalizers] in `remains.py`.
+    __del__ = property(attrgetter("release"))
 
     @uncompiled
     def unpack(self) -> torch.Tensor:
-        """As `SavedTensor.unpack`."""
+        """See `SavedTensor.unpack`."""
         self._owners.look_before_unpack()
         began = _now()
         try:
@@ -159,5 +199,5 @@ class RecordedTensor:
             self._append((Unpack, began, _now(), threading.get_ident(), self._graph, self._index))
 
     def traced(self) -> torch.Tensor:
-        """As `SavedTensor.traced`; when the compiled graph runs it, only what the store does is recorded."""
+        """See `SavedTensor.traced`. When the traced graph runs, a trace records only what the store does."""
         return self._saved.traced()

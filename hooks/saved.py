@@ -1,16 +1,16 @@
-"""What the graph holds in the place of a saved tensor that was handed to a store.
+"""The object that a graph holds in the place of a saved tensor which was handed to a store.
 
 NOTE [The same object]
-What backward gets should not depend on the hooks, down to the class of a tensor and the attributes that somebody set on
-it: a function may compute with them. Hooks that do nothing, `lambda tensor: tensor`, set the measure. Autograd treats
-what they return in two ways (`SavedVariable::unpack` of torch/csrc/autograd/saved_variable.cpp, torch 2.11 and 2.13):
+Backward should get the same as with hooks that do nothing, `lambda tensor: tensor`: down to the class of a tensor and
+the attributes that somebody set on it, because a function may compute with them. Autograd treats what such hooks return
+in two ways (`SavedVariable::unpack` of torch/csrc/autograd/saved_variable.cpp, torch 2.11 and 2.13):
 
-* Where the saved tensor requires no gradient, the function gets the very object. So that is handed out for as long as
-  somebody else keeps it alive. It is not what the store holds: who holds an object cannot be told from the owners of
-  its storage. Once it has died, its bytes come back, but what was set on it would not. So a tensor of a subclass, and
-  one that has attributes when it is packed, is kept where it is, itself (`Kept` in `select.py`).
-* Where it requires gradients, the function gets a new tensor over the same memory, of no subclass and without
-  attributes (unless a `__torch_dispatch__` makes them). So it matters not which of its aliases is handed out.
+* If the saved tensor requires no gradient, the function gets the very object. So we hand out that object, as long as
+  somebody else keeps it alive. The store cannot hold it: the owners of a storage can be counted, those of an object
+  cannot. Once the object has died, its bytes come back in a new one, but what was set on it would be lost. So a tensor
+  of a subclass, and one that has attributes when it is packed, is kept itself, where it is (`Kept` in `select.py`).
+* If it requires gradients, the function gets a new tensor over the same memory, of no subclass and without attributes
+  (unless a `__torch_dispatch__` makes them). So it does not matter which alias of the saved tensor we hand out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import weakref
 import torch
 
 from tierstore.errors import ModifiedInPlaceError
+from tierstore.handle import Handle
 from tierstore.layout import Layout, alias_of, describe, is_same_view, outside_of_modes
 from tierstore.noted import NotedTensor
 from tierstore.uncompiled import uncompiled
@@ -33,20 +34,53 @@ _EMPTY = torch.empty(0, device="cpu")
 
 
 class SavedTensor(NotedTensor):
-    """An alias of the tensor, guarded, while it is only noted; then a reference to its bytes, and its geometry.
+    """A saved tensor in the graph: an alias of it while it is only noted; then its geometry, over the record's bytes.
+
+    Args:
+        alias, version, root, address, storage_id, key, log: see `NotedTensor`.
+        itself: the saved tensor, for as long as it lives; None: a view that requires gradients, which is not handed
+            out itself.
 
     Attributes:
-        itself: the saved tensor, for as long as that lives; None: a view that requires gradients.
+        itself: see above.
     """
 
     __slots__ = ("itself",)
 
     log: PackLog
-    itself: weakref.ref[torch.Tensor] | None
+
+    def __init__(
+        self,
+        alias: torch.Tensor | None,
+        version: int,
+        root: weakref.ref[torch.Tensor],
+        address: int,
+        storage_id: int,
+        key: int,
+        log: PackLog,
+        itself: weakref.ref[torch.Tensor] | None,
+    ) -> None:
+        # Every pack comes this way, so NotedTensor's constructor is written out: it would be one more call.
+        self.alias = alias
+        self.version = version
+        self.root = root
+        self.address = address
+        self.storage_id = storage_id
+        self.key = key
+        self.log = log
+        self.joined = False
+        self.handle = None
+        self.itself = itself
+
+    def begin_booked(self, index: int, handle: Handle, layout: Layout) -> None:
+        """The tensor has a record from the start, and number `index` in its log."""
+        self.index = index
+        self.layout = layout
+        self.handle = handle
 
     @uncompiled
     def unpack(self) -> torch.Tensor:
-        """The saved tensor; waits only if it is not in memory yet. See `TierStore.get` for what it raises."""
+        """The saved tensor. Waits only if its bytes are not in memory. Raises what `TierStore.get` raises."""
         alias, log = self.alias, self.log
         if alias is None or log.books.closed is not None:
             self._book()
@@ -60,7 +94,7 @@ class SavedTensor(NotedTensor):
         return itself
 
     def traced(self) -> torch.Tensor:
-        """Under a trace of the graph: what `unpack` gives, each time that the traced graph runs."""
+        """Called while backward is traced into a graph: gives the saved tensor each time that the traced graph runs."""
         self._book()
         layout = self.layout
         if self.handle is None or layout.conj or layout.neg:
@@ -73,10 +107,10 @@ class SavedTensor(NotedTensor):
 
 
 class RejoinedTensor(SavedTensor):
-    """A tensor over restored bytes that was saved again, and shares the record that they were restored from.
+    """A tensor over restored bytes that was saved again; it shares the record that they were restored from.
 
-    It may have a version counter of its own (from `.data`, or `unsafe_chunk`), of which the record's tells nothing. So
-    that is kept too, without the memory.
+    Such a tensor may have a version counter of its own (from `.data`, or `unsafe_chunk`), and the record's counter does
+    not see its changes. So its own counter is kept too, without the memory.
     """
 
     __slots__ = ("_guard",)
@@ -84,7 +118,7 @@ class RejoinedTensor(SavedTensor):
     _guard: torch.Tensor
 
     def guard(self, tensor: torch.Tensor, layout: Layout) -> None:
-        """Keep the version counter of the tensor, whose geometry that is."""
+        """Keep the version counter of the saved tensor. `layout`: the tensor's geometry."""
         with outside_of_modes():
             self._guard = alias_of(tensor, layout)
             self._guard.data = _EMPTY
@@ -98,5 +132,5 @@ class RejoinedTensor(SavedTensor):
         return super().unpack()
 
     def traced(self) -> torch.Tensor:
-        """What `unpack` gives, outside of the traced graph, whose operator knows of the record's counter alone."""
+        """The same as `unpack`: an operator in the traced graph would compare only the record's counter."""
         return self.unpack()

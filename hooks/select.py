@@ -1,14 +1,15 @@
-"""Which saved tensors are worth storing, and what stands for those that are not.
+"""Which saved tensors are worth storing, and what the graph holds of those that are not.
 
-What stays alive anyway gains nothing by being stored: leaves that require gradients are held by the graph itself,
-parameters (frozen ones too) by their module. What else somebody holds (buffers, the input batch, a cache) shows only
-in the storage's owners; that is looked at later, by the store.
+To store what stays alive anyway gains nothing. The graph itself holds leaves that require gradients; modules hold their
+parameters, frozen ones too. Buffers, the input batch or a cache have other owners as well, but that shows only in the
+owners of their storage. The store looks at those later.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.nn import Parameter
@@ -19,34 +20,70 @@ from tierstore.uncompiled import uncompiled
 from .below import may_become_an_output, sharing_versions
 from .traced import check_unchanged, traced_kept
 
-__all__ = ["PLAIN_CLASSES", "Kept", "attributes_of", "stays_alive"]
+__all__ = ["PLAIN_CLASSES", "Kept", "SmallLimits", "attributes_of", "bytes_of", "small_limits", "stays_alive"]
+
+_MIB = 2**20
+_LEAST_HELD_SMALL_BYTES = 32 * _MIB
+_ALWAYS_SMALL_BYTES = 2**16
 
 attributes_of: Callable[[object], object] = object.__getstate__
-"""The Python attributes that were set on a tensor; None: there are none. `tensor.__dict__` would make it a dict."""
+"""The Python attributes that were set on a tensor; None: there are none. `tensor.__dict__` would create a dict."""
 
 PLAIN_CLASSES = (torch.Tensor, Parameter)
-"""Classes that define nothing of their own: neither functions, nor what an alias or a copy of a tensor would lose."""
+"""Classes that define nothing of their own: no functions, and nothing that an alias or a copy would lose."""
 
 
-def stays_alive(tensor: torch.Tensor, root: torch.Tensor) -> bool:
-    """Whether the graph or a module holds the tensor's storage anyway; `root` is its base, or itself."""
+def stays_alive(root: torch.Tensor) -> bool:
+    """Whether the graph or a module holds a tensor's storage anyway. `root`: the tensor's base, or itself."""
     if root.requires_grad and root.is_leaf:
         return True
     return type(root) is not torch.Tensor and isinstance(root, Parameter)  # isinstance alone is slow here
 
 
+def bytes_of(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor's elements. Sparse tensors and wrappers have no storage that could be asked."""
+    if type(tensor) in PLAIN_CLASSES:
+        return tensor.numel() * tensor.element_size()
+    with DisableTorchFunction():  # a subclass need not see what the hooks do
+        return tensor.numel() * tensor.element_size()
+
+
+class SmallLimits(NamedTuple):
+    """Which storages stay where they are for being small. Storing costs some tenths of a millisecond each way.
+
+    Attributes:
+        min_bytes: larger ones never do, nor those of just this size.
+        least_bytes: smaller ones always do.
+        most_small_bytes: those in between do as long as, in one graph, they are no more than this together.
+    """
+
+    min_bytes: int
+    least_bytes: int
+    most_small_bytes: int
+
+
+def small_limits(min_bytes: int | None, host_bytes: int) -> SmallLimits:
+    """The limits of a scope: what the user gave, or the default, under which small tensors cannot fill the memory.
+
+    A GRU of 512 KiB states would otherwise keep four times its `host_bytes`.
+    """
+    if min_bytes is not None:
+        return SmallLimits(max(min_bytes, 1), max(min_bytes, 1), 0)  # nothing is gained by storing no bytes
+    return SmallLimits(_MIB, _ALWAYS_SMALL_BYTES, max(host_bytes, _LEAST_HELD_SMALL_BYTES))
+
+
 class Kept:
-    """A saved tensor that stays where it is, guarded against changes in place as PyTorch would.
+    """A saved tensor that stays where it is. Changes in place are found, as PyTorch finds them.
 
-    What comes back is what hooks that do nothing would give back (NOTE [The same object] in `saved.py`).
+    Backward gets what hooks that do nothing would give it: see NOTE [The same object] in `saved.py`.
 
-    A tensor without a `grad_fn` is kept itself: no reference cycle can go through it, its class and attributes come
-    back, and so does the memory of `param.data = new` between forward and backward (as ZeRO-3 does).
+    A tensor without a `grad_fn` is kept itself: no reference cycle can go through it. So its class and its attributes
+    come back, and so does memory that `param.data = new` has exchanged between forward and backward (as ZeRO-3 does).
 
-    Any other tensor may be the result of the node that saves it, and that node holds this object: a cycle. So a
-    detached alias is kept. Autograd makes a new tensor of what it gets here in any case, by `detach`, so class and
-    attributes are what a subclass's `__torch_dispatch__` makes of them. That may depend on what has happened since, so
-    the object itself is given while it lives.
+    Any other tensor may be the result of the node that saves it. That node holds this object, so to keep the tensor
+    itself would be a cycle. A detached alias is kept instead. Autograd detaches what it gets here in any case, so class
+    and attributes are what the `__torch_dispatch__` of a subclass makes of them. That may depend on what has happened
+    since, so autograd is given the tensor itself as long as that lives.
     """
 
     __slots__ = ("_is_plain", "_itself", "_tensor", "_version")
@@ -73,10 +110,10 @@ class Kept:
 
     @uncompiled
     def unpack(self) -> torch.Tensor:
-        """The tensor.
+        """The saved tensor.
 
         Raises:
-            ModifiedInPlaceError: it was changed in place since.
+            ModifiedInPlaceError: it was changed in place since it was saved.
         """
         tensor = self._tensor
         if self._is_plain:
@@ -88,9 +125,9 @@ class Kept:
         return tensor if itself is None else itself
 
     def traced(self) -> torch.Tensor:
-        """Under a trace of the graph: what `unpack` gives, each time that the traced graph runs.
+        """Called while backward is traced into a graph: gives the saved tensor each time that the traced graph runs.
 
-        An operator gives copies, without class and attributes.
+        An operator gives a copy without class and attributes. Where that is not the same, `unpack` answers now.
         """
         tensor = self._tensor
         if not self._is_plain or tensor.layout is not torch.strided or tensor.is_complex():

@@ -1,8 +1,9 @@
 """Selective checkpointing beside a store: `selective_checkpoint_contexts`.
 
-`torch.utils.checkpoint` asks a policy, for each operator of a region, whether backward computes its output again. What
-a policy keeps is kept beside the graph, where saved-tensor hooks do not see it. What a policy wants offloaded, torch
-computes again in eager mode. The contexts here ask the same policy, and hand over to the scope around the region.
+`torch.utils.checkpoint` asks a policy, for each operator of a region, whether backward computes its output again.
+torch's own contexts keep an output beside the graph, where saved-tensor hooks do not see it, and compute again what the
+policy wants offloaded (in eager mode). The contexts here ask the same policy, and give the outputs to the scope that is
+around the region.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.utils.checkpoint import (
 from tierstore.torch_names import TorchDispatchMode, top_hooks, tree_leaves, tree_map_only
 
 from .below import HeldTensor
-from .offload import enclosing_scope
+from .thread_hooks import enclosing_scope
 
 __all__ = ["selective_checkpoint_contexts"]
 
@@ -38,7 +39,7 @@ _OFFLOAD = (CheckpointPolicy.MUST_CPU_OFFLOAD, CheckpointPolicy.PREFER_CPU_OFFLO
 
 
 def selective_checkpoint_contexts(policy: Policy | list[Any]) -> Contexts:
-    """For `context_fn` of `torch.utils.checkpoint.checkpoint`: what the policy wants offloaded goes to the store.
+    """Contexts for `context_fn` of `torch.utils.checkpoint.checkpoint`; what the policy wants offloaded is stored.
 
     ::
 
@@ -51,19 +52,21 @@ def selective_checkpoint_contexts(policy: Policy | list[Any]) -> Contexts:
         with tiered_offload(store):
             output = checkpoint(block, batch, use_reentrant=False, context_fn=contexts)
 
-    MUST_CPU_OFFLOAD and PREFER_CPU_OFFLOAD: the output is packed as a saved tensor of the innermost scope. MUST_SAVE
-    and PREFER_SAVE: it stays where it is, and is counted in `stats().kept_bytes` as "checkpoint policy"; a change in
-    place is found. Everything else is computed again. Unlike with torch's contexts, a retained graph may be used again.
+    MUST_CPU_OFFLOAD and PREFER_CPU_OFFLOAD: the innermost scope packs the output as a saved tensor. MUST_SAVE and
+    PREFER_SAVE: the output stays where it is, and is counted in `stats().kept_bytes` as "checkpoint policy"; a change
+    in place is found. All other outputs are computed again. A retained graph may be used again, which torch's own
+    contexts do not allow.
 
-    Where no `tiered_offload` is the innermost scope of saved-tensor hooks on this thread (none at all, `keep_resident`,
-    `save_on_cpu`, another checkpoint around), and while `torch.compile` traces, these are torch's own contexts.
+    torch's own contexts are returned while `torch.compile` traces, and where the innermost saved-tensor hooks of this
+    thread are not those of a `tiered_offload`: there are none, or they are those of `keep_resident`, `save_on_cpu` or
+    another checkpoint.
 
     Args:
-        policy: as `create_selective_checkpoint_contexts` of `torch.utils.checkpoint` takes it; also a list of
-            operators, whose outputs are kept (MUST_SAVE).
+        policy: as for `create_selective_checkpoint_contexts` of `torch.utils.checkpoint`; also a list of operators,
+            whose outputs are kept (MUST_SAVE).
 
-    Forward may then raise, in the region, what packing raises in a scope (`StoreFullError` and so on); backward what
-    `TierStore.get` raises, and `RuntimeError` where the region does not repeat its operators.
+    In the region, forward may then raise what packing raises in a scope (`StoreFullError` and so on). Backward may
+    raise what `TierStore.get` raises, and `RuntimeError` where the region does not repeat its operators.
     """
     scope = enclosing_scope()
     if scope is None or torch.compiler.is_compiling():
@@ -81,11 +84,11 @@ def _keep_with(scope: Any) -> Callable[[torch.Tensor], HeldTensor]:
 
 
 class _Held(NamedTuple):
-    """An output that backward gets back.
+    """An output that backward gets back instead of computing it.
 
     Attributes:
-        inputs: shape and dtype of the tensors among the operator's arguments.
-        output: with a `HeldTensor` in the place of each tensor.
+        inputs: shape and dtype of each tensor among the operator's arguments.
+        output: the output, with a `HeldTensor` in the place of each tensor.
     """
 
     inputs: _Inputs
@@ -94,11 +97,11 @@ class _Held(NamedTuple):
 
 _Inputs = list[tuple[torch.Size, torch.dtype]]
 _Outputs = dict[Any, list[_Held | None]]
-"""By operator, in the order of its calls; None: backward computes it again."""
+"""By operator, in the order of its calls; None: backward computes that output again."""
 
 
 _NOTHING = _Held([(torch.Size([-1]), torch.bool)], None)
-"""Of a call that forward did not make: no arguments are like it."""
+"""Stands for a call that forward has not made: no call has such arguments."""
 
 
 def _inputs_of(arguments: Any) -> _Inputs:
@@ -106,7 +109,13 @@ def _inputs_of(arguments: Any) -> _Inputs:
 
 
 class _Hold(TorchDispatchMode):
-    """Around the forward of a region."""
+    """Around the forward of a region: holds the outputs that backward gets back.
+
+    Args:
+        policy: decides for each operator.
+        offload, keep: hold an output tensor in the store, or where it is.
+        outputs: what is held is added here.
+    """
 
     def __init__(
         self,
@@ -123,7 +132,7 @@ class _Hold(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """As torch's own: compiled code inside the region is run as it is."""
+        """Compiled code inside the region is run as it is; torch's own contexts do the same."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -140,7 +149,11 @@ class _Hold(TorchDispatchMode):
 
 
 class _Replay(TorchDispatchMode):
-    """Around what backward computes again, as often as it does."""
+    """Around the region each time that backward computes it again: gives back the outputs that are held.
+
+    Args:
+        outputs: see `_Hold`.
+    """
 
     def __init__(self, outputs: _Outputs) -> None:
         super().__init__()
@@ -149,7 +162,7 @@ class _Replay(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """As `_Hold`."""
+        """See `_Hold`."""
         return True
 
     def __enter__(self) -> Any:
@@ -162,7 +175,7 @@ class _Replay(TorchDispatchMode):
         number = self._num_calls.get(func, 0)
         self._num_calls[func] = number + 1
         outputs = self._outputs.get(func, [])
-        if not any(outputs):  # nothing of it is held: it may be called more or less often than in forward
+        if not any(outputs):  # no output is held: it may be called more often than in forward, or less
             return func(*args, **(kwargs or {}))
         held = outputs[number] if number < len(outputs) else _NOTHING
         if held is None:

@@ -1,11 +1,11 @@
-"""Saved tensors under compiled autograd: unpacking as operators that a traced graph calls.
+"""Saved tensors under compiled autograd: unpacking is an operator there, which the traced graph calls.
 
-Compiled autograd traces backward, its unpack hooks too, into one graph. A hook that cannot be traced would break that
-graph at each saved tensor; each break is a call inside the call before it, whose frames hold all that was unpacked so
-far, until backward ends. As operators the hooks stay inside the graph, run when it comes to them, and what they give
-is freed after its last use.
+Compiled autograd traces backward into one graph, with its unpack hooks. A hook that cannot be traced would break that
+graph at each saved tensor. The part after a break is called from the part before it, whose frames hold all that was
+unpacked so far until backward ends. Operators stay inside the graph: they run when it comes to them, and what they
+return is freed after its last use.
 
-What an operator returns belongs to the graph: a compiler may write over it when nothing in the graph needs it any
+The result of an operator belongs to the graph: a compiler may write over it once nothing in the graph needs it any
 more, and it must not share memory with anything outside. So the operators return copies.
 """
 
@@ -18,7 +18,7 @@ import torch
 from tierstore.errors import ModifiedInPlaceError
 from tierstore.layout import Layout
 
-from .order import living_log
+from .living import living_log
 
 __all__ = ["check_unchanged", "traced_kept", "traced_saved"]
 
@@ -37,7 +37,7 @@ traced_kept: Callable[..., torch.Tensor] = _operators.kept.default
 
 
 def check_unchanged(tensor: torch.Tensor, version: int) -> None:
-    """Raise ModifiedInPlaceError if `tensor` was changed in place since it had that version."""
+    """Raise ModifiedInPlaceError if the tensor was changed in place since it had that version."""
     if tensor._version != version:
         what = f"{str(tensor.dtype).removeprefix('torch.')} tensor of shape {list(tensor.shape)}"
         raise ModifiedInPlaceError(what, version, tensor._version)

@@ -198,7 +198,7 @@ class InsideStore:
     @property
     def daemon_lost_because(self) -> str:
         """Why its daemon is away, or was last."""
-        because: str = self.disk._link._lost_because
+        because: str = self.disk._link._reconnecting.lost_because
         return because
 
     @property
@@ -308,7 +308,7 @@ class InsideScope:
 
     def __init__(self, scope: tiered_offload) -> None:
         self.store = scope._store
-        self.device_bytes = scope._device_bytes
+        self.device_bytes = scope._log_options.device_bytes
         self.prefetch = scope._options.prefetch
         self.lookahead_bytes = scope._options.lookahead_bytes
 

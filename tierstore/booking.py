@@ -81,7 +81,7 @@ class Booking:
             self._join(noted, handle)
             return
         log = noted.log
-        handle = log.owner.handle_for(noted)
+        handle = log.maker.handle_for(noted)
         record = handle.record
         log.place(record, noted.index)
         self.records[record.key] = record

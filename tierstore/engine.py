@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -24,12 +24,12 @@ from .handle import Record, State
 from .host import SMALL_BYTES
 from .remains import Remains
 from .threads import IoThreads, start_thread
+from .transfers import Transfers
 
 if TYPE_CHECKING:
-    from .copies import Marker
-    from .disk.tier import DiskTier, Kind, Loaded, Stored
+    from .disk.tier import DiskTier, Loaded, Stored
 
-__all__ = ["Engine", "OpenDisk", "Spill", "Transfers"]
+__all__ = ["Engine", "OpenDisk"]
 
 NUM_SPILLS = 7
 NUM_RESTORES = 7
@@ -47,42 +47,6 @@ _MOST_HELD = 1024
 of what a small graph saves is asked for again, or gone, before that. It stays in staging, which counts it anyway."""
 
 DEMAND, PREFETCH = 0, 1
-
-
-class Spill(NamedTuple):
-    """What to write.
-
-    Attributes:
-        source: the bytes, alive and unchanged until `end_spill`.
-        kind: of them, for the codec.
-        ready: they are there from this point of a copy stream on; None: already.
-    """
-
-    source: memoryview
-    kind: Kind
-    ready: Marker | None
-
-
-class Transfers(Protocol):
-    """The books, as the engine sees them. Called on the loop; never waits for anything but a short lock."""
-
-    def begin_spill(self, record: Record) -> Spill | None:
-        """What to write; None: not wanted any more."""
-
-    def end_spill(self, record: Record, outcome: Stored | Exception) -> None:
-        """The write has ended."""
-
-    def begin_restore(self, record: Record) -> memoryview | None:
-        """The memory to fill, alive until `end_restore`; None: not wanted any more."""
-
-    def end_restore(self, record: Record, outcome: Loaded | Exception) -> None:
-        """The read has ended."""
-
-    def end_discard(self, num_records: int) -> None:
-        """The bytes on disk of so many records have been freed."""
-
-    def engine_ended(self, error: BaseException | None) -> None:
-        """The engine takes no more work: end every wait. `error`: why, if nobody asked it to stop."""
 
 
 OpenDisk = Callable[[Executor], Awaitable["DiskTier"]]
@@ -203,6 +167,10 @@ class Engine:
         """Have the record's bytes on disk freed."""
         self._discards.append(key)
         self._wake()
+
+    def confirms(self, key: int, memory: memoryview) -> bool:
+        """See `Submissions`."""
+        return self.disk.confirms(key, memory)
 
     def request_stop(self) -> None:
         """Ask the engine to end: what runs is finished, what is queued is abandoned. Returns at once."""

@@ -32,7 +32,7 @@ import enum
 import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .remains import Remains
 
@@ -43,9 +43,7 @@ if TYPE_CHECKING:
     from .disk.tier import Kind
     from .host import Window
     from .layout import Layout
-    from .noted import NotedTensor
     from .plan import Place
-    from .residency import Residency
     from .slab import Slot
 
 __all__ = ["IN_MEMORY", "MOVES", "Handle", "Record", "State"]
@@ -230,15 +228,6 @@ class Record(Remains["Handle"]):
         return f"<Record {self.key} {self.state.name} {self.nbytes} bytes>"
 
 
-class HandleOwner(Protocol):
-    """What a handle, and who holds one, needs of its store."""
-
-    books: Residency
-
-    def handle_for(self, noted: NotedTensor) -> Handle:
-        """Make the record of a tensor that was only noted so far."""
-
-
 class Handle:
     """A reference to bytes in a store. When the last reference goes, they are freed.
 
@@ -246,7 +235,7 @@ class Handle:
     store open. Dropping one never blocks and may happen on any thread: see NOTE [No finalizers] in `remains.py`.
 
     Attributes:
-        owner: the store.
+        owner: the store, which is kept open.
         record: the store's bookkeeping of the bytes.
         source: a detached alias of the saved tensor. It shares the saved tensor's version counter for as long as
             the handle lives, and its storage while the bytes are in memory (restored ones too: `source.data` is
@@ -260,7 +249,7 @@ class Handle:
 
     record: Record
 
-    def __init__(self, owner: HandleOwner, source: torch.Tensor) -> None:
+    def __init__(self, owner: object, source: torch.Tensor) -> None:
         self.owner = owner
         self.source = source
         self.views = _NO_VIEWS

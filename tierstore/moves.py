@@ -50,8 +50,8 @@ from .stats import Counters
 from .tracing.observer import Observer
 
 if TYPE_CHECKING:
-    from .engine import Engine
     from .noted import NotedLog
+    from .transfers import Submissions
 
 __all__ = ["Moves"]
 
@@ -103,7 +103,7 @@ class Moves:
     def __init__(
         self, *, host_bytes: int, staging_bytes: int, staging_grows: bool = False, copies: Copies | None = None
     ) -> None:
-        self.engine: Engine
+        self.engine: Submissions
         self.books = HostBooks(host_bytes, staging_bytes, grows=staging_grows)
         self.slots = Slots(self.books, host_bytes + staging_bytes, self.uncharged_bytes)
         self.lent_views = LentViews()

@@ -22,11 +22,11 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from .handle import Handle, HandleOwner, Record
+from .handle import Handle, Record
 from .host import HostBooks
 from .layout import Layout
 from .remains import Remains
@@ -34,12 +34,18 @@ from .torch_names import storage_use_count
 
 if TYPE_CHECKING:
     from .plan import Plan
-    from .residency import Residency
 
-__all__ = ["NotedLog", "NotedTensor", "NotedTensors"]
+__all__ = ["HandleMaker", "LogRemains", "NotedLog", "NotedTensor", "NotedTensors"]
 
 _FIRST_LOOK_PACKS = 1024
 """A log is not looked through for what has died before it is as long as this."""
+
+
+class HandleMaker(Protocol):
+    """The store, as a log of it needs it."""
+
+    def handle_for(self, noted: NotedTensor) -> Handle:
+        """Make the handle, and with it the record, of a tensor that was only noted so far."""
 
 
 class NotedTensor:
@@ -102,9 +108,12 @@ class NotedLog:
     store's lock.
 
     Args:
-        owner: the store; kept open.
+        maker: makes the handles of what is booked; kept alive, and with it the store open.
+        books: the store's; its records are told from those of other stores by it.
+        begin: notes that the log begins, and gives what is left of it at its end (`NotedTensors.begin`).
 
     Attributes:
+        maker, books: as above.
         number: unique in this process.
         nodes: which autograd node saved each tensor.
         newest_node: which saved last; its kernel may still have to run.
@@ -120,15 +129,15 @@ class NotedLog:
 
     _numbers = itertools.count()
 
-    def __init__(self, owner: HandleOwner) -> None:
+    def __init__(self, maker: HandleMaker, books: object, begin: Callable[[NotedLog], LogRemains]) -> None:
         self.number = next(self._numbers)
-        self.owner = owner
-        self.books: Residency = owner.books
+        self.maker = maker
+        self.books = books
         self.nodes: list[int] = []
         self.sizes: list[int] = []
         self.records: list[Record | None] = []
         self.noted: dict[int, weakref.ref[NotedTensor]] = {}
-        self.remains = self.books.moves.noted.begin(self)
+        self.remains = begin(self)
         self.newest_node = -1
         self.is_settled = False
         self.num_surveyed = 0

@@ -22,9 +22,7 @@ __all__ = [
     "Claims",
     "claim",
     "claims_of",
-    "is_foreign",
     "is_sole_owner",
-    "mark_as_ours",
     "num_owners",
     "records_over",
     "unclaim",
@@ -34,7 +32,6 @@ Claims = list["weakref.ref[Record]"]
 """The records, of any store, that hold or held an alias of one storage."""
 
 _ATTRIBUTE = "_tierstore_claims"
-_OURS = "_tierstore_slot"
 _unshared = torch.empty(0)
 _NUM_REFERENCES_UNSHARED = getrefcount(_unshared.untyped_storage())
 """To a living storage's Python object, as `is_sole_owner` counts them, when nobody else refers to it."""
@@ -44,19 +41,6 @@ def claims_of(storage: torch.UntypedStorage) -> Claims:
     """The claims on a storage; empty where there are none. Any thread."""
     claims: Claims = storage.__dict__.get(_ATTRIBUTE, [])
     return claims
-
-
-def is_foreign(storage: torch.UntypedStorage) -> bool:
-    """Whether the memory has owners that torch does not count: numpy, another process, a mapped file.
-
-    Such a storage cannot be resized (it was made from a pointer) or is shared; those over our own slots are marked.
-    """
-    return (not storage.resizable() or storage.is_shared()) and _OURS not in storage.__dict__
-
-
-def mark_as_ours(storage: torch.UntypedStorage) -> None:
-    """The storage lies over a slot of ours."""
-    storage.__dict__[_OURS] = True
 
 
 def claim(record: Record, storage: torch.UntypedStorage) -> None:

@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Concatenate, Never, ParamSpec, TypeVar
 import torch
 
 from .disk.tier import Loaded, Stored
-from .engine import Spill
 from .errors import ModifiedInPlaceError, StoreBusyError, StoreClosedError, StoreFullError, TierStoreError
 from .handle import IN_MEMORY, Record, State
 from .interrupts import is_half_changed, is_interrupt
@@ -49,12 +48,13 @@ from .ownership import claims_of
 from .pending import NUM_EXAMINED_PER_PACK
 from .stats import STALL_CAUSES
 from .tracing.observer import Observer
+from .transfers import Spill
 
 if TYPE_CHECKING:
     from .copies import Copies
     from .coverage import GraphTimes
     from .lookahead import Lookahead
-    from .noted import NotedLog, NotedTensor
+    from .noted import LogRemains, NotedLog, NotedTensor
 
 __all__ = ["Residency"]
 
@@ -102,6 +102,7 @@ class Residency:
     Attributes:
         disk_budget_bytes: for messages; the disk tier enforces it.
         closed: why the store cannot be used any more; None: it can.
+        device_of: the accelerator that a tensor lives on; None: it is in host memory. Any thread, without the lock.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Residency:
         self.moves = Moves(
             host_bytes=host_bytes, staging_bytes=staging_bytes, staging_grows=staging_grows, copies=copies
         )
+        self.device_of = self.moves.devices.device_of
         self._begin_lock()
         self._num_getting = 0  # threads that wait for bytes, or have been given them and not yet woken
         self._num_packing = 0  # threads that wait for room
@@ -186,6 +188,10 @@ class Residency:
                 self._withdraw(record)
                 raise
             is_changing = False  # noqa: F841
+
+    def begin_log(self, log: NotedLog) -> LogRemains:
+        """A log begins. Any thread, without the lock."""
+        return self.moves.noted.begin(log)
 
     @_whole
     def enter(self, log: NotedLog, record: Record, node: int) -> int:
@@ -286,7 +292,7 @@ class Residency:
             if record.state is not State.CLEAN or record.device is not None or record.claims is not claims_of(storage):
                 return None
             memory = memory_at(record.address, record.nbytes)  # the caller's tensor keeps it alive
-        if not self.moves.engine.disk.confirms(record.key, memory):
+        if not self.moves.engine.confirms(record.key, memory):
             return None
         with self.lock:
             is_changing = True
@@ -459,6 +465,16 @@ class Residency:
                 self.moves.examine()
                 self.moves.engine.hurry()
             is_changing = False  # noqa: F841
+
+    @property
+    def device_limit_bytes(self) -> int:
+        """How much of what is saved may stay on accelerators now. Any thread, without the lock."""
+        return self.moves.devices.resident.limit_bytes or 0
+
+    @property
+    def window_limits(self) -> tuple[int, int]:
+        """The limits of the host window and of the staging window, as they are now. Any thread, without the lock."""
+        return self.moves.books.limits
 
     @_whole
     def keep_on_device(self, device_bytes: int) -> None:

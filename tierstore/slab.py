@@ -25,9 +25,9 @@ from .disk.allocator import round_up
 from .disk.linux import give_back_locked, is_new_memory_locked, move_pages
 from .free_runs import FreeRuns
 from .layout import memory_at
-from .ownership import mark_as_ours
 from .pinning import Pinning
 from .remains import Remains
+from .storages import mark_as_ours
 
 __all__ = ["Slab", "Slot", "SlotWatch"]
 

@@ -11,6 +11,7 @@ import itertools
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 
-from .codec import parse_codec
 from .config import (
     DEFAULT_ADDRESS,
     Mode,
@@ -38,8 +38,8 @@ from .config import (
 )
 from .config_file import ConfigSource, store_options
 from .core import Core, DiskOptions
+from .disk.codec.codec import parse_codec
 from .disk.local import NUM_AT_ONCE, LocalDisk
-from .disk.remote import RemoteDisk
 from .disk.tier import DiskTier, Kind
 from .engine import OpenDisk
 from .errors import ConfigError, ConfigTypeError, TierStoreWarning
@@ -48,6 +48,7 @@ from .layout import alias_of, layout_of, outside_of_modes, storage_address, stor
 from .lookahead import LearnedOrders
 from .ownership import claim
 from .returning.advice import stacklevel_of_user
+from .sidecar.remote import RemoteDisk
 from .stats import StoreStats
 from .trial import trial_of_process
 from .uncompiled import uncompiled
@@ -457,8 +458,17 @@ class TierStore:
     # --- for the hooks ----------------------------------------------------------------------------------------
 
     @unseen_by_modes  # a fake alias has no bytes
-    def new_handle(self, tensor: torch.Tensor, layout: Layout, kind: Kind | None = None) -> Handle:
-        """A handle for a strided tensor, not yet known to the books: give its record to `track` or `store`."""
+    def new_handle(
+        self,
+        tensor: torch.Tensor,
+        layout: Layout,
+        kind: Kind | None = None,
+        root: weakref.ref[torch.Tensor] | None = None,
+    ) -> Handle:
+        """A handle for a strided tensor, not yet known to the books: give its record to `track` or `store`.
+
+        `root`: of the tensor's base, or of itself; None: no other tensor will share the record.
+        """
         storage = tensor.untyped_storage()
         source = alias_of(tensor, layout)
         if kind is None:
@@ -467,13 +477,14 @@ class TierStore:
         handle = Handle(self, source)
         key, address, layout = next(self.keys), storage_address(source), self._same_layout(layout)
         handle.record = record = Record(handle, self._note_release, key, nbytes, address, layout, kind)
+        record.root = root
         record.books = self.books
-        record.device = self.books.moves.devices.device_of(source)
+        record.device = self.books.device_of(source)
         claim(record, storage)
         return handle
 
     def handle_for(self, noted: NotedTensor) -> Handle:
-        """See `HandleOwner`."""
+        """See `HandleMaker`."""
         alias = noted.alias
         if alias is None:
             raise RuntimeError(f"tensor {noted.key} is booked already")

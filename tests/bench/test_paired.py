@@ -12,7 +12,7 @@ import torch
 from bench import codec_choice
 from bench.codec_choice import AGAIN, FIXED, OwnClocks, close_ones, compared, measure
 from bench.paired import median_of
-from tierstore.disk.load import Readings
+from tierstore.disk.codec.load import Readings
 
 
 def test_median_of_equal_ratios_is_known_exactly() -> None:

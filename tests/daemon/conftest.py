@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.peer import Peer
-from tierstore.inspection import inspect_daemon
+from tierstore.sidecar.inspection import inspect_daemon
 from tierstore.testing import FaultPlan
 
 READY_SECONDS = 120.0

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class Rules(NamedTuple):
-    """Those of `tierstore/wire.py`, by number; False: the rule is left out.
+    """Those of `tierstore/sidecar/messages.py`, by number; False: the rule is left out.
 
     Attributes:
         stored_after_commit: 1.

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tierstore import wire
-from tierstore.disk.remote import RemoteDisk
+from tests.daemon import wire
+from tierstore.sidecar.remote import RemoteDisk
 
 __all__ = ["OPENED", "WELCOME", "Guest", "Peer", "opened_disk"]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tierstore import wire
-from tierstore.channel import Channel
+from tests.daemon import wire
 from tierstore.errors import ProtocolError
+from tierstore.sidecar.channel import Channel
 
 TIMEOUT_SECONDS = 20  # of every wait: only a broken channel comes near it
 

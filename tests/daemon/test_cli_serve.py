@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.daemon import wire
 from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon, tierstore
 from tests.daemon.test_security import RawClient
-from tierstore import TierStore, wire
+from tierstore import TierStore
 from tierstore.commands.views import decode_report
 from tierstore.daemon.report import Report
-from tierstore.inspection import inspect_daemon
+from tierstore.sidecar.inspection import inspect_daemon
 
 MIB = 2**20
 IDLE_BYTES = 50 * 10**6

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.daemon import wire
 from tests.daemon.conftest import StartDaemon
-from tierstore import DaemonUnavailableError, StoreFullError, TierStore, wire
+from tierstore import DaemonUnavailableError, StoreFullError, TierStore
 from tierstore.disk.forking import Inode, let_go_of
-from tierstore.disk.shared_slab import SharedSlab
 from tierstore.returning.allocator import allocator_of_process
+from tierstore.sidecar.shared_slab import SharedSlab
 
 MIB = 2**20
 

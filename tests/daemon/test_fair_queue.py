@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 
 from tierstore.daemon.fair_queue import FairQueue
 from tierstore.daemon.lanes import JOB_BYTES, Job, Lanes
-from tierstore.daemon.server import Daemon
+from tierstore.daemon.records import Records
+from tierstore.daemon.registry import Registry
 from tierstore.daemon.sessions import Session, new_lease
-from tierstore.daemon.settings import ServeSettings
+from tierstore.daemon.settings import Limits
+from tierstore.daemon.stage import Stage
+from tierstore.daemon.tasks import Tasks
 from tierstore.disk.local import LocalDisk
 
 PART_BYTES = 8 * 2**20
@@ -80,18 +83,20 @@ def test_forget_leaves_the_others() -> None:
 async def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> None:
     """A daemon that runs for months has many sessions, and looks at all it remembers for each turn."""
     with ThreadPoolExecutor(2) as executor:
-        daemon = Daemon(ServeSettings(tmp_path))
         options = {"disk_bytes": 2**20, "inline_bytes": 0, "codec": "none", "checksum": True}
-        daemon.disk = LocalDisk(tmp_path, executor=executor, **options)  # type: ignore[arg-type]
-        async with asyncio.TaskGroup() as tasks:
-            daemon.lanes = Lanes(tasks.create_task, 1)
-            daemon.lanes.read(7, 10, lambda: asyncio.sleep(0))
-            daemon.lanes.write(7, 10, lambda: asyncio.sleep(0))
+        disk = LocalDisk(tmp_path, executor=executor, **options)  # type: ignore[arg-type]
+        tasks = Tasks(after_each=lambda: None)
+        lanes = Lanes(tasks.start, 1)
+        registry = Registry(disk, Records(disk), lanes, tasks, Stage(), Limits())
+        async with asyncio.TaskGroup() as group:
+            tasks.run_in(group)
+            lanes.read(7, 10, lambda: asyncio.sleep(0))
+            lanes.write(7, 10, lambda: asyncio.sleep(0))
         lease, _ = new_lease(7, 0, "one", None, 1)
-        daemon.sessions[7] = Session(lease, 100, None)
-        await daemon.end_session(daemon.sessions[7], "a test")
-        await daemon.disk.close()
-    assert daemon.lanes.reads.queue.num_owners == daemon.lanes.writes.queue.num_owners == 0
+        registry.sessions[7] = Session(lease, 100, None)
+        await registry.end(registry.sessions[7], "a test")
+        await disk.close()
+    assert lanes.reads.queue.num_owners == lanes.writes.queue.num_owners == 0
 
 
 async def test_lanes_run_so_many_at_once_and_one_write_while_a_read_waits() -> None:

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.daemon import wire
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.test_security import MIB, RawClient
-from tierstore import wire
-from tierstore.disk.shared_slab import SharedSlab
-from tierstore.inspection import inspect_daemon
+from tierstore.sidecar.inspection import inspect_daemon
+from tierstore.sidecar.shared_slab import SharedSlab
 
 SLAB_BYTES = 4 * MIB
 DEADLINE_SECONDS = 30

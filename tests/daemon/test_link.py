@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.daemon import wire
 from tests.daemon.peer import OPENED, WELCOME, Guest, Peer, opened_disk
 from tests.store.disk_conformance import PLAIN
-from tierstore import wire
-from tierstore.disk import link as link_module
-from tierstore.disk.link import Answer, DaemonLink
-from tierstore.disk.shared_slab import SharedSlab
 from tierstore.errors import CorruptDataError, DaemonUnavailableError, ProtocolError, StorageIOError, StoreFullError
+from tierstore.sidecar import link as link_module
+from tierstore.sidecar import reconnecting as reconnecting_module
+from tierstore.sidecar.link import Answer, DaemonLink
+from tierstore.sidecar.shared_slab import SharedSlab
 
 SECONDS = 20.0
 pytestmark = pytest.mark.timeout(SECONDS)
@@ -223,14 +224,14 @@ async def test_final_refusal_ends_everything_at_once(peer: Peer) -> None:
 @pytest.fixture
 def seldom_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself a link that has given up does not try again while a test lasts."""
-    monkeypatch.setattr(link_module, "_SHORTEST_UNASKED_PAUSE_SECONDS", 100 * SECONDS)
+    monkeypatch.setattr(reconnecting_module, "_SHORTEST_UNASKED_PAUSE_SECONDS", 100 * SECONDS)
 
 
 @pytest.fixture
 def often_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself it tries again at once."""
-    monkeypatch.setattr(link_module, "_SHORTEST_UNASKED_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(link_module, "_LONGEST_UNASKED_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(reconnecting_module, "_SHORTEST_UNASKED_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(reconnecting_module, "_LONGEST_UNASKED_PAUSE_SECONDS", 0.0)
 
 
 async def lose(peer: Peer, link: DaemonLink, guest: Guest, late: list[Answer | None]) -> wire.Discard:
@@ -248,7 +249,7 @@ async def lose(peer: Peer, link: DaemonLink, guest: Guest, late: list[Answer | N
     ("grace_seconds", "pause_seconds"), [(1e9, 5.0), (60.0, 5.0), (4.0, 1.0), (0.1, 0.2), (0.0, 0.2)]
 )
 def test_lease_decides_how_often_a_link_that_has_given_up_tries(grace_seconds: float, pause_seconds: float) -> None:
-    assert link_module._unasked_pause_seconds(grace_seconds) == pause_seconds
+    assert reconnecting_module.unasked_pause_seconds(grace_seconds) == pause_seconds
 
 
 @pytest.mark.usefixtures("often_unasked")
@@ -290,11 +291,11 @@ async def test_final_refusal_of_a_link_that_has_given_up_ends_its_attempts(peer:
         late: list[Answer | None] = []
         await lose(peer, link, guest, late)
         guest = await peer.guest()
-        attempt = link._reconnecting
+        attempt = link._reconnecting.task
         assert attempt is not None
         await guest.welcome(wire.Resume, wire.Refused("no such session", True))
         await attempt
-        assert link._reconnecting is None
+        assert link._reconnecting.task is None
         assert late == [None], "no answer comes any more"
         with pytest.raises(DaemonUnavailableError, match=r"no such session.*is lost"):
             await discard(link, 6)
@@ -306,7 +307,7 @@ async def test_close_of_a_link_that_has_given_up_ends_its_attempts(peer: Peer, w
     async with opened_link(peer, reconnect_seconds=0.0) as (link, guest):
         late: list[Answer | None] = []
         await lose(peer, link, guest, late)
-        attempt = link._reconnecting
+        attempt = link._reconnecting.task
         assert attempt is not None
         answer = None
         if when == "in an attempt":
@@ -318,7 +319,7 @@ async def test_close_of_a_link_that_has_given_up_ends_its_attempts(peer: Peer, w
             with pytest.raises(DaemonUnavailableError, match="it was closed"):
                 await answer
         assert attempt.cancelled()
-        assert link._reconnecting is None
+        assert link._reconnecting.task is None
         assert late == [None]
 
 

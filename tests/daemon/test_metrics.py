@@ -15,11 +15,12 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.daemon import wire
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, tierstore
 from tests.daemon.test_cli_serve import client_of, report_of
-from tierstore import TierStore, wire
+from tierstore import TierStore
 from tierstore.daemon.histogram import Histogram
-from tierstore.disk.shared_slab import SharedSlab
+from tierstore.sidecar.shared_slab import SharedSlab
 
 MIB = 2**20
 SECONDS = 30.0
@@ -130,15 +131,16 @@ def test_series_of_a_session_vanish_with_it_and_totals_stay(daemon: DaemonProces
 BROKEN = """
 import os, sys, uvloop
 from tierstore.daemon.options import settings_of
+from tierstore.daemon.records import Records
 from tierstore.daemon.server import Daemon
 
-class Broken(Daemon):
-    async def free(self, session, keys):
-        raise ZeroDivisionError("alas")
+async def free(*_):
+    raise ZeroDivisionError("alas")
 
+Records.free = free
 path, socket = sys.argv[1:]
 options = {"path": path, "socket": socket, "metrics": "127.0.0.1:0", "grace_seconds": "0"}
-uvloop.run(Broken(settings_of(options, {})).run())
+uvloop.run(Daemon(settings_of(options, {})).run())
 """
 
 

@@ -76,7 +76,10 @@ def test_torch_is_not_there(installed: Path) -> None:
     assert "ModuleNotFoundError: No module named 'torch'" in done.stderr
 
 
-@pytest.mark.parametrize("package", ["tierstore.commands", "tierstore.daemon", "tierstore.disk", "tierstore.planning"])
+@pytest.mark.parametrize(
+    "package",
+    ["tierstore.commands", "tierstore.daemon", "tierstore.disk", "tierstore.planning", "tierstore.sidecar"],
+)
 def test_every_module_is_imported_without_torch(installed: Path, package: str) -> None:
     done = python(
         installed,

@@ -16,8 +16,8 @@ import pytest
 
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
 from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, random_bytes, read_back
-from tierstore.disk.remote import RemoteDisk
 from tierstore.errors import ConfigError, CorruptDataError, DaemonUnavailableError, QuotaExceededError
+from tierstore.sidecar.remote import RemoteDisk
 from tierstore.testing import FaultPlan, Latency, Rule
 
 MIB = 2**20

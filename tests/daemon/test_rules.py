@@ -1,4 +1,4 @@
-"""The six rules of `wire.py` in a real daemon and a real client, where they show: at slow jobs and lost connections.
+"""The six rules of the protocol in a real daemon and a real client, where they show: at slow jobs, lost connections.
 
 That they are needed shows `test_protocol_model.py`; rules 1 and 2 are the disk tier's, see
 `tests/store/test_commit_order.py`.
@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon import wire
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.peer import Peer, opened_disk
 from tests.daemon.test_cli_serve import client_of, report_of
 from tests.daemon.test_write_queue import state_of, write_of
-from tierstore import wire
-from tierstore.disk.shared_slab import SharedSlab
 from tierstore.disk.tier import Kind
 from tierstore.errors import DaemonUnavailableError
+from tierstore.sidecar.shared_slab import SharedSlab
 
 MIB = 2**20
 

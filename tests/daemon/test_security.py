@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon import wire
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
-from tierstore import TierStore, wire
-from tierstore.disk.shared_slab import SharedSlab
+from tierstore import TierStore
 from tierstore.errors import ConfigError
+from tierstore.sidecar.shared_slab import SharedSlab
 
 SHORT_SECONDS = 0.5
 LONG_SECONDS = 120.0
@@ -460,7 +461,7 @@ def test_second_daemon_on_a_living_one_s_socket_is_refused(daemon: DaemonProcess
 
 
 def test_store_of_a_daemon_that_refuses_says_why(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "VERSION", 99)
+    monkeypatch.setattr("tierstore.sidecar.messages.VERSION", 99)
     with pytest.raises(Exception, match=r"version 1.*99"):
         TierStore.connect(daemon.socket)
 

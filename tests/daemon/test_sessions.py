@@ -9,14 +9,16 @@ import msgspec
 import pytest
 import torch
 
+from tests.daemon import wire
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.test_cli_serve import client_of, report_of
 from tests.daemon.test_survival import sessions_of
-from tierstore import DaemonUnavailableError, TierStore, wire
+from tierstore import DaemonUnavailableError, TierStore
 from tierstore.daemon.sessions import COUNTER, KEY_BITS, Session, kept_leases, new_lease
 from tierstore.disk.home import FOLDER_NAME
-from tierstore.disk.index import Index, map_bytes_for
+from tierstore.disk.index import Index
 from tierstore.disk.operations import PutLease
+from tierstore.disk.values import map_bytes_for
 
 LEASE, TOKEN = new_lease(3, 0, "trainer", None, 1)
 SOUND = msgspec.msgpack.encode(LEASE)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tierstore.disk.silence import Silence
+from tierstore.sidecar.silence import Silence
 
 
 @dataclass(eq=False)

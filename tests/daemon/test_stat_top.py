@@ -19,13 +19,15 @@ import msgspec
 import pytest
 import torch
 
+from tests.daemon import wire
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, tierstore
 from tests.daemon.test_cli_serve import client_of, report_of
-from tierstore import TierStore, inspection, wire
+from tierstore import TierStore
 from tierstore.commands.views import decode_report, rates_between
 from tierstore.daemon.report import Report, Totals, encode_report
 from tierstore.errors import DaemonUnavailableError, ProtocolError
-from tierstore.inspection import inspect_daemon
+from tierstore.sidecar import inspection
+from tierstore.sidecar.inspection import inspect_daemon
 
 MIB = 2**20
 SECONDS = 60.0

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
 from tierstore import DaemonUnavailableError, TierStore, tiered_offload
-from tierstore.inspection import inspect_daemon
+from tierstore.sidecar.inspection import inspect_daemon
 
 WIDTH, DEPTH, BATCH = 256, 6, 512
 
@@ -272,8 +272,8 @@ def is_connected(daemon: DaemonProcess) -> bool:
 
 def sessions_of(daemon: DaemonProcess) -> set[str]:
     """The names of the clients whose sessions the daemon keeps."""
+    from tests.daemon import wire
     from tests.daemon.test_security import RawClient
-    from tierstore import wire
 
     client = RawClient(daemon)
     try:

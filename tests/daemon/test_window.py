@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierstore.disk.linux import address_of, make_pages_huge
-from tierstore.disk.shared_slab import SharedSlab
-from tierstore.disk.window import Window, WindowSlot
+from tierstore.sidecar.shared_slab import SharedSlab
+from tierstore.sidecar.window import Window, WindowSlot
 
 PAGE = 4096
 MIB = 2**20

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierstore import wire
+from tests.daemon import wire
 from tierstore.errors import ProtocolError
 
 CLIENT_KINDS: tuple[type, ...] = typing.get_args(wire.ClientMessage)

@@ -9,15 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.daemon import wire
 from tests.daemon.conftest import DaemonProcess, StartDaemon, tierstore
 from tests.daemon.test_cli_serve import client_of, report_of
 from tests.daemon.test_metrics import ask, labels, scrape
 from tests.daemon.test_survival import gradients, make_model
-from tierstore import TierStore, wire
+from tierstore import TierStore
 from tierstore.commands.views import decode_report
 from tierstore.daemon.report import SessionState
 from tierstore.daemon.write_queue import WriteQueue
-from tierstore.disk.shared_slab import SharedSlab
+from tierstore.sidecar.shared_slab import SharedSlab
 
 MIB = 2**20
 NUM_WRITES = 24

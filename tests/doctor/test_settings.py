@@ -13,10 +13,10 @@ from msgspec import structs
 
 from tests.doctor.machines import GIB, LINK, MIB, drive_of_speed, machine
 from tierstore import TierStore, tiered_offload
-from tierstore.codec import parse_codec
-from tierstore.codec_choice import Load
 from tierstore.config import parse_size
 from tierstore.config_file import offload_options, store_options
+from tierstore.disk.codec.codec import parse_codec
+from tierstore.disk.codec.figures import Load
 from tierstore.doctor.diagnosis import config_text
 from tierstore.doctor.measurements import AcceleratorState, Measurements
 from tierstore.doctor.settings import codec_outlook, settings_of

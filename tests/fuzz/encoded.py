@@ -8,9 +8,9 @@ from functools import cache
 from typing import NamedTuple
 
 from tests.fuzz.target import Target, raises
-from tierstore.codec import BITS, BLOCK_BYTES, CONSTANT, BlockDecoder, Codec, DamagedBytesError
+from tierstore.disk.codec.codec import BITS, BLOCK_BYTES, CONSTANT, BlockDecoder, Codec, DamagedBytesError
 from tierstore.disk.encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
-from tierstore.disk.records import WriteOrder
+from tierstore.disk.orders import WriteOrder
 from tierstore.disk.scratch import Scratch
 
 __all__ = ["TARGETS", "small_scratch"]
@@ -166,10 +166,10 @@ def _content_seeds() -> list[bytes]:
 
 
 _MODULES = (
-    "tierstore.codec",
-    "tierstore.byte_planes",
-    "tierstore.bits",
-    "tierstore.constant",
+    "tierstore.disk.codec.codec",
+    "tierstore.disk.codec.byte_planes",
+    "tierstore.disk.codec.bits",
+    "tierstore.disk.codec.constant",
     "tierstore.disk.encoded_records",
 )
 

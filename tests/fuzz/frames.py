@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import msgspec
 
+from tests.daemon import wire
 from tests.fuzz.target import Target, raises
-from tierstore import wire
 from tierstore.errors import ProtocolError
 
 __all__ = ["TARGETS"]
@@ -115,14 +115,14 @@ TARGETS = (
         "client_frames",
         partial(_run, wire.ClientMessage),
         lambda: _seeds(_CLIENT_SAMPLES),
-        ("tierstore.wire",),
+        ("tierstore.sidecar.frames", "tierstore.sidecar.messages"),
         _words(wire.ClientMessage),
     ),
     Target(
         "daemon_frames",
         partial(_run, wire.DaemonMessage),
         lambda: _seeds(_DAEMON_SAMPLES),
-        ("tierstore.wire",),
+        ("tierstore.sidecar.frames", "tierstore.sidecar.messages"),
         _words(wire.DaemonMessage),
     ),
 )

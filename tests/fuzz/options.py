@@ -14,12 +14,12 @@ import msgspec
 from rich.console import Console
 
 from tests.fuzz.target import Target, raises
-from tierstore.codec import parse_codec
 from tierstore.commands.views import decode_report, rates_between, stat_view, top_view
 from tierstore.config import check_directory, local_world_size, parse_size, rank_of_process
 from tierstore.daemon.options import OPTIONS, settings_of
 from tierstore.daemon.report import DiskState, Jobs, JobTimes, Report, SessionState, Spread, Totals
 from tierstore.daemon.settings import ServeSettings
+from tierstore.disk.codec.codec import parse_codec
 from tierstore.errors import ConfigError, ProtocolError
 
 __all__ = ["TARGETS"]
@@ -175,6 +175,6 @@ TARGETS = (
         result_bytes=64 * 2**20,  # tomllib keeps every prefix of a dotted key: their square
     ),
     Target("option_texts", _run_environment, _environment_seeds, ("tierstore.daemon.options", "tierstore.config")),
-    Target("words", _run_words, _word_seeds, ("tierstore.config", "tierstore.codec")),
+    Target("words", _run_words, _word_seeds, ("tierstore.config", "tierstore.disk.codec.codec")),
     Target("reports", _run_report, _report_seeds, ("tierstore.commands.views",)),
 )

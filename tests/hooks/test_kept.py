@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
+from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, Around, assert_same_gradients, bits
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
@@ -177,3 +178,38 @@ def test_small_storages_kept_by_the_size_of_the_storage_not_of_the_view(store: T
     assert stats.kept_bytes["small"] > 0
     with nullcontext():
         loss.backward()
+
+
+def _train_small(store: TierStore, num_tensors: int, **options: object) -> int:
+    """Bytes that stay for being small, of so many saved tensors of 512 KiB each in one graph; gradients are checked."""
+    before = store.stats().kept_bytes["small"]
+    leaf = torch.ones(2**17, requires_grad=True)
+    with tiered_offload(store, **options):
+        x = leaf
+        for _ in range(num_tensors):
+            x = x.sin()
+    x.sum().backward()
+    expected = torch.ones(2**17, requires_grad=True)
+    y = expected
+    for _ in range(num_tensors):
+        y = y.sin()
+    y.sum().backward()
+    assert torch.equal(leaf.grad, expected.grad)
+    return store.stats().kept_bytes["small"] - before
+
+
+def test_small_tensors_stay_only_as_long_as_they_are_few(make_store: MakeStore) -> None:
+    store = make_store(host_bytes="4MiB")
+    assert _train_small(store, 60) == 60 * 2**19  # less than 32 MiB
+    assert store.stats().spilled_bytes == 0
+    assert _train_small(store, 200) == 64 * 2**19
+    assert store.stats().spilled_bytes > 0
+    assert _train_small(store, 60) == 60 * 2**19  # each graph begins anew
+
+
+def test_small_tensors_may_take_as_much_as_the_host_budget(make_store: MakeStore) -> None:
+    assert _train_small(make_store(host_bytes="80MiB"), 200) == 160 * 2**19
+
+
+def test_min_bytes_that_was_given_holds_however_many_there_are(make_store: MakeStore) -> None:
+    assert _train_small(make_store(host_bytes="4MiB"), 200, min_bytes="1MiB") == 200 * 2**19

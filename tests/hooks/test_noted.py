@@ -144,6 +144,19 @@ def test_packed_after_backward_began_belongs_to_a_log_of_its_own(roomy: TierStor
     (first + second).backward()
 
 
+@pytest.mark.parametrize(("options", "expected"), [({}, [4]), ({"prefetch": "none"}, [2, 2])])
+def test_scopes_of_one_graph_share_a_log_if_their_options_are_the_same(
+    roomy: TierStore, options: dict[str, Any], expected: list[int]
+) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with tiered_offload(roomy, min_bytes=NBYTES):
+        first = chain(1, weight)
+    with tiered_offload(roomy, min_bytes=NBYTES, **options):
+        second = chain(1, weight)
+    assert [len(log.nodes) for log in {noted.log for noted in inspect(roomy).noted}] == expected
+    (first + second).backward()
+
+
 def test_views_of_one_tensor_counted_once_whether_booked_or_not(roomy: TierStore) -> None:
     weight = torch.randn(SIDE, 3 * SIDE, requires_grad=True)
 

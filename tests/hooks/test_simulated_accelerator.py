@@ -220,7 +220,7 @@ def test_pack_asks_whether_the_tensors_own_device_captures(
     make_store: MakeStore, copies: SimulatedCopies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[torch.device] = []
-    monkeypatch.setattr("tierstore.hooks.offload.is_capturing", lambda device: asked.append(device) or True)
+    monkeypatch.setattr("tierstore.hooks.scope.is_capturing", lambda device: asked.append(device) or True)
     store = make_store(copies=copies)
     weight = torch.randn(64, 64, requires_grad=True)
     with tiered_offload(store, min_bytes=0):

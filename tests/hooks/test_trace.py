@@ -379,6 +379,29 @@ def test_store_trace_ends_under_a_living_graph_whose_backward_still_works(store:
     assert not of(trace, Unpack)
 
 
+def test_graph_that_two_traces_see_the_beginning_and_the_end_of_is_in_the_second_too(
+    store: TierStore, file: Path
+) -> None:
+    second_file = file.with_name("second.jsonl")
+    with store.trace(file), tiered_offload(store, min_bytes=0):
+        _, first = chain(length=2)
+    with store.trace(second_file):
+        with tiered_offload(store, min_bytes=0):
+            _, second = chain(length=3)
+        (first + second).backward()
+        del first, second
+        store.stats()  # takes in what finalizers left
+    packs = of(read_trace(file), Pack)
+    second_trace = read_trace(second_file)
+    second_packs = of(second_trace, Pack)
+    assert {pack.graph for pack in packs} == {pack.graph for pack in second_packs}, "it was not one graph"
+    assert [pack.index for pack in (*packs, *second_packs)] == [0, 1, 2, 3, 4]
+    assert [gone.graph for gone in of(second_trace, Gone)] == [packs[0].graph]
+    assert {(event.graph, event.index) for event in of(second_trace, Booked)} >= {
+        (pack.graph, pack.index) for pack in second_packs
+    }
+
+
 def test_trace_of_a_full_disk_does_not_harm_the_step_and_close_tells(make_store: MakeStore) -> None:
     store = make_store()
     traced = run_step(store, Path("/dev/full"))

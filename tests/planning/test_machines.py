@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.planning.made_up import chain, machine
-from tierstore.codec import parse_codec
+from tierstore.disk.codec.codec import parse_codec
 from tierstore.doctor.samples import SAMPLE_KINDS
 from tierstore.errors import ConfigError
 from tierstore.hardware import hardware_text

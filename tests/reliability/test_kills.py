@@ -20,13 +20,14 @@ import torch
 
 from tests.census import Census
 from tests.conftest import MakeStore
+from tests.daemon import wire
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
 from tests.daemon.test_security import RawClient
 from tests.daemon.test_survival import gradients, make_model, nothing
 from tests.reliability.drives import used_bytes
 from tests.reliability.states import STATES, content, copies_for, held_at, host_bytes_for
 from tests.reliability.supervised import SupervisedDaemon
-from tierstore import CorruptDataError, StoreClosedError, TierStore, wire
+from tierstore import CorruptDataError, StoreClosedError, TierStore
 from tierstore.handle import State
 
 WAIT_SECONDS = 60.0

@@ -115,6 +115,17 @@ def test_store_without_anything_in_it_returns_nothing() -> None:
         assert releases.happened.wait(SECONDS)
 
 
+def test_thread_looks_on_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "_IDLE_AFTER_SECONDS", SECONDS)
+    releases, is_busy = Releases(), threading.Event()
+    is_busy.set()
+    with running("always", releases, is_busy) as (_, looks):
+        is_busy.clear()
+        looks.wait_for(2)
+        releases.grow()
+        assert releases.happened.wait(SECONDS / 2)
+
+
 def test_two_at_once_return_what_is_there_and_both_end() -> None:
     first, second = Releases(), Releases()
     with running("always", first) as (one, _), running("always", second) as (other, _):

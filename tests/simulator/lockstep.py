@@ -31,11 +31,12 @@ from tierstore.device_window import FLIGHT_BYTES, RELOAD_BYTES
 from tierstore.disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
 from tierstore.engine import NUM_RESTORES, NUM_SPILLS, OpenDisk
 from tierstore.errors import StoreFullError
-from tierstore.hooks import offload
+from tierstore.hooks import scope
 from tierstore.lookahead import LearnedOrders
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Settings, Unpack, Workload
 from tierstore.simulator.clock import Clock, Process
-from tierstore.simulator.device import Copy, SimulatedDevice
+from tierstore.simulator.copies import Copy
+from tierstore.simulator.device import SimulatedDevice
 from tierstore.simulator.flows import Flows
 from tierstore.simulator.moves import SimulatedMoves
 from tierstore.simulator.rank import Rank
@@ -583,7 +584,7 @@ class _RealStep:
         if index == root:
             dtype = _DEVICE_DTYPE if saved.on_device else torch.int8
             self._storages[root] = torch.full((saved.nbytes,), root % 127, dtype=dtype)
-        with patch.object(offload, "sequence_nr", lambda: saved.node):
+        with patch.object(scope, "sequence_nr", lambda: saved.node):
             self._graph[index] = _Save.apply(self._leaf, self._storages[root])
         if self._last_use[root] == number and not shared:
             del self._storages[root]

@@ -7,7 +7,7 @@ from math import inf
 
 from tierstore.simulator import DepthSpeed, Drive, Hardware, Link
 from tierstore.simulator.clock import Clock, Process
-from tierstore.simulator.device import Copy
+from tierstore.simulator.copies import Copy
 from tierstore.simulator.flows import Flows
 from tierstore.simulator.hardware import Sharing
 from tierstore.simulator.link import LinkCopies

@@ -15,7 +15,7 @@ import msgspec
 from tests.daemon.conftest import DaemonProcess, environment_of_tests, words_of
 from tests.soak.orders import Order, Said
 from tierstore.daemon.report import Report
-from tierstore.inspection import inspect_daemon
+from tierstore.sidecar.inspection import inspect_daemon
 
 __all__ = ["TrainerProcess", "report_of", "start_daemon"]
 

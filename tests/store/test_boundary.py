@@ -8,8 +8,8 @@ import os
 import lmdb
 import pytest
 
-from tierstore.codec import DamagedBytesError
 from tierstore.disk.boundary import translated
+from tierstore.disk.codec.codec import DamagedBytesError
 from tierstore.errors import CorruptDataError, StorageIOError, StoreFullError
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierstore.byte_planes import join_planes, split_planes
-from tierstore.codec import (
+from tierstore.disk.codec.byte_planes import join_planes, split_planes
+from tierstore.disk.codec.codec import (
     BITS,
     BLOCK_BYTES,
     CONSTANT,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tierstore.codec import BITS, CONSTANT, NO_CODEC, Codec
-from tierstore.codec_choice import UNKNOWN_LOAD, CodecChooser, Load, Sample, candidates
+from tierstore.disk.codec.choice import CodecChooser, candidates
+from tierstore.disk.codec.codec import BITS, CONSTANT, NO_CODEC, Codec
+from tierstore.disk.codec.figures import UNKNOWN_LOAD, Load, Sample
 from tierstore.disk.tier import Kind
 
 MASK = Kind("bool", 1, "DropoutBackward0")

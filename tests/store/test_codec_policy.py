@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from tierstore.codec import NO_CODEC, Codec
-from tierstore.codec_choice import CodecChooser, Sample
-from tierstore.disk.codec_policy import CodecPolicy
-from tierstore.disk.load import Readings
+from tierstore.disk.codec.choice import CodecChooser
+from tierstore.disk.codec.codec import NO_CODEC, Codec
+from tierstore.disk.codec.figures import Sample
+from tierstore.disk.codec.load import Readings
+from tierstore.disk.codec.policy import CodecPolicy
 from tierstore.disk.location import Location
-from tierstore.disk.records import ReadReport, WriteOrder, Written
+from tierstore.disk.orders import ReadReport, WriteOrder, Written
 from tierstore.disk.tier import Kind
 
 KIND = Kind("float32", 4, "ReluBackward0", "many zeros")
@@ -43,10 +44,10 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made = Machine()
-    for module in ("codec_policy", "load"):
-        monkeypatch.setattr(f"tierstore.disk.{module}.time", SimpleNamespace(perf_counter=lambda: made.now))
-    monkeypatch.setattr("tierstore.disk.codec_policy.read_machine", made.read)
-    monkeypatch.setattr("tierstore.disk.codec_policy.available_cores", lambda: 4.0)
+    for module in ("policy", "load"):
+        monkeypatch.setattr(f"tierstore.disk.codec.{module}.time", SimpleNamespace(perf_counter=lambda: made.now))
+    monkeypatch.setattr("tierstore.disk.codec.policy.read_machine", made.read)
+    monkeypatch.setattr("tierstore.disk.codec.policy.available_cores", lambda: 4.0)
     return made
 
 

@@ -17,10 +17,11 @@ import uvloop
 from tests.inspect_store import inspect_engine
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
-from tierstore.engine import NUM_RESTORES, Engine, Spill
+from tierstore.engine import NUM_RESTORES, Engine
 from tierstore.errors import StorageIOError
 from tierstore.handle import State
 from tierstore.threads import IoThreads, start_thread
+from tierstore.transfers import Spill
 
 NBYTES = 50_000
 

@@ -17,12 +17,13 @@ import msgspec
 import pytest
 
 from tests.reliability.drives import MIB, fill_up, mounted_drive
-from tierstore.codec import DamagedBytesError
 from tierstore.disk import index as index_module
+from tierstore.disk.codec.codec import DamagedBytesError
 from tierstore.disk.commits import Commits
-from tierstore.disk.index import Index, map_bytes_for, value_charge_bytes
+from tierstore.disk.index import Index
 from tierstore.disk.location import Location, record_seed
 from tierstore.disk.operations import Delete, Fetch, Operation, Outcome, Put
+from tierstore.disk.values import map_bytes_for, value_charge_bytes
 
 
 def location(num_bytes: int) -> Location:
@@ -128,7 +129,7 @@ def test_map_is_never_filled_by_what_the_budget_allows(tmp_path: Path, size: int
 def test_map_begins_small_and_grows_as_values_come(tmp_path: Path) -> None:
     index = Index.without_name(tmp_path, map_bytes_for(2**40))
     try:
-        first_bytes = index._environment.info()["map_size"]
+        first_bytes = index._environment.map_bytes
         assert first_bytes <= 2**27
         value = os.urandom(2**20)
         for key in range(200):
@@ -136,7 +137,7 @@ def test_map_begins_small_and_grows_as_values_come(tmp_path: Path) -> None:
             assert outcome.error is None
             assert outcome.value_offset is not None
             assert os.pread(index.file.fileno(), len(value), outcome.value_offset) == value
-        assert 200 * 2**20 < index._environment.info()["map_size"] < 2**30
+        assert 200 * 2**20 < index._environment.map_bytes < 2**30
         assert fetch(index, 0) == fetch(index, 199) == value
         maps = Path("/proc/self/smaps").read_text().split(str(tmp_path))
         assert " dc " in maps[-1].partition("VmFlags:")[2].partition("\n")[0], "left out of forked children"

@@ -19,8 +19,8 @@ from tests.inspect_store import inspect
 from tests.moments import MOST_MOMENTS, Moment
 from tierstore import StoreBusyError, StoreClosedError, TierStore, tiered_offload
 from tierstore.engine import Engine
-from tierstore.hooks.offload import _Scope
 from tierstore.hooks.saved import SavedTensor
+from tierstore.hooks.scope import OffloadScope
 from tierstore.lifetime import watch_over
 from tierstore.torch_names import pop_hooks, top_hooks
 from tierstore.tracing.recordings import Recordings
@@ -159,7 +159,7 @@ def _hooks_taken_off() -> Iterator[None]:
     # Where all that is done under the lock counts as a change, 31 of 87 and most of 400 close it, 91 of 98 and 116 of
     # 123, 102 of 151 and 196 of 255.
     [
-        (_Scope.pack, "in_forward", {"1MiB": 0.34, "0": 0.75}),
+        (OffloadScope.pack, "in_forward", {"1MiB": 0.34, "0": 0.75}),
         (tiered_offload.__exit__, "in_forward", {"1MiB": 0.75, "0": 0.8}),
         (SavedTensor.unpack, "in_backward", {"1MiB": 0.35, "0": 0.55}),
     ],

@@ -29,12 +29,12 @@ from tests.store.disks import local_disk
 from tierstore.disk import encoded_records
 from tierstore.disk import records as records_module
 from tierstore.disk import scratch as scratch_module
-from tierstore.disk.codec_policy import CodecPolicy
+from tierstore.disk.codec.policy import CodecPolicy
 from tierstore.disk.home import NamedHome
 from tierstore.disk.linux import address_of
 from tierstore.disk.local import NUM_AT_ONCE, LocalDisk
+from tierstore.disk.orders import ReadReport, Written
 from tierstore.disk.raw_records import lay_out, split_at
-from tierstore.disk.records import ReadReport, Written
 from tierstore.disk.scratch import SCRATCH_BYTES, Scratch
 from tierstore.disk.tier import Kind
 from tierstore.errors import ConfigError, CorruptDataError, StorageIOError, StoreFullError
@@ -148,8 +148,8 @@ async def test_record_of_several_calls_is_whole(open_disk: OpenDisk, monkeypatch
 def seconds_that_fly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock of transfers is a second later: the disk seems slow."""
     clock = SimpleNamespace(perf_counter=itertools.count().__next__, process_time=time.process_time)
-    monkeypatch.setattr("tierstore.disk.codec_policy.time", clock)
-    monkeypatch.setattr("tierstore.disk.load.time", clock)
+    monkeypatch.setattr("tierstore.disk.codec.policy.time", clock)
+    monkeypatch.setattr("tierstore.disk.codec.load.time", clock)
 
 
 async def test_auto_learns_to_encode_what_pays(open_disk: OpenDisk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,7 +505,7 @@ async def test_failed_open_leaves_nothing(open_disk: OpenDisk, monkeypatch: pyte
         raise OSError(5, "the device is gone")
 
     before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr("tierstore.disk.index.Index._keep_from_children", fail)
+    monkeypatch.setattr("tierstore.disk.environment.Environment._keep_from_children", fail)
     with pytest.raises(StorageIOError, match="the device is gone"):
         await open_disk()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from tierstore.codec import BITS, CONSTANT, Codec
-from tierstore.codec_choice import candidates
-from tierstore.disk.probing import SAMPLE_BYTES, content_of, probe
+from tierstore.disk.codec.choice import candidates
+from tierstore.disk.codec.codec import BITS, CONSTANT, Codec
+from tierstore.disk.codec.probing import SAMPLE_BYTES, content_of, probe
 from tierstore.disk.scratch import Scratch
 from tierstore.disk.tier import Kind
 

@@ -316,6 +316,7 @@ def test_one_of_the_largest_is_written_at_a_time_where_the_window_is_given(bench
     store, disk = bench.open(host_bytes=16 * NBYTES, staging_bytes=NBYTES)
     disk.hold("write")
     handles = [store.put(_tensor(i)) for i in range(17)]
+    disk.await_begin("write", handles[0])
     bench.on_thread(store, store.put, _tensor(17))
     assert [handle.record.state for handle in handles[:2]] == [State.WRITING, State.HOST]
     disk.let_go()

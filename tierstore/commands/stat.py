@@ -26,7 +26,7 @@ def stat(
 
     Ends with exit code 1 if no daemon answers within 5 seconds.
     """
-    from ..inspection import inspect_daemon
+    from ..sidecar.inspection import inspect_daemon
 
     state = inspect_daemon(socket)
     if as_json:

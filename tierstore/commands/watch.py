@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 
 from ..errors import TierStoreError
-from ..inspection import inspect_daemon
+from ..sidecar.inspection import inspect_daemon
 from .views import Rates, decode_report, lost_view, rates_between, top_view
 
 if TYPE_CHECKING:

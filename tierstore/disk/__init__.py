@@ -1,5 +1,11 @@
-"""The disk tier: records under keys, checked by what was really written."""
+"""The disk tier: records under keys in a directory of this machine, checked by the bytes that were really written.
 
-from .tier import DiskTier, DiskUsage, Kind, Stored
+Here: the seam that the engine calls (`DiskTier`), its local form (`LocalDisk`), the files, index and allocation below
+it, and the codecs (`codec/`). Not here: the tier that a daemon keeps (`tierstore.sidecar`), tensors, host memory.
+The store and the daemon open a `LocalDisk`; everybody else sees a `DiskTier`. Nothing here knows tensors or torch.
+Start at `tier.py` (the contract), then `local.py` (the parts), `shelf.py` (a record's way), `records.py` (its jobs).
+"""
 
-__all__ = ["DiskTier", "DiskUsage", "Kind", "Stored"]
+from .tier import DiskTier, DiskUsage, Kind, Loaded, Stored
+
+__all__ = ["DiskTier", "DiskUsage", "Kind", "Loaded", "Stored"]

@@ -1,8 +1,9 @@
-"""Which ranges of a line of bytes are free: pure bookkeeping, no files.
+"""Allocates extents on a line of bytes that consists of ranges. Pure bookkeeping, no files.
 
-The oldest range that has room, and in it the best fit, the lowest address among equals; neighbours are joined at once.
-So what is in use gathers in few ranges, and the others empty themselves when use falls. Ranges are added and removed
-as segment files come and go; what is free in two of them is never joined, so that every extent lies within one file.
+An extent comes from the oldest range that has room, there from the best fit, among equals from the lowest address. Free
+neighbours are joined at once. So extents gather in few ranges, and the other ranges become empty when use falls. Ranges
+are added and removed as segment files come and go. Free runs of two ranges are never joined, so every extent lies in
+one file.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class _Range(FreeRuns):
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing of it is handed out."""
+        """Whether no extent of this range is handed out."""
         return self.length_at.get(self.start) == self.end - self.start
 
     def is_handed_out(self, start: int, end: int) -> bool:
@@ -47,7 +48,7 @@ class ExtentAllocator:
 
     Attributes:
         total_bytes: the sum of all ranges.
-        free_bytes: what of them is not handed out.
+        free_bytes: the bytes among them that are not handed out.
     """
 
     def __init__(self) -> None:
@@ -85,12 +86,12 @@ class ExtentAllocator:
         self.free_bytes += num_bytes
 
     def add_range(self, start: int, num_bytes: int, taken: Iterable[tuple[int, int]] = ()) -> None:
-        """Make [start, start + num_bytes) available, but for what is handed out in it already.
+        """Make [start, start + num_bytes) available, except for extents that are handed out already.
 
         Args:
             start: of the range.
             num_bytes: its length.
-            taken: (start, length) of the aligned extents that are handed out, by address; they lie in the range.
+            taken: (start, length) of the aligned extents in it that are handed out already, by address.
 
         Raises:
             ValueError: it overlaps or touches a range that is there, or an extent overlaps another or the range's end;
@@ -122,7 +123,7 @@ class ExtentAllocator:
         self.free_bytes -= num_bytes
 
     def is_unused(self, start: int, num_bytes: int) -> bool:
-        """Whether [start, start + num_bytes) is a range of which nothing is handed out."""
+        """Whether [start, start + num_bytes) is a range in which no extent is handed out."""
         found = self._by_age.get(start)
         return found is not None and found.end == start + num_bytes and found.is_unused
 
@@ -132,7 +133,7 @@ class ExtentAllocator:
 
 
 def _gaps(start: int, end: int, taken: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """(start, length) of what the extents leave of [start, end)."""
+    """(start, length) of each gap that the extents leave in [start, end)."""
     for extent, num_bytes in taken:
         if extent < start:
             raise ValueError(f"the extent at {extent} overlaps another, or the range's start")

@@ -1,4 +1,4 @@
-"""Where the errors of files and of LMDB become this package's own: once, with the cause chained."""
+"""Translates errors of files and of LMDB into this package's own, in one place, with the cause chained."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 import lmdb
 
-from ..codec import DamagedBytesError
 from ..errors import CorruptDataError, StorageIOError, StoreFullError
+from .codec.codec import DamagedBytesError
 from .segments import is_out_of_space
 
 __all__ = ["Usage", "means_full", "translated"]
 
 Usage = tuple[int, int]
-"""Bytes taken on disk now, and the most that may be: what a full store says of itself."""
+"""Bytes taken on disk now, and the most that may be taken; a `StoreFullError` states both."""
 
 
 def means_full(error: Exception) -> bool:
@@ -29,12 +29,12 @@ def means_full(error: Exception) -> bool:
 def translated(
     operation: str, place: str, data: str, *, key: int = 0, num_bytes: int = 0, usage: Usage = (0, 0)
 ) -> Iterator[None]:
-    """Raise this package's errors for those of the block.
+    """Around a block: raise this package's errors in place of those of files and of LMDB.
 
     Args:
         operation: "write", "read", "open", ...
         place: where, in words.
-        data: where the record's bytes are if it fails, in words.
+        data: where the record's bytes are if the operation fails, in words.
         key: the record's.
         num_bytes: the record's length.
         usage: for `StoreFullError`.

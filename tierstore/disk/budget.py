@@ -1,7 +1,7 @@
-"""What a tier may take of the disk, and what it does take: pure bookkeeping for both of its homes.
+"""The disk budget of a tier, and the bytes counted against it. Pure bookkeeping.
 
-Segments are counted whole, values at their peak: LMDB keeps the space of what it deleted for what it stores
-next. So the sum is what the file system gave, not only what live records hold.
+Segments are counted whole, and values at their peak, because LMDB keeps the space of deleted values for later ones. So
+the sum is the space that the file system has given, not only the space of live records.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class DiskBudget:
 
     Attributes:
         limit_bytes: the most that segments and values may take together.
-        segment_bytes: taken by segment files.
-        value_bytes: taken by live values in the index.
+        segment_bytes: bytes that segment files take.
+        value_bytes: bytes that live values in the index take.
         value_peak_bytes: the most that values ever took.
     """
 
@@ -29,15 +29,15 @@ class DiskBudget:
 
     @property
     def room_bytes(self) -> int:
-        """What a new segment may take."""
+        """The most that a new segment may take."""
         return max(0, self.limit_bytes - self.segment_bytes - self.value_peak_bytes)
 
     def add_value(self, num_bytes: int, *, has_other_home: bool) -> bool:
         """Count a value; False, and nothing is counted, if the limit does not allow it.
 
         Args:
-            num_bytes: that it takes.
-            has_other_home: it may live in an extent as well, and has to if values would take more than their share.
+            num_bytes: the bytes that it takes.
+            has_other_home: it may live in an extent as well, and must if values would take more than their share.
         """
         growth = max(0, self.value_bytes + num_bytes - self.value_peak_bytes)
         if growth > self.room_bytes:
@@ -49,14 +49,14 @@ class DiskBudget:
         return True
 
     def take_up(self, segment_bytes: int, value_bytes: int, index_bytes: int) -> None:
-        """Count what an earlier process left: segments, live values, and the length of the index that holds those.
+        """Count the files that an earlier process left: segments, live values, and the index that holds the values.
 
-        More than the limit is counted too, where that was lowered: no segment or value is added until enough is gone.
+        They may be more than the limit, if that was lowered. Then nothing is added until enough is gone.
         """
         self.segment_bytes = segment_bytes
         self.value_bytes = value_bytes
         self.value_peak_bytes = max(value_bytes, min(index_bytes, self.limit_bytes - segment_bytes))
 
     def remove_value(self, num_bytes: int) -> None:
-        """Uncount a value that is gone; its space stays the values'."""
+        """Uncount a value that is gone; its space is kept for other values."""
         self.value_bytes -= num_bytes

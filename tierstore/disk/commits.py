@@ -1,7 +1,7 @@
-"""Index operations in batches: one job in flight; what comes meanwhile goes in the next.
+"""Commits operations to the index in batches. One batch is in flight; operations that come meanwhile form the next.
 
-A record whose bytes a job has just written does not come here by way of the loop: that job enters it too, which spares
-two hops between threads, during which a client's slot would be held for nothing.
+A job that has written a record to an extent also enters it in the index, by `commit_now`. This spares two hops between
+threads, during which a client's slot would be held for nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BATCH_OPERATIONS = 4096
 
 
 class Commits:
-    """The only way to an index that is in use. Lives on one loop, and never blocks it; `commit_now` is for jobs.
+    """The only way to an index that is in use. Lives on one loop and never blocks it; `commit_now` is for jobs.
 
     Args:
         index: open; the caller's to close.
@@ -38,11 +38,11 @@ class Commits:
         self._flight: asyncio.Task[None] | None = None
 
     def commit_now(self, operation: Operation) -> Outcome:
-        """Have an operation done, and return what became of it. Blocks, for a batch in flight too: in a job only."""
+        """Do an operation now; returns its outcome. Blocks, also for a batch in flight: only in a job."""
         return self._do((operation,))[0]
 
     async def submit(self, operation: Operation) -> Outcome:
-        """Have an operation done with the next batch, and return what became of it.
+        """Do an operation with the next batch; returns its outcome.
 
         Raises:
             RuntimeError: the executor takes no more jobs; nothing was done.
@@ -50,7 +50,7 @@ class Commits:
         return (await self.submit_all((operation,)))[0]
 
     async def submit_all(self, operations: Iterable[Operation]) -> list[Outcome]:
-        """Have several operations done; return what became of each. One that failed carries its error in its outcome.
+        """Do several operations with the next batches; returns the outcome of each, with the error of one that failed.
 
         Raises:
             RuntimeError: the executor takes no more jobs; nothing was done.

@@ -1,13 +1,13 @@
-"""Encoded records: filled, checksummed and written chunk by chunk, in constant memory. Blocking jobs."""
+"""Encodes, checksums and writes records chunk by chunk, and reads them so, in constant memory. Blocking jobs."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import xxhash
 
-from ..codec import (
+from .allocator import ALIGNMENT_BYTES, round_up
+from .codec.codec import (
     ENCODED_BLOCK_BYTES,
     BlockDecoder,
     Codec,
@@ -16,13 +16,10 @@ from ..codec import (
     encode_block,
     is_shrinking,
 )
-from .allocator import ALIGNMENT_BYTES, round_up
 from .linux import copy_memory
+from .orders import WriteOrder
 from .scratch import Scratch
 from .transfer import read_all, write_all
-
-if TYPE_CHECKING:
-    from .records import WriteOrder
 
 __all__ = ["ChunkWriter", "decode_value", "encode_record", "encode_value", "read_encoded"]
 
@@ -71,14 +68,14 @@ class ChunkWriter:
         return self._chunk[self._filled_bytes :]
 
     def take(self, num_bytes: int) -> None:
-        """Count what was put at the front of `room()`."""
+        """Count the bytes that were put at the front of `room()`."""
         block = self._chunk[self._filled_bytes : self._filled_bytes + num_bytes]
         if self._hasher is not None:
             self._hasher.update(block)
         self._filled_bytes += num_bytes
 
     def collected(self) -> bytes | None:
-        """All bytes, if none had to be written yet."""
+        """All bytes, if none had to be written yet; else None."""
         return None if self._flushed_bytes else bytes(self._chunk[: self._filled_bytes])
 
     def finish(self) -> None:
@@ -99,7 +96,7 @@ class ChunkWriter:
 def encode_record(
     source: memoryview, order: WriteOrder, writer: ChunkWriter, limit_bytes: int, scratch: Scratch
 ) -> bool:
-    """Encode into `writer`; False, as soon as it shows, if that does not shrink it enough or breaks the limit.
+    """Encode into `writer`; False, as soon as it shows, if that does not shrink the record enough or breaks the limit.
 
     Raises:
         OSError: the device failed; the caller still owns the bytes.

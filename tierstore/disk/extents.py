@@ -1,11 +1,11 @@
 """Extents: ranges of segment files, allocated as they are needed and never beyond the budget.
 
-Segments are about 1 GiB (growing one file under direct writes stalls; preallocating all of a drive is not
-ours to do). The next one is allocated off the loop before the current ones are full. Nothing is punched.
+Segments have about 1 GiB: growing one file under direct writes stalls, and preallocating all of a drive would take
+space from others. The next segment is allocated off the loop before the current ones are full. No holes are punched.
 
-A training step empties the store, and the next one fills it again. Writing a segment for the first time goes at half
-the speed (the file system converts blocks that were only reserved), so empty segments are kept, and closed when they
-have been empty for minutes, all but one; or at once where their space is needed.
+A training step empties the store, and the next one fills it again. The first write to a segment runs at half the speed,
+because the file system converts blocks that were only reserved. So empty segments are kept. All but one are closed when
+they have been empty for minutes, or at once where their space is needed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ..errors import StoreFullError
 from .allocator import ALIGNMENT_BYTES, ExtentAllocator, round_up
+from .boundary import Usage
 from .budget import DiskBudget
 from .forking import Inode, inode_of
 from .io_mode import IoMode
@@ -28,7 +29,7 @@ __all__ = ["SEGMENT_BYTES", "Extent", "ExtentSpace"]
 
 SEGMENT_BYTES = 2**30
 IDLE_SECONDS = 300.0
-"""An empty segment is kept for so long, at most for twice that: longer than most training steps take."""
+"""How long an empty segment is kept, at least; at most twice that. Longer than most training steps take."""
 
 _RECORDS_PER_SEGMENT = 8  # large records get larger segments: at most an eighth is lost to what does not fit
 _SEGMENT_STRIDE = 1 << 48  # each segment's part of the allocator's line: they never touch
@@ -52,7 +53,7 @@ class Extent(NamedTuple):
 
 
 class _Refusal(NamedTuple):
-    """What the file system said to a segment of at least this size."""
+    """The file system's answer to a segment of at least this size."""
 
     least_bytes: int
     error: Exception
@@ -63,13 +64,13 @@ class ExtentSpace:
 
     Args:
         segment_files: makes and removes them.
-        budget: what they may take on disk, counted here as they come and go.
+        budget: of the tier; segments are counted against it as they come and go.
         mode: how they are opened.
         executor: runs the jobs that make and close them.
-        idle_seconds: for so long an empty segment is kept.
+        idle_seconds: how long an empty segment is kept.
 
     Attributes:
-        inodes: of every segment that is open, or just being opened or closed.
+        inodes: those of all segments that are open, or just being opened or closed.
     """
 
     def __init__(
@@ -101,8 +102,12 @@ class ExtentSpace:
 
     @property
     def used_bytes(self) -> int:
-        """Taken by extents now."""
+        """Bytes that extents take now."""
         return self._allocator.total_bytes - self._allocator.free_bytes
+
+    def usage(self) -> Usage:
+        """Bytes that extents and values take now, and the most that they may."""
+        return self.used_bytes + self._budget.value_bytes, self._budget.limit_bytes
 
     @property
     def largest_free_bytes(self) -> int:
@@ -111,7 +116,7 @@ class ExtentSpace:
 
     @property
     def alignment_bytes(self) -> int:
-        """What the segments' descriptors ask of memory."""
+        """The alignment that the segments' descriptors ask of memory."""
         return self._mode.memory_alignment_bytes
 
     @property
@@ -124,7 +129,7 @@ class ExtentSpace:
 
         Args:
             segments: open; from now on this space's.
-            extents: of each segment, by number: offset -> length of what is in use.
+            extents: the extents in use, by segment: offset -> length.
 
         Raises:
             ValueError: extents overlap, or lie outside their segment.
@@ -150,8 +155,8 @@ class ExtentSpace:
         """Take an extent of `num_bytes`, rounded up to 4096.
 
         Raises:
-            StoreFullError: neither the budget nor the file system has room, also after everything that was
-                promised back has come; nothing was taken.
+            StoreFullError: neither the budget nor the file system has room, not even after all promised space has
+                come back; nothing was taken.
             OSError: the device failed; likewise.
         """
         num_bytes = max(round_up(num_bytes), ALIGNMENT_BYTES)
@@ -172,7 +177,7 @@ class ExtentSpace:
         self._announce()
 
     def trim(self, extent: Extent, num_bytes: int) -> Extent:
-        """Give back all but the first `num_bytes`, rounded up to 4096; returns what is kept."""
+        """Give back all but the first `num_bytes`, rounded up to 4096; returns the extent that is kept."""
         kept = extent.trimmed(num_bytes)
         if kept.num_bytes < extent.num_bytes:
             self._allocator.free(kept.start + kept.num_bytes, extent.num_bytes - kept.num_bytes)
@@ -196,7 +201,7 @@ class ExtentSpace:
         return True
 
     def free_budget_for(self, num_bytes: int) -> bool:
-        """Start to close empty segments if that makes room for something else; `wait_for_news` tells when."""
+        """Start to close empty segments if that makes room for `num_bytes`; `wait_for_news` tells when it is done."""
         empty_bytes = sum(self._segments[number].num_bytes for number in self._empty_segments())
         if not empty_bytes or self._budget.room_bytes + empty_bytes < num_bytes:
             return False
@@ -278,8 +283,7 @@ class ExtentSpace:
             reason = "the disk budget is used up"
             if kept_bytes := self._budget.value_peak_bytes - self._budget.value_bytes:
                 reason += f", {kept_bytes} bytes of it by the index, which keeps for small records what they once took"
-        used_bytes = self.used_bytes + self._budget.value_bytes
-        full = StoreFullError(num_bytes, used_bytes, self._budget.limit_bytes, reason=reason)
+        full = StoreFullError(num_bytes, *self.usage(), reason=reason)
         full.__cause__ = None if refusal is None else refusal.error
         return full
 
@@ -302,7 +306,7 @@ class ExtentSpace:
             self._idle_timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._close_idle)
 
     def _idle_segments(self) -> list[int]:
-        """The segments to close: empty for long. If all empty ones have been for so long, one of them is kept."""
+        """The segments to close: those that have long been empty. If that holds for all empty ones, one is kept."""
         empty = self._empty_segments()
         latest = asyncio.get_running_loop().time() - self._idle_seconds
         idle = [number for number in empty if self._empty_since[number] <= latest]

@@ -1,4 +1,4 @@
-"""A folder of files with names that one process at a time may use. Blocking calls."""
+"""A folder of named files that one process at a time may use. Blocking calls."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 class LockedFolder:
     """A folder of mode 0700 that is made or found, belongs to this user, and is locked until it is closed.
 
-    All files are reached through the folder's descriptor: whoever may rename it does not lead us elsewhere. The lock
-    belongs to the open file, so the kernel lets go of it when the last thread of a killed process has ended: no write
-    of that process comes after it.
+    All files are reached through the folder's descriptor, so a user who may rename the folder cannot redirect them.
+    The lock belongs to the open file. The kernel releases it when the last thread of a killed process has ended: no
+    write of that process comes later.
 
     Attributes:
         path: of the folder, for messages.
@@ -47,11 +47,11 @@ class LockedFolder:
 
     @property
     def inodes(self) -> set[Inode]:
-        """Of the folder and its lock, while it is open."""
+        """The inodes of the folder and its lock, while it is open."""
         return {inode_of(self._folder), inode_of(self._lock)} if self._folder >= 0 else set()
 
     def names(self) -> list[str]:
-        """What lies in it, the lock left out, sorted."""
+        """The names of the files in it, sorted, without the lock."""
         return sorted(name for name in os.listdir(self._folder) if name != _LOCK)
 
     def open(self, name: str, flags: int) -> int:
@@ -63,7 +63,7 @@ class LockedFolder:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._folder)
 
     def num_bytes(self, name: str) -> int:
-        """A file's length; 0 for one that is not there, or is no plain file.
+        """A file's length; 0 for a file that is not there, or is no plain file.
 
         Raises:
             OSError: it cannot be looked at.
@@ -72,7 +72,7 @@ class LockedFolder:
         return 0 if status is None or not stat.S_ISREG(status.st_mode) else status.st_size
 
     def taken_bytes(self, name: str) -> int:
-        """What a file takes of the drive, where its holes count for nothing; 0 for one that is not there.
+        """The space that a file takes on the drive, without its holes; 0 for a file that is not there.
 
         Raises:
             OSError: it cannot be looked at.
@@ -96,7 +96,7 @@ class LockedFolder:
             os.close(descriptor)
 
     def write(self, name: str, content: bytes) -> None:
-        """Make a small file of this content, in place of what there is.
+        """Make a small file of this content; it replaces a file of that name.
 
         Raises:
             OSError: it cannot be written; it may hold a part of the content.
@@ -162,7 +162,7 @@ class LockedFolder:
                 raise
 
     def _open_and_lock(self) -> bool:
-        """Whether that has come about; False if somebody removed the folder meanwhile."""
+        """Try to open and lock the folder; False if another process removed it meanwhile."""
         is_ours = False
         try:
             self._folder = self._open_folder()

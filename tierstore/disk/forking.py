@@ -1,4 +1,4 @@
-"""Files that a forked child inherits and must not keep: a killed parent's disk space would live on with the child."""
+"""Keeps files from forked children: a killed parent's disk space would stay taken for as long as a child lives."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Collection
 __all__ = ["Inode", "descriptors_of", "inode_of", "let_go_of", "not_while_forking"]
 
 Inode = tuple[int, int]
-"""(device, inode): which file a descriptor refers to."""
+"""(device, inode): the file that a descriptor refers to."""
 
 not_while_forking = threading.Lock()
-"""Held while a file is opened and noted, and by `os.fork`: so a child knows of every file that it inherits."""
+"""Held while a file is opened and noted, and by `os.fork`, so a child knows of every file that it inherits."""
 os.register_at_fork(
     before=not_while_forking.acquire,
     after_in_parent=not_while_forking.release,
@@ -21,7 +21,7 @@ os.register_at_fork(
 
 
 def inode_of(descriptor: int) -> Inode:
-    """Which file a descriptor refers to.
+    """The file that a descriptor refers to.
 
     Raises:
         OSError: it is not open.
@@ -45,8 +45,8 @@ def descriptors_of(inodes: Collection[Inode]) -> list[int]:
 def let_go_of(inodes: Collection[Inode]) -> None:
     """In a forked child: give up its copies of the files' descriptors; the parent does not notice.
 
-    They are turned to /dev/null rather than closed: whoever opened them (LMDB, a half-closed file object) will close
-    those numbers one day, and they must not be somebody else's by then.
+    The descriptors are turned to /dev/null rather than closed. The code that has opened them (LMDB, a half-closed file
+    object) will close those numbers one day, and they must not belong to another file by then.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in descriptors_of(inodes):

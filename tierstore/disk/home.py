@@ -1,7 +1,7 @@
-"""Where a tier's files live: without names, or with names and found again by the next process.
+"""Where a tier's files live: without names, or with names by which the next process finds them.
 
-Everything that tells the two homes apart is here; the rest of the tier is the same lines of code for both. What
-`NamedHome` keeps in its folder:
+All differences between the two homes are here; the rest of the tier is the same code for both. `NamedHome` keeps these
+files in its folder:
 
 =================  =========================================================================================
 ``lock``           held by the process that uses the folder; its pid
@@ -29,19 +29,20 @@ from typing import Annotated, Protocol
 import lmdb
 import msgspec
 
-from ..codec import DamagedBytesError
 from ..config import check_directory
 from .allocator import ALIGNMENT_BYTES
 from .boundary import means_full
+from .codec.codec import DamagedBytesError
 from .folder import LockedFolder
 from .forking import Inode
-from .index import Index, map_bytes_for, may_be_short_write
+from .index import Index, may_be_short_write
 from .io_mode import IoMode
 from .linux import open_unnamed
 from .location import Location
 from .operations import Delete
 from .segments import Segment, SegmentFiles, close_segments, reopen_segment
 from .soundness import Spans, drop_unsound
+from .values import map_bytes_for
 
 __all__ = ["FOLDER_NAME", "Contents", "Home", "NamedHome", "UnnamedHome"]
 
@@ -52,7 +53,7 @@ _OWN_NAMES = re.compile(r"format|opening|index|segment-(?:\d{6}|[1-9]\d{6,})", r
 _MOST_FORMAT_BYTES = 4096
 _MOST_DEATHS = 2  # one may have been a kill at a bad moment; two in a row are the index's doing
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# What says nothing about the index, but about this process or the drive.
+# These errors tell about this process or the drive, not about the index.
 _PASSING = (
     errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS,
 )  # fmt: skip
@@ -60,15 +61,15 @@ _PASSING = (
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a home gives to a tier that is opened; the receiver closes it.
+    """The contents of a home that was opened; the receiver closes them.
 
     Attributes:
         session: part of every checksum.
         index: open.
-        locations: of the records that are there.
+        locations: key -> where the record lies.
         leases: number -> bytes.
-        segments: those that hold something, open.
-        spans: what is in use of each.
+        segments: those that hold records, open.
+        spans: the ranges in use, by segment.
     """
 
     session: int
@@ -84,9 +85,8 @@ class Home(SegmentFiles, Protocol):
 
     Attributes:
         directory: the files are made in it.
-        outlives: whether what is written is found again by the next process: what needs no memory of ours must be in
-            the index then.
-        found: what was there when it was opened, and what was done with it, in words.
+        outlives: whether the next process finds the files again. Then every record must be entered in the index.
+        found: the files that were there when it was opened, and what was done with them, in words.
     """
 
     directory: Path
@@ -106,12 +106,12 @@ class Home(SegmentFiles, Protocol):
             mode: how extents are read and written.
 
         Raises:
-            lmdb.Error, OSError: it cannot be opened; nothing is left open. What was there is still there.
+            lmdb.Error, OSError: it cannot be opened; nothing is left open. The files are as they were.
         """
         ...
 
     def close(self, *, keep: bool) -> None:
-        """Leave it; idempotent. Everything has been closed. Without `keep`, nothing of it stays. Raises nothing."""
+        """Leave the home after all files were closed; idempotent. Without `keep`, no file stays. Raises nothing."""
         ...
 
 
@@ -131,22 +131,22 @@ class UnnamedHome:
         return set()
 
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
-        """As `Home.open`; there never is anything."""
+        """See `Home.open`; this home is always empty."""
         return _empty(self._session, Index.without_name(self.directory, map_bytes_for(disk_bytes)))
 
     def make_segment(self, number: int) -> int:
-        """As `SegmentFiles.make_segment`."""
+        """See `SegmentFiles.make_segment`."""
         return open_unnamed(self.directory)
 
     def remove_segment(self, number: int) -> None:
         """Nothing to remove: the segment never had a name."""
 
     def close(self, *, keep: bool) -> None:
-        """There is nothing to leave, or to keep."""
+        """Nothing to do: there is nothing to keep."""
 
 
 class _Format(msgspec.Struct, frozen=True):
-    """What must be the same for files to be read; and the seed."""
+    """The format of the files, which must be this process's for them to be read; and the checksums' seed."""
 
     version: int
     boot_id: str
@@ -157,9 +157,9 @@ class _Format(msgspec.Struct, frozen=True):
 class NamedHome:
     """Files with names, in the folder `tierstore-daemon` of a directory, which survive the process. A `Home`.
 
-    They survive a kill, not a power loss: nothing is synced, so what was written before the last boot is not read.
-    Nor is what another version wrote, or what ended two starts in a row that tried: all that is removed, and nothing
-    but that: other files in the folder stay.
+    They survive a kill, not a power loss: nothing is synced. So files from before the last boot are not read, nor files
+    of another version, nor an index that has ended two starts in a row. These files are removed; other files in the
+    folder stay.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -176,12 +176,12 @@ class NamedHome:
 
     @property
     def inodes(self) -> set[Inode]:
-        """Of the folder and its lock."""
+        """The inodes of the folder and its lock."""
         return self._folder.inodes
 
     @property
     def taken_bytes(self) -> int:
-        """What its files take of the drive: before `open`, what it will find or clear.
+        """The space that its files take on the drive; before `open`, of the files that it will find or clear.
 
         Raises:
             OSError: the folder cannot be looked at.
@@ -189,7 +189,7 @@ class NamedHome:
         return sum(self._folder.taken_bytes(name) for name in self._own_names())
 
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
-        """As `Home.open`; what must not or cannot be read is cleared first."""
+        """See `Home.open`; files that must not or cannot be read are cleared first."""
         format_ = self._read_format()
         reason = self._reason_to_clear(format_, mode)
         if format_ is not None and reason is None:
@@ -205,18 +205,18 @@ class NamedHome:
         return self._begin(disk_bytes, mode)
 
     def make_segment(self, number: int) -> int:
-        """As `SegmentFiles.make_segment`."""
+        """See `SegmentFiles.make_segment`."""
         return self._folder.open(_segment_name(number), os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def remove_segment(self, number: int) -> None:
-        """As `SegmentFiles.remove_segment`. Where the system refuses, the next start removes it: it holds nothing."""
+        """See `SegmentFiles.remove_segment`. If the system refuses, the next start removes it: it holds no record."""
         try:
             self._folder.remove(_segment_name(number))
         except OSError:
             pass
 
     def close(self, *, keep: bool) -> None:
-        """As `Home.close`; also unlocks the folder, and removes it if nothing is in it."""
+        """See `Home.close`; also unlocks the folder, and removes it if it is empty."""
         try:
             if not keep:
                 self._clear()
@@ -248,7 +248,7 @@ class NamedHome:
 
     @contextmanager
     def _counting_deaths(self) -> Iterator[None]:
-        """Around what may end the process: a start that does not come to the end of this is counted."""
+        """Around steps that may end the process: a start that does not reach the end of this block is counted."""
         self._folder.lengthen(_OPENING)
         try:
             yield
@@ -315,12 +315,12 @@ class NamedHome:
         return [(int(name.partition("-")[2]), name) for name in names]
 
     def _open_index(self, disk_bytes: int) -> Index:
-        """Whatever the budget is now, the map has room for what there is."""
+        """Open the index; its map has room for the entries that are there, even if the budget was lowered."""
         file = io.FileIO(self._folder.open(_INDEX, os.O_RDWR | os.O_CREAT), "r+")
         return Index(file, map_bytes_for(max(disk_bytes, self._folder.num_bytes(_INDEX))))
 
     def _clear(self) -> bool:
-        """Remove what is ours, and whether there was anything."""
+        """Remove the home's own files; returns whether there were any."""
         names = self._own_names()
         for name in names:
             self._folder.remove(name)

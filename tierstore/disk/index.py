@@ -1,12 +1,9 @@
-"""The index: where every record lies, and the small records themselves, in LMDB. Blocking calls.
+"""The index in LMDB: where every record lies, and the small records themselves. Blocking calls.
 
 Three tables: `locations` (key → `Location`, msgpack), `values` (key → encoded bytes, for records without an
 extent) and `leases` (number → bytes, whose meaning is the owner's). `lock=False` means that LMDB lets a write
-transaction reuse pages under a reader's feet (lmdb.h, MDB_NOLOCK), so calls must not overlap; whoever owns an index
-runs one at a time.
-
-Never `writemap`: on a full disk it ends the process with SIGBUS. `sync=False`: a commit survives the process, since
-its pages go to the page cache and the one that makes it valid last; it does not survive a power loss.
+transaction reuse pages under a reader's feet (lmdb.h, MDB_NOLOCK), so calls must not overlap; the owner of an index
+makes one at a time. `environment.py` opens the file and lets LMDB's map grow.
 """
 
 from __future__ import annotations
@@ -22,10 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import lmdb
 import msgspec
 
-from ..codec import DamagedBytesError
-from .allocator import round_up
-from .forking import descriptors_of, inode_of
-from .linux import address_of, dont_fork, has_addresses_for, mapping_around, open_unnamed
+from .codec.codec import DamagedBytesError
+from .environment import Environment
+from .forking import Inode
+from .linux import address_of, open_unnamed
 from .location import Location
 from .operations import DeleteLease, Entries, Fetch, Operation, Outcome, Put, PutLease
 
@@ -34,92 +31,36 @@ if TYPE_CHECKING:
 
     _Transaction = lmdb.Transaction[Any]
 
-__all__ = ["Index", "map_bytes_for", "may_be_short_write", "value_charge_bytes"]
+__all__ = ["Index", "may_be_short_write"]
 
-_FORMAT = b"tierstore 1"
-_ENTRY_BYTES = 256  # two tables' keys and nodes, a location of at most 90 bytes, pages half full
-_IN_LEAF_BYTES = 1024  # a longer value may go to overflow pages of its own (LMDB: about half a page)
-_PAGE_HEADER_BYTES = 16
 _LARGE_VALUE_BYTES = 64 * 2**10
-_SPARE_BYTES = 64 * 2**20  # tables, free lists, and the copies that one transaction makes of what it changes
 _ROOM_FOR_A_COMMIT_BYTES = 2**20
 _MOST_TRIES = 8  # of a commit that found the drive full, while there is room when one looks: others fill and free it
 _KEY_BYTES = 8
-_FIRST_MAP_BYTES = 64 * 2**20  # it grows as values need it: a map for all of the budget breaks `ulimit -v`
-_ROOM_TO_DELETE_BYTES = 2 * 2**20
-_MOST_MAP_BYTES = 2**44  # an eighth of what x86-64 lets a process map; 16 TiB are never filled by small values
-
-
-def value_charge_bytes(num_bytes: int) -> int:
-    """What a value takes of the disk budget, its index entry included."""
-    if num_bytes <= _IN_LEAF_BYTES:
-        return 2 * _ENTRY_BYTES + 2 * num_bytes
-    return 2 * _ENTRY_BYTES + round_up(num_bytes + _PAGE_HEADER_BYTES)
-
-
-def map_bytes_for(disk_bytes: int) -> int:
-    """A map that records charged against `disk_bytes` cannot fill: even deletes fail on a full one.
-
-    Address space, not memory or disk. Values may take the whole budget, and twice that because LMDB looks for
-    contiguous pages; so may the entries of 4 KiB extents.
-    """
-    return min(round_up(2 * disk_bytes + disk_bytes // 4096 * 2 * _ENTRY_BYTES + _SPARE_BYTES), _MOST_MAP_BYTES)
 
 
 class Index:
-    """One LMDB environment in a file of its own. Every method blocks; no two calls may overlap.
+    """Three tables in one LMDB environment. Every method blocks; no two calls may overlap.
+
+    Args:
+        file: open for reading and writing, also one without a name; from now on this index's.
+        map_bytes: the most address space that LMDB's map may take, as `map_bytes_for` says.
 
     Attributes:
         file: the environment's file, opened for reading values where they lie.
-        inode: of that file.
-        allocated_bytes: what the file takes on disk, as of the last `apply` or the opening.
-        damage: what LMDB said of its own pages when a change met them; None: nothing. From then on changes fail, that
-            one or others, for as long as this file is used.
+        allocated_bytes: the space that the file takes on disk, as of the last `apply` or the opening.
+
+    Raises:
+        lmdb.Error, DamagedBytesError: the file is damaged, or the map cannot be made.
+        OSError: likewise. In all cases `file` is closed.
     """
 
     def __init__(self, file: io.FileIO, map_bytes: int) -> None:
-        """Open the environment that lives in `file` (also one without a name: through /proc/self/fd).
-
-        Args:
-            file: open for reading and writing; from now on this index's.
-            map_bytes: the most address space that the map may take, as `map_bytes_for` says. It begins small and grows.
-
-        Raises:
-            lmdb.Error, DamagedBytesError: it is damaged, or the map cannot be made.
-            OSError: likewise. In all cases `file` is closed.
-        """
         self.file = file
-        self.inode = inode_of(file.fileno())
         self.allocated_bytes = 0
-        self.damage: lmdb.Error | None = None
-        self._most_map_bytes = map_bytes
-        try:
-            first_bytes = max(_FIRST_MAP_BYTES, 2 * round_up(os.fstat(file.fileno()).st_size))
-            self._environment = lmdb.open(
-                f"/proc/self/fd/{file.fileno()}",
-                map_size=min(first_bytes, map_bytes),
-                subdir=False,
-                lock=False,
-                sync=False,
-                readahead=True,
-                mode=0o600,
-                max_dbs=3,
-            )
-        except BaseException:
-            file.close()
-            raise
-        try:
-            self._cover_pages(map_bytes)
-            self._locations = self._environment.open_db(b"locations")
-            self._values = self._environment.open_db(b"values")
-            self._leases = self._environment.open_db(b"leases")
-            self._map_start = self._keep_from_children()
-            self._note_allocated()
-            for descriptor in self.descriptors():
-                os.set_inheritable(descriptor, False)  # LMDB leaves its first one open across exec
-        except BaseException:
-            self.close()
-            raise
+        self._environment = Environment(file, map_bytes, (b"locations", b"values", b"leases"))
+        self._locations, self._values, self._leases = self._environment.tables
+        self._note_allocated()
 
     @classmethod
     def without_name(cls, directory: Path, map_bytes: int) -> Index:
@@ -130,11 +71,23 @@ class Index:
         """
         return cls(io.FileIO(open_unnamed(directory), "r+"), map_bytes)
 
-    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Do all of it: fetches first, then every change in one transaction; returns an outcome for each.
+    @property
+    def inode(self) -> Inode:
+        """The file's inode."""
+        return self._environment.inode
 
-        A transaction that fails is tried again operation by operation, so that one record too many does not
-        take the others with it.
+    @property
+    def damage(self) -> lmdb.Error | None:
+        """LMDB's error about its own pages, which a change has met; None: there was none.
+
+        From then on changes fail, that one or others, for as long as this file is used.
+        """
+        return self._environment.damage
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Do all operations: fetches first, then every change in one transaction; returns an outcome for each.
+
+        A transaction that fails is tried again operation by operation, so one record too many does not fail the others.
         """
         outcomes = [Outcome()] * len(operations)
         changes = []
@@ -151,7 +104,7 @@ class Index:
         return outcomes
 
     def entries(self) -> Entries:
-        """All that it says; for an index that an earlier process left.
+        """Read all entries of an index that an earlier process has left.
 
         Raises:
             DamagedBytesError: entries are missing, or out of order.
@@ -172,55 +125,28 @@ class Index:
         return Entries(locations, leases, sorted(unreadable))
 
     def try_to_write(self) -> None:
-        """Commit a change that says nothing, which takes pages from the list of free ones.
+        """Commit an empty change, which takes pages from the list of free ones.
 
         Raises:
             lmdb.Error, OSError: that list is damaged, or there is no room; nothing changed.
         """
-        with self._environment.begin(write=True) as transaction:
-            transaction.put(b"format", _FORMAT)
+        self._environment.try_to_write()
 
     def descriptors(self) -> list[int]:
         """Every descriptor of this process that refers to the index's file, LMDB's own included."""
-        return descriptors_of({self.inode})
+        return self._environment.descriptors()
 
     def close(self) -> None:
         """Close the environment and the file; idempotent. Without a name, the file is gone."""
         self._environment.close()
-        self.file.close()
 
     def _note_allocated(self) -> None:
         self.allocated_bytes = os.fstat(self.file.fileno()).st_blocks * 512
 
-    def _cover_pages(self, map_bytes: int) -> None:
-        """Make the file as long as the pages it claims to have: a page of zeros is an error, one beyond it a SIGBUS.
-
-        LMDB leaves it shorter itself, where the last pages were never written.
-        """
-        page_bytes = self._environment.stat()["psize"]
-        claimed_bytes = (self._environment.info()["last_pgno"] + 1) * page_bytes
-        if claimed_bytes > map_bytes:
-            raise DamagedBytesError(f"at most {map_bytes} bytes", f"{claimed_bytes}")
-        if os.fstat(self.file.fileno()).st_size < claimed_bytes:
-            os.ftruncate(self.file.fileno(), claimed_bytes)
-
-    def _keep_from_children(self) -> int | None:
-        """Leave the map out of forked children; returns where it starts, None if that cannot be found out."""
-        with self._environment.begin() as transaction:
-            is_new = transaction.get(b"format") is None
-        if is_new:
-            self.try_to_write()
-        with self._environment.begin(buffers=True) as transaction:
-            found = mapping_around(address_of(memoryview(transaction.get(b"format", b""))))
-        if found is None:
-            return None
-        dont_fork(*found)
-        return found[0]
-
     def _check_values(self, looking: _Transaction, locations: dict[int, Location]) -> set[int]:
-        """Note where the large values lie, and remove from `locations` what has no value, or another; returns the keys.
+        """Note where large values lie, and remove from `locations` records without their value; returns the keys.
 
-        Reads no value: a cursor of a transaction with buffers hands out where it lies.
+        Reads no value: a cursor of a transaction with buffers only tells where each lies.
         """
         without = {key for key, location in locations.items() if location.segment is None}
         strays = set()
@@ -230,8 +156,8 @@ class Index:
                 strays.add(key)
                 continue
             without.remove(key)
-            if len(value) >= _LARGE_VALUE_BYTES and self._map_start is not None:
-                offset = address_of(memoryview(value)) - self._map_start
+            if len(value) >= _LARGE_VALUE_BYTES and self._environment.map_start is not None:
+                offset = address_of(memoryview(value)) - self._environment.map_start
                 locations[key] = msgspec.structs.replace(location, offset=offset)
         for key in without | strays:
             locations.pop(key, None)
@@ -254,7 +180,7 @@ class Index:
         return [(place, self._change_alone(operation)) for place, operation in changes]
 
     def _change_alone(self, operation: Operation) -> Exception | None:
-        """Returns why it could not be done. "Full" only if there is no room: where others make some, it is done."""
+        """Do a change; returns why it failed. It fails as "full" only if there is no room: others may make some."""
         for _ in range(_MOST_TRIES):
             error = self._commit([operation])
             if error is None or not _may_find_room(error):
@@ -270,11 +196,11 @@ class Index:
         return error
 
     def _commit(self, operations: Sequence[Operation]) -> Exception | None:
-        """As `_try_to_commit`; the map grows until it has room for them."""
+        """Commit the operations, with a longer map where they need one; returns why none of them was done, or None."""
         error = self._try_to_commit(operations)
         try:
             while isinstance(error, lmdb.MapFullError):
-                if not self._grow(frees=not any(isinstance(each, Put) for each in operations)):
+                if not self._environment.grow(frees=not any(isinstance(each, Put) for each in operations)):
                     break
                 error = self._try_to_commit(operations)
         except (lmdb.Error, OSError) as refusal:
@@ -282,52 +208,22 @@ class Index:
         return error
 
     def _try_with_freed_pages(self, operations: Sequence[Operation]) -> Exception | None:
-        """As `_try_to_commit`. What a commit frees can be used from the next but one on: there must be one between."""
+        """Commit an empty change, then the operations: pages that a commit frees can be used by the next but one."""
         try:
             self.try_to_write()
         except (lmdb.Error, OSError) as error:
             return error
         return self._try_to_commit(operations)
 
-    def _grow(self, *, frees: bool) -> bool:
-        """Make the map longer; False: it has room for all of the budget already.
-
-        `frees`: for what deletes, and so may take the last addresses, which others leave.
-
-        Raises:
-            lmdb.Error: the process has no addresses for it; the map is as it was.
-            OSError: the map has grown, and forked children will have it too.
-        """
-        map_bytes = self._environment.info()["map_size"]
-        if map_bytes >= self._most_map_bytes:
-            return False
-        for more_bytes in (map_bytes, _SPARE_BYTES, *([_ROOM_TO_DELETE_BYTES] if frees else [])):
-            longer_bytes = min(map_bytes + more_bytes, self._most_map_bytes)
-            # LMDB gives its map up before it asks for the longer one, and has none if that is refused.
-            if has_addresses_for(longer_bytes - map_bytes if frees else longer_bytes):
-                self._lengthen_map(longer_bytes)
-                return True
-        reason = f"the index needs {_SPARE_BYTES} more bytes of addresses than the process may have; raise `ulimit -v`"
-        raise lmdb.MapFullError(reason)
-
-    def _lengthen_map(self, map_bytes: int) -> None:
-        try:
-            self._environment.set_mapsize(map_bytes)
-        except lmdb.Error as error:  # others took the addresses meanwhile, and LMDB would read where nothing is
-            self.damage = error
-            self._environment.close()
-            raise
-        self._map_start = self._keep_from_children()
-
     def _try_to_commit(self, operations: Sequence[Operation]) -> Exception | None:
-        """All of them in one transaction, or none: then returns why."""
+        """Commit the operations in one transaction; returns why none of them was done, or None."""
         try:
             with self._environment.begin(write=True) as transaction:
                 for operation in operations:
                     self._do(transaction, operation)
         except (lmdb.Error, OSError) as error:
             if _tells_of_damage(error):
-                self.damage = error
+                self._environment.damage = error
             return error
         return None
 
@@ -353,7 +249,7 @@ class Index:
             transaction.delete(key, db=self._values)
 
     def _find_large_values(self, operations: Sequence[Operation], outcomes: list[Outcome]) -> None:
-        if self._map_start is None:
+        if self._environment.map_start is None:
             return
         for place, operation in enumerate(operations):
             if not isinstance(operation, Put) or outcomes[place].error is not None:
@@ -361,31 +257,31 @@ class Index:
             if operation.value is not None and len(operation.value) >= _LARGE_VALUE_BYTES:
                 with self._environment.begin(db=self._values, buffers=True) as transaction:
                     address = address_of(memoryview(transaction.get(_key(operation.key), b"")))
-                outcomes[place] = Outcome(value_offset=address - self._map_start)
+                outcomes[place] = Outcome(value_offset=address - self._environment.map_start)
 
 
 def may_be_short_write(error: Exception) -> bool:
-    """Whether the drive may have refused a part, by what LMDB says. The index is as before: this is no damage.
+    """Whether LMDB's error may mean that the drive took only a part of a write. The index is not damaged by that.
 
-    LMDB says EIO for a short write, which is how a file system that fills up shows itself first. (Where not even LMDB's
-    last page could be written, it says so of every later change, and that is damage.)
+    LMDB says EIO for a short write, which is the first sign of a file system that fills up. (Where not even LMDB's last
+    page could be written, it says EIO for every later change too, and that is damage.)
     """
     return getattr(error, "code", None) == errno.EIO
 
 
 def _may_find_room(error: Exception) -> bool:
-    """Whether the drive refused, in part or as a whole, what it may take when others have freed some of it."""
+    """Whether the drive refused a write, in part or as a whole, that it may take when others have freed some space."""
     return may_be_short_write(error) or getattr(error, "code", None) == errno.ENOSPC
 
 
 def _tells_of_damage(error: Exception) -> TypeGuard[lmdb.Error]:
-    """Whether it is one of LMDB's own, which are below zero (lmdb.h), and not about room."""
+    """Whether it is an error of LMDB's own, with a number below zero (lmdb.h), and not about room."""
     says_room = isinstance(error, (lmdb.MapFullError, lmdb.TxnFullError, lmdb.DbsFullError))
     return isinstance(error, lmdb.Error) and not says_room and getattr(error, "code", 0) < 0
 
 
 def _pairs(transaction: _Transaction, table: _Database) -> Iterator[tuple[int, Any]]:
-    """All of a table, in order; the values as the transaction hands them out, copied or in place."""
+    """All pairs of a table, in order. The transaction decides whether values are copied or handed out in place."""
     last = b""
     num_found = 0
     for packed, value in transaction.cursor(table):

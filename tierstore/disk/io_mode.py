@@ -1,4 +1,4 @@
-"""How extents are read and written under a directory: O_DIRECT where it is one, and on which memory."""
+"""Finds out how extents are read and written in a directory: with O_DIRECT or buffered, and on which memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["IoMode", "detect_io_mode", "set_direct"]
 
 
 class IoMode(NamedTuple):
-    """How to reach a file.
+    """How to read and write a file.
 
     Attributes:
         direct: O_DIRECT is set on the descriptor.
-        memory_alignment_bytes: what each buffer's address and length are multiples of; 1 if buffered. Where 512 would
-            be accepted, whole pages are still a few per cent faster, and what passes through the side block is little.
+        memory_alignment_bytes: each buffer's address and length are multiples of it; 1 if buffered. Where 512 would be
+            accepted, whole pages are still a few per cent faster, and few bytes pass through the side block.
         description: "O_DIRECT", or "buffered (reason)".
     """
 

@@ -1,4 +1,4 @@
-"""From the loop to the I/O pool and back, one hop per job."""
+"""Runs blocking jobs on the I/O pool, one hop each way per job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _run = aiofiles.os.wrap(_call)
 
 
 async def run_job(executor: Executor, job: Callable[_P, _T], *arguments: _P.args, **_: _P.kwargs) -> _T:
-    """Run a blocking job on the pool and return what it returns."""
+    """Run a blocking job on the pool; returns its result."""
     return cast(_T, await _run(job, *arguments, executor=executor))
 
 
@@ -32,7 +32,7 @@ async def to_the_end(work: Coroutine[Any, Any, _T], undo: Callable[[], Awaitable
 
     Args:
         work: runs as a task of its own, which nobody cancels.
-        undo: called if `work` succeeded for a caller that was cancelled and will never know.
+        undo: called if `work` succeeded and the caller was cancelled, so that it will never know.
 
     Raises:
         asyncio.CancelledError: the caller was cancelled; `work` has ended, and is undone.

@@ -1,4 +1,4 @@
-"""What Linux offers and Python's standard library does not wrap. Blocking, like the calls themselves."""
+"""Calls of Linux that Python's standard library does not wrap. Blocking, like the calls themselves."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def reserve(descriptor: int, num_bytes: int) -> None:
 
 
 def file_system_of(directory: Path) -> str:
-    """The kind of file system where it is one that O_DIRECT does not serve; "" for all others.
+    """The kind of file system, if it is one that O_DIRECT does not serve; "" for all others.
 
     Raises:
         OSError: the directory cannot be looked at.
@@ -169,7 +169,7 @@ def dont_fork(start: int, num_bytes: int) -> None:
 
 
 def has_addresses_for(num_bytes: int) -> bool:
-    """Whether the process could map so many bytes more, by doing it for a moment; see RLIMIT_AS in getrlimit(2)."""
+    """Whether the process could map `num_bytes` more; tries it for a moment. See RLIMIT_AS in getrlimit(2)."""
     try:
         mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=_PROT_NONE).close()
     except (OSError, OverflowError):

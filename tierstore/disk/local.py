@@ -6,9 +6,9 @@ Start here::
                  └──► small: one value ─────────────────────────────────┘
     read  ─► location in memory ─► one job: read + checksum + decode
 
-All bookkeeping is the loop's; the pool's jobs only move bytes, and the one that has written an extent enters it in the
-index, where extents belong there. Where the files live is the *home's* matter: without names, so that a process that is
-killed leaves nothing behind, or with names, and then the next one finds the records.
+All bookkeeping happens on the loop. The pool's jobs only move bytes; one that has written an extent also enters it in
+the index, where extents are entered at all. The *home* decides where the files live: without names, so a killed process
+leaves nothing behind, or with names, by which the next process finds the records.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from ..codec import parse_codec
 from ..config import check_directory
-from ..endurance import WriteAllowance
 from ..errors import ConfigError, StoreClosedError, StoreFullError
 from .allocator import round_up
 from .boundary import translated
 from .budget import DiskBudget
-from .codec_policy import CodecPolicy
+from .codec.codec import parse_codec
+from .codec.policy import CodecPolicy
+from .commits import Commits
+from .endurance import WriteAllowance
+from .entries import IndexEntries
 from .extents import ExtentSpace
 from .forking import let_go_of
 from .home import Contents, Home, UnnamedHome
@@ -42,21 +44,39 @@ __all__ = ["LocalDisk"]
 NUM_AT_ONCE = 4
 """A 16 MiB record keeps a drive busy alone; four cover the gaps between them."""
 
-
 _ADVICE_ON_ALLOWANCE = "wait, or raise max_write_bytes_per_day or host_bytes"
 
 
 class LocalDisk:
-    """Keeps records under a directory. A `DiskTier`.
+    """Keeps records under a directory. A `DiskTier`: an empty one, unless its home has kept what an earlier one held.
 
     All coroutines belong to one loop and do not block it; the constructor blocks for some milliseconds. A
     coroutine that is cancelled ends when its job has ended, and a write then leaves no record. A record of
     zero bytes is a record like any other.
 
+    Args:
+        directory: an existing one, on the drive that is meant.
+        disk_bytes: the most that records may take; taken as it is needed.
+        inline_bytes: encoded records up to this length live in LMDB, longer ones in extents; None: all of
+            them up to 1 GiB live in LMDB.
+        codec: as `parse_codec`.
+        checksum: verify on reading what was written.
+        executor: runs the jobs; not shut down before `close` has returned.
+        num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most.
+            With more jobs than that, the others take checksums meanwhile.
+        session: part of every checksum: a record of another session is refused. A home with names has its own.
+        home: where the files live, not opened yet; closed with the tier. None: under `directory`, without names.
+        max_write_bytes_per_day: as `WriteAllowance`'s; None: no limit.
+
     Attributes:
         scratch_bytes: the most working memory that its jobs hold, all together.
         session: part of every checksum.
         leases: number -> bytes, as they were found when it was opened.
+
+    Raises:
+        ConfigError: an option is not usable.
+        StorageIOError, StoreFullError: nothing can be opened there. In any case nothing is left open, but `home`
+            is still the caller's to close, and what it has kept is still there.
     """
 
     def __init__(
@@ -73,27 +93,6 @@ class LocalDisk:
         home: Home | None = None,
         max_write_bytes_per_day: int | None = None,
     ) -> None:
-        """Open a tier: an empty one, unless its home has kept what an earlier one held.
-
-        Args:
-            directory: an existing one, on the drive that is meant.
-            disk_bytes: the most that records may take; taken as it is needed.
-            inline_bytes: encoded records up to this length live in LMDB, longer ones in extents; None: all of
-                them up to 1 GiB live in LMDB.
-            codec: as `parse_codec`.
-            checksum: verify on reading what was written.
-            executor: runs the jobs; not shut down before `close` has returned.
-            num_at_once: how many records of each direction are at the device, encoded or decoded at once, at most.
-                With more jobs than that, the others take checksums meanwhile.
-            session: part of every checksum: a record of another session is refused. A home with names has its own.
-            home: where the files live, not opened yet; closed with the tier. None: under `directory`, without names.
-            max_write_bytes_per_day: as `WriteAllowance`'s; None: no limit.
-
-        Raises:
-            ConfigError: an option is not usable.
-            StorageIOError, StoreFullError: nothing can be opened there. In any case nothing is left open, but `home`
-                is still the caller's to close, and what it has kept is still there.
-        """
         fixed = parse_codec(codec)
         self._directory = check_directory(directory)
         _refuse_negative("disk_bytes", disk_bytes, "give 0 or more bytes")
@@ -102,15 +101,23 @@ class LocalDisk:
         self.scratch_bytes = 2 * num_at_once * SCRATCH_BYTES
         self._executor = executor
         self._closed_because: str | None = None
-        self._budget = DiskBudget(round_up(disk_bytes))
         self._policy = CodecPolicy(fixed, num_at_once)
-        found = self._open_home(home, disk_bytes, session)
+        self._home = UnnamedHome(self._directory, session) if home is None else home
+        with translated("open", str(self._directory), "nothing was stored"):
+            self._mode = detect_io_mode(self._home.directory)
+            found = self._home.open(disk_bytes, self._mode)
         self.session = found.session
         self.leases = found.leases
         self._index = found.index
+        self._budget = _budget_with(disk_bytes, found)
         self._space = ExtentSpace(self._home, self._budget, self._mode, executor)
+        self._space.take_up(found.segments, found.spans)
+        commits = Commits(self._index, executor)
+        self._entries = IndexEntries(commits, self._space, self._budget, has_extents=self._home.outlives)
         self._shelf = RecordShelf(
+            found.locations,
             self._index,
+            self._entries,
             self._space,
             self._budget,
             self._policy,
@@ -118,10 +125,8 @@ class LocalDisk:
             inline_bytes=inline_bytes,
             session=found.session,
             has_checksums=checksum,
-            has_extents_in_index=self._home.outlives,
             turns=Turns(num_at_once, self._policy.clock),
         )
-        self._take_up(found)
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         """See `DiskTier.write`; also StoreClosedError and, for a key in use, ValueError."""
@@ -149,11 +154,11 @@ class LocalDisk:
         for key in locations:
             del self._shelf.locations[key]
             self._policy.forget(key)
-        await to_the_end(self._shelf.delete(locations))
+        await to_the_end(self._entries.delete(locations))
 
     def usage(self) -> DiskUsage:
-        """What is held now. Any thread; does not block."""
-        disk_bytes, budget_bytes = self._shelf.usage()
+        """A snapshot of the contents. Any thread; does not block."""
+        disk_bytes, budget_bytes = self._space.usage()
         return DiskUsage(
             disk_bytes=disk_bytes,
             allocated_bytes=self._budget.segment_bytes + self._index.allocated_bytes,
@@ -165,19 +170,19 @@ class LocalDisk:
 
     @property
     def index_damage(self) -> Exception | None:
-        """What a change found out about the index: nothing can be relied on to be stored or freed from then on.
+        """The damage that a change has found in the index: from then on, records may not be stored, nor freed.
 
-        None: nothing of that kind. What lives in an extent can still be read, as long as this tier is open.
+        None: no damage was found. Records in extents can still be read as long as this tier is open.
         """
         return self._index.damage
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds no record, and the index nothing that it has refused to delete, a lease neither."""
-        return self._shelf.is_empty
+        """Whether it holds no record, and its index no record or lease whose deletion it has refused."""
+        return not (self._shelf.locations or self._entries.has_undeleted)
 
     def found_locations(self) -> dict[int, Location]:
-        """Where each record lies, by key, for who has just opened a home that keeps them; a copy. On the loop."""
+        """Where each record lies, by key; a copy, for the daemon that has just opened its home. On the loop."""
         return dict(self._shelf.locations)
 
     async def put_lease(self, number: int, blob: bytes) -> None:
@@ -188,7 +193,7 @@ class LocalDisk:
             StoreClosedError: likewise.
         """
         self._check_open()
-        await to_the_end(self._shelf.put_lease(number, blob))
+        await to_the_end(self._entries.put_lease(number, blob))
 
     async def delete_lease(self, number: int) -> None:
         """Forget the bytes of that number, if there are any; returns when that is committed.
@@ -199,13 +204,13 @@ class LocalDisk:
             StoreClosedError: they are still there.
         """
         self._check_open()
-        await to_the_end(self._shelf.delete_lease(number))
+        await to_the_end(self._entries.delete_lease(number))
 
     async def close(self, *, keep: bool = False) -> None:
         """Free everything; idempotent. No other call may be in progress.
 
         Args:
-            keep: leave what has a name for the next process.
+            keep: leave named files for the next process.
         """
         if self._closed_because is None:
             self._closed_because = "it was closed"
@@ -220,7 +225,7 @@ class LocalDisk:
         return [file.fileno() for file in self._space.files()] + self._index.descriptors()
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: be closed, and let go of the parent's files, so that they die with the parent.
+        """In a forked child: be closed, and give up the parent's files, so that they end with the parent.
 
         Waits for nothing and takes no lock; the parent does not notice.
         """
@@ -229,13 +234,13 @@ class LocalDisk:
         let_go_of(self._home.inodes)
 
     async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """Within the allowance, which a record needs whole, as if it were not encoded."""
+        """Write within the allowance, which must have room for the whole record as if it were not encoded."""
         allowance, num_bytes = self._allowance, len(source)
         if allowance is None:
             return await self._shelf.write(key, source, kind)
         if not allowance.take(num_bytes, now := monotonic()):
             reason = allowance.refusal(num_bytes, now)
-            raise StoreFullError(num_bytes, *self._shelf.usage(), reason=reason, advice=_ADVICE_ON_ALLOWANCE)
+            raise StoreFullError(num_bytes, *self._space.usage(), reason=reason, advice=_ADVICE_ON_ALLOWANCE)
         try:
             stored = await self._shelf.write(key, source, kind)
         except StoreFullError:
@@ -248,21 +253,9 @@ class LocalDisk:
         if self._closed_because is not None:
             raise StoreClosedError(str(self._directory), self._closed_because)
 
-    def _open_home(self, home: Home | None, disk_bytes: int, session: int) -> Contents:
-        with translated("open", str(self._directory), "nothing was stored"):
-            self._home = UnnamedHome(self._directory, session) if home is None else home
-            self._mode = detect_io_mode(self._home.directory)
-            return self._home.open(disk_bytes, self._mode)
-
-    def _take_up(self, found: Contents) -> None:
-        extent_bytes = sum(segment.num_bytes for segment in found.segments)
-        value_bytes = sum(each.taken_bytes for each in found.locations.values() if each.segment is None)
-        self._budget.take_up(extent_bytes, value_bytes, self._index.allocated_bytes)
-        self._space.take_up(found.segments, found.spans)
-        self._shelf.take_up(found.locations)
-
     async def _close(self, keep: bool) -> None:
-        await self._shelf.settle()
+        await self._entries.settle()
+        self._shelf.locations.clear()
         await self._space.close(keep=keep)
         await run_job(self._executor, self._index.close)
         await run_job(self._executor, partial(self._home.close, keep=keep))
@@ -271,6 +264,15 @@ class LocalDisk:
 def _refuse_negative(option: str, num_bytes: int | None, allowed: str) -> None:
     if num_bytes is not None and num_bytes < 0:
         raise ConfigError(option, num_bytes, allowed)
+
+
+def _budget_with(disk_bytes: int, found: Contents) -> DiskBudget:
+    """The tier's budget, with what its home has kept counted against it."""
+    budget = DiskBudget(round_up(disk_bytes))
+    extent_bytes = sum(segment.num_bytes for segment in found.segments)
+    value_bytes = sum(each.taken_bytes for each in found.locations.values() if each.segment is None)
+    budget.take_up(extent_bytes, value_bytes, found.index.allocated_bytes)
+    return budget
 
 
 def _allowance_of(day_bytes: int | None) -> WriteAllowance | None:

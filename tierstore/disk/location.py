@@ -1,4 +1,4 @@
-"""Where a record lies and how to make sure that it is the one."""
+"""Where a record lies, and the checksum that shows that it is the right one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Location", "encoded_seed", "record_checksum", "record_hasher", "reco
 
 
 class Location(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Everything that reading a record takes. Kept in memory for every live record, and in the index.
+    """Everything that is needed to read a record. Kept in memory for every live record, and in the index.
 
     Attributes:
         segment: the segment file's number; None: the bytes are a value in the index.
         offset: of the record's first byte in the segment, or in the index's own file; None: the value is
             small and read through the index.
-        taken_bytes: taken on disk, padding included.
-        encoded_bytes: of these, what was written for the record.
+        taken_bytes: bytes taken on disk, padding included.
+        encoded_bytes: the bytes among these that were written for the record.
         logical_bytes: the record's length.
         codec: "none", "zstd", "shuffle-zstd", "bits" or "constant".
         level: zstd's; 0 for the others.
@@ -52,7 +52,7 @@ def encoded_seed(seed: int, codec: str, itemsize_bytes: int, logical_bytes: int)
 
 
 def record_checksum(record: memoryview, seed: int) -> int:
-    """Of a whole record as it is on disk. Lets go of the interpreter's lock (xxhash does so from 4.0 on).
+    """The checksum of a whole record as it is on disk. Releases the interpreter's lock (xxhash does from 4.0 on).
 
     Takes an eighth less than a hasher that is given the whole record: 0.088 CPU s per GB of 16 MiB records that are
     not in the cache, instead of 0.102 (xxhash 4.1, AVX-512).
@@ -61,5 +61,5 @@ def record_checksum(record: memoryview, seed: int) -> int:
 
 
 def record_hasher(seed: int) -> xxhash.xxh3_64:
-    """The same checksum, empty, of a record that comes in pieces."""
+    """The same checksum for a record that comes in pieces: a hasher that has seen none of them yet."""
     return xxhash.xxh3_64(seed=seed)

@@ -1,4 +1,4 @@
-"""What an index is asked to do, and what it answers: plain values."""
+"""The operations of an index, and their outcomes. Plain values."""
 
 from __future__ import annotations
 
@@ -48,13 +48,12 @@ Operation = Put | Delete | Fetch | PutLease | DeleteLease
 
 
 class Outcome(NamedTuple):
-    """What became of an operation.
+    """The outcome of an operation.
 
     Attributes:
         error: None if it succeeded; otherwise nothing of it was done.
-        value_offset: of a large value that was put: where it lies in the index's file, for good (LMDB does
-            not move overflow pages). Reading it there goes at the disk's speed; through cold pages of the map
-            it was 0.04-0.5 GB/s.
+        value_offset: where a large value that was put lies in the index's file, for good (LMDB does not move overflow
+            pages). Reads from there run at the disk's speed; through cold pages of the map they ran at 0.04-0.5 GB/s.
     """
 
     error: Exception | None = None
@@ -62,12 +61,13 @@ class Outcome(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """All that an index says.
+    """All entries of an index.
 
     Attributes:
         locations: key -> where the record lies.
         leases: number -> bytes.
-        unreadable: keys whose location makes no sense, or whose value is missing, of another length, or nobody's.
+        unreadable: keys whose location makes no sense, whose value is missing or of another length, or that have a
+            value and no location.
     """
 
     locations: dict[int, Location]

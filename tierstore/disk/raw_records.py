@@ -1,4 +1,4 @@
-"""Unencoded records: straight between the caller's memory and the disk, whatever the address. Blocking jobs.
+"""Moves unencoded records straight between the caller's memory and the disk, at any address. Blocking jobs.
 
 O_DIRECT wants memory aligned to a block; torch's is aligned to 64 bytes. So the aligned interior of the
 caller's memory is written as it lies, and the unaligned head and tail follow it in a side block::
@@ -6,8 +6,8 @@ caller's memory is written as it lies, and the unaligned head and tail follow it
     memory   ──┤head├───────────── interior ─────────────┤tail├──
     extent     ├───────────── interior ─────────────┤head tail 0…├     rounded up to 4096
 
-which takes no more room than the record rounded up, and one system call. A destination whose address leaves
-the same head is read into the same way; any other gets its interior through a bounce buffer.
+This takes no more room than the record rounded up, and one system call. A destination whose address gives the same
+head is read into in the same way; any other gets its interior through a bounce buffer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["RawLayout", "lay_out", "read_raw", "split_at", "write_raw"]
 
 
 class RawLayout(NamedTuple):
-    """How a record is cut; the three sum up to its length."""
+    """The lengths of a record's head, interior and tail; they sum up to the record's."""
 
     head_bytes: int
     interior_bytes: int

@@ -1,27 +1,23 @@
-"""The jobs of the I/O pool: one writes a record or reads one, from encoding to checksum. They block."""
+"""The jobs of the I/O pool, which write or read one record each, from encoding to checksum. They block."""
 
 from __future__ import annotations
 
 import os
 import time
-from typing import NamedTuple
 
-from ..codec import NO_CODEC, BlockDecoder, Codec, DamagedBytesError
-from ..codec_choice import Sample
 from .allocator import round_up
+from .codec.codec import NO_CODEC, BlockDecoder, Codec, DamagedBytesError
+from .codec.figures import Sample
+from .codec.probing import probe
 from .encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
 from .linux import copy_memory, populate
 from .location import Location, encoded_seed, record_checksum, record_hasher
-from .probing import probe
+from .orders import Place, ReadReport, WriteOrder, Written
 from .raw_records import read_raw, write_raw
 from .scratch import Scratch, ScratchPool
 
 __all__ = [
     "DoesNotFitError",
-    "Place",
-    "ReadReport",
-    "WriteOrder",
-    "Written",
     "decode_small_value",
     "is_record",
     "make_value",
@@ -30,91 +26,24 @@ __all__ = [
 ]
 
 _POPULATED_BYTES = 2**20
-"""Of shorter records the pages are as soon there as the kernel has been asked for them."""
+"""Shorter destinations are not populated: their pages come as fast by themselves as by asking the kernel."""
 
 
 class DoesNotFitError(Exception):
     """The record, encoded, is longer than the extent that was found for it. Stays inside the package."""
 
 
-class Place(NamedTuple):
-    """A range of an open file.
-
-    Attributes:
-        descriptor: of the file; O_DIRECT unless `alignment_bytes` is 1.
-        offset: where it starts, a multiple of 4096 if the descriptor is O_DIRECT.
-        num_bytes: its length.
-        alignment_bytes: what the descriptor asks of memory.
-    """
-
-    descriptor: int
-    offset: int
-    num_bytes: int
-    alignment_bytes: int
-
-
-class WriteOrder(NamedTuple):
-    """What to make of a record.
-
-    Attributes:
-        codec: how to encode it, as long as that shrinks it.
-        itemsize_bytes: the byte planes' stride.
-        seed: of the checksum; None: make none.
-        probe: also try the candidates of "auto" on a sample.
-        worst_ratio: give up encoding, and store the bytes as they are, where it shrinks them less than this.
-    """
-
-    codec: Codec
-    itemsize_bytes: int
-    seed: int | None
-    probe: bool
-    worst_ratio: float = 1.0
-
-
-class Written(NamedTuple):
-    """What became of a record.
-
-    Attributes:
-        codec: what it was really encoded with.
-        encoded_bytes: its length now.
-        head_bytes: the unaligned head's length, of an unencoded record in an extent.
-        checksum: None if none was asked for.
-        value: the encoded bytes, where they were small enough for the index (nothing was written then).
-        cpu_seconds: of this thread, for everything but the probe; encoding in vain included.
-        write_seconds: spent in the device.
-        samples: what the probe found.
-        lane_seconds: of an encoded record, from its first byte to its last, waits for a core included; else None.
-    """
-
-    codec: Codec
-    encoded_bytes: int
-    head_bytes: int
-    checksum: int | None
-    value: bytes | memoryview | None
-    cpu_seconds: float
-    write_seconds: float
-    samples: tuple[Sample, ...]
-    lane_seconds: float | None = None
-
-
-class ReadReport(NamedTuple):
-    """What reading a record took.
-
-    Attributes:
-        read_seconds: spent in the device.
-        cpu_seconds: of this thread, for everything.
-        lane_seconds: as `Written`'s.
-    """
-
-    read_seconds: float
-    cpu_seconds: float
-    lane_seconds: float | None = None
-
-
 def write_record(
     place: Place, source: memoryview, order: WriteOrder, value_limit_bytes: int, pool: ScratchPool
 ) -> Written:
-    """Encode, checksum and write one record, or hand it back if it became small enough for the index.
+    """Encode, checksum and write one record; or return its bytes, if it became small enough for the index.
+
+    Args:
+        place: an extent for it.
+        source: uint8, shape [n].
+        order: how to write it.
+        value_limit_bytes: an encoded record up to this length is returned instead of written.
+        pool: lends the working memory, and the turn at the device.
 
     Raises:
         DoesNotFitError: the place is shorter than the record and encoding does not make up for it.
@@ -162,7 +91,7 @@ def _write_encoded(
 
 
 def make_value(source: memoryview, order: WriteOrder, pool: ScratchPool) -> Written:
-    """Encode and checksum a record that goes into the index. Touches no file."""
+    """Encode and checksum a record that goes into the index; returns its bytes. Touches no file."""
     value: bytes | None = None
     samples: tuple[Sample, ...] = ()
     cpu_started = time.thread_time()
@@ -184,9 +113,10 @@ def read_record(
     """Read, verify and decode one record.
 
     Args:
-        place, location: where it is, and what it is said to be.
-        seed: of its checksum; None: this store takes none. What is said of the record does not decide that.
-        destination: of the record's own length.
+        place: where it lies.
+        location: its entry, which may be damaged.
+        seed: of its checksum; None: this store takes none. The entry does not decide that.
+        destination: writable uint8, of the record's own length.
         pool: lends the working memory.
 
     Raises:
@@ -235,10 +165,10 @@ def _read_encoded(
 def decode_small_value(
     value: memoryview, location: Location, seed: int | None, destination: memoryview, pool: ScratchPool
 ) -> None:
-    """Verify and decode a value of the index; arguments as `read_record`.
+    """Verify and decode a value of the index; arguments as `read_record`'s.
 
     Raises:
-        DamagedBytesError: as `read_record`.
+        DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
     """
     if len(value) != location.encoded_bytes:
         raise DamagedBytesError(f"{location.encoded_bytes} bytes", f"{len(value)} bytes")
@@ -265,7 +195,7 @@ def _codec_of(location: Location) -> Codec:
 
 
 def _seed_of(family: str, itemsize_bytes: int, logical_bytes: int, seed: int | None) -> int | None:
-    """Of what is written, or was, for a record of this seed; None: no checksum is taken."""
+    """The seed for the bytes as they are written, encoded or not; None: no checksum is taken."""
     if seed is None or family == NO_CODEC.family:
         return seed
     return encoded_seed(seed, family, itemsize_bytes, logical_bytes)

@@ -1,4 +1,4 @@
-"""Aligned working memory for I/O jobs, kept and used again: fresh pages cost three times a memcpy."""
+"""Aligned working memory for I/O jobs. It is kept and used again, because fresh pages cost three times a memcpy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from queue import SimpleQueue
 
-from ..codec import BLOCK_BYTES, Workspace
+from .codec.codec import BLOCK_BYTES, Workspace
+from .codec.load import TransferClock
 from .linux import address_of
-from .load import TransferClock
 
 __all__ = ["SCRATCH_BYTES", "Scratch", "ScratchPool", "Turns"]
 
@@ -26,8 +26,8 @@ class Scratch:
     """One job's working memory.
 
     Attributes:
-        side: where a record's unaligned head and tail pass through; 16 KiB.
-        chunk: what is collected before a write, or read at once; the rest, a multiple of 4096 bytes.
+        side: a record's unaligned head and tail pass through here; 16 KiB.
+        chunk: bytes are collected here before a write, or read into it; all the rest, a multiple of 4096 bytes.
         workspace: the codec's share (one block of byte planes, and the compressors).
     """
 
@@ -45,17 +45,18 @@ class Scratch:
 
 
 class ScratchPool:
-    """Lends scratch to jobs, and with it a turn: so many of them work at once, whoever comes next waits.
+    """Lends working memory to jobs, and with it a turn: a limited number of jobs works at once, the others wait.
 
-    A job that has read its record gives the turn back before it verifies it, so that the next one is at the device
-    without a gap; four reads that begin together would otherwise end together, and leave the device idle. Any thread;
+    A job that has read its record gives the turn back before it verifies the bytes, so the next job is at the device
+    without a gap. Otherwise four reads that begin together would end together and leave the device idle. Any thread;
     `lend` blocks.
 
     Args:
         num_turns: how many jobs work at once.
+        timed: called with the length of an unencoded transfer; goes around it and takes its time.
 
     Attributes:
-        timed: goes around a transfer of so many unencoded bytes, which then shows the device's speed.
+        timed: likewise.
     """
 
     def __init__(self, num_turns: int, timed: Timed = nullcontext) -> None:
@@ -67,12 +68,12 @@ class ScratchPool:
 
     @property
     def num_lent(self) -> int:
-        """Turns that are taken now."""
+        """How many turns are taken now."""
         return self._num_turns - self._idle.qsize()
 
     @contextmanager
     def lend(self) -> Iterator[Scratch]:
-        """A scratch of the caller's own until the block ends."""
+        """Around a block: working memory that is the caller's own until the block ends."""
         scratch = self._idle.get()
         try:
             if scratch is None:
@@ -83,11 +84,11 @@ class ScratchPool:
 
 
 class Turns:
-    """The turns of each direction: a read never waits behind writes.
+    """The turns of both directions, apart: a read never waits behind writes.
 
     Args:
         num_each: how many jobs of each direction work at once.
-        clock: sees the transfers; None: nobody does.
+        clock: takes the time of the transfers; None: nobody does.
     """
 
     def __init__(self, num_each: int, clock: TransferClock | None = None) -> None:

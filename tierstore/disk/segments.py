@@ -27,7 +27,13 @@ _SMALLEST_HALF_BYTES = 64 * 2**20
 
 
 class Segment(NamedTuple):
-    """An open file, and how much of it is allocated."""
+    """An open segment file.
+
+    Attributes:
+        number: part of its name, if it has one.
+        file: open for reading and writing.
+        num_bytes: its allocated length.
+    """
 
     number: int
     file: io.FileIO
@@ -35,7 +41,7 @@ class Segment(NamedTuple):
 
 
 class SegmentFiles(Protocol):
-    """Where segment files are made: with a name or without."""
+    """Makes and removes segment files, with names or without."""
 
     def make_segment(self, number: int) -> int:
         """Open a new file for reading and writing, close-on-exec; returns its descriptor.
@@ -58,7 +64,7 @@ def is_out_of_space(error: Exception) -> bool:
 def open_segment(
     files: SegmentFiles, number: int, num_bytes: int, least_bytes: int, mode: IoMode, inodes: set[Inode]
 ) -> Segment:
-    """Make a segment of `num_bytes`; where there is less space, of half as much, `least_bytes` at least.
+    """Make a segment of `num_bytes`; if there is less space, of half as much, and so on down to `least_bytes`.
 
     Its inode is added to `inodes`.
 
@@ -76,7 +82,7 @@ def open_segment(
 
 
 def reopen_segment(number: int, opener: Callable[[], int], mode: IoMode, inodes: set[Inode]) -> Segment:
-    """Take up a segment that an earlier process made; `opener` opens it. Its inode is added to `inodes`.
+    """Open a segment that an earlier process has made, by calling `opener`. Its inode is added to `inodes`.
 
     Raises:
         OSError: it cannot be opened; nothing is left open.
@@ -93,7 +99,7 @@ def reopen_segment(number: int, opener: Callable[[], int], mode: IoMode, inodes:
 
 
 def close_segments(segments: Iterable[Segment], inodes: set[Inode]) -> None:
-    """Close the files; their inodes are then taken from `inodes`. What has a name stays."""
+    """Close the files and remove their inodes from `inodes`. Named files stay."""
     for segment in segments:
         inode = inode_of(segment.file.fileno())
         segment.file.close()
@@ -101,7 +107,7 @@ def close_segments(segments: Iterable[Segment], inodes: set[Inode]) -> None:
 
 
 def remove_segments(files: SegmentFiles, segments: Iterable[Segment], inodes: set[Inode]) -> None:
-    """Close the files, and their space is free."""
+    """Close the files and free their space."""
     for segment in segments:
         files.remove_segment(segment.number)
         close_segments([segment], inodes)

@@ -1,4 +1,4 @@
-"""The way of one record down and up: codec, room, job, index. What `LocalDisk` shows, done here."""
+"""The way of one record down and up: codec, room, job, index. `LocalDisk` calls it; nobody else does."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
-from ..codec import NO_CODEC
 from ..errors import StoreFullError
-from .boundary import Usage, means_full, translated
+from .boundary import translated
 from .budget import DiskBudget
-from .codec_policy import CodecPolicy
-from .commits import Commits
+from .codec.codec import NO_CODEC
+from .codec.policy import CodecPolicy
+from .entries import IndexEntries
 from .extents import Extent, ExtentSpace
-from .index import Index, value_charge_bytes
+from .index import Index
 from .jobs import run_job
 from .location import Location, record_seed
-from .operations import Delete, DeleteLease, Fetch, Outcome, Put, PutLease
+from .operations import Fetch, Outcome, Put
+from .orders import Place, WriteOrder, Written
 from .records import (
     DoesNotFitError,
-    Place,
-    WriteOrder,
-    Written,
     decode_small_value,
     is_record,
     make_value,
@@ -34,6 +32,7 @@ from .records import (
 )
 from .scratch import Turns
 from .tier import Kind, Loaded, Stored
+from .values import value_charge_bytes
 
 __all__ = ["RecordShelf"]
 
@@ -57,11 +56,11 @@ class _Record(NamedTuple):
 
 
 class _Filled(NamedTuple):
-    """What became of a record's extent.
+    """A record after its write to an extent.
 
     Attributes:
-        written: as `write_record` says.
-        outcome: of entering it in the index; None: not tried yet, or it does not belong there.
+        written: how that went.
+        outcome: of entering it in the index; None: not tried yet, or it is not to be entered.
     """
 
     written: Written
@@ -79,11 +78,12 @@ class RecordShelf:
     Its coroutines must not be cancelled: they own extents and buffers until their jobs have ended.
 
     Args:
-        index, space, budget, policy: of the tier; it closes them.
+        locations: where each record lies that an earlier process wrote; from now on the shelf's.
+        index, entries, space, budget, policy: of the tier, which closes them.
         executor: runs the jobs.
-        inline_bytes, session: as `LocalDisk`'s.
+        inline_bytes: as `LocalDisk`'s.
+        session: part of every checksum.
         has_checksums: records get one, which is verified when they are read.
-        has_extents_in_index: extents are entered there too, for the next process.
         turns: at the device.
 
     Attributes:
@@ -92,7 +92,9 @@ class RecordShelf:
 
     def __init__(
         self,
+        locations: dict[int, Location],
         index: Index,
+        entries: IndexEntries,
         space: ExtentSpace,
         budget: DiskBudget,
         policy: CodecPolicy,
@@ -101,14 +103,11 @@ class RecordShelf:
         inline_bytes: int | None,
         session: int,
         has_checksums: bool,
-        has_extents_in_index: bool,
         turns: Turns,
     ) -> None:
-        self.locations: dict[int, Location] = {}
-        self._undeleted: dict[int, Location] = {}  # discarded, but the index refused: tried again with the next
-        self._undeleted_leases: set[int] = set()  # likewise
+        self.locations = locations
         self._index = index
-        self._commits = Commits(index, executor)
+        self._entries = entries
         self._space = space
         self._budget = budget
         self._policy = policy
@@ -117,45 +116,14 @@ class RecordShelf:
         self._inline_bytes = inline_bytes
         self._session = session
         self._has_checksums = has_checksums
-        self._has_extents_in_index = has_extents_in_index
-
-    def usage(self) -> Usage:
-        """Bytes that records take, and the most that they may."""
-        return self._space.used_bytes + self._budget.value_bytes, self._budget.limit_bytes
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it holds no record, and the index nothing that it has refused to delete."""
-        return not (self.locations or self._undeleted or self._undeleted_leases)
-
-    def take_up(self, locations: dict[int, Location]) -> None:
-        """Go on with records that an earlier process wrote. Once, before anything else."""
-        self.locations = locations
-
-    async def settle(self) -> None:
-        """Return when the index has nothing more to do; every record is forgotten."""
-        await self._commits.settle()
-        self.locations.clear()
-
-    async def put_lease(self, number: int, blob: bytes) -> None:
-        """As `LocalDisk.put_lease`."""
-        outcome = await self._put(PutLease(number, blob), None)
-        with translated("write", "the index", "the lease is not entered", num_bytes=len(blob), usage=self.usage()):
-            if outcome.error is not None:
-                raise outcome.error
-
-    async def delete_lease(self, number: int) -> None:
-        """As `LocalDisk.delete_lease`."""
-        self._undeleted_leases.add(number)
-        await self.delete({})
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
-        """As `DiskTier.write`."""
-        if self._undeleted or self._undeleted_leases:
-            await self.delete({})
+        """Store `source` as the record `key`; see `DiskTier.write`."""
+        if self._entries.has_undeleted:
+            await self._entries.delete({})
         num_bytes = len(source)
         seed = self._seed_of(key)
-        is_space_short = self.usage()[0] + num_bytes > self._budget.limit_bytes // 8 * 7
+        is_space_short = self._space.usage()[0] + num_bytes > self._budget.limit_bytes // 8 * 7
         kind = self._policy.kind_of(kind, source)
         order = self._policy.order(kind, num_bytes, seed, is_space_short=is_space_short)
         record = _Record(key, source, kind, order)
@@ -164,13 +132,13 @@ class RecordShelf:
             if await self._charge_value(num_bytes, has_other_home=has_other_home):
                 return await self._write_value(record)
             if not has_other_home:
-                raise StoreFullError(num_bytes, *self.usage())
+                raise StoreFullError(num_bytes, *self._space.usage())
         return await self._write_extent(record)
 
     async def _charge_value(self, num_bytes: int, *, has_other_home: bool) -> bool:
-        """Count a value against the budget; False if it has no room, nor will what is on its way back make it.
+        """Count a value against the budget; False if there is no room, and no space on its way back makes it.
 
-        One that may live in an extent as well does not wait.
+        A value that may live in an extent as well does not wait.
         """
         charge_bytes = value_charge_bytes(num_bytes)
         while not self._budget.add_value(charge_bytes, has_other_home=has_other_home):
@@ -185,7 +153,7 @@ class RecordShelf:
         return num_bytes <= limit
 
     async def _write_value(self, record: _Record) -> Stored:
-        """Write a record as a value. It has been charged as it is, not encoded; what encoding saves is given back."""
+        """Write a record as a value. Its full length was charged; the charge for what encoding saves is given back."""
         charge_bytes = value_charge_bytes(len(record.source))
         try:
             if _is_quick(record):
@@ -259,7 +227,7 @@ class RecordShelf:
                 return await self._run(self._fill_and_enter, record, place, extent, value_limit_bytes)
         except DoesNotFitError:
             reason = f"encoded, it does not fit into the longest free extent of {extent.num_bytes} bytes"
-            raise StoreFullError(len(record.source), *self.usage(), reason=reason) from None
+            raise StoreFullError(len(record.source), *self._space.usage(), reason=reason) from None
 
     def _fill_and_enter(self, record: _Record, place: Place, extent: Extent, value_limit_bytes: int) -> _Filled:
         """A job: write the record, and enter it in the index at once, unless it became a value."""
@@ -267,9 +235,9 @@ class RecordShelf:
         if written.value is not None:
             return _Filled(written, None)
         location = _location_of(record, written, extent.trimmed(written.encoded_bytes))
-        if not self._is_in_index(location):
+        if not self._entries.is_for(location):
             return _Filled(written, None)
-        return _Filled(written, self._commits.commit_now(Put(record.key, location, None)))
+        return _Filled(written, self._entries.enter_now(record.key, location))
 
     async def _enter(
         self, record: _Record, written: Written, extent: Extent | None, outcome: Outcome | None = None
@@ -277,8 +245,8 @@ class RecordShelf:
         """Commit a record to the index, if it belongs there, and its job has not; from here on it exists."""
         value = written.value if extent is None else None
         location = _location_of(record, written, extent)
-        if self._is_in_index(location):
-            outcome = await self._put(Put(record.key, location, value), outcome)
+        if self._entries.is_for(location):
+            outcome = await self._entries.put(Put(record.key, location, value), outcome)
             with self._write_errors(record, "the index"):
                 if outcome.error is not None:
                     raise outcome.error
@@ -292,25 +260,11 @@ class RecordShelf:
         )
 
     def _seed_of(self, key: int) -> int | None:
-        """Of the record's checksum; None: there are none in this store."""
+        """The seed of the record's checksum; None: this store takes none."""
         return record_seed(self._session, key) if self._has_checksums else None
 
-    async def _put(self, put: Put | PutLease, outcome: Outcome | None) -> Outcome:
-        """Have the index take it. A file system that is full of empty segments, or of one being tried, is not full.
-
-        `outcome`: of the first try, if that was made already.
-        """
-        if outcome is None:
-            outcome = await self._commits.submit(put)
-        is_last_try = False
-        while outcome.error is not None and means_full(outcome.error) and not is_last_try:
-            self._space.free_budget_for(0)
-            is_last_try = not await self._space.wait_for_news()
-            outcome = await self._commits.submit(put)
-        return outcome
-
     async def read(self, key: int, destination: memoryview) -> Loaded:
-        """As `DiskTier.read`."""
+        """Fill `destination` with the record; see `DiskTier.read`."""
         location = self.locations[key]
         seed = self._seed_of(key)
         place = self._place_of(location)
@@ -318,7 +272,7 @@ class RecordShelf:
             receive = partial(
                 decode_small_value, location=location, seed=seed, destination=destination, pool=self._turns.reads
             )
-            outcome = await self._commits.submit(Fetch(key, receive))
+            outcome = await self._entries.fetch(Fetch(key, receive))
             with translated("read", "the index", _STILL_ON_DISK, key=key):
                 if outcome.error is not None:
                     raise outcome.error
@@ -331,12 +285,12 @@ class RecordShelf:
         return Loaded(read_bytes, report.read_seconds, report.cpu_seconds)
 
     def confirms(self, key: int, memory: memoryview) -> bool:
-        """As `DiskTier.confirms`."""
+        """Whether `memory` holds the bytes of the record; see `DiskTier.confirms`."""
         location = self.locations.get(key)
         return location is not None and is_record(location, record_seed(self._session, key), memory)
 
     def _place_of(self, location: Location) -> Place | None:
-        """Where to read it in a file; None: through the index."""
+        """Where to read the record in a file; None: it is read through the index."""
         if location.offset is None:
             return None
         if location.segment is None:
@@ -344,53 +298,18 @@ class RecordShelf:
         descriptor = self._space.descriptor(location.segment)
         return Place(descriptor, location.offset, location.taken_bytes, self._space.alignment_bytes)
 
-    async def delete(self, locations: dict[int, Location]) -> None:
-        """Remove records from the index and free what they took, once that is committed.
-
-        What the index refuses to delete (a full file system) keeps its space until a later call succeeds, which also
-        tries again what was refused before: records and leases.
-        """
-        locations = self._undeleted | locations
-        leases = sorted(self._undeleted_leases)
-        self._undeleted, self._undeleted_leases = {}, set()
-        for key in [key for key, location in locations.items() if not self._is_in_index(location)]:
-            self._free(locations.pop(key))
-        if not locations and not leases:
-            return
-        self._space.promise()
-        try:
-            outcomes = await self._commits.submit_all([*map(Delete, locations), *map(DeleteLease, leases)])
-            for number, outcome in zip(leases, outcomes[len(locations) :], strict=True):
-                if outcome.error is not None:
-                    self._undeleted_leases.add(number)
-            for (key, location), outcome in zip(locations.items(), outcomes[: len(locations)], strict=True):
-                if outcome.error is None:
-                    self._free(location)
-                else:
-                    self._undeleted[key] = location
-        finally:
-            self._space.settle_promise()
-
-    def _is_in_index(self, location: Location) -> bool:
-        """Extents that nobody will look for after this process are kept in memory alone."""
-        return location.segment is None or self._has_extents_in_index
-
-    def _free(self, location: Location) -> None:
-        if location.segment is None or location.offset is None:
-            self._budget.remove_value(location.taken_bytes)
-        else:
-            self._space.give_back(Extent(location.segment, location.offset, location.taken_bytes))
-
     async def _run(self, job: Callable[_P, _T], *arguments: _P.args, **keywords: _P.kwargs) -> _T:
         return await run_job(self._executor, job, *arguments, **keywords)
 
     def _write_errors(self, record: _Record, place: str) -> AbstractContextManager[None]:
         num_bytes = len(record.source)
-        return translated("write", place, _STILL_IN_MEMORY, key=record.key, num_bytes=num_bytes, usage=self.usage())
+        return translated(
+            "write", place, _STILL_IN_MEMORY, key=record.key, num_bytes=num_bytes, usage=self._space.usage()
+        )
 
 
 def _location_of(record: _Record, written: Written, extent: Extent | None) -> Location:
-    """Where the record lies; `extent`: as long as it takes, None: it is a value, whose place is not known yet."""
+    """Where the record lies. `extent`: trimmed to the record; None: it is a value, whose place is not known yet."""
     return Location(
         segment=None if extent is None else extent.segment,
         offset=None if extent is None else extent.offset,

@@ -1,30 +1,30 @@
-"""Which records of an index that an earlier process left can be right: pure, on plain values.
+"""Decides which records of an index can be right that an earlier process has left. Pure, on plain values.
 
-What cannot be right is forgotten; what only looks right is found out by its checksum when it is read.
+Records that cannot be right are forgotten. One that only looks right is found out by its checksum when it is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..codec import NO_CODEC
 from .allocator import ALIGNMENT_BYTES, round_up
-from .index import value_charge_bytes
+from .codec.codec import NO_CODEC
 from .location import Location
+from .values import value_charge_bytes
 
 __all__ = ["Spans", "drop_unsound"]
 
-_MOST_ITEMSIZE_BYTES = 1024  # as in `wire.Write`; decoding takes a turn for each
+_MOST_ITEMSIZE_BYTES = 1024  # as in the protocol's `Write`; decoding takes a turn for each
 _FAMILIES = frozenset((NO_CODEC.family, "zstd", "shuffle-zstd", "bits", "constant"))
 
 Spans = dict[int, dict[int, int]]
-"""Of each segment that holds something, by number: offset -> length of what is in use."""
+"""The ranges in use, by the number of their segment: offset -> length. Segments without records are left out."""
 
 
 def drop_unsound(locations: dict[int, Location], segment_bytes: Mapping[int, int]) -> tuple[Spans, list[int]]:
-    """Remove from `locations` every record that cannot be right; returns what the others use, and the keys removed.
+    """Remove from `locations` all records that cannot be right; returns the others' ranges, and the keys removed.
 
-    Of records that overlap none is kept: which one wrote last is not known.
+    Records that overlap are all removed: nobody knows which of them was written last.
 
     Args:
         locations: key -> where the record lies, as the index says; changed in place.
@@ -69,7 +69,7 @@ def _is_itemsize(num_bytes: int) -> bool:
 
 
 def _overlapping(keys_at: dict[int, int], locations: Mapping[int, Location]) -> set[int]:
-    """Of one segment's records, by offset: those that share a byte with another."""
+    """The records of one segment, given by offset, that share a byte with another."""
     found: set[int] = set()
     end, owner = 0, 0
     for offset in sorted(keys_at):

@@ -1,6 +1,6 @@
-"""The seam between the engine and whatever keeps bytes on disk.
+"""The contract between the engine and a disk tier: what it is asked, and what it returns.
 
-One contract, two homes: `LocalDisk` (LMDB and extents under a directory) and the client of the sidecar daemon.
+It is kept by `LocalDisk` (LMDB and extents in a directory) and by `RemoteDisk` (the client of the sidecar daemon).
 Everything here is bytes; nothing knows of tensors or autograd.
 """
 
@@ -14,13 +14,13 @@ __all__ = ["DiskTier", "DiskUsage", "Kind", "Loaded", "Stored"]
 
 
 class Kind(NamedTuple):
-    """What is known of a record's content before it is read; records of one kind compress alike.
+    """The kind of a record, known before its bytes are read; records of one kind compress alike.
 
     Attributes:
         dtype: the element type's name, such as "bfloat16"; "" where unknown.
         itemsize_bytes: bytes per element; the byte shuffle's stride.
-        origin: what made the tensor (an autograd node's name), "" where unknown.
-        content: what a look at it showed, such as "many zeros"; "" where nothing did. The tier's own to fill in.
+        origin: the autograd node that made the tensor; "" where unknown.
+        content: the result of a look at the bytes, such as "many zeros", filled in by the tier; "" where there is none.
     """
 
     dtype: str = ""
@@ -34,11 +34,11 @@ class Stored(NamedTuple):
 
     Attributes:
         stored_bytes: bytes taken on disk, padding included.
-        codec: what the bytes were encoded with: "none", "zstd:1", "shuffle-zstd:1", ...
+        codec: how the bytes were encoded: "none", "zstd:1", "shuffle-zstd:1", ...
         kind: the name under which `codec_choices` counts the record.
         checksum: xxh3-64 over the bytes as they were given, with the record's own seed; None: none was taken, or they
             were encoded.
-        drive_seconds: spent in the device; None: it is not known here.
+        drive_seconds: time spent in the device; None: it is not known here.
         cpu_seconds: CPU time of encoding, checksum and system calls; likewise.
     """
 
@@ -54,8 +54,9 @@ class Loaded(NamedTuple):
     """The receipt of a read.
 
     Attributes:
-        read_bytes: from disk.
-        drive_seconds, cpu_seconds: as `Stored`'s; None also where they were not measured.
+        read_bytes: bytes read from disk.
+        drive_seconds: time spent in the device; None: it is not known here, or was not measured.
+        cpu_seconds: CPU time of decoding, checksum and system calls; likewise.
     """
 
     read_bytes: int
@@ -65,15 +66,15 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DiskUsage:
-    """A snapshot of what a disk tier holds.
+    """A snapshot of the contents of a disk tier.
 
     Attributes:
-        disk_bytes: taken by live records now, padding included.
-        allocated_bytes: taken from the file system now (segments are taken whole).
+        disk_bytes: bytes that live records take now, padding included.
+        allocated_bytes: bytes taken from the file system now (segments are taken whole).
         budget_bytes: the most that records may take.
         num_records: live records.
         io_mode: how extents are read and written, in words: "O_DIRECT", or "buffered (reason)".
-        write_allowance_bytes: what may still be written now; None: there is no limit, or it is the daemon's matter.
+        write_allowance_bytes: bytes that may still be written now; None: there is no limit, or the daemon keeps it.
     """
 
     disk_bytes: int
@@ -130,11 +131,11 @@ class DiskTier(Protocol):
         ...
 
     async def discard(self, keys: Sequence[int]) -> None:
-        """Free the records. Unknown keys are an error of the caller's (KeyError); nothing else can fail."""
+        """Free the records. An unknown key is the caller's error (KeyError); nothing else can fail."""
         ...
 
     def usage(self) -> DiskUsage:
-        """What is held now. Any thread; does not block."""
+        """A snapshot of the contents. Any thread; does not block."""
         ...
 
     def codec_choices(self) -> Mapping[str, Mapping[str, int]]:

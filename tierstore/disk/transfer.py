@@ -1,4 +1,4 @@
-"""Whole reads and writes: short ones are continued, and no call asks for more than the kernel moves."""
+"""Whole reads and writes: short ones are continued, and no call asks for more than the kernel moves at once."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy
 
-from ..codec import Codec
-from ..codec_choice import Sample
-from ..disk.probing import probe
+from ..disk.codec.codec import Codec
+from ..disk.codec.figures import Sample
+from ..disk.codec.probing import probe
 from ..disk.scratch import Scratch
 from ..hardware import CodecSpeed
 from .samples import SAMPLE_KINDS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import format_bytes
-from ..endurance import DAY_SECONDS
+from ..disk.endurance import DAY_SECONDS
 from .finding import Found, note, problem, rate, warning
 from .measurements import Drive, Measurements, fastest
 

@@ -10,9 +10,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ..codec import BITS, CONSTANT, NO_CODEC, Codec, parse_codec
-from ..codec_choice import CodecChooser, Load, Sample
 from ..config import format_bytes
+from ..disk.codec.choice import CodecChooser
+from ..disk.codec.codec import BITS, CONSTANT, NO_CODEC, Codec, parse_codec
+from ..disk.codec.figures import Load, Sample
 from .drive_findings import are_cores_shared, is_drive_shared
 from .measurements import Measurements, fastest
 from .samples import SAMPLE_KINDS

@@ -14,9 +14,9 @@ import msgspec
 
 from ..config import free_disk_bytes, memory_cgroup_limits
 from ..demo.place import file_system_of
-from ..disk.load import quota_cores
+from ..disk.codec.load import quota_cores
 from ..errors import TierStoreError
-from ..inspection import inspect_daemon
+from ..sidecar.inspection import inspect_daemon
 from .measurements import Daemon, Drive, Limits, Processor
 
 __all__ = [

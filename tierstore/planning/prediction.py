@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Literal
 
-from ..codec import parse_codec
+from ..disk.codec.codec import parse_codec
 from ..errors import ConfigError, StoreFullError
 from ..simulator import DepthSpeed, Hardware, Link, Settings, SimulatedStep, Workload, simulate
 from ..simulator.from_hardware import hardware_of

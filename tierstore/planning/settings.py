@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..codec import parse_codec
 from ..config import SizeLike, parse_io_depth, parse_size
 from ..config_file import ConfigSource, FileOptions, offload_options, store_options
+from ..disk.codec.codec import parse_codec
 from ..disk.local import NUM_AT_ONCE
 from ..engine import NUM_BESIDE_DEVICE
 from ..errors import ConfigError

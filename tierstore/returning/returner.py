@@ -7,6 +7,7 @@ it. The `Returner` of a store looks at the process's resident memory while the s
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -25,6 +26,9 @@ __all__ = ["MemoryUse", "Returner"]
 _ROOM_LASTS_SECONDS = 0.1
 """For so long the room is reckoned from what this process has taken meanwhile; to ask takes up to a millisecond."""
 _IDLE_SECONDS = 0.25
+_IDLE_AFTER_SECONDS = 2.0
+"""A store that has held nothing for this long is idle. Between two steps it is not: the next step may take all of the
+room within a tenth of a second."""
 _one_at_a_time = threading.Lock()
 """Of all stores of the process: what the first has returned, the second need not."""
 
@@ -140,10 +144,13 @@ class Returner:
     # --- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause = 0.0
+        pause, was_busy_at = 0.0, -math.inf
         try:
             while not self._stopped.wait(pause):
-                pause = self._try_to_look() if self._is_busy() else _IDLE_SECONDS
+                if self._is_busy():
+                    was_busy_at = time.monotonic()
+                is_idle = time.monotonic() - was_busy_at > _IDLE_AFTER_SECONDS
+                pause = _IDLE_SECONDS if is_idle else self._try_to_look()
         except Exception as error:  # noqa: BLE001 - told by `why_memory_stays`, on the thread that trains
             self._failure = f"its thread ended with {error!r}"
 
@@ -183,6 +190,8 @@ class Returner:
                 self._policy.returned(began, 0.0, before)
                 return
             release()
+            if self._allocator.prefer_huge_pages is not None:
+                self._allocator.prefer_huge_pages()
             ended, after = time.monotonic(), resident_bytes()
         self.num_returns += 1
         self.returned_bytes += max(before - after, 0)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..codec import NO_CODEC, Codec, parse_codec
-from ..codec_choice import UNKNOWN_LOAD, CodecChooser, Load, Sample, candidates
+from ..disk.codec.choice import CodecChooser, candidates
+from ..disk.codec.codec import NO_CODEC, Codec, parse_codec
+from ..disk.codec.figures import UNKNOWN_LOAD, Load, Sample
 from ..disk.tier import Kind
 from .hardware import Activity, CodecSpeed, Hardware
 from .record import SimulatedRecord

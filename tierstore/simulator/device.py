@@ -7,62 +7,14 @@ on the device is decided by the store's own `DeviceWindow`.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ..device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
 from ..handle import State
-from .clock import Process, Resume
+from .copies import Copies, Copy
 from .record import SimulatedRecord
 
-__all__ = ["Copies", "Copy", "SimulatedDevice"]
-
-
-class Copy:
-    """A copy between device and host memory, queued on the stream of its direction. See `Marker`.
-
-    Attributes:
-        nbytes: that it moves.
-        ready: it begins only when that one is over; None: at once.
-        is_over: it has ended.
-    """
-
-    __slots__ = ("_waiting", "is_over", "nbytes", "ready")
-
-    def __init__(self, nbytes: int, ready: Copy | None = None) -> None:
-        self.nbytes = nbytes
-        self.ready = ready
-        self.is_over = False
-        self._waiting: list[Resume] = []
-
-    def wait(self, resume: Resume) -> None:
-        """A `Wait`: go on when it is over."""
-        if self.is_over:
-            resume()
-        else:
-            self._waiting.append(resume)
-
-    def end(self) -> None:
-        """The copy is over: let those who wait for it go on."""
-        self.is_over = True
-        waiting, self._waiting = self._waiting, []
-        for resume in waiting:
-            resume()
-
-
-class Copies(Protocol):
-    """The copy engine. See `tierstore.copies.Copies`."""
-
-    def copy_out(self, copy: Copy) -> None:
-        """Queue a copy to host memory, behind what computes now."""
-
-    def copy_in(self, copy: Copy) -> None:
-        """Queue a copy to the device."""
-
-    def wait(self, copy: Copy) -> None:
-        """Let what is computed from now on come after the copy."""
-
-    def catch_up(self) -> Process:
-        """What is computed next begins when this ends."""
+__all__ = ["SimulatedDevice"]
 
 
 class _Flight(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from .clock import Clock, Process
-from .device import Copy
+from .copies import Copy
 from .hardware import Activity, Copying
 
 __all__ = ["LinkCopies"]

@@ -8,7 +8,7 @@ from ..handle import IN_MEMORY, State
 from ..pending import NUM_EXAMINED_PER_PACK
 from ..stats import STALL_CAUSES
 from .clock import Clock, Process, Progress
-from .device import Copies
+from .copies import Copies
 from .hardware import Activity
 from .moves import SimulatedMoves
 from .record import GraphLog, SimulatedRecord
@@ -70,7 +70,7 @@ class Rank:
         yield from self._copies.catch_up()
 
     def _pack(self, log: GraphLog, index: int) -> Process:
-        """See `_Scope.pack`."""
+        """See `OffloadScope.pack`."""
         saved = log.saved[index]
         if log.fresh and saved.node != log.fresh_node:
             self._settle_fresh(log)
@@ -85,7 +85,7 @@ class Rank:
         log.fresh = []
 
     def _book(self, log: GraphLog, index: int) -> Process:
-        """See `_Scope._book` and `Residency.track`."""
+        """See `OffloadScope._book` and `Residency.track`."""
         moves = self._moves
         record = moves.join(index)
         if record is None:

@@ -15,7 +15,7 @@ from ..plan import Place, Plan, Trace, add_pack
 from .workload import Saved
 
 if TYPE_CHECKING:
-    from .device import Copy
+    from .copies import Copy
 
 __all__ = ["Budgets", "GraphLog", "SimulatedRecord"]
 
@@ -89,7 +89,7 @@ class GraphLog:
         next_key: of what comes next.
         held: the storages that somebody else holds for now, by the index of their first tensor.
         newest_node: which saved last; its kernel may still have to run.
-        fresh: booked at once, saved by the newest node that did so, `fresh_node`; see `_Scope`.
+        fresh: booked at once, saved by the newest node that did so, `fresh_node`; see `OffloadScope`.
         plan: where the records belong, if the packs so far are those of a graph that is known.
     """
 

@@ -21,6 +21,7 @@ from ..daemon.options import settings_of
 from ..daemon.server import Daemon
 from ..daemon.settings import ServeSettings
 from ..disk.home import NamedHome
+from ..disk.local import LocalDisk
 from ..threads import start_thread
 from .faults import Faults
 from .plan import FaultPlan
@@ -36,8 +37,8 @@ class FaultyDaemon(Daemon):
         super().__init__(settings)
         self._faults = faults
 
-    async def _open_disk(self, home: NamedHome, threads: Executor) -> None:
-        await super()._open_disk(home, FaultyExecutor(threads, FaultyCalls(self._faults)))
+    def _open_disk(self, home: NamedHome, threads: Executor) -> LocalDisk:
+        return super()._open_disk(home, FaultyExecutor(threads, FaultyCalls(self._faults)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

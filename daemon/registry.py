@@ -1,0 +1,227 @@
+"""The sessions that a daemon has, and which connection each session's client is on.
+
+Connections open and resume sessions here. Reports ask here what there is. A session whose client is lost is kept for
+the grace period; then it ends, and what it stored is freed. For one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Protocol
+
+import msgspec
+
+from tierstore.disk.codec.codec import NO_CODEC
+from tierstore.disk.local import LocalDisk
+from tierstore.disk.location import Location
+from tierstore.errors import StorageIOError
+from tierstore.sidecar import messages
+
+from .lanes import Lanes
+from .records import Records
+from .sessions import COUNTER, KEY_BITS, NUMBERS, Lease, Record, Session, kept_leases, new_lease
+from .settings import Limits
+from .stage import Stage
+from .tasks import Tasks
+
+__all__ = ["ClientConnection", "Registry"]
+
+_log = logging.getLogger("tierstore.daemon")
+
+
+class ClientConnection(Protocol):
+    """The connection that a session's client is on, as the registry sees it."""
+
+    @property
+    def slab_bytes(self) -> int:
+        """How many bytes of memory the client shares over this connection."""
+        ...
+
+    def give_up_session(self) -> None:
+        """End the connection: the client has resumed its session on another one."""
+        ...
+
+
+class Registry:
+    """Sessions by number. Its coroutines wait for commits to the index and for jobs; nothing blocks the loop.
+
+    Args:
+        disk: the tier, which also keeps the leases of the sessions.
+        records: those of all sessions.
+        lanes: remember each session that had jobs; told when a session ends.
+        tasks: run the end of a session whose grace period is over.
+        stage: the daemon's.
+        limits: of a session.
+
+    Attributes:
+        sessions: by number.
+        limits: likewise.
+        num_opened: sessions that were opened since the start.
+    """
+
+    def __init__(
+        self, disk: LocalDisk, records: Records, lanes: Lanes, tasks: Tasks, stage: Stage, limits: Limits
+    ) -> None:
+        self.sessions: dict[int, Session] = {}
+        self.limits = limits
+        self.num_opened = 0
+        self._disk = disk
+        self._records = records
+        self._lanes = lanes
+        self._tasks = tasks
+        self._stage = stage
+        self._ended_totals: Counter[str] = Counter()
+        self._connection_of: dict[int, ClientConnection] = {}  # by session
+        self._expiries: dict[int, asyncio.TimerHandle] = {}  # by session
+        self._next_session = 1
+
+    # --- questions ------------------------------------------------------------------------------------------------
+
+    def totals(self) -> Counter[str]:
+        """The totals of all sessions since the start, ended ones included."""
+        totals = Counter(self._ended_totals)
+        for session in self.sessions.values():
+            totals.update(session.totals)
+        return totals
+
+    def slab_bytes_of(self, session: Session) -> int:
+        """How many bytes of memory the session's client shares with the daemon now."""
+        connection = self._connection_of.get(session.lease.number)
+        return 0 if connection is None else connection.slab_bytes
+
+    def find(self, message: messages.Resume, uid: int) -> Session | None:
+        """The session that this token resumes; None: there is none."""
+        session = self.sessions.get(message.session)
+        if session is None or not session.lease.is_resumed_by(message.token, uid):
+            return None
+        return session
+
+    def is_connection_of(self, session: Session, connection: ClientConnection) -> bool:
+        """Whether the session's client is on this connection, and not on a later one, or on none."""
+        return self._connection_of.get(session.lease.number) is connection
+
+    # --- the life of a session ------------------------------------------------------------------------------------
+
+    async def take_up(self) -> None:
+        """Go on with the sessions of a daemon that was killed; each waits for its client. Once, before anything else.
+
+        Raises:
+            StoreFullError, StorageIOError: the index does not take a change; what was there still is.
+        """
+        found = kept_leases(self._disk.leases)
+        self._next_session = found.next_number
+        for number in found.damaged:
+            _log.warning("a damaged session was dropped", extra={"session": number})
+            await self._disk.delete_lease(number)
+        for number, lease in found.leases.items():
+            self.sessions[number] = self._session_of_lease(lease)
+        nobodys = []
+        for disk_key, location in self._disk.found_locations().items():
+            session = self.sessions.get(disk_key >> KEY_BITS)
+            if session is None:
+                nobodys.append(disk_key)
+            else:
+                session.take_up(disk_key & (1 << KEY_BITS) - 1, _record_at(location))
+        await self._disk.discard(nobodys)
+        for session in self.sessions.values():
+            self._start_grace(session)
+
+    async def open(self, message: messages.Open, uid: int) -> tuple[Session, bytes]:
+        """Make a new session, and enter it in the index; returns the session and its token.
+
+        Raises:
+            StoreFullError, StorageIOError: the index does not take it.
+            StorageIOError: there is no number for it; see `_unused_number`.
+        """
+        lease, token = new_lease(self._unused_number(), uid, message.name, message.rank, message.pid)
+        self._next_session = lease.number + 1
+        await self._disk.put_lease(COUNTER, msgspec.msgpack.encode(self._next_session))
+        await self._disk.put_lease(lease.number, msgspec.msgpack.encode(lease))
+        session = self.sessions[lease.number] = self._session_of_lease(lease)
+        self.num_opened += 1
+        _log.info("session opened", extra=session.about())
+        return session, token
+
+    def take_over(self, session: Session, connection: ClientConnection) -> None:
+        """The client resumes the session on a new connection: the old one, which it has given up, ends."""
+        self._stop_grace(session)
+        old = self._connection_of.pop(session.lease.number, None)
+        self._connection_of[session.lease.number] = connection
+        if old is not None:
+            old.give_up_session()
+
+    def enter(self, session: Session, connection: ClientConnection) -> None:
+        """The session is open on this connection now."""
+        self._connection_of[session.lease.number] = connection
+
+    def lose(self, session: Session, connection: ClientConnection) -> None:
+        """A connection of this session is over. If its client is on no other, the grace period begins."""
+        if self.is_connection_of(session, connection):
+            del self._connection_of[session.lease.number]
+            self._start_grace(session)
+
+    async def end(self, session: Session, reason: str) -> None:
+        """Free all that the session stored, after its jobs have ended (rule 6 of messages.py), then forget it."""
+        if session.is_ended:
+            return
+        session.is_ended = True
+        self._stop_grace(session)
+        self._connection_of.pop(session.lease.number, None)
+        await session.wait_for(None)
+        await self._records.free(session, tuple(session.records))
+        await self._disk.delete_lease(session.lease.number)
+        del self.sessions[session.lease.number]
+        self._lanes.forget(session.lease.number)
+        self._ended_totals.update(session.totals)
+        _log.info("session ended: %s", reason, extra=session.about())
+
+    def stop_timers(self) -> None:
+        """End no session for its grace period any more: the daemon ends, and the next one finds the leases."""
+        for timer in self._expiries.values():
+            timer.cancel()
+
+    async def wait_for_jobs(self) -> None:
+        """Return when no session has a job that is queued or runs."""
+        await asyncio.gather(*(session.wait_for(None) for session in self.sessions.values()))
+
+    def _unused_number(self) -> int:
+        """A number for a session. Numbers begin again only where nothing is left that bears one: no record, no lease.
+
+        Raises:
+            StorageIOError: all are used.
+        """
+        if self._next_session in NUMBERS:
+            return self._next_session
+        if self.sessions or not self._disk.is_empty:
+            reason = f"all {len(NUMBERS)} numbers of sessions are used: they begin again when no session is left"
+            raise StorageIOError("open", "a session", reason, "those that are open go on")
+        return NUMBERS.start
+
+    def _session_of_lease(self, lease: Lease) -> Session:
+        quota_bytes = self.limits.session_disk_bytes
+        if quota_bytes is None:
+            quota_bytes = self._disk.usage().budget_bytes
+        return Session(lease, quota_bytes, self.limits.session_queued_bytes)
+
+    def _start_grace(self, session: Session) -> None:
+        loop = asyncio.get_running_loop()
+        session.lost_at = loop.time()
+        if self._stage.is_ending:  # its lease is kept; the next daemon gives it the whole grace period
+            return
+        self._expiries[session.lease.number] = loop.call_later(self.limits.grace_seconds, self._expire, session)
+        _log.info("client lost, session kept for %g s", self.limits.grace_seconds, extra=session.about())
+
+    def _stop_grace(self, session: Session) -> None:
+        session.lost_at = None
+        if (timer := self._expiries.pop(session.lease.number, None)) is not None:
+            timer.cancel()
+
+    def _expire(self, session: Session) -> None:
+        self._tasks.start(self.end(session, f"its client did not come back within {self.limits.grace_seconds:g} s"))
+
+
+def _record_at(location: Location) -> Record:
+    checksum = location.checksum if location.codec == NO_CODEC.family else None
+    return Record(location.logical_bytes, location.taken_bytes, location.codec, "", checksum)

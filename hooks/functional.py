@@ -1,0 +1,24 @@
+"""`torch.func` beside offloading: it refuses to run under saved-tensor hooks, and its error then says what to do."""
+
+from __future__ import annotations
+
+__all__ = ["ADVICE_WITHIN", "advise"]
+
+_REFUSAL = "don't yet support saved tensor hooks"  # said by torch._functorch.vmap
+_ADVICE = (
+    "torch.func.grad, vjp, jacrev and hessian run under no saved-tensor hooks: call them outside of tiered_offload, "
+    "or inside tierstore.keep_resident(hooks=False)"
+)
+ADVICE_WITHIN = (
+    "torch.func.grad, vjp, jacrev and hessian run under no saved-tensor hooks: what they differentiate cannot enter "
+    "tiered_offload; give them the function without it, and of a module of offload_module its attribute module"
+)
+"""For an error that is raised as a scope is entered inside of `torch.func`."""
+
+
+def advise(error: BaseException, advice: str = _ADVICE) -> None:
+    """If `torch.func` has refused to run because of our hooks, add to its error, once, what can be done."""
+    if isinstance(error, RuntimeError) and _REFUSAL in str(error):
+        notes = getattr(error, "__notes__", ())
+        if _ADVICE not in notes and ADVICE_WITHIN not in notes:
+            error.add_note(advice)

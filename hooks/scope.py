@@ -1,0 +1,172 @@
+"""One entry of `tiered_offload`: it packs what autograd saves.
+
+`OffloadScope.pack` first asks whether a tensor is worth storing. If it is not, it stays where it is, as a `Kept`
+(`select.py`). Otherwise a `SavedTensor` (`saved.py`) goes into the graph. In host memory the tensor is at first only
+*noted* (`Residency.note`), which costs least. On an accelerator, or over restored bytes, it gets its record at once
+(`OffloadScope._book`): the first has to leave soon, the second may share a record that there is.
+
+NOTE [Not before the kernel]
+Autograd saves some tensors *before* the kernel that fills them has run (the noise of `rrelu`), and it saves every
+output while others still hold it. So nothing may read what the newest node has saved, nor conclude anything from who
+holds it. That becomes *settled*, that is, free to be read and to be looked at for other owners, once a node with a
+higher number saves something, or the scope ends.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from tierstore.capture import is_capturing
+from tierstore.handle import Record
+from tierstore.layout import layout_of, storage_of
+from tierstore.storages import is_foreign
+from tierstore.store import TierStore
+from tierstore.torch_names import sequence_nr
+from tierstore.uncompiled import uncompiled
+
+from .aliases import join_record
+from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
+from .order import LogOptions, PackLog, open_log
+from .saved import RejoinedTensor, SavedTensor
+from .select import Kept, SmallLimits, attributes_of, bytes_of, stays_alive
+
+__all__ = ["OffloadScope", "Select"]
+
+Select = Callable[[torch.Tensor], bool]
+
+
+class OffloadScope:
+    """One entry of `tiered_offload`. Only the thread that has entered calls it.
+
+    Args:
+        store: takes the saved tensors.
+        limits: which tensors are too small to be stored.
+        select: as `tiered_offload`'s.
+        options: of the logs that it packs into.
+    """
+
+    def __init__(self, store: TierStore, limits: SmallLimits, select: Select | None, options: LogOptions) -> None:
+        self._store = store
+        self._min_bytes, self._least_bytes, self._most_small_bytes = limits
+        self._select = select
+        self._options = options
+        self._log = open_log(store, options)
+        self._unsettled_logs: list[PackLog] = []  # earlier ones
+        self._fresh: list[Record] = []  # booked, saved by the newest node: see NOTE [Not before the kernel]
+        self._fresh_node = -1
+        self._books = store.books
+        self._note = store.books.note  # bound once: each pack needs them
+        self._device_of = store.books.device_of
+        self._keys = store.keys
+
+    @uncompiled
+    def pack(self, tensor: torch.Tensor) -> SavedTensor | Kept | HeldTensor:
+        """Called by autograd for each tensor that it saves: gives what the graph is to hold in its place.
+
+        Waits while the budget is full. Raises what `Residency.note` raises; the tensor is then still autograd's.
+        """
+        if HOOKS_ARE_CALLED_BELOW and not tensor.requires_grad and is_below_autograd():
+            return HeldTensor(self.pack, tensor)
+        found = storage_of(tensor)
+        if found is None:
+            return self.keep(tensor, "unsupported")
+        storage, address, version = found
+        nbytes = storage.nbytes()
+        if (nbytes < self._min_bytes and self._stays_as_small(nbytes)) or not tensor.numel():
+            return self.keep(tensor, "small")
+        base = tensor._base
+        root = tensor if base is None else base
+        if stays_alive(root):
+            return self.keep(tensor, "parameter")
+        is_plain = storage.resizable() and not storage.is_shared()
+        if not is_plain and is_foreign(storage):
+            return self.keep(tensor, "alive elsewhere")
+        is_in_host_memory = self._device_of(tensor) is None
+        if not is_in_host_memory and is_capturing(tensor.device):
+            return self.keep(tensor, "unsupported")
+        if attributes_of(tensor) is not None and not tensor.requires_grad:  # NOTE [The same object] in saved.py
+            return self.keep(tensor, "unsupported")
+        if self._select is not None and not self._select(tensor):
+            return self.keep(tensor, "selected out")
+        node = sequence_nr()
+        if self._fresh and node != self._fresh_node:
+            self._settle_fresh()
+        log = self._log
+        if log.started:
+            log = self._begin_log(node)
+        reference = weakref.ref(root)
+        itself = reference if base is None else None if tensor.requires_grad else weakref.ref(tensor)
+        if not (is_plain and is_in_host_memory):
+            return self._book(tensor, reference, itself, node)
+        alias, key = tensor.detach(), next(self._keys)
+        saved = SavedTensor(alias, version, reference, address, storage._cdata, key, log, itself)
+        self._note(saved, node, nbytes)
+        if log.plan is not None or saved.index == 0:
+            log.follow_plan(saved.index)
+        return saved
+
+    def _stays_as_small(self, nbytes: int) -> bool:
+        """Whether a storage of fewer than `min_bytes` stays. Counts it, for those that follow in the same graph."""
+        if nbytes < self._least_bytes:
+            return True
+        self._log.small_bytes += nbytes
+        return self._log.small_bytes <= self._most_small_bytes
+
+    @uncompiled
+    def keep(self, tensor: torch.Tensor, reason: str) -> Kept:
+        """Leave a saved tensor where it is, and count its bytes in `stats().kept_bytes` under that reason."""
+        self._books.count_kept(reason, bytes_of(tensor))
+        return Kept(tensor)
+
+    def settle(self, *, failed: bool) -> None:
+        """The scope ends, so every kernel has run. `failed`: by an exception, which only a trace tells."""
+        self._settle_fresh()
+        for log in (*self._unsettled_logs, self._log):
+            log.settle()
+            self._books.survey(log)
+
+    def _settle_fresh(self) -> None:
+        self._books.settle(self._fresh)
+        self._fresh = []
+
+    def _begin_log(self, node: int) -> PackLog:
+        """Backward has begun on the log: what this node and later ones save belongs to a new one, which is returned."""
+        if self._log.newest_node == node:
+            self._unsettled_logs.append(self._log)
+        else:
+            self._log.settle()
+        self._log = open_log(self._store, self._options)
+        return self._log
+
+    def _book(
+        self,
+        tensor: torch.Tensor,
+        root: weakref.ref[torch.Tensor],
+        itself: weakref.ref[torch.Tensor] | None,
+        node: int,
+    ) -> SavedTensor:
+        """Give the tensor a record at once, or a share in one: it is on an accelerator, or lies over restored bytes."""
+        layout, log, kind = layout_of(tensor), self._log, SavedTensor
+        joined = join_record(self._books, tensor, root, layout)
+        if joined is not None:
+            handle, layout = joined.handle, joined.layout
+            if joined.is_restored:
+                kind = RejoinedTensor
+        else:
+            handle = self._store.new_handle(tensor, layout, root=root)
+            self._books.track(handle.record)
+            self._fresh.append(handle.record)
+            self._fresh_node = node
+        record = handle.record
+        saved = kind(None, tensor._version, root, 0, 0, record.key, log, itself)
+        if isinstance(saved, RejoinedTensor):
+            saved.guard(tensor, layout)
+        index = self._books.enter(log, record, node)
+        if log.plan is not None or index == 0:
+            log.follow_plan(index)
+            log.place(record, index)
+        saved.begin_booked(index, handle, layout)
+        return saved

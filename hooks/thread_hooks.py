@@ -1,0 +1,66 @@
+"""The saved-tensor hooks of a thread: whose are in force, how they come off, and how they go on again.
+
+PyTorch keeps a stack of pairs (pack, unpack) for each thread; the innermost pair is in force.
+
+Ctrl-C may come between any two instructions of Python. So a pair moves between the thread and a list in one call of C:
+an interrupt comes before it or after it, and no pair is ever in neither place.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections import deque
+from itertools import repeat, starmap
+from typing import Any
+
+import torch
+
+from tierstore.torch_names import pop_hooks, push_hooks, top_hooks
+from tierstore.uncompiled import traceable, uncompiled
+
+from .below import Packed
+from .recorded import RecordedScope
+from .scope import OffloadScope
+
+__all__ = ["RemovedHooks", "enclosing_scope", "owner_of_hooks", "put_back", "take_off_all", "unpack"]
+
+RemovedHooks = list[tuple[Any, Any]]
+"""Hooks that were taken off a thread, the innermost first."""
+
+_TAKE_TOP_HOOKS: tuple[Any, ...] = functools.partial(top_hooks, False), pop_hooks
+
+
+@traceable
+def unpack(packed: Packed) -> torch.Tensor:
+    """The unpack hook of all our scopes: called by autograd with what a pack hook of ours has returned."""
+    if torch.compiler.is_dynamo_compiling():
+        return packed.traced()
+    return packed.unpack()
+
+
+@uncompiled
+def take_off_all(removed: RemovedHooks) -> None:
+    """Take every pair of hooks off this thread, and append it to `removed`."""
+    while top_hooks(False) is not None:
+        removed.extend(filter(None, map(operator.call, _TAKE_TOP_HOOKS)))
+
+
+@uncompiled
+def put_back(removed: RemovedHooks) -> None:
+    """Put the hooks that are in `removed` on this thread again, the innermost last; `removed` is empty afterwards."""
+    deque(starmap(push_hooks, map(list.pop, repeat(removed, len(removed)))), maxlen=0)
+
+
+def enclosing_scope() -> OffloadScope | None:
+    """The scope of ours whose hooks are in force on this thread; None: those of somebody else are, or none."""
+    scope = owner_of_hooks()
+    if isinstance(scope, RecordedScope):
+        return scope.scope
+    return scope if isinstance(scope, OffloadScope) else None
+
+
+def owner_of_hooks() -> object:
+    """The object whose method is the pack hook in force on this thread; None: none is, or a function."""
+    hooks: tuple[Any, Any] | None = top_hooks(False)
+    return getattr(hooks[0], "__self__", None) if hooks else None

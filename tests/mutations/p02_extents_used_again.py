@@ -1,0 +1,20 @@
+"""P2: An extent is used again only after its deletion has committed."""
+
+from __future__ import annotations
+
+from .changes import replace
+
+MUTATIONS = {
+    "test_space_of_a_discarded_record_is_free_when_its_deletion_has_committed": {
+        "space is free when the deletion has committed": replace(
+            "RecordShelf.delete",
+            "outcomes = await self._commits.submit_all(...)",
+            """
+            for location in locations.values():
+                self._free(location)
+            outcomes = await self._commits.submit_all(...)
+            outcomes, locations = outcomes[len(locations):], {}
+            """,
+        ),
+    },
+}

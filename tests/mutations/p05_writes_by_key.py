@@ -1,0 +1,16 @@
+"""P5: A write is idempotent by its key, and a key is used once."""
+
+from __future__ import annotations
+
+from .changes import replace
+
+MUTATIONS = {
+    "test_write_that_is_said_twice_is_stored_once": {
+        "a write that is said twice is stored once": replace(
+            "Connection._write", "session.records.get(message.key)", "None"
+        ),
+    },
+    "test_key_on_the_wire_is_used_once": {
+        "the client uses a key once": replace("RemoteDisk._send_write", "next(self._wire_keys)", "name.key"),
+    },
+}

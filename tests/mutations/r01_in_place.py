@@ -1,0 +1,54 @@
+"""R1: A saved tensor that is changed in place raises where plain PyTorch raises, and nowhere else."""
+
+from __future__ import annotations
+
+from .changes import drop, never, replace
+
+MUTATIONS = {
+    "test_changed_in_place_refused_as_by_torch": {
+        "a tensor that is only noted is guarded too": drop(
+            "SavedTensor.unpack", "check_unchanged(alias, self.version)"
+        ),
+    },
+    "test_edit_between_forward_and_backward_same_outcome": {
+        "a stored tensor that was changed is refused": never(
+            "Residency._check_unchanged", "source._version != record.version"
+        ),
+        "a kept tensor that was changed is refused": never("check_unchanged", "tensor._version != version"),
+        "the alias shares the version counter": replace("alias_of", "tensor.detach()", "tensor.data"),
+        "a kept tensor's alias shares the version counter": replace(
+            "Kept.__init__", "tensor.detach()", "tensor.data", inside="... if tensor.is_leaf else ..."
+        ),
+        "the error is the one that plain PyTorch raises": drop("ModifiedInPlaceError", "RuntimeError"),
+    },
+    "test_overwriting_what_was_saved_second_backward_raises_as_plain": {
+        "restored views share the version counter": replace("rebuild", "tensor.as_strided", "tensor.data.as_strided"),
+    },
+    "test_change_while_a_get_waits_is_found": {
+        "a change while somebody waits for the bytes is found": replace(
+            "Residency._hand_over", "self._check_unchanged(record, layout)", "record.source"
+        ),
+    },
+    "test_get_after_the_tensor_was_changed_raises": {
+        "the version counter is kept when the memory goes": replace(
+            "Moves._let_go", "source.data = ...", "record().source = torch.empty(0, dtype=source.dtype)"
+        ),
+    },
+    "test_restored_bytes_saved_again_by_another_counter_are_guarded_by_it": {
+        "restored bytes that are saved again are guarded by their own counter": never(
+            "_Scope._book", "joined.is_restored"
+        ),
+    },
+    "test_edits_of_tensors_that_are_not_needed_no_false_alarm": {
+        "no false alarm: the version when it was saved counts": replace(
+            "_Scope.pack", "version", "0", inside="SavedTensor(...)"
+        ),
+        "no false alarm for what is kept either": replace(
+            "Kept.__init__", "self._version: ... = tensor._version", "self._version: ... = 0"
+        ),
+    },
+}
+
+UNSHOWN = {
+    "allow_mutation_on_saved_tensors is not supported": "a limit that the README tells, not code",
+}

@@ -1,0 +1,82 @@
+"""R2: State lives in the packed object, and finalizers only append to a queue."""
+
+from __future__ import annotations
+
+from .changes import after, drop, never, replace
+
+MUTATIONS = {
+    "test_graph_dropped_nothing_is_held": {
+        "a saved output is not held itself": replace("_Scope.pack", "tensor.detach()", "tensor"),
+    },
+    "test_tensors_of_the_user_die_with_their_last_reference": {
+        "a kept output is not held itself": replace("Kept.__init__", "tensor if tensor.is_leaf else ...", "tensor"),
+    },
+    "test_parameter_data_replaced_between_forward_and_backward_as_plain": {
+        "a kept parameter is handed back itself": replace("Kept.__init__", "tensor if tensor.is_leaf else ...", "..."),
+    },
+    "test_graph_dropped_kept_objects_go_without_the_collector": {
+        "a kept output of a subclass is not held itself": never(
+            "Kept.__init__", "not tensor.is_leaf or may_become_an_output(tensor)"
+        ),
+    },
+    "test_graph_ends_nothing_is_held": {
+        "a dropped handle frees its record": drop("Remains.__new__", "note_death", inside="super().__new__(...)"),
+        "no table keeps what the graph has dropped": after(
+            "TierStore.handle_for", "claim(record, ...)", 'self.__dict__.setdefault("table", {})[record.key] = handle'
+        ),
+    },
+    "test_residency_threads.py": {
+        "a handle's death takes no lock": after(
+            "Handle", "record: Record", "def __del__(self):\n    with self.owner.books.lock: pass"
+        ),
+    },
+    "test_handle_dropped_frees_the_memory_at_once_and_queues_its_record": {
+        "a handle's death frees the memory at once": after(
+            "Record.__init__", "self.cause: ... = None", "self.stream = handle.source"
+        ),
+    },
+    "test_graph_ends_as_garbage_its_order_is_learned": {
+        "what is left of a log outlives it, also as garbage": drop("NotedTensors.begin", "self._begun.add(remains)"),
+    },
+    "test_exit_leaves_no_thread_of_a_store_running": {
+        "the engine is ended at interpreter exit": drop("lifetime:", "atexit.register(_at_exit)"),
+        "at interpreter exit the engine is joined, not only told": replace(
+            "Core.end_at_exit", "self.engine.stop(deadline_seconds)", "self.engine.request_stop()"
+        ),
+    },
+    "test_forked_child_cannot_use_what_it_inherited": {
+        "what a closed store had only noted is freed and refused": drop(
+            "SavedTensor.unpack", "log.books.closed is not None"
+        ),
+    },
+    ("test_slots.py", "test_residency_threads.py"): {
+        "a storage's death takes nothing apart": replace(
+            "Slots.hand_out", "self._returned.append", "lambda slot: (self._returned.append(slot), self.take_back())"
+        ),
+    },
+    "test_memory_handed_out_outlives_graph_and_handle_then_is_returned": {
+        "stats() drains first": drop("TierStore.stats", "self.books.tidy()"),
+    },
+    "test_close_wakes_whoever_waits_before_the_engine_has_ended": {
+        "at interpreter exit who waits is woken": drop("Residency._end", "self._progress.notify_all()"),
+    },
+    "test_close_on_a_thread_of_the_stores_own_waits_for_nothing[loop]": {
+        "a finalizer that closes the store on its own thread waits for nothing": never(
+            "Core.close", "is_thread_of_store()"
+        ),
+    },
+    "test_exit_with_a_store_open_is_clean": {
+        "the I/O threads work to the end": replace(
+            "Engine._run",
+            "with IoThreads(num_threads, f'{self._name}-io') as self._io_threads: ...",
+            """
+            from concurrent.futures import ThreadPoolExecutor
+            with ThreadPoolExecutor(num_threads) as self._io_threads: ...
+            """,
+        ),
+    },
+}
+
+UNSHOWN = {
+    "releases after the end do nothing": "they append to a queue, as all others do",
+}

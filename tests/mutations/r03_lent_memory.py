@@ -1,0 +1,59 @@
+"""R3: A saved tensor can be unpacked any number of times, and memory handed out belongs to its storage."""
+
+from __future__ import annotations
+
+from .changes import after, always, drop, replace
+
+MUTATIONS = {
+    "test_memory_handed_out_outlives_graph_and_handle_then_is_returned": {
+        "a slot that is handed out is not used again": always("Slots.let_go", "slot.watch is None or slot.returned"),
+    },
+    "test_lent_memory_is_counted_until_it_comes_back": {
+        "lent memory is accounted for": drop("Slots.let_go", "self._books.lent.charge(slot.nbytes)"),
+    },
+    "test_saved_tensor_returned_by_two_nodes_gradients_independent": {
+        "the record keeps what it hands out, so that autograd does not take it for its own": drop(
+            "Residency._view_of", "record.keep_view(layout, view)"
+        ),
+    },
+    (
+        "test_saved_tensor_returned_after_its_room_was_taken_same_bits",
+        "test_saved_tensor_waits_as_gradient_while_its_room_is_taken_same_bits",
+    ): {
+        "what it has handed out is kept while autograd uses it, when the bytes leave memory": drop(
+            "LentViews.let_go", "self.keep(record, record.views.values())"
+        ),
+    },
+    "test_saved_tensor_returned_after_the_store_was_flushed_same_bits": {
+        "what was handed out before the tensor was booked is kept likewise": drop(
+            "Booking._become", "self._lent_views.keep(handle.record, handed_out)"
+        ),
+    },
+    "test_what_was_lent_comes_back_when_nobody_uses_it": {
+        "it is kept no longer than it is used": drop("LentViews.take_back", "record.lend(in_use(record.lent))"),
+    },
+    "test_retain_graph_three_backwards_same_bits": {
+        "what was unpacked once can be unpacked again": after("SavedTensor.unpack", "self._book()", "self.log = None"),
+    },
+    "test_given_to_autograd_just_before_it_is_booked_stays_whole": {
+        "what autograd was given before the tensor was booked stays whole": replace(
+            "TierStore.handle_for", "alias_of(alias, layout)", "alias"
+        ),
+    },
+    ("test_get_of_one_handle_from_many_threads_reads_once", "test_residency_stages.py"): {
+        "threads that ask for the same bytes share one read": drop("Moves.slot_to_fill", "record.held is not None"),
+    },
+    "test_slab.py": {
+        "only pages without a slot are moved": replace(
+            "Slab._move_pages_to", "reversed(self._cached)", "[*self._num_slots_in, *self._cached]"
+        ),
+    },
+    ("test_slab.py", "test_get_view_of_a_result_alone_keeps_its_memory"): {
+        "a slot belongs to the storage over it, not to one tensor": replace(
+            "Slot.as_tensor", "storage", "tensor", inside="SlotWatch(...)"
+        ),
+    },
+    "test_slots.py": {
+        "a lent slot is free when its storage dies": drop("Slots.take_back", "self.free(slot)"),
+    },
+}

@@ -1,0 +1,92 @@
+"""R5: Memory that somebody else keeps alive is left alone."""
+
+from __future__ import annotations
+
+from .changes import after, always, drop, never, replace
+
+MUTATIONS = {
+    "test_output_changed_in_place_raises": {
+        "what is packed below autograd shares its version counter": replace(
+            "HeldTensor.__init__", "with sharing_versions(): ...", "if True: ..."
+        ),
+    },
+    "test_output_that_the_program_holds_keeps_its_history": {
+        "what is given back below autograd is a new tensor": replace(
+            "HeldTensor.unpack", "self._packed.unpack().detach()", "self._packed.unpack()"
+        ),
+    },
+    "test_residency_stages.py": {
+        "what was written of memory that moved meanwhile is not taken for the bytes": never(
+            "Moves.spilled", "_has_moved(record)"
+        ),
+    },
+    "test_parameters_and_their_views_kept": {
+        "leaves that require gradients stay": never("stays_alive", "root.requires_grad and root.is_leaf"),
+        "frozen parameters stay": never("stays_alive", "type(root) is not torch.Tensor"),
+        "a view is judged by its base": replace("_Scope.pack", "tensor if base is None else ...", "tensor"),
+    },
+    "test_buffers_and_input_batch_not_taken_and_counted_when_the_graph_ends": {
+        "only what nobody else holds is taken": always("is_sole_owner", "num_owners == num_claims"),
+        "what somebody else holds is not charged": after(
+            "Moves.examine", "self.pending.share(record)", "self.books.charge(record, self.books.host)"
+        ),
+        "what somebody else holds is counted": drop(
+            "Moves._release", "self.counters.kept_bytes['alive elsewhere'] += ..."
+        ),
+    },
+    "test_resized_storage_is_managed_elsewhere": {
+        "a storage that moved is managed elsewhere": drop("is_sole_owner", "storage_address(source) == record.address"),
+    },
+    "test_held_by_somebody_else_until_that_lets_go": {
+        "the storage's Python object may not be held either": drop(
+            "is_sole_owner", "getrefcount(source.untyped_storage()) == _NUM_REFERENCES_UNSHARED"
+        ),
+    },
+    "test_foreign_memory_changed_by_its_owner_as_plain": {
+        "memory with owners outside of torch stays": replace("is_foreign", "return ...", "return False"),
+    },
+    "test_tensors_with_lazy_bits_go_to_disk": {
+        "an alias without lazy bits is one owner": replace(
+            "alias_of",
+            "_set_lazy_bits(alias, False, False)",
+            "alias = alias.conj() if layout.conj else torch._neg_view(alias)",
+        ),
+    },
+    "test_input_let_go_later_taken_by_flush": {
+        "what was held is looked at again by flush": drop("Residency.flush", "self.moves.examine()"),
+    },
+    "test_records_of_two_stores_do_not_count_as_others": {
+        "aliases that other stores hold are discounted": replace(
+            "is_sole_owner", "sum(_num_aliases(ref, claims) for ref in claims)", "1"
+        ),
+    },
+    "test_held_again_while_it_is_kept_in_memory_is_left_alone": {
+        "ownership is looked at again when a victim is chosen": never(
+            "Moves._spill", "not (victim.forced or victim.slot is not None or is_sole_owner(victim))"
+        ),
+    },
+    "test_held_again_while_it_waits_for_room_is_left_alone": {
+        "ownership is looked at again when room is found": never(
+            "Moves.admit_blocked", "not (record.forced or is_sole_owner(record))"
+        ),
+    },
+    "test_input_let_go_later_taken_by_later_packs": {
+        "what was held is looked at again at each pack": replace(
+            "Residency._relieve", "NUM_EXAMINED_PER_PACK", "0", inside="self.moves.relieve(...)"
+        ),
+    },
+    "test_moved_before_it_is_booked_stays_where_it_is": {
+        "a storage that moved before it was booked is managed elsewhere": replace(
+            "TierStore.handle_for", "noted.address", "storage_address(alias)"
+        ),
+    },
+    "test_let_go_before_the_scope_ends_taken_then": {
+        "what was held is looked at again at the end of the scope": drop("_Scope.settle", "self._books.survey(log)"),
+    },
+    "test_let_go_after_the_scope_taken_when_backward_begins": {
+        "what was held is looked at again at the first unpack": drop("PackLog._start", "self.books.survey(self)"),
+    },
+    "test_put_of_what_the_caller_keeps_is_written_when_its_turn_comes": {
+        "put() by hand always stores": replace("Residency.store", "record.forced = True", "record.forced = False"),
+    },
+}

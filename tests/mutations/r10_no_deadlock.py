@@ -1,0 +1,101 @@
+"""R10: No budget, however small, leads to a deadlock, and no budget is exceeded."""
+
+from __future__ import annotations
+
+from .changes import always, before, drop, never, replace
+
+MUTATIONS = {
+    "test_store_budgets.py": {
+        "who waits for bytes may overdraw staging": replace(
+            "Moves.start_restore", "window = window or self.books.staging", "if window is None: return False"
+        ),
+    },
+    "test_prefetch_beyond_the_room_stays_within_it": {
+        "prefetch does not overdraw": drop(
+            "Moves.start_restore", "if not demanded: ...", inside="if window is None: ..."
+        ),
+    },
+    ("test_store_budgets.py", "test_residency_stages.py"): {
+        "what was fetched ahead is dropped before a pack waits": drop("Moves._try_admit", "self._drop(next_to_drop())"),
+    },
+    "test_restores_record_without_room_in_backward_are_not_repeated": {
+        "what was fetched ahead is dropped for nobody but who waits": always(
+            "Residency._advance", "self._num_packing > 0"
+        ),
+    },
+    "test_spills_that_backward_cancelled_are_not_queued_again": {
+        "what backward will ask for is written for nobody but who waits": replace(
+            "Moves._try_admit", "order.next_dirty if takes_from_backward else ...", "order.next_dirty"
+        ),
+    },
+    "test_residency_stages.py": {
+        "whoever waits is woken by what is freed": drop("Residency._advance", "self._progress.notify_all()"),
+    },
+    "test_pack_that_needs_all_of_staging_gets_it_from_the_prefetch": {
+        "nothing is prefetched while a pack waits": drop("Residency._go_ahead", "not self._num_packing"),
+    },
+    "test_every_budget_keeps_its_limits_and_the_bytes": {
+        "no budget at all is enough": drop("HostBooks.admits_move", "self.staging.used_bytes == 0"),
+    },
+    "test_small_tensors_are_held_within_host_and_staging": {
+        "small tensors that stay noted take no room that is used": always(
+            "HostBooks.may_stay_noted", "self.staging.fits(nbytes + self.excess_bytes)"
+        ),
+    },
+    "test_put_has_the_newest_small_tensor_give_way": {
+        "small tensors make way for what has to move": never("Moves.examine", "self.books.noted_bytes"),
+    },
+    "test_forward_alone_is_held_within_both_budgets_and_one_tensor": {
+        "a waiting pack holds no room": before(
+            "Moves.admit", "self.blocked.append(record)", "self.books.charge(record, self.books.staging)"
+        ),
+    },
+    "test_budget_of_one_byte_less_writes_what_was_saved_first": {
+        "a spill takes its staging before it starts": drop(
+            "Moves._queue_spill", "self.books.charge(record, self.books.staging)"
+        ),
+    },
+    "test_what_staging_took_counts_for_what_is_new_only_as_host_lets_go_of_it": {
+        "what starts to move stays within both windows": replace(
+            "HostBooks.admits_move", "nbytes if from_host else ...", "nbytes"
+        ),
+        "what is fetched ahead stays within both windows": replace(
+            "HostBooks.window_for_prefetch", "nbytes + self.excess_bytes", "nbytes"
+        ),
+    },
+    "test_one_tensor_that_overdraws_staging_is_not_counted_as_the_hosts": {
+        "host memory is told within its budget": drop("HostBooks.used_bytes", "self.host_bytes - host"),
+    },
+    "test_several_of_the_largest_are_written_at_once_out_of_the_host_budget": {
+        "several of the largest move at once": drop("Moves._try_admit", "self.books.grow_staging(nbytes)"),
+    },
+    "test_prefetch_takes_staging_then_host_and_never_overdraws": {
+        "what is fetched ahead has its own room": replace(
+            "HostBooks.window_for_prefetch", "return None", "return self.staging"
+        ),
+    },
+    "test_allocate_beyond_the_slab_gives_a_mapping_of_its_own": {
+        "a fragmented slab takes a one-off slot": replace(
+            "Slab.allocate",
+            "return Slot(...)",
+            "raise MemoryError",
+            inside="if self._warm.longest_bytes < size and ...: ...",
+        ),
+    },
+    ("test_store_budgets.py", "test_residency_threads.py"): {
+        "the host budget is never exceeded": always("Moves._stay", "self.books.host.fits(record.nbytes)"),
+    },
+    "test_put_goes_on_when_the_queued_handles_are_dropped": {
+        "what finalizers freed lets the others go on": replace(
+            "Residency._drain", "self.moves.drain()", "self.moves.drain() and False"
+        ),
+    },
+    "test_put_goes_on_when_a_handle_has_only_begun_to_die": {
+        "whoever waits is told when a write is passed over": drop(
+            "Residency.begin_spill", "self.moves.withdraw(record)\nself._advance()"
+        ),
+    },
+    "test_small_records_are_written_when_somebody_waits": {
+        "whoever waits has small records written": drop("Residency._wait", "self.moves.engine.hurry()"),
+    },
+}

@@ -1,0 +1,35 @@
+"""R12: No file, thread or record outlives its owner."""
+
+from __future__ import annotations
+
+from .changes import drop, replace
+
+MUTATIONS = {
+    "test_get_every_dtype_returns_the_same_bits": {
+        "files have no name": replace("open_unnamed", "os.open(...)", "tempfile.mkstemp(dir=directory)[0]"),
+    },
+    "test_segment_without_o_tmpfile_has_no_name_either": {
+        "files have no name where O_TMPFILE is unknown": drop("open_unnamed", "os.unlink(name)"),
+    },
+    "test_store_unreferenced_without_close_ends_by_itself": {
+        "the last reference ends the store": drop("Core._start_engine", "user=store"),
+    },
+    "test_stores_opened_and_closed_often_leave_nothing": {
+        "an engine that ends frees what is on disk": drop("Engine._main", "await disk.close()"),
+    },
+    "test_close_waits_for_a_return_that_is_on_its_way": {
+        "a store that is closed ends the thread that returns memory": drop(
+            "Core.close", "self.returner.stop(deadline_seconds)"
+        ),
+    },
+    "test_last_reference_ends_the_thread": {
+        "a store that nobody refers to ends the thread that returns memory": drop(
+            "Core._store_died", "self.returner.request_stop()"
+        ),
+    },
+    "test_killed_client_is_cleaned_up_after_the_grace_period": {
+        "what a lost client has stored is freed when its lease ends": replace(
+            "Daemon._start_grace", "self.limits.grace_seconds", "1e6", inside="loop.call_later(...)"
+        ),
+    },
+}

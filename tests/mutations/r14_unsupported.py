@@ -1,0 +1,81 @@
+"""R14: A tensor that cannot be stored stays where it is, comes back right, and is counted."""
+
+from __future__ import annotations
+
+from .changes import always, drop, never, replace
+
+MUTATIONS = {
+    "test_unsupported_kind_saved_right_value_and_counted": {
+        "subclasses stay": never("storage_of", "kind is not torch.Tensor and kind is not torch.nn.Parameter"),
+        "sparse tensors stay": replace(
+            "storage_of", "return None", "raise", inside="try: ...\nexcept RuntimeError: ..."
+        ),
+        "zeros without memory stay": replace("storage_of", "None if not address and storage.nbytes() else ...", "..."),
+        "quantized tensors stay": drop("storage_of", "tensor.is_quantized"),
+        "what stays is counted by reason": drop("_Scope.keep", "self._books.count_kept(reason, bytes_of(tensor))"),
+    },
+    "test_transform_under_a_scope_is_refused_with_advice": {
+        "the refusal of torch.func says what to do": drop("_advise", "error.add_note(advice)"),
+    },
+    "test_nested_tensors_same_bits": {
+        "nested tensors stay": drop("storage_of", "tensor.is_nested"),
+    },
+    "test_put_of_an_inference_tensor_as_it_was_then": {
+        "inference tensors are copied when put": drop("TierStore.put", "tensor = tensor.clone()"),
+    },
+    "test_transform_inside_keep_resident_without_hooks_gives_the_same": {
+        "keep_resident(hooks=False) lets torch.func run": replace(
+            "keep_resident._enter", "top_hooks(False) is not None", "False and top_hooks(False) is not None"
+        ),
+    },
+    "test_all_hooks_are_back_where_they_were": {
+        "afterwards the hooks are back": replace("_put_back", "starmap(push_hooks, ...)", "zip(...)"),
+    },
+    "test_leaf_with_an_attribute_comes_back_as_without_hooks_of_ours": {
+        "a kept tensor of a subclass comes back itself": always(
+            "Kept.__init__", "not tensor.is_leaf or may_become_an_output(tensor)"
+        ),
+        "a kept tensor without gradient comes back itself": replace(
+            "Kept.__init__",
+            "tensor.is_leaf",
+            "tensor.is_leaf and tensor.requires_grad",
+            inside="tensor if ... else ...",
+        ),
+        "a tensor whose attributes would be lost is not stored": never(
+            "_Scope.pack", "attributes_of(tensor) is not None and not tensor.requires_grad"
+        ),
+    },
+    "test_attribute_of_a_result_set_after_packing_as_without_hooks_of_ours": {
+        "what a subclass makes of its detach is asked when backward begins": replace(
+            "Kept.unpack", "tensor if itself is None else ...", "tensor"
+        ),
+    },
+    "test_subclass_that_answers_nobody_is_not_asked": {
+        "a subclass is not asked by the hooks": replace(
+            "Kept.__init__", "with DisableTorchFunction(): ...", "if True: ..."
+        ),
+    },
+    "test_only_attributes_that_would_come_back_keep_a_tensor_in_memory": {
+        "attributes that autograd drops keep nothing in memory": replace(
+            "_Scope.pack",
+            "attributes_of(tensor) is not None and not tensor.requires_grad",
+            "attributes_of(tensor) is not None",
+        ),
+    },
+    "test_stored_tensor_is_not_asked_for_attributes_by_making_it_a_dict": {
+        "asking for attributes makes no dict": replace(
+            "attributes_of", "object.__getstate__", "lambda tensor: tensor.__dict__ or None"
+        ),
+    },
+    "test_without_an_attribute_comes_back_with_its_class_and_one_set_later": {
+        "a stored tensor that lives is handed out itself": always("SavedTensor.unpack", "itself is None"),
+    },
+    "test_view_is_gone_its_base_is_not_taken_for_it": {
+        "the base of a saved view is not handed out": always("_Scope.pack", "base is None", inside="itself = ..."),
+    },
+}
+
+UNSHOWN = {
+    "tensors of other devices stay": "those of meta lie nowhere either; no other can be made here",
+    "wrappers of functional transforms stay": "hooks are given what they wrap: a second line of defence",
+}

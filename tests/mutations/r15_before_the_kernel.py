@@ -1,0 +1,24 @@
+"""R15: No byte of a saved tensor is read before the kernel that fills it has run."""
+
+from __future__ import annotations
+
+from .changes import always, drop, replace
+
+MUTATIONS = {
+    "test_what_the_newest_node_saved_is_not_read_before_another_saves": {
+        "the newest node's tensors are not read yet": always(
+            "NotedLog.settled", "self.is_settled or self.nodes[index] != self.newest_node"
+        ),
+        "a pack of a later node settles what was saved before": drop(
+            "NotedLog.settled", "self.nodes[index] != self.newest_node"
+        ),
+    },
+    "test_what_the_newest_node_saved_is_not_read_when_it_saves_more": {
+        "not before the last tensor of the node either": replace(
+            "NotedLog.settled", "self.nodes[index] != self.newest_node", "index + 1 < len(self.nodes)"
+        ),
+    },
+    "test_input_let_go_later_taken_by_flush": {
+        "the end of the scope settles what is left": drop("_Scope.settle", "log.is_settled = True"),
+    },
+}

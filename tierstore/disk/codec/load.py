@@ -1,0 +1,218 @@
+"""Measures how busy disk and cores are, for the choice of a codec. Pure except for `read_machine` and the cores.
+
+No call of this module waits; reading /proc/stat takes some tens of microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from .figures import Load
+
+__all__ = [
+    "SMALLEST_TIMED_BYTES",
+    "Direction",
+    "LoadMeter",
+    "Readings",
+    "TransferClock",
+    "available_cores",
+    "quota_cores",
+    "read_machine",
+]
+
+Direction = Literal["write", "read"]
+
+SMALLEST_TIMED_BYTES = 2**20
+"""Shorter transfers time the system call, not the disk."""
+
+_LEAST_TRANSFERS = 4
+_LEAST_BYTES = 4 * 2**20
+_MEMORY_SECONDS = 0.5
+_CGROUP = Path("/sys/fs/cgroup")
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class TransferClock:
+    """Finds the speed of all transfers of a direction together, from the times at which each begins and ends.
+
+    A single transfer says little about a disk that serves four at once. So bytes are counted against the time in which
+    any transfer runs; while writes and reads run together, each direction gets its share of that time. Any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._new_speeds: deque[tuple[Direction, float]] = deque()
+        self._running = {"write": 0, "read": 0}
+        self._busy_seconds = {"write": 0.0, "read": 0.0}
+        self._moved_bytes = {"write": 0, "read": 0}
+        self._num_moved = {"write": 0, "read": 0}
+        self._now = 0.0
+
+    @contextmanager
+    def timed(self, direction: Direction, num_bytes: int) -> Iterator[None]:
+        """Around a transfer at the device, on the thread that waits for it. One that is too short is not counted."""
+        if num_bytes < SMALLEST_TIMED_BYTES:
+            yield
+            return
+        moved_bytes = 0
+        with self._lock:
+            self.begin(direction, time.perf_counter())
+        try:
+            yield
+            moved_bytes = num_bytes
+        finally:
+            with self._lock:
+                speed = self.end(direction, time.perf_counter(), moved_bytes)
+            if speed is not None:
+                self._new_speeds.append((direction, speed))
+
+    def new_speeds(self) -> Iterator[tuple[Direction, float]]:
+        """The bytes per second that were found since the last call, with their direction."""
+        while self._new_speeds:
+            yield self._new_speeds.popleft()
+
+    def begin(self, direction: Direction, now: float) -> None:
+        """A transfer begins at `now`, in seconds of a steady clock."""
+        self._advance(now)
+        self._running[direction] += 1
+
+    def end(self, direction: Direction, now: float, num_bytes: int) -> float | None:
+        """A transfer ended (0 bytes: it failed); the bytes per second of late, once some have ended since the last."""
+        self._advance(now)
+        self._running[direction] -= 1
+        self._moved_bytes[direction] += num_bytes
+        self._num_moved[direction] += 1
+        moved_bytes, busy_seconds = self._moved_bytes[direction], self._busy_seconds[direction]
+        if self._num_moved[direction] < _LEAST_TRANSFERS or moved_bytes < _LEAST_BYTES or busy_seconds <= 0:
+            return None
+        self._num_moved[direction], self._moved_bytes[direction], self._busy_seconds[direction] = 0, 0, 0.0
+        return moved_bytes / busy_seconds
+
+    def _advance(self, now: float) -> None:
+        num_running = sum(self._running.values())
+        if num_running:
+            for direction, num in self._running.items():
+                self._busy_seconds[direction] += (now - self._now) * num / num_running
+        self._now = now
+
+
+class Readings(NamedTuple):
+    """Clocks of the machine, in seconds.
+
+    Attributes:
+        wall: a steady clock.
+        idle: of all cores that the process may run on together; None where the kernel does not tell.
+        process: CPU time of the process, all threads.
+    """
+
+    wall: float
+    idle: float | None
+    process: float
+
+
+class LoadMeter:
+    """Averages over about the last second.
+
+    Args:
+        num_cores: that this process may use.
+        first: the clocks as they are now.
+    """
+
+    def __init__(self, num_cores: float, first: Readings) -> None:
+        self._num_cores = num_cores
+        self._last = first
+        self._own_seconds = 0.0
+        self._disk_seconds: float | None = 0.0
+        self._load: Load | None = None
+
+    def count(self, cpu_seconds: float, disk_seconds: float | None) -> None:
+        """A job ended.
+
+        Args:
+            cpu_seconds: that it took.
+            disk_seconds: that the disk would have needed for it, unencoded; None where that is not known.
+        """
+        self._own_seconds += cpu_seconds
+        if disk_seconds is None or self._disk_seconds is None:
+            self._disk_seconds = None
+        else:
+            self._disk_seconds += disk_seconds
+
+    def update(self, readings: Readings) -> Load:
+        """The load of late, with the time since the last update taken in."""
+        wall_seconds = max(readings.wall - self._last.wall, 1e-9)
+        others_seconds = max(0.0, readings.process - self._last.process - self._own_seconds)
+        free_seconds = self._num_cores * wall_seconds - others_seconds
+        if readings.idle is not None and self._last.idle is not None:
+            free_seconds = min(free_seconds, readings.idle - self._last.idle + self._own_seconds)
+        demand = 1.0 if self._disk_seconds is None else min(1.0, self._disk_seconds / wall_seconds)
+        newest = Load(demand, max(0.0, free_seconds) / wall_seconds)
+        weight = 1 - math.exp(-wall_seconds / _MEMORY_SECONDS)
+        known = self._load or newest
+        self._load = Load(*(old + weight * (new - old) for old, new in zip(known, newest, strict=True)))
+        self._last, self._own_seconds, self._disk_seconds = readings, 0.0, 0.0
+        return self._load
+
+
+def read_machine() -> Readings:
+    """The clocks now."""
+    return Readings(time.perf_counter(), _idle_seconds(), time.process_time())
+
+
+def _idle_seconds() -> float | None:
+    """Idle time of the cores that this process may run on; proc(5): fields 4 and 5 of a core's line in /proc/stat."""
+    allowed = {b"cpu%d" % core for core in os.sched_getaffinity(0)}
+    try:
+        with open("/proc/stat", "rb") as stat:
+            lines = [line.split() for line in stat if line.startswith(b"cpu")]
+        return sum(int(line[4]) + int(line[5]) for line in lines if line[0] in allowed) / _TICKS_PER_SECOND
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def available_cores() -> float:
+    """How many cores this process may use: its affinity, and its container's or service's quota."""
+    allowed = float(len(os.sched_getaffinity(0)))
+    return min(allowed, quota_cores() or allowed)
+
+
+def quota_cores() -> float | None:
+    """The quota by the CPU cgroups above this process (cgroups(7), version 2 and 1); None: they set none."""
+    return min(_quotas(), default=None)
+
+
+def _quotas() -> Iterator[float]:
+    for folder, files in _cpu_cgroups():
+        try:
+            quota, period = " ".join((folder / file).read_text() for file in files).split()
+            if quota not in ("max", "-1"):
+                yield int(quota) / int(period)
+        except (OSError, ValueError, ZeroDivisionError):
+            continue  # this level has no CPU controller, or is not ours to read
+
+
+def _cpu_cgroups() -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """The CPU cgroups of the process and all above it, each with the names of its quota's files.
+
+    Where a container's own cgroup is mounted as the root, /proc may still show the host's path, which is missing then.
+    """
+    for controller, root, files in (
+        ("", _CGROUP, ("cpu.max",)),
+        ("cpu", _CGROUP / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")),
+    ):
+        yield root, files
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, group = line.split(":", 2)
+            if controller in controllers.split(","):
+                folder = root / group.lstrip("/")
+                while folder != root and folder.is_relative_to(root):
+                    yield folder, files
+                    folder = folder.parent

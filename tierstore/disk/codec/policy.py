@@ -1,0 +1,127 @@
+"""The `codec` option at work: gives the order for each record, and learns from how it went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from ..location import Location
+from ..orders import ReadReport, WriteOrder, Written
+from ..tier import Kind
+from .choice import SMALLEST_PROBED_BYTES, CodecChooser
+from .codec import NO_CODEC, Codec
+from .figures import UNKNOWN_LOAD
+from .load import SMALLEST_TIMED_BYTES, LoadMeter, TransferClock, available_cores, read_machine
+from .probing import content_of
+
+__all__ = ["OTHER_KINDS", "CodecPolicy"]
+
+OTHER_KINDS = "others"
+"""The name under which kinds are counted that have no entry of their own."""
+
+_MOST_KINDS = 1024
+_LONGEST_NAME = 128  # of a dtype and an origin; those that PyTorch gives have some 50 letters
+_METER_EVERY_SECONDS = 0.1
+
+
+class CodecPolicy:
+    """A fixed codec, or the choice of one per kind of record. Lives on one loop; never blocks.
+
+    Args:
+        fixed: the codec of all records; None: "auto".
+        num_at_once: how many records may be encoded at a time.
+
+    Attributes:
+        clock: takes the time of each transfer of unencoded bytes; None: the codec is fixed, so no speed is needed.
+    """
+
+    def __init__(self, fixed: Codec | None, num_at_once: int) -> None:
+        self._fixed = fixed
+        self._chooser = CodecChooser(num_lanes=num_at_once)
+        self.clock = None if fixed is not None else TransferClock()
+        self._meter = LoadMeter(available_cores(), read_machine())
+        self._metered_at = time.perf_counter()
+        self._load = UNKNOWN_LOAD
+        self._kinds: dict[int, Kind] = {}  # of live records, for what reading them teaches
+        self._counts: dict[str, dict[str, int]] = {}
+
+    def kind_of(self, kind: Kind, source: memoryview) -> Kind:
+        """The record's kind, with the result of a look at its bytes, if that may decide anything."""
+        if self._fixed is not None or len(source) < SMALLEST_PROBED_BYTES:
+            return kind
+        return kind._replace(content=content_of(source, kind))
+
+    def order(self, kind: Kind, num_bytes: int, seed: int | None, *, is_space_short: bool) -> WriteOrder:
+        """The order for the next record; `seed` is its checksum's."""
+        itemsize_bytes = max(1, kind.itemsize_bytes)
+        if self._fixed is not None:
+            return WriteOrder(self._fixed, itemsize_bytes, seed, probe=False)
+        self._update_load()
+        choice = self._chooser.choose(kind, num_bytes, self._load, is_space_short=is_space_short)
+        return WriteOrder(choice.codec, itemsize_bytes, seed, choice.probe, choice.worst_ratio)
+
+    def learn_written(self, key: int, kind: Kind, num_bytes: int, order: WriteOrder, written: Written) -> str:
+        """Take in how a write went; returns the kind's name in `choices`."""
+        name = self._count(kind, str(written.codec))
+        if self._fixed is not None:
+            return name
+        self._learn_speeds()
+        if num_bytes >= SMALLEST_PROBED_BYTES:
+            self._kinds[key] = kind
+        self._meter.count(written.cpu_seconds, self._chooser.disk_seconds(num_bytes, 0))
+        self._chooser.learn_samples(kind, num_bytes, written.samples)
+        is_value = written.value is not None  # whose bytes the index writes: no transfer was paid for, or timed
+        if not is_value or order.codec != NO_CODEC:
+            self._chooser.learn_written(
+                kind, num_bytes, order.codec, written.encoded_bytes, written.cpu_seconds, written.lane_seconds
+            )
+        if not is_value and written.codec != NO_CODEC and written.encoded_bytes >= SMALLEST_TIMED_BYTES:
+            speed = written.encoded_bytes / max(written.write_seconds, 1e-9)
+            self._chooser.learn_write_speed(speed, is_lower_bound=True)
+        return name
+
+    def learn_read(self, key: int, location: Location, report: ReadReport) -> None:
+        """Take in how a read went."""
+        if self._fixed is not None:
+            return
+        self._learn_speeds()
+        codec = Codec(location.codec, location.level)
+        self._meter.count(report.cpu_seconds, self._chooser.disk_seconds(0, location.logical_bytes))
+        is_value = location.segment is None  # read from memory: there was no transfer
+        if (kind := self._kinds.get(key)) is not None and (not is_value or codec != NO_CODEC):
+            self._chooser.learn_read(kind, location.logical_bytes, codec, report.cpu_seconds, report.lane_seconds)
+        if not is_value and codec != NO_CODEC and location.encoded_bytes >= SMALLEST_TIMED_BYTES:
+            speed = location.encoded_bytes / max(report.read_seconds, 1e-9)
+            self._chooser.learn_read_speed(speed, is_lower_bound=True)
+
+    def forget(self, key: int) -> None:
+        """The record is gone."""
+        self._kinds.pop(key, None)
+
+    def choices(self) -> Mapping[str, Mapping[str, int]]:
+        """How many records were stored with each codec, by kind; any thread."""
+        return {kind: dict(counts) for kind, counts in list(self._counts.items())}
+
+    def _learn_speeds(self) -> None:
+        if self.clock is not None:
+            for direction, speed in self.clock.new_speeds():
+                if direction == "write":
+                    self._chooser.learn_write_speed(speed)
+                else:
+                    self._chooser.learn_read_speed(speed)
+
+    def _update_load(self) -> None:
+        now = time.perf_counter()
+        if now - self._metered_at >= _METER_EVERY_SECONDS:
+            self._metered_at = now
+            self._load = self._meter.update(read_machine())
+
+    def _count(self, kind: Kind, codec: str) -> str:
+        name = f"{kind.dtype} {kind.origin}".strip()[:_LONGEST_NAME] or "unknown"
+        if kind.content:
+            name += f", {kind.content}"
+        if name not in self._counts and len(self._counts) >= _MOST_KINDS:
+            name = OTHER_KINDS
+        counts = self._counts.setdefault(name, {})
+        counts[codec] = counts.get(codec, 0) + 1
+        return name

@@ -1,0 +1,165 @@
+"""The LMDB environment of an index: opened in a file of its own, with a map that grows. Blocking calls.
+
+The map begins small, because a map for all of the disk budget breaks `ulimit -v`. Forked children do not get it, and
+LMDB's descriptors are closed in programs that the process starts.
+
+Never `writemap`: on a full disk it ends the process with SIGBUS. `sync=False`: a commit survives the process, since
+its pages go to the page cache and the one that makes it valid last; it does not survive a power loss.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+
+import lmdb
+
+from .allocator import round_up
+from .codec.codec import DamagedBytesError
+from .forking import Inode, descriptors_of, inode_of
+from .linux import address_of, dont_fork, has_addresses_for, mapping_around
+from .values import MAP_SPARE_BYTES
+
+__all__ = ["Environment"]
+
+_FORMAT = b"tierstore 1"
+_FIRST_MAP_BYTES = 64 * 2**20
+_ROOM_TO_DELETE_BYTES = 2 * 2**20
+
+
+class Environment:
+    """One LMDB environment. Every method blocks; no two calls may overlap (`lock=False`: see `index.py`).
+
+    Args:
+        file: open for reading and writing, also one without a name (it is reached through /proc/self/fd); the
+            environment closes it.
+        map_bytes: the most address space that the map may take, as `map_bytes_for` says.
+        tables: their names.
+
+    Attributes:
+        begin: begins a transaction, as `lmdb.Environment.begin`.
+        tables: open, in the order of their names; made where they were not there.
+        map_start: the address at which the map begins; None: it could not be found out.
+        damage: what LMDB said of its own pages when a change met them, or when it lost its map; None: nothing. From
+            then on changes fail, that one or others, for as long as this file is used. The index sets it too.
+
+    Raises:
+        lmdb.Error, DamagedBytesError: the file is damaged, or the map cannot be made.
+        OSError: likewise. In all cases `file` is closed.
+    """
+
+    def __init__(self, file: io.FileIO, map_bytes: int, tables: Sequence[bytes]) -> None:
+        self.damage: lmdb.Error | None = None
+        self._file = file
+        self._inode = inode_of(file.fileno())
+        self._most_map_bytes = map_bytes
+        try:
+            first_bytes = max(_FIRST_MAP_BYTES, 2 * round_up(os.fstat(file.fileno()).st_size))
+            self._lmdb = lmdb.open(
+                f"/proc/self/fd/{file.fileno()}",
+                map_size=min(first_bytes, map_bytes),
+                subdir=False,
+                lock=False,
+                sync=False,
+                readahead=True,
+                mode=0o600,
+                max_dbs=len(tables),
+            )
+        except BaseException:
+            file.close()
+            raise
+        try:
+            self.begin = self._lmdb.begin
+            self._cover_pages()
+            self.tables = [self._lmdb.open_db(name) for name in tables]
+            self.map_start = self._keep_from_children()
+            for descriptor in self.descriptors():
+                os.set_inheritable(descriptor, False)  # LMDB leaves its first one open across exec
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def inode(self) -> Inode:
+        """The file's inode."""
+        return self._inode
+
+    @property
+    def map_bytes(self) -> int:
+        """How much address space the map takes now."""
+        return int(self._lmdb.info()["map_size"])
+
+    def try_to_write(self) -> None:
+        """Commit an empty change, which takes pages from the list of free ones.
+
+        Raises:
+            lmdb.Error, OSError: that list is damaged, or there is no room; nothing changed.
+        """
+        with self.begin(write=True) as transaction:
+            transaction.put(b"format", _FORMAT)
+
+    def grow(self, *, frees: bool) -> bool:
+        """Make the map longer; False: it has room for all of the budget already.
+
+        Args:
+            frees: the change that needs the room only deletes, and so may take the last addresses, which others leave.
+
+        Raises:
+            lmdb.Error: the process has no addresses for it; the map is as it was.
+            OSError: the map has grown, and forked children will have it too.
+        """
+        map_bytes = self.map_bytes
+        if map_bytes >= self._most_map_bytes:
+            return False
+        for more_bytes in (map_bytes, MAP_SPARE_BYTES, *([_ROOM_TO_DELETE_BYTES] if frees else [])):
+            longer_bytes = min(map_bytes + more_bytes, self._most_map_bytes)
+            # LMDB gives its map up before it asks for the longer one, and has none if that is refused.
+            if has_addresses_for(longer_bytes - map_bytes if frees else longer_bytes):
+                self._lengthen_map(longer_bytes)
+                return True
+        needed = f"the index needs {MAP_SPARE_BYTES} more bytes of addresses than the process may have"
+        raise lmdb.MapFullError(f"{needed}; raise `ulimit -v`")
+
+    def descriptors(self) -> list[int]:
+        """Every descriptor of this process that refers to the file, LMDB's own included."""
+        return descriptors_of({self._inode})
+
+    def close(self) -> None:
+        """Close the environment and the file; idempotent. Without a name, the file is gone."""
+        self._lmdb.close()
+        self._file.close()
+
+    def _cover_pages(self) -> None:
+        """Make the file as long as the pages it claims to have: a page of zeros is an error, one beyond it a SIGBUS.
+
+        LMDB leaves it shorter itself, where the last pages were never written.
+        """
+        page_bytes = self._lmdb.stat()["psize"]
+        claimed_bytes = (self._lmdb.info()["last_pgno"] + 1) * page_bytes
+        if claimed_bytes > self._most_map_bytes:
+            raise DamagedBytesError(f"at most {self._most_map_bytes} bytes", f"{claimed_bytes}")
+        if os.fstat(self._file.fileno()).st_size < claimed_bytes:
+            os.ftruncate(self._file.fileno(), claimed_bytes)
+
+    def _keep_from_children(self) -> int | None:
+        """Leave the map out of forked children; returns where it starts, None if that cannot be found out."""
+        with self.begin() as transaction:
+            is_new = transaction.get(b"format") is None
+        if is_new:
+            self.try_to_write()
+        with self.begin(buffers=True) as transaction:
+            found = mapping_around(address_of(memoryview(transaction.get(b"format", b""))))
+        if found is None:
+            return None
+        dont_fork(*found)
+        return found[0]
+
+    def _lengthen_map(self, map_bytes: int) -> None:
+        try:
+            self._lmdb.set_mapsize(map_bytes)
+        except lmdb.Error as error:  # others took the addresses meanwhile, and LMDB would read where nothing is
+            self.damage = error
+            self._lmdb.close()
+            raise
+        self.map_start = self._keep_from_children()

@@ -1,0 +1,84 @@
+"""The orders that the disk tier gives to the jobs of its I/O pool, and the reports that come back. Plain values."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .codec.codec import Codec
+from .codec.figures import Sample
+
+__all__ = ["Place", "ReadReport", "WriteOrder", "Written"]
+
+
+class Place(NamedTuple):
+    """A range of an open file.
+
+    Attributes:
+        descriptor: of the file; O_DIRECT unless `alignment_bytes` is 1.
+        offset: where the range starts, a multiple of 4096 if the descriptor is O_DIRECT.
+        num_bytes: its length.
+        alignment_bytes: the alignment that the descriptor asks of memory.
+    """
+
+    descriptor: int
+    offset: int
+    num_bytes: int
+    alignment_bytes: int
+
+
+class WriteOrder(NamedTuple):
+    """How to write a record.
+
+    Attributes:
+        codec: how to encode it, as long as that shrinks it.
+        itemsize_bytes: the byte planes' stride.
+        seed: of the checksum; None: make none.
+        probe: also try the candidates of "auto" on a sample.
+        worst_ratio: give up encoding, and store the bytes as they are, where it shrinks them less than this.
+    """
+
+    codec: Codec
+    itemsize_bytes: int
+    seed: int | None
+    probe: bool
+    worst_ratio: float = 1.0
+
+
+class Written(NamedTuple):
+    """How a write went.
+
+    Attributes:
+        codec: how the record was really encoded.
+        encoded_bytes: its length now.
+        head_bytes: the unaligned head's length, of an unencoded record in an extent.
+        checksum: None if none was asked for.
+        value: the encoded bytes, where they were small enough for the index (nothing was written then).
+        cpu_seconds: of this thread, for everything but the probe; encoding in vain included.
+        write_seconds: spent in the device.
+        samples: the probe's findings.
+        lane_seconds: of an encoded record, from its first byte to its last, waits for a core included; else None.
+    """
+
+    codec: Codec
+    encoded_bytes: int
+    head_bytes: int
+    checksum: int | None
+    value: bytes | memoryview | None
+    cpu_seconds: float
+    write_seconds: float
+    samples: tuple[Sample, ...]
+    lane_seconds: float | None = None
+
+
+class ReadReport(NamedTuple):
+    """How a read went.
+
+    Attributes:
+        read_seconds: spent in the device.
+        cpu_seconds: of this thread, for everything.
+        lane_seconds: of an encoded record, from its first byte to its last, waits for a core included; else None.
+    """
+
+    read_seconds: float
+    cpu_seconds: float
+    lane_seconds: float | None = None

@@ -1,0 +1,335 @@
+"""Messages over a connected unix socket, in frames, with descriptors. For one loop."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import errno
+import os
+import select
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..errors import ProtocolError
+from .frames import FrameReader, encoded, frame_of
+from .messages import ClientMessage, DaemonMessage
+
+__all__ = ["Channel"]
+
+_RECEIVE_BYTES = 256 * 2**10
+_MOST_DESCRIPTORS = 8
+"""That have arrived and no message has claimed: more than a frame's worth is an attack, or a bug."""
+
+
+class _Outgoing(NamedTuple):
+    frame: memoryview
+    descriptors: tuple[int, ...]
+
+
+class Channel:
+    """One connection. Lives on the running loop. No call blocks, or raises because of the peer.
+
+    Messages that are sent during one turn of the loop go out in as few frames as a peer accepts. When the peer is gone,
+    the messages that it had sent before are still handed over.
+
+    Args:
+        connection: connected; the channel closes it.
+        kinds: the messages that the peer may send, as `FrameReader`'s.
+        peer: who the peer is, for errors.
+        on_messages: called with each frame's messages, in order. If it raises, the connection ends; a ProtocolError
+            goes to `on_end` only, everything else on to the loop's exception handler as well.
+        on_end: called once, when the connection is over, with the reason; with None if the peer closed it, or if all is
+            sent (`end_when_sent` may call it before it returns). Not called after `close`.
+        frame_seconds: the longest that a frame may take to arrive once it has begun; None: no limit.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        kinds: object,
+        peer: str,
+        on_messages: Callable[[list[Any]], None],
+        on_end: Callable[[Exception | None], None],
+        *,
+        frame_seconds: float | None = None,
+    ) -> None:
+        connection.setblocking(False)
+        self.peer = peer
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._reader = FrameReader(kinds, peer)
+        self._on_messages = on_messages
+        self._on_end = on_end
+        self._descriptors: deque[int] = deque()
+        self._batch: list[msgspec.Raw] = []
+        self._batch_bytes = 0
+        self._outgoing: deque[_Outgoing] = deque()
+        self._outgoing_bytes = 0
+        self._frame_seconds = frame_seconds
+        self._frame_timer: asyncio.TimerHandle | None = None
+        self._is_open = True
+        self._is_listening = True
+        self._is_waiting = False  # for the socket to take more
+        self._ends_when_sent = False
+        self._lost: OSError | None = None  # why nothing can be sent any more
+        # The loop watches an epoll, not the socket: uvloop (0.23) reports an error of a descriptor once and then stops
+        # watching it, and a peer that leaves with something unread is one. Its last words, or the end, would be missed.
+        self._events = select.epoll()
+        self._events.register(connection, select.EPOLLIN)
+        self._loop.add_reader(self._events.fileno(), self._wake)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection is not over."""
+        return self._is_open
+
+    @property
+    def is_inside_frame(self) -> bool:
+        """Whether a frame has begun to arrive and not ended."""
+        return self._reader.is_inside_frame
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How many bytes were sent that the peer has not taken yet, this turn's messages included."""
+        return self._outgoing_bytes + self._batch_bytes
+
+    def send(self, message: ClientMessage | DaemonMessage) -> None:
+        """Send a message with the others of this turn of the loop. Dropped if the connection is over."""
+        if not self._can_send:
+            return
+        try:
+            raw = encoded(message)
+        except (ValueError, OverflowError) as error:  # we said what no frame can carry
+            self._loop.call_soon(self._end, error)
+            return
+        if not self._batch:
+            self._loop.call_soon(self._flush)
+        self._batch.append(raw)
+        self._batch_bytes += len(memoryview(raw))
+
+    def send_with(self, message: ClientMessage | DaemonMessage, descriptor: int) -> None:
+        """Send a message in a frame of its own, with a copy of the descriptor; the caller keeps the original.
+
+        Dropped if the connection is over.
+        """
+        self._collect()
+        if not self._can_send:
+            return
+        self._put_out(frame_of([message]), (os.dup(descriptor),))
+        self._loop.call_soon(self._flush)
+
+    def take_descriptor(self) -> int:
+        """The oldest descriptor that has arrived and not been taken; the caller closes it.
+
+        Raises:
+            ProtocolError: there is none.
+        """
+        if not self._descriptors:
+            raise ProtocolError(self.peer, "no descriptor came with the message that needs one")
+        return self._descriptors.popleft()
+
+    def stop_listening(self) -> None:
+        """Read nothing more from the peer. Messages can still be sent, and its end is still noticed. Idempotent."""
+        if self._is_open:
+            self._is_listening = False
+            self._watch()
+
+    def end_when_sent(self) -> None:
+        """Stop listening, send all that is to be sent, then close; idempotent. A peer that does not read delays it."""
+        if self._lost is not None:
+            self._end(self._lost)
+        if not self._is_open:
+            return
+        self._ends_when_sent = True
+        self.stop_listening()
+        self._flush()
+
+    def close(self) -> None:
+        """Close the socket, and every descriptor that nobody took; idempotent. Unsent messages are dropped."""
+        if not self._is_open:
+            return
+        self._loop.remove_reader(self._events.fileno())
+        self.abandon_after_fork()
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: close its copies of the descriptors; the parent's are untouched. The last call there."""
+        self._is_open = False
+        if self._frame_timer is not None:
+            self._frame_timer.cancel()
+        self._events.close()
+        self._connection.close()
+        self._drop_outgoing()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        for _, events in self._events.poll(0):
+            if events & select.EPOLLOUT:
+                self._write()
+            if self._is_listening and events & ~select.EPOLLOUT:
+                self._receive()
+            elif self._is_open and events & (select.EPOLLHUP | select.EPOLLERR):  # reported until something is done
+                self._lose(BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)))
+
+    def _watch(self) -> None:
+        events = (select.EPOLLIN if self._is_listening else 0) | (select.EPOLLOUT if self._is_waiting else 0)
+        self._events.modify(self._connection, events)
+
+    # --- in -------------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        if not self._is_open or not self._is_listening:
+            return
+        try:
+            data, descriptors, flags = _received(self._connection)
+        except (BlockingIOError, InterruptedError):
+            if self._lost is not None:
+                self._end(self._lost)
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        self._descriptors.extend(descriptors)
+        try:
+            self._hand_over(data, flags)
+        except ProtocolError as error:
+            self._end(error)
+        except BaseException as error:
+            self._end(error if isinstance(error, Exception) else None)
+            raise
+        if self._lost is not None:
+            self._loop.call_soon(self._receive)
+
+    def _hand_over(self, data: bytes, flags: int) -> None:
+        if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MOST_DESCRIPTORS:
+            raise ProtocolError(
+                self.peer, "more descriptors than messages that need one, or than this process can open"
+            )
+        if not data:
+            self._end(ProtocolError(self.peer, "it left inside a frame") if self.is_inside_frame else None)
+            return
+        frames = self._reader.feed(data)
+        self._time_frame(has_ended=bool(frames))
+        for messages in frames:
+            self._on_messages(messages)
+            if not self._is_open or not self._is_listening:
+                return
+
+    def _time_frame(self, *, has_ended: bool) -> None:
+        """Time the frame that has begun to arrive, from its first byte."""
+        if self._frame_timer is not None and (has_ended or not self.is_inside_frame):
+            self._frame_timer.cancel()
+            self._frame_timer = None
+        if self._frame_timer is None and self._frame_seconds is not None and self.is_inside_frame:
+            self._frame_timer = self._loop.call_later(self._frame_seconds, self._stalled)
+
+    def _stalled(self) -> None:
+        self._end(ProtocolError(self.peer, f"a frame that did not end within {self._frame_seconds:g} s"))
+
+    def _end(self, error: Exception | None) -> None:
+        if self._is_open:
+            self.close()
+            self._on_end(error)
+
+    # --- out ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _can_send(self) -> bool:
+        return self._is_open and self._lost is None
+
+    def _collect(self) -> None:
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        if batch and self._can_send:
+            for frame in _frames_of(batch):
+                self._put_out(frame, ())
+
+    def _put_out(self, frame: bytes, descriptors: tuple[int, ...]) -> None:
+        self._outgoing.append(_Outgoing(memoryview(frame), descriptors))
+        self._outgoing_bytes += len(frame)
+
+    def _flush(self) -> None:
+        try:
+            self._collect()
+        except ValueError as error:  # a message that is longer than a frame
+            self._end(error)
+        if self._can_send and not self._is_waiting:
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            while self._outgoing:
+                self._write_some()
+        except (BlockingIOError, InterruptedError):
+            self._wait_until_writable(True)
+            return
+        except OSError as error:
+            self._lose(error)
+            return
+        self._wait_until_writable(False)
+        if self._ends_when_sent:
+            self._end(None)
+
+    def _write_some(self) -> None:
+        outgoing = self._outgoing[0]
+        # A peer that is gone must not kill this process, whatever it has made of SIGPIPE.
+        sent = self._connection.sendmsg([outgoing.frame], _rights(outgoing.descriptors), socket.MSG_NOSIGNAL)
+        self._outgoing[0] = _Outgoing(outgoing.frame[sent:], ())
+        self._outgoing_bytes -= sent
+        for descriptor in outgoing.descriptors:
+            os.close(descriptor)
+        if sent == len(outgoing.frame):
+            self._outgoing.popleft()
+
+    def _lose(self, error: OSError) -> None:
+        """The peer takes no more bytes. Its last messages, such as the reason, may still be unread."""
+        if not self._is_listening:
+            self._end(error)
+            return
+        self._lost = error
+        self._wait_until_writable(False)
+        self._drop_outgoing()
+        self._receive()
+
+    def _drop_outgoing(self) -> None:
+        self._batch, self._batch_bytes, self._outgoing_bytes = [], 0, 0
+        while self._outgoing:
+            for descriptor in self._outgoing.popleft().descriptors:
+                os.close(descriptor)
+
+    def _wait_until_writable(self, is_waiting: bool) -> None:
+        if is_waiting != self._is_waiting:
+            self._is_waiting = is_waiting
+            self._watch()
+
+
+def _received(connection: socket.socket) -> tuple[bytes, list[int], int]:
+    """Receive; returns bytes, the descriptors that came with them (close-on-exec), and flags."""
+    # socket.recv_fds and send_fds ignore their flags (CPython up to 3.12 at least).
+    room = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
+    data, ancillary, flags, _ = connection.recvmsg(_RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) // descriptors.itemsize * descriptors.itemsize])
+    return data, list(descriptors), flags
+
+
+def _rights(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+
+
+def _frames_of(messages: Sequence[msgspec.Raw]) -> list[bytes]:
+    """As few frames as a peer accepts."""
+    try:
+        return [frame_of(messages)]
+    except ValueError:
+        if len(messages) == 1:
+            raise
+    half = len(messages) // 2
+    return _frames_of(messages[:half]) + _frames_of(messages[half:])

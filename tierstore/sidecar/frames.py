@@ -1,0 +1,105 @@
+"""Frames: messages to bytes, and bytes to messages, in whatever pieces they arrive. No I/O, no clock, no threads.
+
+A connection is a stream of frames each way. A frame is its length (four bytes, little-endian, without themselves) and
+an array of messages in msgpack. So a peer that has several messages to send needs one frame for all of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from ..errors import ProtocolError
+from .messages import ClientMessage, DaemonMessage, fitting
+
+__all__ = ["MAX_FRAME_BYTES", "FrameReader", "encoded", "frame_of"]
+
+MAX_FRAME_BYTES = 2**20
+"""A longer frame is refused before any of it is kept."""
+
+_LENGTH = struct.Struct("<I")
+_MOST_COMPLAINT = 300  # it quotes the peer, who may have sent a frame full
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encoded(message: ClientMessage | DaemonMessage) -> msgspec.Raw:
+    """The message as msgpack, which `frame_of` takes too.
+
+    Raises:
+        ValueError: a text is not Unicode (a lone surrogate).
+        OverflowError: an integer has more than 64 bits.
+    """
+    return msgspec.Raw(_encoder.encode(message))
+
+
+def frame_of(messages: Sequence[ClientMessage | DaemonMessage | msgspec.Raw]) -> bytes:
+    """One frame of all the messages. The caller keeps the limits of their fields; the peer refuses longer ones.
+
+    Raises:
+        ValueError: it would be longer than a peer accepts, or a text is not Unicode (a lone surrogate).
+        OverflowError: an integer has more than 64 bits.
+    """
+    frame = bytearray(_LENGTH.size)
+    _encoder.encode_into(messages, frame, _LENGTH.size)
+    num_bytes = len(frame) - _LENGTH.size
+    if num_bytes > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {num_bytes} bytes; at most {MAX_FRAME_BYTES} are allowed")
+    _LENGTH.pack_into(frame, 0, num_bytes)
+    return bytes(frame)
+
+
+class FrameReader:
+    """Makes messages of what arrives, whatever pieces it arrives in.
+
+    Args:
+        kinds: the messages that the peer may send: `ClientMessage` or `DaemonMessage`.
+        peer: who the peer is, for errors.
+    """
+
+    def __init__(self, kinds: object, peer: str) -> None:
+        self._decoder = msgspec.msgpack.Decoder(list[kinds])  # type: ignore[valid-type]
+        self._peer = peer
+        self._buffer = bytearray()
+
+    @property
+    def is_inside_frame(self) -> bool:
+        """Whether a frame has begun to arrive and not ended."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes | memoryview) -> list[list[ClientMessage | DaemonMessage]]:
+        """Take in the next bytes; returns the frames that are complete now, each as its messages.
+
+        Raises:
+            ProtocolError: a frame is too long, or is not an array of messages that the peer may send. Frames before
+                it in the same call are lost: the connection is over.
+        """
+        self._buffer += data
+        try:
+            return self._complete_frames()
+        except ProtocolError:
+            self._buffer.clear()
+            raise
+
+    def _complete_frames(self) -> list[list[ClientMessage | DaemonMessage]]:
+        frames = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (num_bytes,) = _LENGTH.unpack_from(self._buffer, start)
+            if num_bytes > MAX_FRAME_BYTES:
+                raise ProtocolError(self._peer, f"a frame of {num_bytes} bytes; at most {MAX_FRAME_BYTES} are allowed")
+            end = start + _LENGTH.size + num_bytes
+            if len(self._buffer) < end:
+                break
+            frames.append(self._messages_of(bytes(self._buffer[start + _LENGTH.size : end])))
+            start = end
+        del self._buffer[:start]
+        return frames
+
+    def _messages_of(self, body: bytes) -> list[ClientMessage | DaemonMessage]:
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # deep nesting: the last
+            raise ProtocolError(self._peer, f"not a message: {fitting(str(error), _MOST_COMPLAINT)}") from error

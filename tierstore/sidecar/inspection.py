@@ -1,0 +1,104 @@
+"""Asks a living daemon for its report, over one short connection. Blocks; needs no loop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from os import PathLike
+from typing import TypeVar
+
+from ..errors import DaemonUnavailableError, ProtocolError
+from . import messages
+from .frames import FrameReader, frame_of
+
+__all__ = ["inspect_daemon"]
+
+T = TypeVar("T")
+
+_RECEIVE_BYTES = 256 * 2**10
+
+
+def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0) -> bytes:
+    """The report of the daemon that listens at `address`, in JSON (`daemon/report.py` says what is in it).
+
+    Args:
+        address: the path of its socket.
+        seconds: the longest to wait for the report, all in all.
+
+    Raises:
+        DaemonUnavailableError: nobody listens there, or it does not answer in time; or, from a PermissionError, it or
+            the system refuses.
+        ProtocolError: it speaks something else.
+    """
+    began_at = time.monotonic()
+    name = os.fspath(address)
+    cause: OSError
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            talk = _Talk(connection, name, began_at + seconds)
+            connection.settimeout(seconds)
+            connection.connect(name)
+            with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused already: then it says why
+                talk.say(messages.Hello((messages.VERSION,), f"tierstore, process {os.getpid()}"))
+            talk.hear(messages.Welcome)
+            talk.say(messages.Inspect())
+            return talk.hear(messages.Report).state
+    except TimeoutError as error:
+        reason, cause = "it does not answer", error
+    except _RefusedError as error:
+        reason, cause = f"it refuses: {error}", error
+    except OSError as error:
+        reason, cause = error.strerror or str(error), error
+    waited_seconds = time.monotonic() - began_at
+    raise DaemonUnavailableError(name, waited_seconds, reason, "nothing was changed") from cause
+
+
+class _RefusedError(PermissionError):
+    """The daemon said no, and why."""
+
+
+class _Talk:
+    """A connection that ends at `ends_at`, by the monotonic clock."""
+
+    def __init__(self, connection: socket.socket, peer: str, ends_at: float) -> None:
+        self._connection = connection
+        self._peer = f"the daemon at {peer}"
+        self._ends_at = ends_at
+        self._reader = FrameReader(messages.DaemonMessage, self._peer)
+        self._heard: deque[messages.ClientMessage | messages.DaemonMessage] = deque()
+
+    def say(self, message: messages.ClientMessage) -> None:
+        self._limit()
+        self._connection.sendall(frame_of([message]))
+
+    def hear(self, kind: type[T]) -> T:
+        """The next message, which must be of this kind. Blocks.
+
+        Raises:
+            ConnectionResetError: the daemon has closed the connection.
+            _RefusedError: it refuses.
+            ProtocolError: it says something else.
+            TimeoutError: it said nothing in time.
+        """
+        while not self._heard:
+            self._limit()
+            data = self._connection.recv(_RECEIVE_BYTES)
+            if not data:
+                raise ConnectionResetError("it has closed the connection")
+            for received in self._reader.feed(data):
+                self._heard.extend(received)
+        message = self._heard.popleft()
+        if isinstance(message, messages.Refused):
+            raise _RefusedError(message.reason)
+        if not isinstance(message, kind):
+            raise ProtocolError(self._peer, f"{type(message).__name__} instead of {kind.__name__}")
+        return message
+
+    def _limit(self) -> None:
+        remaining_seconds = self._ends_at - time.monotonic()
+        if remaining_seconds <= 0:
+            raise TimeoutError
+        self._connection.settimeout(remaining_seconds)

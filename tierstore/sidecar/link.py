@@ -1,0 +1,373 @@
+"""A session with the daemon that outlives its connections. On one loop.
+
+Requests wait through a lost connection: the link connects again, resumes the session, shares its slabs again and
+sends again what was not answered (`messages.py`, rule 5: that does no harm). When that has not worked for
+`reconnect_seconds`, the requests fail, but the link keeps them: a slot that they name is the daemon's until it has
+answered (rule 3). `reconnecting.py` decides when to try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..disk.forking import Inode, inode_of, not_while_forking
+from ..errors import DaemonUnavailableError, ProtocolError
+from . import messages
+from .channel import Channel
+from .reconnecting import Reconnecting, RefusedError, words_of
+from .shared_slab import SharedSlab
+from .silence import Silence
+
+__all__ = ["Answer", "DaemonLink", "Request"]
+
+_LONGEST_HANDSHAKE_SECONDS = 10.0
+_SIGNS_IN_A_HANDSHAKE = 4  # how often a daemon that takes its time is asked whether it lives
+_CLOSE_SECONDS = 5.0
+
+RequestMessage = messages.Write | messages.Read | messages.Discard
+Answer = messages.Stored | messages.Full | messages.Failed | messages.Bad | messages.Loaded | messages.Gone
+
+
+class Request:
+    """A request that the daemon has not answered yet.
+
+    Attributes:
+        message: as it was sent, and will be sent again after a reconnect.
+        answer: set when the answer comes; None: nobody waits for it.
+        on_late: called with an answer that nobody waits for; with None if the session is over and none will come.
+    """
+
+    def __init__(
+        self, message: messages.Write | messages.Read | messages.Discard, on_late: Callable[[Answer | None], None]
+    ) -> None:
+        self.message = message
+        self.answer: asyncio.Future[Answer] | None = None
+        self.on_late = on_late
+
+
+class DaemonLink:
+    """The client's end of a session.
+
+    Args:
+        address: the daemon's socket.
+        introduction: the message that opens the session.
+        reconnect_seconds: for how long a lost daemon is waited for.
+
+    Attributes:
+        opened: the daemon's answer to the introduction.
+        max_slab_bytes: the most that the daemon allows the session's slabs to have together.
+        on_unavailable: called when all who wait for the daemon must give up, with a function that makes their errors.
+        inodes: the sockets and slabs that a forked child has to give up.
+    """
+
+    def __init__(self, address: str, introduction: messages.Open, reconnect_seconds: float) -> None:
+        self.address = address
+        self.opened: messages.Opened
+        self.max_slab_bytes = 0
+        self.on_unavailable: Callable[[Callable[[], DaemonUnavailableError]], None] = lambda _: None
+        self.inodes: set[Inode] = set()
+        self._introduction = introduction
+        self._channel: Channel | None = None  # set while the session is open on it
+        self._greeting: asyncio.Future[Any] | None = None  # what the handshake waits for
+        self._handshake: asyncio.Timeout | None = None  # it waits no longer than that
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Request] = {}
+        self._reaching: list[asyncio.Future[None]] = []  # who waits until the session is open on a connection
+        self._handshake_seconds = _LONGEST_HANDSHAKE_SECONDS
+        self._slabs: dict[int, SharedSlab] = {}
+        self._reconnecting = Reconnecting(
+            reconnect_seconds, resume=self._resume, has_requests=lambda: bool(self._pending), tell=self._fail_all
+        )
+        self._silence = Silence(
+            self._reconnecting.patience_seconds,
+            is_owed=lambda: self._channel is not None and bool(self._pending),
+            ask=self._ask_for_life,
+            give_up=self._hangs,
+            call_later=lambda seconds, look: asyncio.get_running_loop().call_later(seconds, look),
+        )
+
+    async def open(self) -> None:
+        """Begin the session.
+
+        Raises:
+            DaemonUnavailableError: there is no daemon, or it refuses.
+            ProtocolError: it speaks another version, or something else.
+        """
+        started = time.monotonic()
+        try:
+            answer = await self._connect(self._introduction, _LONGEST_HANDSHAKE_SECONDS)
+        except OSError as error:
+            waited = time.monotonic() - started
+            raise DaemonUnavailableError(self.address, waited, words_of(error), "nothing was stored") from error
+        if not isinstance(answer, messages.Opened):
+            self._drop()
+            raise ProtocolError(self.address, f"{type(answer).__name__} instead of Opened")
+        self.opened = answer
+
+    def share(self, slab: SharedSlab) -> None:
+        """Let the daemon read and write a slab from now on."""
+        self._slabs[slab.number] = slab
+        if self._channel is not None:
+            self._channel.send_with(messages.Slab(slab.number, slab.num_bytes), slab.descriptor)
+
+    async def reach(self) -> None:
+        """Return when the session is open on a connection: at once, unless the connection was lost.
+
+        Raises:
+            DaemonUnavailableError: the daemon has not come back in time.
+        """
+        if self._reconnecting.ended_because is not None:
+            raise self._unavailable(self._reconnecting.ended_because, 0.0)
+        if self._channel is None:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._reaching.append(future)
+            self._reconnecting.begin()
+            await future
+
+    def submit(
+        self,
+        message_of: Callable[[int], RequestMessage],
+        on_late: Callable[[Answer | None], None],
+    ) -> Request:
+        """Send a request, now and again after each reconnect. `answer_to` waits for the answer.
+
+        Until there is one, the slot that the message names is the daemon's, whether anybody waits or not.
+
+        Args:
+            message_of: makes the message with the request's number.
+            on_late: as `Request`'s.
+        """
+        number = next(self._numbers)
+        request = self._pending[number] = Request(message_of(number), on_late)
+        if self._channel is not None and self._reconnecting.ended_because is None:  # nothing comes after Close
+            self._channel.send(request.message)
+            self._silence.watch()
+        return request
+
+    async def answer_to(self, request: Request) -> Answer:
+        """Wait for the daemon's answer, through reconnects.
+
+        Raises:
+            DaemonUnavailableError: the daemon has not come back in time. The request may be answered later.
+        """
+        if self._reconnecting.ended_because is not None:
+            self._fail_all(self._reconnecting.ended_because, 0.0)
+            raise self._unavailable(self._reconnecting.ended_because, 0.0)
+        request.answer = asyncio.get_running_loop().create_future()
+        if self._channel is None:
+            self._reconnecting.begin()
+        return await request.answer
+
+    def is_pending(self, request: Request) -> bool:
+        """Whether its answer may still come."""
+        return request.message.request in self._pending
+
+    async def close(self) -> None:
+        """End the session: the daemon frees all it stored. Idempotent; never fails, and waits for seconds at most."""
+        was_open, self._reconnecting.ended_because = self._channel is not None, "it was closed"
+        self._silence.stop()
+        await self._reconnecting.stop()
+        if was_open and self._channel is not None:
+            self._greeting = asyncio.get_running_loop().create_future()
+            self._channel.send(messages.Close())
+            await asyncio.wait((self._greeting,), timeout=_CLOSE_SECONDS)  # else the lease ends without it
+            if self._greeting.done():
+                self._greeting.exception()
+        self._drop()
+        self._fail_all("it was closed", 0.0)
+
+    # --- one connection -------------------------------------------------------------------------------------------
+
+    async def _connect(self, message: messages.Open | messages.Resume, seconds: float) -> Any:
+        """Connect, greet, and send the message; returns its answer. The session is open on that connection then.
+
+        This takes longer than `seconds` only if the daemon shows in each such span that it lives: before it resumes a
+        session it ends all jobs of the previous connection (rule 4), on a drive that may be slow.
+        """
+        self._handshake_seconds = seconds
+        try:
+            async with asyncio.timeout(seconds) as self._handshake:
+                return await self._introduce(message)
+        except TimeoutError:
+            raise TimeoutError(f"no answer to {type(message).__name__} within {seconds:g} s") from None
+        finally:
+            self._handshake = None
+
+    def _still_there(self) -> None:
+        """The daemon was asked for a sign of life in a handshake, and has given one."""
+        if self._handshake is not None and not self._handshake.expired():
+            self._handshake.reschedule(asyncio.get_running_loop().time() + self._handshake_seconds)
+
+    async def _introduce(self, message: messages.Open | messages.Resume) -> Any:
+        loop = asyncio.get_running_loop()
+        with not_while_forking:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            inode = inode_of(connection.fileno())
+            self.inodes.add(inode)
+        connection.setblocking(False)
+        try:
+            await loop.sock_connect(connection, self.address)
+            peer = f"the daemon at {self.address}"
+            channel = Channel(connection, messages.DaemonMessage, peer, self._receive, self._connection_ended)
+        except BaseException:
+            connection.close()
+            self.inodes.discard(inode)
+            raise
+        try:
+            await self._greet(channel)
+            answer = await self._ask(channel, message, signs_of_life=isinstance(message, messages.Resume))
+            if not channel.is_open:  # it ended before this was woken, and nobody was told
+                raise ConnectionError(self._reconnecting.lost_because)
+        except BaseException:
+            channel.close()
+            raise
+        finally:
+            self.inodes.discard(inode)
+        self.inodes.add(inode)
+        self._channel = channel
+        return answer
+
+    async def _greet(self, channel: Channel) -> None:
+        try:
+            welcome = await self._ask(channel, messages.Hello((messages.VERSION,), _program()))
+        except RefusedError as error:
+            if not error.is_final:
+                raise
+            raise ProtocolError(self.address, str(error)) from error
+        if not isinstance(welcome, messages.Welcome) or welcome.version != messages.VERSION:
+            raise ProtocolError(self.address, f"{welcome!r} instead of a Welcome to version {messages.VERSION}")
+        self.max_slab_bytes = welcome.max_slab_bytes
+        self._reconnecting.note_lease(welcome.grace_seconds)
+
+    async def _ask(self, channel: Channel, message: messages.ClientMessage, *, signs_of_life: bool = False) -> Any:
+        """Send a message and wait for the answer; with `signs_of_life`, ask meanwhile whether the daemon lives."""
+        self._greeting = greeting = asyncio.get_running_loop().create_future()
+        channel.send(message)
+        try:
+            while signs_of_life:
+                done, _ = await asyncio.wait((greeting,), timeout=self._handshake_seconds / _SIGNS_IN_A_HANDSHAKE)
+                if done:
+                    break
+                channel.send(messages.Inspect())
+            return await greeting
+        finally:
+            self._greeting = None
+
+    def _receive(self, received: list[Any]) -> None:
+        self._silence.heard()
+        for message in received:
+            if isinstance(message, messages.Refused):
+                self._refused(message)
+            elif isinstance(message, Answer):
+                self._answered(message)
+            elif isinstance(message, messages.Report):
+                self._still_there()
+            elif self._greeting is not None and not self._greeting.done():
+                self._greeting.set_result(message)
+            else:
+                raise ProtocolError(self.address, f"{type(message).__name__} that nobody asked for")
+
+    def _answered(self, answer: Answer) -> None:
+        self._reconnecting.note_answer()
+        request = self._pending.pop(answer.request, None)
+        if request is None:
+            raise ProtocolError(self.address, f"an answer to request {answer.request}, which was not made")
+        if request.answer is not None and not request.answer.done():
+            request.answer.set_result(answer)
+        else:
+            request.on_late(answer)
+
+    def _refused(self, refusal: messages.Refused) -> None:
+        error = RefusedError(refusal.reason, refusal.is_final)
+        if self._greeting is not None and not self._greeting.done():
+            self._greeting.set_exception(error)
+        else:
+            raise ProtocolError(self.address, f"it refuses to go on: {refusal.reason}")
+
+    def _connection_ended(self, error: Exception | None) -> None:
+        self._reconnecting.lost_because = "it closed the connection" if error is None else words_of(error)
+        if self._greeting is not None and not self._greeting.done():
+            self._greeting.set_exception(ConnectionError(self._reconnecting.lost_because))
+        was_open = self._channel is not None
+        self._drop()
+        if was_open and self._reconnecting.ended_because is None:
+            self._reconnecting.begin()
+
+    def _ask_for_life(self) -> None:
+        if self._channel is not None:
+            self._channel.send(messages.Inspect())
+
+    def _hangs(self) -> None:
+        """A daemon that hangs keeps its connections, so the link gives this one up.
+
+        The daemon has been waited for already: those who wait are told now, before it is tried again.
+        """
+        self._reconnecting.note_silence()
+        self._connection_ended(TimeoutError(f"no sign of life for {self._reconnecting.patience_seconds:g} s"))
+
+    def _drop(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    # --- after it was lost ----------------------------------------------------------------------------------------
+
+    async def _resume(self, seconds: float) -> None:
+        """Connect again within `seconds`, and send again each request that is not answered; raises why that failed."""
+        try:
+            await self._resume_on_new_connection(min(seconds, _LONGEST_HANDSHAKE_SECONDS))
+        except Exception:
+            self._drop()  # it may have been resumed already, without what belongs to it
+            raise
+
+    async def _resume_on_new_connection(self, seconds: float) -> None:
+        answer = await self._connect(messages.Resume(self.opened.session, self.opened.token), seconds)
+        channel = self._channel
+        if channel is None or not isinstance(answer, messages.Resumed):
+            raise ConnectionError(f"{type(answer).__name__} instead of Resumed")
+        for slab in self._slabs.values():
+            channel.send_with(messages.Slab(slab.number, slab.num_bytes), slab.descriptor)
+        for request in self._pending.values():
+            channel.send(request.message)
+        self._silence.watch()
+        reaching, self._reaching = self._reaching, []
+        for future in reaching:
+            if not future.done():
+                future.set_result(None)
+
+    def _fail_all(self, reason: str, waited_seconds: float) -> None:
+        """Tell all who wait that they must give up; if the session is over, also that no answer comes any more."""
+        for request in self._pending.values():
+            answer, request.answer = request.answer, None
+            if answer is not None and not answer.done():
+                answer.set_exception(self._unavailable(reason, waited_seconds))
+        reaching, self._reaching = self._reaching, []
+        for future in reaching:
+            if not future.done():
+                future.set_exception(self._unavailable(reason, waited_seconds))
+        self.on_unavailable(lambda: self._unavailable(reason, waited_seconds))
+        if self._reconnecting.ended_because is not None:
+            ended, self._pending = self._pending, {}
+            for request in ended.values():
+                request.on_late(None)
+
+    def _unavailable(self, reason: str, waited_seconds: float) -> DaemonUnavailableError:
+        if self._reconnecting.ended_because is None:
+            return DaemonUnavailableError(self.address, waited_seconds, reason)
+        lost = "what it had acknowledged is lost, the rest is still in memory"
+        return DaemonUnavailableError(self.address, waited_seconds, reason, lost)
+
+
+def _program() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"tierstore {version('tierstore')}, process {os.getpid()}"
+    except PackageNotFoundError:
+        return f"tierstore (not installed), process {os.getpid()}"

@@ -1,0 +1,375 @@
+"""The messages between a store and the sidecar daemon, and which of them a client may send when. No I/O.
+
+`frames.py` turns messages into bytes and back. Payload never travels with them: a message names a range of a *slab*,
+memory that client and daemon share; a slab's descriptor accompanies the frame with its `Slab`. `docs/protocol.md` is
+the description for other implementers.
+
+Phases of a connection, and what a client may say in each::
+
+    GREETING ── Hello ──► LOBBY ── Open | Resume ──► SESSION ── Close ──► (the daemon ends the session)
+                            └ Inspect                  └ Slab, Unmap, Write, Read, Discard, Inspect
+
+Six rules keep bytes right through dropped connections and killed daemons (`tests/daemon/test_protocol_model.py`
+searches all runs of a small model, and finds a wrong one when any rule is left out):
+
+1. `Stored` only after the index has committed.
+2. An extent is used again only after its deletion has committed.
+3. A slot named in an unanswered request is the daemon's, even when its handle is released: until the answer, or
+   `Resumed`.
+4. `Resumed` only after every job of the previous connection has ended.
+5. `Write` is idempotent by key; keys are never used again.
+6. `Discard` waits for that key's job. The extents of a lease are freed only after its jobs have ended.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from ..errors import ProtocolError
+
+__all__ = [
+    "ALLOWED",
+    "MAX_KEYS",
+    "VERSION",
+    "Bad",
+    "ClientMessage",
+    "Close",
+    "Closed",
+    "DaemonMessage",
+    "Discard",
+    "Failed",
+    "Full",
+    "Gone",
+    "Hello",
+    "Inspect",
+    "Loaded",
+    "Open",
+    "Opened",
+    "Phase",
+    "Read",
+    "Refused",
+    "Report",
+    "Resume",
+    "Resumed",
+    "Slab",
+    "Stored",
+    "Unmap",
+    "Welcome",
+    "Write",
+    "check_allowed",
+    "fitting",
+    "fitting_word",
+]
+
+VERSION = 1
+"""The version of the protocol. Raised with every change that an older peer would misunderstand."""
+
+MAX_KEYS = 8192
+"""Limit of keys in one `Discard`."""
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Key = Annotated[int, msgspec.Meta(ge=0, le=2**40 - 1)]
+_Hash = Annotated[int, msgspec.Meta(ge=0)]  # of 64 bits: msgpack has no larger integers
+_MOST_WORD, _MOST_TEXT = 256, 4096
+_Word = Annotated[str, msgspec.Meta(max_length=_MOST_WORD)]
+_Text = Annotated[str, msgspec.Meta(max_length=_MOST_TEXT)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+_Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    pass
+
+
+# --- what a client says -----------------------------------------------------------------------------------------------
+
+
+class Hello(_Message, frozen=True):
+    """The first message, the same in every version.
+
+    Attributes:
+        versions: that the client speaks.
+        program: who it is, for messages: "tierstore 0.1.0".
+    """
+
+    versions: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=64)]
+    program: _Word
+
+
+class Open(_Message, frozen=True):
+    """Begin a session: a lease on what this client is going to store.
+
+    Attributes:
+        name: the client's own, for people and for metrics.
+        rank: of the process in its job, likewise; None: it has none.
+        pid: of the client's process.
+    """
+
+    name: _Word
+    rank: _Number | None
+    pid: _Number
+
+
+class Resume(_Message, frozen=True):
+    """Go on with a session after the connection was lost.
+
+    Attributes:
+        session, token: as `Opened` gave them.
+    """
+
+    session: _Number
+    token: _Token
+
+
+class Slab(_Message, frozen=True):
+    """Share memory: the descriptor of a memfd that is sealed against shrinking comes with this frame.
+
+    Attributes:
+        slab: the client's number for it, not in use.
+        num_bytes: of it that may be named; all of them have pages.
+    """
+
+    slab: _Number
+    num_bytes: _Size
+
+
+class Unmap(_Message, frozen=True):
+    """Share a slab no longer. No unanswered request names it; it has no answer."""
+
+    slab: _Number
+
+
+class Write(_Message, frozen=True):
+    """Store a range of a slab, which must not change until the answer: `Stored`, `Full` or `Failed`.
+
+    Attributes:
+        request: the client's number for it, not in use; the answer bears it.
+        key: of the record; never used for another.
+        slab, offset, num_bytes: the range.
+        dtype, itemsize_bytes, origin: what is known of the content, as `disk.tier.Kind`.
+    """
+
+    request: _Number
+    key: _Key
+    slab: _Number
+    offset: _Size
+    num_bytes: _Size
+    dtype: _Word
+    itemsize_bytes: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+    origin: _Word
+
+
+class Read(_Message, frozen=True):
+    """Fill a range of a slab with a record that is `Stored`. Answer: `Loaded`, `Bad` or `Failed`."""
+
+    request: _Number
+    key: _Key
+    slab: _Number
+    offset: _Size
+    num_bytes: _Size
+
+
+class Discard(_Message, frozen=True):
+    """Free records; those that are not there are no error. Answer: `Gone`."""
+
+    request: _Number
+    keys: Annotated[tuple[_Key, ...], msgspec.Meta(max_length=MAX_KEYS)]
+
+
+class Close(_Message, frozen=True):
+    """End the session and free all it stored. Answer: `Closed`, and the connection ends."""
+
+
+class Inspect(_Message, frozen=True):
+    """Ask what the daemon holds. Answer: `Report`."""
+
+
+# --- what the daemon says ---------------------------------------------------------------------------------------------
+
+
+class Welcome(_Message, frozen=True):
+    """The answer to `Hello`.
+
+    Attributes:
+        version: that both speak from now on.
+        program: who the daemon is.
+        max_slab_bytes: the most that a session's slabs may have together.
+        grace_seconds: for how long a session is kept without its client.
+    """
+
+    version: _Number
+    program: _Word
+    max_slab_bytes: _Size
+    grace_seconds: _Seconds
+
+
+class Opened(_Message, frozen=True):
+    """The answer to `Open`.
+
+    Attributes:
+        session: its number.
+        token: what `Resume` needs; to be kept secret.
+        seed, key_base: of checksums: a record's seed is `record_seed(seed, key_base + key)`. Both have 64 bits.
+        disk_bytes: the session's quota.
+        io_mode: how the daemon reads and writes, in words.
+    """
+
+    session: _Number
+    token: _Token
+    seed: _Hash
+    key_base: _Hash
+    disk_bytes: _Size
+    io_mode: _Text
+
+
+class Resumed(_Message, frozen=True):
+    """The answer to `Resume`: every job of the previous connection has ended, and its unanswered requests, all of the
+    slabs with them, are forgotten. Every record that was `Stored` is still there."""
+
+
+class Stored(_Message, frozen=True):
+    """The record is on disk and in the index.
+
+    Attributes:
+        request: that it answers.
+        stored_bytes: taken on disk, padding included.
+        codec: that it was encoded with.
+        kind: of record, as `stats().codec_choices` names it.
+        checksum: over the bytes as they were in the slab; None: none was asked for, or they were encoded.
+    """
+
+    request: _Number
+    stored_bytes: _Size
+    codec: _Word
+    kind: _Text
+    checksum: _Hash | None
+
+
+class Full(_Message, frozen=True):
+    """There is no room; nothing was stored.
+
+    Attributes:
+        request: that it answers.
+        is_quota: the session's quota is used up; False: the daemon's budget, or the disk.
+        disk_bytes, budget_bytes: held, and the most that may be, of whichever it is.
+        reason: in words.
+    """
+
+    request: _Number
+    is_quota: bool
+    disk_bytes: _Size
+    budget_bytes: _Size
+    reason: _Text
+
+
+class Failed(_Message, frozen=True):
+    """The device failed; a record that was there still is, one that was to be stored is not.
+
+    Attributes:
+        request: that it answers.
+        operation, place, reason: as `StorageIOError`.
+    """
+
+    request: _Number
+    operation: _Word
+    place: _Text
+    reason: _Text
+
+
+class Bad(_Message, frozen=True):
+    """The record's bytes are damaged, and lost; the range holds garbage.
+
+    Attributes:
+        request: that it answers.
+        place, expected, found: as `CorruptDataError`.
+    """
+
+    request: _Number
+    place: _Text
+    expected: _Text
+    found: _Text
+
+
+class Loaded(_Message, frozen=True):
+    """The range holds the record.
+
+    Attributes:
+        request: that it answers.
+        read_bytes: read from disk for it.
+    """
+
+    request: _Number
+    read_bytes: _Size
+
+
+class Gone(_Message, frozen=True):
+    """The records are freed."""
+
+    request: _Number
+
+
+class Closed(_Message, frozen=True):
+    """The session is over and its bytes are free."""
+
+
+class Report(_Message, frozen=True):
+    """A report of what the daemon holds and has done.
+
+    Attributes:
+        state: JSON, as `tierstore stat --json` prints it.
+    """
+
+    state: bytes
+
+
+class Refused(_Message, frozen=True):
+    """The daemon does not do what the client asked for, and ends the connection.
+
+    Attributes:
+        reason: in words.
+        is_final: trying again is of no use.
+    """
+
+    reason: _Text
+    is_final: bool = True
+
+
+ClientMessage = Hello | Open | Resume | Slab | Unmap | Write | Read | Discard | Close | Inspect
+DaemonMessage = Welcome | Opened | Resumed | Stored | Full | Failed | Bad | Loaded | Gone | Closed | Report | Refused
+
+
+class Phase(enum.Enum):
+    """How far a connection has come, as the daemon sees it."""
+
+    GREETING = "greeting"
+    LOBBY = "lobby"
+    SESSION = "session"
+
+
+ALLOWED: dict[Phase, tuple[type, ...]] = {
+    Phase.GREETING: (Hello,),
+    Phase.LOBBY: (Open, Resume, Inspect),
+    Phase.SESSION: (Slab, Unmap, Write, Read, Discard, Close, Inspect),
+}
+"""The messages that a client may send in each phase."""
+
+
+def check_allowed(phase: Phase, message: ClientMessage, peer: str) -> None:
+    """Raises ProtocolError for what may not be said now."""
+    if not isinstance(message, ALLOWED[phase]):
+        allowed = ", ".join(kind.__name__ for kind in ALLOWED[phase])
+        raise ProtocolError(peer, f"{type(message).__name__} in the phase {phase.value!r}, which allows {allowed}")
+
+
+def fitting(text: str, most: int = _MOST_TEXT) -> str:
+    """The text as a field can carry it: cut, and with a mark for what is no Unicode (a path may hold such)."""
+    return text.encode("utf-8", "replace").decode()[:most]
+
+
+def fitting_word(text: str) -> str:
+    """The text as a short field can carry it: a name, or what is known of a content. See `fitting`."""
+    return fitting(text, _MOST_WORD)

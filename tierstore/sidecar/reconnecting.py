@@ -1,0 +1,163 @@
+"""When a client whose connection was lost tries to resume its session, and when those who wait are told. On one loop.
+
+At first attempts follow each other at growing pauses. When the daemon has not come back within `reconnect_seconds`,
+everybody who waits is told. From then on each new request causes one attempt, and now and then there is one that nobody
+has asked for: a client that computes and asks for nothing is back before its lease ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+__all__ = ["Reconnecting", "RefusedError", "words_of"]
+
+_SHORTEST_PATIENCE_SECONDS = 1.0  # a loaded machine takes that long to come back to a process that lives
+_FIRST_PAUSE_SECONDS = 0.02
+_LONGEST_PAUSE_SECONDS = 0.5
+_ATTEMPTS_IN_GRACE = 4  # of a link that has given up; some of them may fail while the daemon starts
+_SHORTEST_UNASKED_PAUSE_SECONDS = 0.2
+_LONGEST_UNASKED_PAUSE_SECONDS = 5.0
+
+
+class RefusedError(ConnectionError):
+    """The daemon refuses the session.
+
+    Attributes:
+        is_final: trying again is of no use.
+    """
+
+    def __init__(self, reason: str, is_final: bool) -> None:
+        super().__init__(reason)
+        self.is_final = is_final
+
+
+class Reconnecting:
+    """Runs the attempts as a task, from `begin` until the session is resumed, or over for good.
+
+    Args:
+        reconnect_seconds: for how long a lost daemon is waited for before those who wait are told.
+        resume: makes one attempt within the seconds that it is given; raises why it failed.
+        has_requests: whether any request is not answered.
+        tell: called with the reason and the seconds waited, when those who wait are to be told.
+
+    Attributes:
+        patience_seconds: the longest that a daemon which owes an answer may be silent, or take to resume the session.
+        lost_because: why the connection was lost, or the last attempt failed, in words.
+        ended_because: why the session is over for good; None: it is not.
+        task: the attempts; None: the session is open on a connection, or over.
+    """
+
+    def __init__(
+        self,
+        reconnect_seconds: float,
+        *,
+        resume: Callable[[float], Awaitable[None]],
+        has_requests: Callable[[], bool],
+        tell: Callable[[str, float], None],
+    ) -> None:
+        self.patience_seconds = max(_SHORTEST_PATIENCE_SECONDS, reconnect_seconds)
+        self.lost_because = "it closed the connection"
+        self.ended_because: str | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._reconnect_seconds = reconnect_seconds
+        self._resume, self._has_requests, self._tell = resume, has_requests, tell
+        self._attempt_wanted = asyncio.Event()  # at once, though nobody was waited for any more
+        self._unasked_pause_seconds = _LONGEST_UNASKED_PAUSE_SECONDS
+        self._lost_since: float | None = None  # since when no request has been answered, connected or not
+
+    def note_lease(self, grace_seconds: float) -> None:
+        """Take in how long the daemon keeps a session without its client: attempts come often enough for that."""
+        self._unasked_pause_seconds = unasked_pause_seconds(grace_seconds)
+
+    def note_answer(self) -> None:
+        """A request was answered: the daemon works."""
+        self._lost_since = None
+
+    def note_silence(self) -> None:
+        """The daemon was silent for `patience_seconds`: that time counts as waited for already."""
+        self._lost_since = self._lost_since or time.monotonic() - self.patience_seconds
+
+    def begin(self) -> None:
+        """Begin the attempts; where they have begun and were in vain, have one more made now."""
+        self._attempt_wanted.set()
+        if self.task is None:
+            self.task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """End the attempts; returns when none is under way."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait((self.task,))
+
+    async def _run(self) -> None:
+        try:
+            if not await self._resumed_in_time():
+                await self._resume_late()
+        finally:
+            self.task = None
+
+    async def _resumed_in_time(self) -> bool:
+        """Try until time is up, which counts from when the daemon last answered a request.
+
+        So nobody waits for ever for a daemon that comes back and fails at each request. Returns False if time is up, or
+        if the session is over.
+        """
+        is_again, started = self._lost_since is not None, time.monotonic()
+        self._lost_since = self._lost_since or started
+        deadline = self._lost_since + self._reconnect_seconds
+        pause = _FIRST_PAUSE_SECONDS
+        if is_again:
+            await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, max(0.0, deadline - started)))
+        while not is_again or time.monotonic() < deadline:
+            if await self._try(max(_SHORTEST_PATIENCE_SECONDS, deadline - time.monotonic())):
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0 or self.ended_because is not None:
+                break
+            await asyncio.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        return False
+
+    async def _resume_late(self) -> None:
+        """Tell those who wait, then those who come after one attempt each; also try when nobody asks."""
+        lost_since = self._lost_since or time.monotonic()
+        while True:
+            self._tell(self.lost_because, time.monotonic() - lost_since)
+            if self.ended_because is not None:
+                return
+            self._attempt_wanted.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._unasked_pause_seconds):
+                    await self._attempt_wanted.wait()
+            if await self._try(self.patience_seconds):
+                return
+
+    async def _try(self, seconds: float) -> bool:
+        """Try once. False: `lost_because` says why not; if it is for good, `ended_because` does too."""
+        try:
+            await self._resume(seconds)
+        except RefusedError as error:
+            self.lost_because = str(error)
+            if error.is_final:
+                self.ended_because = self.lost_because
+            return False
+        except Exception as error:  # noqa: BLE001 - delivered: to everybody who waits, when time is up
+            self.lost_because = words_of(error)
+            return False
+        if not self._has_requests():
+            self._lost_since = None
+        return True
+
+
+def words_of(error: Exception) -> str:
+    """The error in words; its kind, if it has none."""
+    return str(error) or type(error).__name__
+
+
+def unasked_pause_seconds(grace_seconds: float) -> float:
+    """The pause between unasked attempts, by how long the daemon keeps a session without its client."""
+    pause = min(_LONGEST_UNASKED_PAUSE_SECONDS, grace_seconds / _ATTEMPTS_IN_GRACE)
+    return max(_SHORTEST_UNASKED_PAUSE_SECONDS, pause)

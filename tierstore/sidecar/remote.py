@@ -1,0 +1,368 @@
+"""The disk tier that a daemon of this host keeps. `messages.py` is the protocol, `link.py` keeps the session.
+
+Payload goes through a window of shared memory: a job copies into a slot of it, or out of it, and the daemon reads and
+writes the slot.
+
+NOTE [Parts]
+A long record goes in parts, and each part is a record of its own to the daemon. So a part is copied while others are at
+the drive, a slot is free again when its part is through, and a small window serves tensors of any size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import NamedTuple
+
+from ..disk.allocator import round_up
+from ..disk.forking import let_go_of
+from ..disk.jobs import run_job, to_the_end
+from ..disk.linux import copy_memory
+from ..disk.location import record_checksum, record_seed
+from ..disk.tier import DiskUsage, Kind, Loaded, Stored
+from ..errors import (
+    ConfigError,
+    CorruptDataError,
+    DaemonUnavailableError,
+    ProtocolError,
+    QuotaExceededError,
+    StorageIOError,
+    StoreClosedError,
+    StoreFullError,
+)
+from . import messages
+from .link import Answer, DaemonLink, Request
+from .shared_slab import SharedSlab
+from .window import Window, WindowSlot
+
+__all__ = ["RemoteDisk"]
+
+_PAGE_BYTES = 4096
+_PART_BYTES = 8 * 2**20  # a record of the daemon's costs some 0.5 ms of CPU, whatever its length
+_PARTS_IN_WINDOW = 4  # at least: some at the drive, others being copied
+_SHORTEST_PART_BYTES = 2**20  # with a window so small that fewer fit in
+
+_STILL_IN_MEMORY = "the data is still in memory"
+_ADVICE = "raise host_bytes, or what the daemon may write (--disk-bytes, --max-write-bytes-per-day)"
+_STILL_ON_DISK = "the record is still with the daemon and may be asked for again"
+
+
+class _Part(NamedTuple):
+    """A part that is stored; `wire_key` is the daemon's name for it."""
+
+    num_bytes: int
+    stored: Stored
+    wire_key: int
+
+
+class _PartName(NamedTuple):
+    """A part of the record `key`."""
+
+    key: int
+    first_byte: int
+
+
+class _Sent(NamedTuple):
+    """A write on its way. A part that is written again has another key there: keys are used once (rule 5)."""
+
+    request: Request
+    slot: WindowSlot
+    wire_key: int
+
+
+class RemoteDisk:
+    """Keeps records with a daemon. A `DiskTier`; `open` makes one.
+
+    All coroutines belong to one loop and do not block it. They raise what `DiskTier` says, and DaemonUnavailableError
+    if the daemon is lost and has not come back in time. Its records are there again when it is back; the source of a
+    write is still the caller's.
+
+    Args:
+        link: to the daemon, with a session; closed with the tier.
+        slab: shared with the daemon through it; likewise.
+        executor: runs the copies.
+        name: of this client, for messages.
+
+    Attributes:
+        scratch_bytes: the window.
+    """
+
+    def __init__(self, link: DaemonLink, slab: SharedSlab, executor: Executor, name: str) -> None:
+        self.scratch_bytes = slab.num_bytes
+        self._link = link
+        self._slab = slab
+        self._window = Window(slab)
+        self._executor = executor
+        self._name = name
+        fitting_bytes = max(slab.num_bytes // _PARTS_IN_WINDOW, min(slab.num_bytes, _SHORTEST_PART_BYTES))
+        self._part_bytes = min(_PART_BYTES, fitting_bytes) // _PAGE_BYTES * _PAGE_BYTES
+        self._records: dict[int, list[_Part]] = {}
+        self._given_up: dict[_PartName, _Sent] = {}  # writes that may still be done
+        self._wire_keys = itertools.count(1)
+        self._choices: dict[str, dict[str, int]] = {}
+        self._disk_bytes = 0
+        self._closed_because: str | None = None
+        link.on_unavailable = self._window.refuse_waiting
+
+    @classmethod
+    async def open(
+        cls,
+        address: str,
+        *,
+        name: str,
+        rank: int | None,
+        pid: int,
+        window_bytes: int,
+        reconnect_seconds: float,
+        executor: Executor,
+    ) -> RemoteDisk:
+        """Begin a session with the daemon at `address`.
+
+        Args:
+            address: of its socket.
+            name, rank, pid: for people and metrics.
+            window_bytes: of shared memory that is held for what moves.
+            reconnect_seconds: for how long a lost daemon is waited for.
+            executor: runs the copies; not shut down before `close` has returned.
+
+        Raises:
+            ConfigError: the daemon does not allow so large a window.
+            DaemonUnavailableError, ProtocolError: see `DaemonLink.open`.
+            StorageIOError: there is no memory for the window.
+        """
+        link = DaemonLink(address, messages.Open(messages.fitting_word(name), rank, pid), reconnect_seconds)
+        try:
+            slab = await run_job(executor, SharedSlab, 0, window_bytes, link.inodes)
+        except OSError as error:
+            raise StorageIOError("open", "the shared window", str(error), "nothing was stored") from error
+        try:
+            await link.open()
+            if slab.num_bytes > link.max_slab_bytes:
+                allowed = f"the daemon allows {link.max_slab_bytes} bytes of shared memory"
+                raise ConfigError("window_bytes", window_bytes, allowed)
+            link.share(slab)
+        except BaseException:
+            await link.close()
+            slab.close()
+            raise
+        return cls(link, slab, executor, name)
+
+    async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        """See `DiskTier.write`; also StoreClosedError and, for a key in use, ValueError."""
+        self._check_open()
+        if key in self._records:
+            raise ValueError(f"key {key} is in use")
+        return await to_the_end(self._write(key, source, kind), undo=partial(self.discard, (key,)))
+
+    async def read(self, key: int, destination: memoryview) -> Loaded:
+        """See `DiskTier.read`; also StoreClosedError, KeyError, and ValueError for a wrong length."""
+        self._check_open()
+        parts = self._records[key]
+        num_bytes = sum(part.num_bytes for part in parts)
+        if len(destination) != num_bytes:
+            raise ValueError(f"record {key} has {num_bytes} bytes, not {len(destination)}")
+        return await to_the_end(self._read(key, parts, destination))
+
+    def confirms(self, key: int, memory: memoryview) -> bool:
+        """See `DiskTier.confirms`."""
+        parts = self._records.get(key)
+        if parts is None or len(memory) != sum(part.num_bytes for part in parts):
+            return False
+        return all(self._confirms(part, piece) for part, piece in _pieces(parts, memory))
+
+    def _confirms(self, part: _Part, memory: memoryview) -> bool:
+        if part.stored.checksum is None:
+            return False
+        seed = record_seed(self._link.opened.seed, self._link.opened.key_base + part.wire_key)
+        return record_checksum(memory, seed) == part.stored.checksum
+
+    async def discard(self, keys: Sequence[int]) -> None:
+        """See `DiskTier.discard`; no read of these keys may be in progress. Also StoreClosedError.
+
+        While the daemon is away they are freed when it is back, or with the session.
+        """
+        self._check_open()
+        records = [self._records[key] for key in keys]
+        for key in keys:
+            del self._records[key]
+        await to_the_end(self._discard([part for parts in records for part in parts]))
+
+    def usage(self) -> DiskUsage:
+        """A snapshot of this client's records. Any thread; does not block."""
+        opened = self._link.opened
+        return DiskUsage(
+            disk_bytes=self._disk_bytes,
+            allocated_bytes=self._disk_bytes,
+            budget_bytes=opened.disk_bytes,
+            num_records=len(self._records),
+            io_mode=f"{opened.io_mode}, by the daemon at {self._link.address}",
+        )
+
+    def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
+        """How many of this client's records were stored with each codec, by kind. Any thread."""
+        return {kind: dict(counts) for kind, counts in list(self._choices.items())}
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: give up the parent's socket and memory. Waits for nothing and takes no lock."""
+        self._closed_because = "it belongs to the process that this one was forked from"
+        let_go_of(self._link.inodes)
+
+    async def close(self) -> None:
+        """End the session; idempotent. No other call may be in progress."""
+        if self._closed_because is None:
+            self._closed_because = "it was closed"
+            await to_the_end(self._close())
+
+    async def _close(self) -> None:
+        await self._link.close()
+        self._records.clear()
+        self._disk_bytes = 0
+        self._slab.close()
+
+    def _check_open(self) -> None:
+        if self._closed_because is not None:
+            raise StoreClosedError(self._link.address, self._closed_because)
+
+    # --- down -----------------------------------------------------------------------------------------------------
+
+    async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        writes = [
+            self._write_part(_PartName(key, first), piece, kind, len(source)) for first, piece in self._cut(source)
+        ]
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        parts = [outcome for outcome in outcomes if isinstance(outcome, _Part)]
+        self._disk_bytes += sum(part.stored.stored_bytes for part in parts)
+        try:
+            _raise_first(outcomes)
+        except BaseException:
+            await self._discard(parts)
+            raise
+        self._records[key] = parts
+        codec, counted_as = parts[0].stored.codec, parts[0].stored.kind
+        counts = self._choices.setdefault(counted_as, {})
+        counts[codec] = counts.get(codec, 0) + 1
+        return Stored(sum(part.stored.stored_bytes for part in parts), codec, counted_as)
+
+    def _cut(self, source: memoryview) -> Iterator[tuple[int, memoryview]]:
+        """The parts of a record, of nearly the same length: a short rest would cost as much as a whole part."""
+        num_parts = max(1, -(-len(source) // self._part_bytes))
+        part_bytes = max(1, round_up(-(-len(source) // num_parts)))
+        for first in range(0, max(1, len(source)), part_bytes):
+            yield first, source[first : first + part_bytes]
+
+    async def _write_part(self, name: _PartName, source: memoryview, kind: Kind, record_bytes: int) -> _Part:
+        wire_key, answer = await self._answer_to_write(name, source, kind)
+        if isinstance(answer, messages.Stored):
+            stored = Stored(answer.stored_bytes, answer.codec, answer.kind, answer.checksum)
+            return _Part(len(source), stored, wire_key)
+        if isinstance(answer, messages.Full):
+            figures = (record_bytes, answer.disk_bytes, answer.budget_bytes)
+            if answer.is_quota:
+                raise QuotaExceededError(*figures, reason=answer.reason, session=self._name)
+            raise StoreFullError(*figures, reason=answer.reason, advice=_ADVICE)
+        if isinstance(answer, messages.Failed):
+            raise StorageIOError(answer.operation, answer.place, answer.reason, _STILL_IN_MEMORY)
+        raise self._unexpected(answer)
+
+    async def _answer_to_write(self, name: _PartName, source: memoryview, kind: Kind) -> tuple[int, Answer]:
+        # A write of this part that was given up has the same bytes: a key of the store has no others.
+        sent = self._given_up.pop(name, None) or await self._send_write(name, source, kind)
+        try:
+            answer = await self._link.answer_to(sent.request)
+        except DaemonUnavailableError:
+            if self._link.is_pending(sent.request):
+                self._given_up[name] = sent
+            raise
+        self._window.give_back(sent.slot)
+        return sent.wire_key, answer
+
+    async def _send_write(self, name: _PartName, source: memoryview, kind: Kind) -> _Sent:
+        slot = await self._take(len(source), to_read=False)
+        try:
+            await run_job(self._executor, copy_memory, slot.memory, source)
+        except BaseException:
+            self._window.give_back(slot)
+            raise
+        wire_key = next(self._wire_keys)
+
+        def message(request: int) -> messages.Write:
+            about = (messages.fitting_word(kind.dtype), max(1, kind.itemsize_bytes), messages.fitting_word(kind.origin))
+            return messages.Write(request, wire_key, slot.slab.number, slot.offset, slot.num_bytes, *about)
+
+        request = self._link.submit(message, partial(self._was_written_late, name, wire_key, slot))
+        return _Sent(request, slot, wire_key)
+
+    def _was_written_late(self, name: _PartName, wire_key: int, slot: WindowSlot, answer: Answer | None) -> None:
+        self._given_up.pop(name, None)
+        self._window.give_back(slot)
+        if isinstance(answer, messages.Stored):  # the store has kept the bytes, and may have forgotten them since
+            self._link.submit(partial(_discard_of, (wire_key,)), lambda _: None)
+
+    # --- up -------------------------------------------------------------------------------------------------------
+
+    async def _read(self, key: int, parts: Sequence[_Part], destination: memoryview) -> Loaded:
+        reads = (self._read_part(key, part, piece) for part, piece in _pieces(parts, destination))
+        outcomes = await asyncio.gather(*reads, return_exceptions=True)
+        _raise_first(outcomes)
+        return Loaded(sum(outcome.read_bytes for outcome in outcomes if isinstance(outcome, Loaded)))
+
+    async def _read_part(self, key: int, part: _Part, destination: memoryview) -> Loaded:
+        slot = await self._take(len(destination), to_read=True)
+
+        def message(request: int) -> messages.Read:
+            return messages.Read(request, part.wire_key, slot.slab.number, slot.offset, slot.num_bytes)
+
+        request = self._link.submit(message, lambda _: self._window.give_back(slot))
+        answer = await self._link.answer_to(request)
+        try:
+            if isinstance(answer, messages.Loaded):
+                await run_job(self._executor, copy_memory, destination, slot.memory)
+                return Loaded(answer.read_bytes)
+        finally:
+            self._window.give_back(slot)
+        if isinstance(answer, messages.Bad):
+            raise CorruptDataError(key, answer.place, answer.expected, answer.found)
+        if isinstance(answer, messages.Failed):
+            raise StorageIOError(answer.operation, answer.place, answer.reason, _STILL_ON_DISK)
+        raise self._unexpected(answer)
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    async def _discard(self, parts: Sequence[_Part]) -> None:
+        self._disk_bytes -= sum(part.stored.stored_bytes for part in parts)
+        keys = tuple(part.wire_key for part in parts)
+        for first in range(0, len(keys), messages.MAX_KEYS):
+            request = self._link.submit(partial(_discard_of, keys[first : first + messages.MAX_KEYS]), lambda _: None)
+            try:
+                await self._link.answer_to(request)
+            except DaemonUnavailableError:
+                pass  # it is sent again when the daemon is back; if that is never, the lease ends
+
+    async def _take(self, num_bytes: int, *, to_read: bool) -> WindowSlot:
+        await self._link.reach()  # else each attempt in vain would keep a slot, until there is none to wait for
+        return await self._window.take(num_bytes, to_read=to_read)
+
+    def _unexpected(self, answer: Answer) -> ProtocolError:
+        return ProtocolError(self._link.address, f"{type(answer).__name__} in answer to something else")
+
+
+def _pieces(parts: Sequence[_Part], memory: memoryview) -> Iterator[tuple[_Part, memoryview]]:
+    """Each part with its piece of the record's memory."""
+    first = 0
+    for part in parts:
+        yield part, memory[first : first + part.num_bytes]
+        first += part.num_bytes
+
+
+def _raise_first(outcomes: Iterable[object]) -> None:
+    """Raise the first error among outcomes. Called when all of them are there, so nothing is going on any more."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+def _discard_of(keys: tuple[int, ...], request: int) -> messages.Discard:
+    return messages.Discard(request, keys)

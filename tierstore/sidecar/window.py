@@ -1,0 +1,106 @@
+"""Lends ranges of the shared slab to requests: first come first served, reads before writes. For one loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..disk.allocator import round_up
+from ..free_runs import FreeRuns
+from .shared_slab import SharedSlab
+
+__all__ = ["Window", "WindowSlot"]
+
+
+class WindowSlot(NamedTuple):
+    """A range of a slab that one request may name.
+
+    Attributes:
+        slab: the slab that it lies in.
+        offset, num_bytes: the range.
+    """
+
+    slab: SharedSlab
+    offset: int
+    num_bytes: int
+
+    @property
+    def memory(self) -> memoryview:
+        """The bytes of the range: uint8, shape [num_bytes], writable."""
+        return self.slab.memory[self.offset : self.offset + self.num_bytes]
+
+
+class Window:
+    """Cuts one slab into slots.
+
+    Args:
+        slab: the shared memory; the caller's.
+    """
+
+    def __init__(self, slab: SharedSlab) -> None:
+        self._slab = slab
+        self._free = FreeRuns()
+        self._free.free(0, slab.num_bytes)
+        self._waiting: tuple[deque[_Waiter], deque[_Waiter]] = (deque(), deque())  # to read, to write
+
+    @property
+    def num_bytes(self) -> int:
+        """The longest slot that there can be."""
+        return self._slab.num_bytes
+
+    async def take(self, num_bytes: int, *, to_read: bool) -> WindowSlot:
+        """Take a slot of whole pages with room for `num_bytes`, as soon as there is one.
+
+        Raises the error that `refuse_waiting` was given; no slot was taken then.
+        """
+        size = round_up(max(num_bytes, 1))
+        line = self._waiting[0 if to_read else 1]
+        if line or (not to_read and self._waiting[0]) or self._free.longest_bytes < size:
+            waiter = _Waiter(size, asyncio.get_running_loop().create_future())
+            line.append(waiter)
+            try:
+                start = await waiter.start
+            except asyncio.CancelledError:
+                self._leave(line, waiter)
+                raise
+        else:
+            start = self._free.allocate(size)
+        return WindowSlot(self._slab, start, num_bytes)
+
+    def give_back(self, slot: WindowSlot) -> None:
+        """Nobody uses the slot any more."""
+        self._free.free(slot.offset, round_up(max(slot.num_bytes, 1)))
+        self._serve()
+
+    def refuse_waiting(self, error: Callable[[], Exception]) -> None:
+        """Raise an error in each `take` that waits: nobody gives a slot back any more."""
+        for line in self._waiting:
+            while line:
+                waiter = line.popleft()
+                if not waiter.start.done():
+                    waiter.start.set_exception(error())
+
+    def _serve(self) -> None:
+        for line in self._waiting:
+            while line:
+                if line[0].start.cancelled():
+                    line.popleft()
+                elif self._free.longest_bytes < line[0].size:
+                    return
+                else:
+                    waiter = line.popleft()
+                    waiter.start.set_result(self._free.allocate(waiter.size))
+
+    def _leave(self, line: deque[_Waiter], waiter: _Waiter) -> None:
+        if waiter in line:
+            line.remove(waiter)
+        elif not waiter.start.cancelled() and waiter.start.exception() is None:
+            self._free.free(waiter.start.result(), waiter.size)
+        self._serve()
+
+
+class _Waiter(NamedTuple):
+    size: int
+    start: asyncio.Future[int]

@@ -1,0 +1,57 @@
+"""Copies between a simulated accelerator and host memory, in virtual time."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from .clock import Process, Resume
+
+__all__ = ["Copies", "Copy"]
+
+
+class Copy:
+    """A copy between device and host memory, queued on the stream of its direction. See `Marker`.
+
+    Attributes:
+        nbytes: that it moves.
+        ready: it begins only when that one is over; None: at once.
+        is_over: it has ended.
+    """
+
+    __slots__ = ("_waiting", "is_over", "nbytes", "ready")
+
+    def __init__(self, nbytes: int, ready: Copy | None = None) -> None:
+        self.nbytes = nbytes
+        self.ready = ready
+        self.is_over = False
+        self._waiting: list[Resume] = []
+
+    def wait(self, resume: Resume) -> None:
+        """A `Wait`: go on when it is over."""
+        if self.is_over:
+            resume()
+        else:
+            self._waiting.append(resume)
+
+    def end(self) -> None:
+        """The copy is over: let those who wait for it go on."""
+        self.is_over = True
+        waiting, self._waiting = self._waiting, []
+        for resume in waiting:
+            resume()
+
+
+class Copies(Protocol):
+    """The copy engine. See `tierstore.copies.Copies`."""
+
+    def copy_out(self, copy: Copy) -> None:
+        """Queue a copy to host memory, behind what computes now."""
+
+    def copy_in(self, copy: Copy) -> None:
+        """Queue a copy to the device."""
+
+    def wait(self, copy: Copy) -> None:
+        """Let what is computed from now on come after the copy."""
+
+    def catch_up(self) -> Process:
+        """What is computed next begins when this ends."""

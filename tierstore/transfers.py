@@ -1,0 +1,71 @@
+"""How the books of records and the engine call each other.
+
+The books submit records to the engine (`Submissions`). The engine asks the books for the memory that a record is about,
+and reports back (`Transfers`). Both sides import this module, and neither imports the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from .copies import Marker
+    from .disk.tier import Kind, Loaded, Stored
+    from .handle import Record
+
+__all__ = ["Spill", "Submissions", "Transfers"]
+
+
+class Spill(NamedTuple):
+    """What to write.
+
+    Attributes:
+        source: the bytes, alive and unchanged until `end_spill`.
+        kind: of them, for the codec.
+        ready: they are there from this point of a copy stream on; None: already.
+    """
+
+    source: memoryview
+    kind: Kind
+    ready: Marker | None
+
+
+class Transfers(Protocol):
+    """The books, as the engine sees them. Called on the loop; never waits for anything but a short lock."""
+
+    def begin_spill(self, record: Record) -> Spill | None:
+        """What to write; None: not wanted any more."""
+
+    def end_spill(self, record: Record, outcome: Stored | Exception) -> None:
+        """The write has ended."""
+
+    def begin_restore(self, record: Record) -> memoryview | None:
+        """The memory to fill, alive until `end_restore`; None: not wanted any more."""
+
+    def end_restore(self, record: Record, outcome: Loaded | Exception) -> None:
+        """The read has ended."""
+
+    def end_discard(self, num_records: int) -> None:
+        """The bytes on disk of so many records have been freed."""
+
+    def engine_ended(self, error: BaseException | None) -> None:
+        """The engine takes no more work: end every wait. `error`: why, if nobody asked it to stop."""
+
+
+class Submissions(Protocol):
+    """The engine, as the books see it. Any thread may call it; no call blocks."""
+
+    def submit_spill(self, record: Record) -> None:
+        """Have the record written. A small one may be held back until `hurry`."""
+
+    def hurry(self) -> None:
+        """Hold no record back: a thread waits, or wants to see progress."""
+
+    def submit_restore(self, record: Record, *, demanded: bool) -> None:
+        """Have the record read. A second call with `demanded` lets it overtake reads that nobody waits for yet."""
+
+    def submit_discard(self, key: int) -> None:
+        """Have the record's bytes on disk freed."""
+
+    def confirms(self, key: int, memory: memoryview) -> bool:
+        """Whether the bytes are those that are stored under the key, by their checksum, for which it blocks."""
