@@ -153,7 +153,7 @@ def test_scopes_of_one_graph_share_a_log_if_their_options_are_the_same(
         first = chain(1, weight)
     with tiered_offload(roomy, min_bytes=NBYTES, **options):
         second = chain(1, weight)
-    assert [len(log.nodes) for log in {noted.log for noted in roomy.books.moves.noted.living()}] == expected
+    assert [len(log.nodes) for log in {noted.log for noted in inspect(roomy).noted}] == expected
     (first + second).backward()
 
 
