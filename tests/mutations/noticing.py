@@ -11,7 +11,7 @@ from .places import ROOT
 
 __all__ = ["UnknownTestError", "node_id"]
 
-_DEFINITION = re.compile(r"^(?:class (?P<group>\w+)|(?P<method> +)?def (?P<test>test_\w+)\()", re.MULTILINE)
+_DEFINITION = re.compile(r"^(?:class (?P<group>\w+)|(?P<method> +)?(?:async )?def (?P<test>test_\w+)\()", re.MULTILINE)
 
 
 class UnknownTestError(LookupError):
