@@ -55,8 +55,8 @@ class Core:
     Attributes:
         returner: returns freed memory to the system.
 
-    The constructor blocks until the disk tier is open. `end_at_exit`, and `close` on any thread but a store's own, block
-    until the I/O in progress has ended.
+    The constructor blocks until the disk tier is open. `end_at_exit` and `close` block until the I/O in progress has
+    ended; `close` on a store's own thread does not block.
 
     Raises:
         StorageIOError: the system or the drive refused; nothing was stored, and nothing is left behind.
