@@ -1,9 +1,8 @@
 """Records named by hand, to `TierStore.prefetch`, and the order in which they are fetched as room becomes free. Pure.
 
 A list is treated like the lookahead of a backward (`lookahead.py`): records that were handed over leave first, and the
-list goes on in their room. A later list comes after the unfetched rest of earlier ones, and a record that both name
-keeps its place. So successive lists, and lists that overlap (the next six before each `get`), come in the order of
-naming.
+list goes on in their room. A later list comes after the unfetched rest of earlier ones; a record in both keeps its
+place. So successive lists, and lists that overlap (the next six before each `get`), come in the order of naming.
 
 A backward that looks ahead goes first. While it waits for room, nothing is fetched by hand. Records fetched by hand
 make way for it, and are fetched again later. Records that make way for a pack are not fetched again: otherwise lists

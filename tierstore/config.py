@@ -115,8 +115,8 @@ def check_directory(path: object) -> Path:
     """Return `path` if a store can live there.
 
     Raises:
-        ConfigError: it is no path, does not exist, is not a directory, or cannot be written to. It is never created:
-            if the drive is not mounted, the store must not fill the system disk.
+        ConfigError: it is no path, does not exist, is not a directory, or cannot be written to. None is created:
+            an unmounted drive must not fill the system disk.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigTypeError("path", path, "give the path of an existing directory")
@@ -171,10 +171,9 @@ def program_name() -> str:
 
 
 def available_host_bytes() -> int:
-    """Bytes of memory that this process may still take.
+    """Bytes of memory that this process may still take, by the kernel, its memory cgroups and its address limit.
 
-    This is the least of what the kernel calls available, what the memory cgroups leave, and what the limit on addresses
-    leaves (`ulimit -v`, RLIMIT_AS; all mapped memory counts as taken).
+    The least of the three counts. Against the address limit (`ulimit -v`, RLIMIT_AS) all mapped memory counts as taken.
 
     Reads MemAvailable of /proc/meminfo (proc(5)) and the limit and use of the process's own cgroup, version 2
     (memory.max, memory.current) or 1 (memory.limit_in_bytes, memory.usage_in_bytes), up to the root.

@@ -2,13 +2,11 @@
 
 NOTE [What compute covers]
 Copies run beside compute. Bytes that the link can carry out during forward, and back during backward, cost no time. How
-many these are cannot be known beforehand, so the store measures the steps of the graph:
-
-- In the first step everything leaves the device.
-- If compute waited for copies during a share w of forward, the link was busy all the time, and the share w of the bytes
-  it carried was too much. Backward is measured in the same way. From then on the larger of the two amounts stays.
-- If compute still waits in the next step, more stays. The amount never shrinks, so one slow step cannot make memory
-  use swing. A step is therefore ignored if another graph changed the amount or used the link before it ended.
+many these are cannot be known beforehand, so the store measures the steps of the graph. In the first step everything
+leaves. If compute waited for copies during a share w of forward, the link was busy all the time, and the share w of the
+bytes it carried was too much; likewise in backward. From then on the larger of the two amounts stays. If compute still
+waits in the next step, more stays. The amount never shrinks, so that one slow step cannot make memory use swing. So no
+step may mislead: it is ignored if another graph changed the amount that stays, or used the link, before it ended.
 
 The times come from marks in the stream that computes; the host runs ahead of it and cannot measure them. They are read
 when the graph comes again, if the device has passed all marks by then.
@@ -127,10 +125,9 @@ class GraphTimes:
         return not self._is_whole or all(mark.query() for mark in self._marks())
 
     def wait(self) -> bool:
-        """Wait until the device has passed all marks; True: it has.
+        """Block until the device has passed all marks. Not under the store's lock.
 
-        False: this thread captures a graph, which waiting would break off; returns at once.
-        Blocks; not to be called under the store's lock.
+        Returns False at once if this thread captures a graph: waiting would break the capture off.
         """
         if self._copies.mark(self._copies.current_stream(self._device)) is None:
             return False

@@ -184,7 +184,7 @@ class Engine:
 
         Raises:
             StorageIOError: a job did not end in time; its thread is left behind and ends with the process. Or the
-                engine had failed; the cause is chained, and only the first call raises it. The stored data is lost.
+                engine had failed; the cause is chained, and only the first call raises. Either way the data is lost.
         """
         self.request_stop()
         self._thread.join(deadline_seconds)

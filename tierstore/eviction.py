@@ -97,7 +97,7 @@ class EvictionOrder(Generic[R]):
         return next(iter(self._used.values()), None)
 
     def first_used(self, is_free: Callable[[R], bool]) -> R | None:
-        """Likewise, the first for which `is_free` holds; None: there is none."""
+        """The next record to drop of those for which `is_free` holds, on disk and asked for; None: there is none."""
         return next(filter(is_free, self._used.values()), None)
 
     def next_clean(self) -> R | None:

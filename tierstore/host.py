@@ -3,14 +3,12 @@
 There are three windows. Each byte is charged to exactly one of them:
 
 - *host*: bytes that the store keeps in memory because they will be needed, at most `host_bytes`;
-- *staging*: bytes on their way to or from disk, at most `staging_bytes`, a fixed size;
-- *lent*: bytes that the store no longer needs, but that tensors it handed out still use. They stay until those
-  tensors die, so this window has no limit.
+- *staging*: bytes on their way to or from disk, at most `staging_bytes` (more by NOTE [Large tensors]);
+- *lent*: bytes that only tensors handed out earlier still use. They stay until those die, so there is no limit.
 
-The host window never exceeds its limit. Staging exceeds its limit in two cases: a single tensor larger than the window
-has to pass through it, or a thread must have its bytes now (one tensor per thread). The store therefore holds at most
-both limits, the lent bytes and this excess. With one thread the excess is one tensor, or two when a write and a demand
-coincide.
+The host window never exceeds its limit. Staging does in two cases: a single tensor larger than the window has to pass
+through it, or a thread must have its bytes now (one tensor per thread). So the store holds at most both limits, the
+lent bytes and this excess. With one thread the excess is one tensor, or two if a write and a demand coincide.
 
 NOTE [Large tensors]
 If staging holds only one of the largest tensors, they are written one after the other: each waits for the checksum, the

@@ -1,8 +1,8 @@
-"""Interrupts between two of our own lines: Ctrl-C, and any other exception that a signal handler raises.
+"""Interrupts between two of our own lines: Ctrl-C, and any other exception of a signal handler.
 
 CPython runs signal handlers on the main thread between any two instructions, even in the middle of a change of the
-store's books (module signal, "Execution of Python signal handlers"). What a handler raises then passes through our
-code like an error of our own. The functions here tell the two apart, and whether a change was left half done.
+store's books (module signal, "Execution of Python signal handlers"). Their exceptions pass through our code like errors
+of our own. This module tells the two apart, and whether a change was left half done.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ _TELLING = ("_raise_cause", "_raise_spill_error")
 def is_interrupt(error: BaseException) -> bool:
     """Whether the error was raised between two of our lines, so that their change may be half done.
 
-    These are interrupts:
-
-    - what is no `Exception`, such as KeyboardInterrupt, and `StoreBusyError`. Our other errors are not: they may be
-      raised a second time, with the first traceback;
-    - an error with a function of the program in its traceback. It is a handler's: we call no such function under the
-      store's lock, `unseen_by_modes` (`layout.py`) shuts out torch's modes, and Python drops what a finalizer raises;
-    - an error of a kind that neither the system nor torch raises in our calls. Another thread has set it
+    - KeyboardInterrupt and all else that is no `Exception`: yes. `StoreBusyError`: yes. Our other errors: no; they may
+      be raised again, with the traceback of the last time.
+    - An error with a function of the program in its traceback: yes. A handler called it: we call none under the store's
+      lock, `unseen_by_modes` (`layout.py`) shuts out torch's modes, and Python drops what a finalizer raises.
+    - An error of a kind that neither the system nor torch raises in our calls: yes. Another thread has set it
       (PyThreadState_SetAsyncExc), or the stack or memory was exhausted.
     """
     if isinstance(error, TierStoreError):
