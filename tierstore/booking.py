@@ -1,8 +1,8 @@
-"""From noted to booked: a saved tensor gets its record, or its share in one.
+"""From noted to booked: a saved tensor gets its own record, or a share in one.
 
 See NOTE [Noted, then booked] in `noted.py`.
 
-The store's lock is held in all of it, and nothing in it waits.
+The caller holds the store's lock in every call, and no call waits.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["Booking"]
 
 
 class Booking:
-    """All records of a store, and what has none yet.
+    """All records of a store, and the saved tensors that have none yet.
 
     Args:
-        pending: gets what is booked here.
-        counters: of the store; tensors that turn out to be views of one storage are counted once.
-        lent_views: of the store; gets what was handed out before it is booked.
-        books: of host memory; some of what is noted is charged there.
+        pending: receives the records that are booked here.
+        counters: the store's; tensors that turn out to be views of one storage are counted once.
+        lent_views: the store's; receives tensors that were handed out before they were booked.
+        books: the books of host memory; some noted tensors are charged there.
 
     Attributes:
-        records: of all living handles, by key.
-        noted: saved tensors that have no record.
+        records: the records of all living handles, by key.
+        noted: saved tensors that have no record yet.
     """
 
     def __init__(self, pending: Pending[Record], counters: Counters, lent_views: LentViews, books: HostBooks) -> None:
@@ -43,7 +43,7 @@ class Booking:
         self._lent_views = lent_views
 
     def num_live(self) -> int:
-        """How many handles there are, or would be, if everything were booked."""
+        """The number of records, and of noted tensors that live."""
         return len(self.records) + sum(1 for _ in self.noted.living())
 
     def book_all(self) -> None:
@@ -53,19 +53,19 @@ class Booking:
                 self._book(noted)
 
     def book_one(self, noted: NotedTensor) -> None:
-        """Book a tensor; its bytes may be read from now on."""
+        """Book one tensor. Its bytes may be read from now on."""
         self.noted.remove(noted)
         self._book(noted)
 
     def join_if_booked(self, noted: NotedTensor) -> None:
-        """A tensor was just noted: if there is a record of the same bytes, unread, share that."""
+        """Share the record of the same bytes, if there is one and it is unread. The tensor was just noted."""
         handle = self._handle_of_same_bytes(noted)
         if handle is not None:
             self.noted.remove(noted)
             self._join(noted, handle)
 
     def survey(self, log: NotedLog) -> None:
-        """Find out what of the log others hold; that is booked."""
+        """Find out which tensors of the log others hold too, and book those."""
         for group, is_ours_alone in self.noted.by_storage(log):
             if not is_ours_alone:
                 for noted in group:
@@ -90,7 +90,7 @@ class Booking:
         self._become(noted, handle, record.layout)
 
     def _become(self, noted: NotedTensor, handle: Handle, layout: Layout) -> None:
-        """Replace the alias, which backward may have been given: see NOTE [Stolen gradients] in `residency.py`."""
+        """Replace the alias. Backward may have been given it: see NOTE [Stolen gradients] in `residency.py`."""
         handed_out = () if noted.alias is None else (noted.alias,)
         noted.become(handle, layout)
         self._lent_views.keep(handle.record, handed_out)
@@ -121,7 +121,7 @@ class Booking:
     def _count_joins(self, group: list[NotedTensor]) -> None:
         seen = set()
         for noted in group:
-            view_of = id(noted.root), noted.version  # the group keeps the weak references, so these are theirs alone
+            view_of = id(noted.root), noted.version  # the group keeps the weak references, so no id is used twice
             if view_of in seen and noted.alias is not None:
                 self._count_join(noted, noted.alias)
             seen.add(view_of)

@@ -1,12 +1,12 @@
-"""What was named by hand, to `TierStore.prefetch`: in which order it is fetched as room is freed. Pure.
+"""Records named by hand, to `TierStore.prefetch`, and the order in which they are fetched as room becomes free. Pure.
 
-A list is treated as the lookahead of a backward is (`lookahead.py`): what was handed over leaves first, and the list
-goes on into its room. A further list goes behind what is still to be fetched of earlier ones, and what both name keeps
-its place: so successive lists, and lists that overlap (the next six before each `get`), come in the order of naming.
+A list is treated like the lookahead of a backward (`lookahead.py`): records that were handed over leave first, and the
+list goes on in their room. A later list comes after the unfetched rest of earlier ones; a record in both keeps its
+place. So successive lists, and lists that overlap (the next six before each `get`), come in the order of naming.
 
-A backward that looks ahead goes first: while it waits for room nothing is fetched by hand, and what was fetched by hand
-makes way for it, to be fetched again later. What makes way for a pack is not fetched again: lists that nobody asks for
-any more would take the room of one pack after the other.
+A backward that looks ahead goes first. While it waits for room, nothing is fetched by hand. Records fetched by hand
+make way for it, and are fetched again later. Records that make way for a pack are not fetched again: otherwise lists
+that nobody asks for any more would take the room of one pack after the other.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ R = TypeVar("R", bound=Keyed)
 
 
 class ByHand(Generic[R]):
-    """Records that were named and not asked for since. None is kept alive: a record does not hold its bytes.
+    """Records that were named and not asked for since. Keeps no bytes alive: a record does not hold its bytes.
 
-    `peek`, `advance` and `reach` are as `Lookahead`'s. Every operation takes constant time, but for `last_fetched`.
+    `peek`, `advance` and `reach` are like `Lookahead`'s. Every operation takes constant time, except `last_fetched`.
 
     Attributes:
-        reach: all room that there is.
+        reach: always far: the records may take all the room that there is.
     """
 
     def __init__(self) -> None:
@@ -48,27 +48,27 @@ class ByHand(Generic[R]):
         return next(iter(self._waiting.values()), None)
 
     def advance(self, fetched_bytes: int) -> None:
-        """The record that `peek` named was dealt with."""
+        """The record that `peek` returned was dealt with."""
         key, record = self._waiting.popitem(last=False)
         self._fetched[key] = record
 
     def come_back_for(self, record: R) -> None:
-        """The record has made way for another one: if it was fetched, it is the next to fetch."""
+        """Make the record the next to fetch, if it was fetched: it has made way for another one."""
         if self._fetched.pop(record.key, None) is not None:
             self._waiting[record.key] = record
             self._waiting.move_to_end(record.key, last=False)
 
     def forget_fetched(self, record: R) -> None:
-        """The record has left memory: if it was fetched, it is not fetched again."""
+        """Do not fetch the record again, if it was fetched: it has left memory."""
         self._fetched.pop(record.key, None)
 
     def forget(self, record: R) -> bool:
-        """The record was asked for, or is gone; whether it had been named."""
+        """Forget the record, which was asked for or is gone. True: it had been named."""
         was_waiting = self._waiting.pop(record.key, None) is not None
         return self._fetched.pop(record.key, None) is not None or was_waiting
 
     def last_fetched(self, is_meant: Callable[[R], bool]) -> R | None:
-        """Of those that were fetched and are meant, the one that was named last; None where there is none."""
+        """The fetched record named last for which `is_meant` holds; None: there is none."""
         return next(filter(is_meant, reversed(self._fetched.values())), None)
 
     def has_fetched(self, record: R) -> bool:

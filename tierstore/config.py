@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 DEFAULT_ADDRESS = "/run/tierstore/tierstore.sock"
-"""Where the sidecar daemon listens if nobody says otherwise."""
+"""The default address on which the sidecar daemon listens."""
 
 SizeLike = int | str
 """A number of bytes: an `int`, or a string such as "8GiB", "64 KiB", "1.5GB"."""
@@ -49,7 +49,7 @@ _UNITS: Mapping[str, int] = {
 _SIZE = re.compile(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*([a-zA-Z]*)\s*", re.ASCII)
 _MOST_IO_DEPTH = 64
 _UNLIMITED_BYTES = 2**62
-"""Version 1 of memory cgroups says that there is no limit by the largest number of whole pages."""
+"""At this value and above there is no limit: version 1 of memory cgroups then gives the largest number of pages."""
 
 Mode = Literal["auto", "always", "never"]
 """When memory that was freed goes back to the system: see `tierstore.returning.policy`."""
@@ -82,7 +82,7 @@ def parse_size(value: SizeLike, option: str) -> int:
 
 
 def parse_io_depth(value: int) -> int:
-    """Check how many records may be at a drive at once. Raises ConfigError: not a whole number from 1 to 64."""
+    """Check how many records may be at a drive at once. Raises ConfigError if it is no whole number from 1 to 64."""
     allowed = f"give a whole number from 1 to {_MOST_IO_DEPTH}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigTypeError("io_depth", value, allowed)
@@ -92,7 +92,7 @@ def parse_io_depth(value: int) -> int:
 
 
 def parse_return_memory(value: str) -> Mode:
-    """Check when freed memory is to be returned. Raises ConfigError: it is none of the three."""
+    """Check when freed memory is to be returned. Raises ConfigError if the value is none of `MODES`."""
     allowed = f"give one of {', '.join(map(repr, MODES))}"
     if not isinstance(value, str):
         raise ConfigTypeError("return_memory", value, allowed)
@@ -103,7 +103,7 @@ def parse_return_memory(value: str) -> Mode:
 
 
 def format_bytes(nbytes: float) -> str:
-    """Such as "1.21 GiB": three digits and a binary unit, for people."""
+    """A size for people, with three digits and a binary unit, such as "1.21 GiB"."""
     for unit in ("B", "KiB", "MiB"):
         if abs(nbytes) < 1000:
             return f"{nbytes:.3g} {unit}"
@@ -115,8 +115,8 @@ def check_directory(path: object) -> Path:
     """Return `path` if a store can live there.
 
     Raises:
-        ConfigError: it is no path, does not exist (it is never created: an unmounted drive must not fill the
-            system disk), is not a directory, or cannot be written to.
+        ConfigError: it is no path, does not exist, is not a directory, or cannot be written to. None is created:
+            an unmounted drive must not fill the system disk.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigTypeError("path", path, "give the path of an existing directory")
@@ -129,7 +129,7 @@ def check_directory(path: object) -> Path:
         raise ConfigError("path", str(path), "no such directory; it is never created (is the drive mounted?)")
     if not directory.is_dir():
         raise ConfigError("path", str(path), "this is not a directory")
-    # access() says yes to root even where nobody can write: the file system's own flag is asked too.
+    # access() says yes to root even where nobody can write, so the file system's own flag is checked too.
     read_only = bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
     if read_only or not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigError("path", str(path), "this directory cannot be written to")
@@ -161,19 +161,19 @@ def rank_of_process(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def _is_number(text: str) -> bool:
-    """Of some process: no host has a thousand million of them."""
+    """Whether it is a decimal number of at most nine digits: no job has more processes."""
     return text.isdecimal() and len(text) < 10
 
 
 def program_name() -> str:
-    """Of the running program, for people: its file's name, or "python"."""
+    """The name of the running program, for people: its file's name, or "python"."""
     return Path(sys.argv[0]).name[:64] or "python" if sys.argv else "python"
 
 
 def available_host_bytes() -> int:
-    """Memory this process may still take: what the kernel calls available, within the memory cgroup's limit.
+    """Bytes of memory that this process may still take, by the kernel, its memory cgroups and its address limit.
 
-    Within a limit on addresses too (`ulimit -v`, RLIMIT_AS), of which what is mapped counts as taken.
+    The least of the three counts. Against the address limit (`ulimit -v`, RLIMIT_AS) all mapped memory counts as taken.
 
     Reads MemAvailable of /proc/meminfo (proc(5)) and the limit and use of the process's own cgroup, version 2
     (memory.max, memory.current) or 1 (memory.limit_in_bytes, memory.usage_in_bytes), up to the root.
@@ -193,7 +193,7 @@ def available_host_bytes() -> int:
 def memory_cgroup_limits() -> list[tuple[int, int]]:
     """(limit, use without reclaimable page cache) in bytes of every memory cgroup above this process.
 
-    Page cache that is in use is counted by half, much as the kernel does for MemAvailable (mm/show_mem.c).
+    Inactive page cache counts as free, active page cache by half, much as in the kernel's MemAvailable (mm/show_mem.c).
     """
     limits = []
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
@@ -225,11 +225,11 @@ def _limit_of(folder: Path, limit_name: str, used_name: str, cache_key: str) -> 
     try:
         limit = (folder / limit_name).read_text().strip()
         if not limit.isdecimal() or int(limit) >= _UNLIMITED_BYTES:
-            return []  # "max", or what version 1 says instead
+            return []  # "max", or the number that version 1 gives instead
         used = int((folder / used_name).read_text())
         statistics = (folder / "memory.stat").read_text()
     except (OSError, ValueError):
-        return []  # this level has no memory controller, or is not ours to read: it limits nothing we can see
+        return []  # this level has no memory controller, or may not be read: no limit is known
     idle, in_use = (_statistic(statistics, key) for key in (cache_key, cache_key.replace("inactive", "active")))
     return [(int(limit), used - idle - in_use // 2)]
 

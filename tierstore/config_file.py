@@ -1,4 +1,4 @@
-"""A file that says how to open a store and what to offload to it: TOML with the tables `[store]` and `[offload]`.
+"""The configuration file of a store and of offloading to it: TOML with the tables `[store]` and `[offload]`.
 
 ::
 
@@ -9,8 +9,8 @@
     [offload]
     min_bytes = "1MiB"
 
-`TierStore.from_config` takes the first table, `tiered_offload.from_config` the second. Keys are the arguments of the
-two, which also judge the values; what is refused is named by file and key.
+`TierStore.from_config` reads the first table, `tiered_offload.from_config` the second. The keys are the arguments of
+these two, which also check the values. An error names the file and the key.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .toml_file import read_toml, typed
 __all__ = ["ConfigSource", "FileOptions", "OffloadTable", "StoreTable", "offload_options", "store_options"]
 
 ConfigSource = str | PathLike[str] | Mapping[str, Any]
-"""The path of a TOML file, or what it says: table -> key -> value; there None is a value, which TOML cannot say."""
+"""The path of a TOML file, or its contents: table -> key -> value. In a mapping None is a value too; TOML has none."""
 
 _NAME_OF_MAPPING = "config"
 
 
 class StoreTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[store]`: the arguments of `TierStore`, or with `connect`, the daemon's socket, those of `TierStore.connect`."""
+    """`[store]`: the arguments of `TierStore`. With `connect`, a daemon's socket, those of `TierStore.connect`."""
 
     path: str | UnsetType = UNSET
     connect: str | UnsetType = UNSET
@@ -56,7 +56,7 @@ class StoreTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class OffloadTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[offload]`: the arguments of `tiered_offload`, but for `select`."""
+    """`[offload]`: the arguments of `tiered_offload`, except `select`."""
 
     min_bytes: SizeLike | UnsetType = UNSET
     device_bytes: SizeLike | UnsetType = UNSET
@@ -70,20 +70,20 @@ class _Document(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FileOptions:
-    """Arguments, and where each was found.
+    """Arguments, and the place where each was found.
 
     Attributes:
-        values: by name.
+        values: the arguments by name.
     """
 
     def __init__(self, values: dict[str, Any], table: str, source: str, changes: Mapping[str, Any]) -> None:
-        """`values`: those of `table` in `source`. `changes`: what the caller says instead, or beside."""
+        """`values`: the arguments in `table` of `source`. `changes`: the caller's arguments, which come before them."""
         self.values = {**values, **changes}
         self._where = {name: f"{source}: {table}.{name}" for name in values if name not in changes}
 
     @contextmanager
     def naming_their_place(self) -> Iterator[None]:
-        """A refusal of one of them inside of this says file and key. Raises ConfigError."""
+        """Inside the context, a ConfigError about one of the arguments is raised again with file and key."""
         try:
             yield
         except ConfigError as error:
@@ -97,11 +97,11 @@ def store_options(config: ConfigSource, changes: Mapping[str, Any]) -> FileOptio
 
     Args:
         config: see `ConfigSource`.
-        changes: arguments that come before those of the file; `path` replaces its `connect` too, and the reverse.
+        changes: arguments that replace those of the file. `path` replaces the file's `connect` too, and the reverse.
 
     Raises:
-        ConfigError: the file cannot be read, has an unknown key or one of another type, or names not exactly one of
-            `path` and `connect`.
+        ConfigError: the file cannot be read, has an unknown key or a value of the wrong type, or does not give exactly
+            one of `path` and `connect`. Nothing was opened.
     """
     document, source = _read(config)
     found = _given(document.store)
@@ -117,13 +117,13 @@ def store_options(config: ConfigSource, changes: Mapping[str, Any]) -> FileOptio
 
 
 def offload_options(config: ConfigSource, changes: Mapping[str, Any]) -> FileOptions:
-    """The arguments for `tiered_offload`; likewise."""
+    """The arguments for `tiered_offload`; blocks and raises like `store_options`."""
     document, source = _read(config)
     return FileOptions(_given(document.offload), "offload", source, changes)
 
 
 def _read(config: ConfigSource) -> tuple[_Document, str]:
-    """What it says, and its name."""
+    """The parsed tables, and the name of their source for messages."""
     if isinstance(config, (str, os.PathLike)):
         file = Path(config)
         return typed(read_toml(file, "config"), _Document, str(file)), str(file)
@@ -135,7 +135,7 @@ def _read(config: ConfigSource) -> tuple[_Document, str]:
 
 
 def _with_text_paths(config: Mapping[str, Any]) -> dict[str, Any]:
-    """In a mapping `path` and `connect` may be path objects, which TOML does not have."""
+    """The mapping with strings for path objects, which `path` and `connect` may be here but not in TOML."""
     values = dict(config)
     if isinstance(store := values.get("store"), Mapping):
         values["store"] = {

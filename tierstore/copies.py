@@ -1,6 +1,6 @@
 """The copy engine: the seam between the device tier and the accelerator, in streams and events.
 
-What waits for what is decided by those who call it: NOTE [Stream order] in `device.py`.
+Its callers decide the order of waits: NOTE [Stream order] in `device.py`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .threads import is_thread_of_store
 __all__ = ["AcceleratorCopies", "Copies", "Marker"]
 
 _RESERVED_SHARE = 20
-"""Of a device's memory, one part in so many is not called spare: fragments, libraries' workspaces."""
+"""One part in twenty of a device's memory is never called spare: it is left to fragments and libraries' workspaces."""
 
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 50e-6, 1e-3
-"""Between two looks at an event that is waited for; each pause is twice the one before."""
+"""Pauses between two queries of an event that is waited for; each pause is twice the one before."""
 
 
 class Marker(Protocol):
@@ -31,7 +31,7 @@ class Marker(Protocol):
         """Whether the work up to it is done. Does not block."""
 
     def synchronize(self) -> None:
-        """Wait until it is. Blocks the calling thread, without the GIL."""
+        """Wait until it is done. Blocks the calling thread, which does not hold the GIL."""
 
 
 class Copies(Protocol):
@@ -49,33 +49,33 @@ class Copies(Protocol):
     def copy_in(
         self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
     ) -> tuple[torch.Tensor, Marker]:
-        """Copy host bytes, valid from `ready` on, to new device bytes (uint8, shape [n]) of `stream`.
+        """Copy host bytes, valid from `ready` on, to new device bytes (uint8, shape [n]) allocated on `stream`.
 
-        They are there once the marker is; no stream waits for it yet.
+        They have arrived when the returned marker is over. No stream waits for it yet.
         """
 
     def wait(self, stream: Any, marker: Marker) -> None:
-        """Let later work on `stream` come after the marker."""
+        """Make later work on `stream` wait for the marker."""
 
     def share(self, memory: torch.Tensor, stream: Any) -> None:
-        """Whoever is given the memory after it is freed comes after what is queued on `stream` by then."""
+        """After the memory is freed, its next user waits for the work that is queued on `stream` by then."""
 
     def mark(self, stream: Any) -> Marker | None:
-        """A point in the stream's work, of which the time is kept; None: it cannot be (a graph is being captured)."""
+        """A point in the stream's work with a time; None: a graph is being captured, which forbids it."""
 
     def seconds_between(self, earlier: Marker, later: Marker) -> float:
-        """From one mark to another, both of which are over."""
+        """The seconds from one mark to the other; both are over."""
 
     def spare_bytes(self, device: torch.device) -> int | None:
-        """Memory of the device that was never in use so far, with a reserve for fragments; None: not known."""
+        """Bytes of device memory that were never in use so far, less a reserve for fragments; None: not known."""
 
 
 def _stay_on(device: torch.device) -> None:
-    """Have a thread of the store's own stay on the device that it is about to touch.
+    """Make `device` the current one for good, if this is a store's own thread.
 
-    A thread that never chose a device has the first one as its current one. To record, await or destroy an event,
-    PyTorch goes to the event's device and back (c10/cuda/impl/CUDAGuardImpl.h), and coming back opens a context:
-    hundreds of MiB on a device that this process may not use. What such a thread drops it has touched before.
+    The current device of a new thread is the first one. To record, await or destroy an event, PyTorch switches to the
+    event's device and back (c10/cuda/impl/CUDAGuardImpl.h). Switching back opens a context on the first device:
+    hundreds of MiB on a device that this process may not use. Events that such a thread drops are of devices it used.
     """
     if device.index is not None and is_thread_of_store() and torch.accelerator.current_device_index() != device.index:
         torch.accelerator.set_device_index(device.index)
@@ -83,7 +83,7 @@ def _stay_on(device: torch.device) -> None:
 
 @contextmanager
 def _asking(device: torch.device) -> Iterator[None]:
-    """Ask the driver about something of the device: from there, and to nobody's harm."""
+    """Inside, the driver may be asked about the device: it is the current one, and no capture is broken."""
     _stay_on(device)
     with torch.accelerator.device_index(device.index), beside_captures(device):
         yield
@@ -99,14 +99,14 @@ class _Point:
         self.device = device
 
     def query(self) -> bool:
-        """See `Marker`. While this thread captures a graph, which would forbid to ask: not yet."""
+        """See `Marker`. False while this thread captures a graph, since a capture forbids the query."""
         return not is_capturing(self.device) and self._is_over()
 
     def synchronize(self) -> None:
         """See `Marker`.
 
-        It looks now and then. `cudaEventSynchronize` keeps a core busy for as long as it waits, unless the event was
-        made a blocking one, and `torch.Event` makes none: it takes `blocking` and ignores it (torch/csrc/Event.cpp).
+        Polls with growing pauses. `cudaEventSynchronize` keeps a core busy for as long as it waits, unless the event
+        was made with `blocking`; `torch.Event` accepts that argument and ignores it (torch/csrc/Event.cpp).
         """
         pause_seconds = _SHORTEST_PAUSE_SECONDS
         while not self._is_over():
@@ -127,9 +127,9 @@ def _point(marker: Marker) -> _Point:
 class AcceleratorCopies:
     """The copy engine of whatever `torch.accelerator` drives: one stream each way for each device.
 
-    A `torch.Stream` that is entered keeps what to restore in itself, so it cannot be entered twice at once
-    (pytorch#176560): these belong to this object alone, `current_stream` gives a fresh one each time, and the store's
-    lock is held in every call.
+    A `torch.Stream` that is entered stores in itself what to restore, so it cannot be entered twice at once
+    (pytorch#176560). Therefore these streams belong to this object alone, `current_stream` returns a new object each
+    time, and the store's lock is held in every call.
     """
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class AcceleratorCopies:
         """See `Copies`.
 
         Raises:
-            RuntimeError: while this thread captures a graph: replayed, it would copy what the slot holds by then.
+            RuntimeError: this thread captures a graph; its replay would copy what the slot then holds.
         """
         if is_capturing(device):
             raise RuntimeError(
@@ -199,7 +199,7 @@ class AcceleratorCopies:
         return _point(earlier).event.elapsed_time(_point(later).event) / 1000
 
     def spare_bytes(self, device: torch.device) -> int | None:
-        """See `Copies`; what PyTorch has reserved and never used counts, since the peak was last reset."""
+        """See `Copies`. Includes memory that PyTorch has reserved and not used since its peak was last reset."""
         if device.type != "cuda":
             return None
         free, total = torch.cuda.mem_get_info(device)

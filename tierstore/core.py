@@ -1,6 +1,6 @@
-"""What of a store is at work: its books, its engine and its traces, how they begin, and how they end.
+"""The working parts of a store (books, engine, traces): how they begin, and how they end.
 
-It goes on living when nobody refers to the store itself any more, until the engine's thread has ended.
+They outlive the last reference to the store itself: the engine's thread keeps them alive until it has ended.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Core", "DiskOptions"]
 
-_OPEN_DEADLINE_SECONDS = 60.0  # for the end of what was begun, where a store cannot be opened
+_OPEN_DEADLINE_SECONDS = 60.0  # to end the parts that were begun, when a store cannot be opened
 
 
 class DiskOptions(NamedTuple):
-    """Of a store that keeps its own disk tier, as `TierStore` has them."""
+    """The options of a store with its own disk tier, as `TierStore` takes them."""
 
     codec: str
     inline_bytes: int | None
@@ -40,27 +40,27 @@ class DiskOptions(NamedTuple):
 
 
 class Core:
-    """Books, engine and traces of one store. A `Mortal`.
+    """The books, engine and traces of one store. A `Mortal`.
 
     Args:
-        store: whoever hands it out; when that dies, the engine ends.
-        name: of the store, for messages.
+        store: the store that users hold; when it dies, the engine ends.
+        name: the store's, for messages.
         host_bytes, staging_bytes: the limits of the two windows of host memory.
         staging_grows: see NOTE [Large tensors] in `host.py`.
         open_disk: opens the disk tier, on the engine's loop.
-        disk_options: as they were given; None: the disk tier is a daemon's, which has its own.
+        disk_options: as they were given; None: the disk tier is a daemon's, which has its own options.
         copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
         return_memory: when freed memory is returned.
 
     Attributes:
-        returner: returns it.
+        returner: returns freed memory to the system.
 
-    The constructor blocks until the disk tier is open; `close` (not on a store's own threads) and `end_at_exit` for the
-    I/O in progress.
+    The constructor blocks until the disk tier is open. `end_at_exit` and `close` block until the I/O in progress has
+    ended; `close` on a store's own thread does not block.
 
     Raises:
         StorageIOError: the system or the drive refused; nothing was stored, and nothing is left behind.
-        TierStoreError: what else `open_disk` raises, as it is; likewise.
+        TierStoreError: any other error of `open_disk`, as it is; likewise.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Core:
 
     @property
     def open_seconds(self) -> float:
-        """Since it was opened, until it was closed."""
+        """Seconds since the store was opened, until it was closed."""
         ends_at = time.monotonic() if self._closed_at is None else self._closed_at
         return ends_at - self._opened_at
 
@@ -153,7 +153,7 @@ class Core:
             self.traces.end(deadline_seconds, "the store was closed")
 
     def _store_died(self) -> None:
-        """Nobody refers to it any more. It may not even have come to be: an interrupt."""
+        """Nobody refers to the store any more. If its constructor was interrupted, it may be incomplete."""
         self.returner.request_stop()
         traces: Recordings | None = getattr(self, "traces", None)
         if traces is not None:
@@ -166,7 +166,7 @@ class Core:
         try:
             self.engine.stop(deadline_seconds)
         except TierStoreError:
-            pass  # a job that hangs at exit: its daemon thread ends with the process
+            pass  # a job hangs at exit: its daemon thread ends with the process
         try:
             self.traces.end(deadline_seconds, "the interpreter exits")
         except TierStoreError as error:
@@ -174,6 +174,6 @@ class Core:
 
     def end_in_child(self) -> None:
         """See `Mortal`."""
-        self.engine.disk.abandon_after_fork()  # first: what else there is may be in the middle of a change
+        self.engine.disk.abandon_after_fork()  # first: the others may be in the middle of a change
         self.traces.abandon()
         self.books.abandon("it belongs to the process that this one was forked from")

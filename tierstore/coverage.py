@@ -1,15 +1,15 @@
-"""How much of what a graph saves on an accelerator has to stay there, so that nothing waits for the link.
+"""How many of the bytes that a graph saves on an accelerator must stay there, so that compute never waits for copies.
 
 NOTE [What compute covers]
-Copies run beside compute, so as many bytes as the link carries while forward runs, and back while backward does, leave
-and return at no time. How many that is nobody can know beforehand: it is found from the graph's own steps. At first
-everything leaves. If compute then waited for copies during a share w of forward, the link was busy all along, and the
-share w of what it carried was too much; likewise backward. So much stays from then on. What still waits is found out by
-the next step; it is never taken back, so that one slow step cannot make memory swing. So a step tells something only
-if no other graph set what stays, or went over the link, before it was over.
+Copies run beside compute. Bytes that the link can carry out during forward, and back during backward, cost no time. How
+many these are cannot be known beforehand, so the store measures the steps of the graph. In the first step everything
+leaves. If compute waited for copies during a share w of forward, the link was busy all the time, and the share w of the
+bytes it carried was too much; likewise in backward. From then on the larger of the two amounts stays. If compute still
+waits in the next step, more stays. The amount never shrinks, so that one slow step cannot make memory use swing. So no
+step may mislead: it is ignored if another graph changed the amount that stays, or used the link, before it ended.
 
-Times are those of the stream that computes, from marks in it; the host is ahead of it and knows nothing. They are
-looked at when the graph comes again, if they are there by then.
+The times come from marks in the stream that computes; the host runs ahead of it and cannot measure them. They are read
+when the graph comes again, if the device has passed all marks by then.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 __all__ = ["Coverage", "GraphTimes", "Measured"]
 
 _TOLERATED_SHARE = 0.01
-"""Of forward or backward: waiting less is noise."""
+"""A share of forward or backward. Shorter waits are noise."""
 _MAX_GRAPHS = 64
 _MAX_UNREAD = 4
 
 
 class Measured(NamedTuple):
-    """One coming of a graph, in seconds of its stream and bytes over the link.
+    """One step of a graph, in seconds of its stream and bytes over the link.
 
     Attributes:
-        forward_seconds, backward_seconds: from its first pack to its first unpack, and from there to its last.
-        forward_wait_seconds, backward_wait_seconds: of them, compute waited for copies.
-        out_bytes, in_bytes: copied out in forward, and back in backward.
+        forward_seconds, backward_seconds: from the first pack to the first unpack, and from there to the last unpack.
+        forward_wait_seconds, backward_wait_seconds: the part of these times in which compute waited for copies.
+        out_bytes, in_bytes: bytes copied out in forward, and back in backward.
     """
 
     forward_seconds: float
@@ -48,7 +48,7 @@ class Measured(NamedTuple):
     in_bytes: int
 
     def uncovered_bytes(self) -> int:
-        """So much less over the link, and nothing would have waited."""
+        """The bytes that should not have crossed the link: without them compute would not have waited."""
         out = _excess(self.out_bytes, self.forward_wait_seconds, self.forward_seconds)
         back = _excess(self.in_bytes, self.backward_wait_seconds, self.backward_seconds)
         return max(out, back)
@@ -59,13 +59,13 @@ def _excess(nbytes: int, wait_seconds: float, seconds: float) -> int:
 
 
 class GraphTimes:
-    """The marks of one coming of a graph. Guarded by the store's lock until `end`.
+    """The marks of one step of a graph in its streams. Guarded by the store's lock until `end`.
 
     Args:
-        copies: whose streams these are.
-        device: where the graph saves.
-        stream: that packs first.
-        staying_bytes: what stays this time.
+        copies: the copy engine of the streams.
+        device: the accelerator on which the graph saves.
+        stream: the stream of the first pack.
+        staying_bytes: how many bytes may stay on the device in this step.
     """
 
     def __init__(self, copies: Copies, device: torch.device, stream: Any, staying_bytes: int) -> None:
@@ -87,21 +87,21 @@ class GraphTimes:
         return mark
 
     def spoil(self) -> None:
-        """Something else came between: this tells nothing."""
+        """Something else disturbed the step: ignore its times."""
         self._is_whole = self.is_open = False
 
     def end(self) -> None:
-        """The graph is gone."""
+        """The graph is gone: take no more marks."""
         self.is_open = False
 
     def asked_for(self, stream: Any) -> None:
-        """Backward, on that stream, asks for something."""
+        """Backward asks for a saved tensor on that stream."""
         self._ended = self._mark(stream)
         if self._turned is None:
             self._turned = self._ended
 
     def waits(self, stream: Any, wait: Callable[[], None]) -> None:
-        """Have the stream wait, and take the time of that."""
+        """Call `wait`, which makes the stream wait, and mark the stream before and after it."""
         before = self._mark(stream)
         wait()
         after = self._mark(stream)
@@ -111,23 +111,23 @@ class GraphTimes:
                 self._ended = after
 
     def copies_out(self, nbytes: int) -> None:
-        """So much leaves."""
+        """`nbytes` are copied out; those of forward are counted."""
         if self._turned is None:
             self._out_bytes += nbytes
 
     def copies_in(self, nbytes: int) -> None:
-        """So much comes back."""
+        """`nbytes` are copied back; those of backward are counted."""
         if self._turned is not None:
             self._in_bytes += nbytes
 
     def is_over(self) -> bool:
-        """Whether the device has come to all marks. Does not block."""
+        """Whether the device has passed all marks, or the times are ignored. Does not block."""
         return not self._is_whole or all(mark.query() for mark in self._marks())
 
     def wait(self) -> bool:
-        """Return when it has: True; or at once, while this thread captures a graph, which waiting would end: False.
+        """Block until the device has passed all marks. Not under the store's lock.
 
-        Blocks; not under the store's lock.
+        Returns False at once if this thread captures a graph: waiting would break the capture off.
         """
         if self._copies.mark(self._copies.current_stream(self._device)) is None:
             return False
@@ -141,7 +141,7 @@ class GraphTimes:
         return marks + [mark for waits in self._waits for pair in waits for mark in pair]
 
     def measured(self) -> Measured | None:
-        """Once it is over; None: it tells nothing."""
+        """The figures of the step, once `is_over`; None: they are incomplete or spoilt."""
         if not self._is_whole or self._began is None or self._turned is None or self._ended is None:
             return None
         between = self._copies.seconds_between
@@ -152,26 +152,26 @@ class GraphTimes:
         )  # fmt: skip
 
     def spare_bytes(self) -> int | None:
-        """Device memory that was never needed so far; None: unknown."""
+        """Bytes of device memory that were never in use so far; None: unknown."""
         return self._copies.spare_bytes(self._device)
 
 
 class Coverage:
-    """For each graph, by its signature, how much of what it saves stays on the device. For any thread."""
+    """How many bytes of each graph, by its signature, stay on the device. Any thread may call it."""
 
     def __init__(self) -> None:
         self._staying: OrderedDict[int, int] = OrderedDict()
         self._unread: deque[tuple[int, GraphTimes]] = deque()
 
     def note(self, signature: int, times: GraphTimes) -> None:
-        """The graph has come and gone."""
+        """A step of the graph is over; its times are read later."""
         times.end()
         self._unread.append((signature, times))
-        while len(self._unread) > _MAX_UNREAD:  # the host is so far ahead: let it be a later one
+        while len(self._unread) > _MAX_UNREAD:  # the host is far ahead of the device: a later step will tell
             self._unread.popleft()
 
     def staying_bytes(self, signature: int) -> int:
-        """By what is known now. Does not block."""
+        """How many bytes are to stay, by the steps measured so far; 0 for an unknown graph. Does not block."""
         self._read()
         return self._staying.get(signature, 0)
 

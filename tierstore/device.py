@@ -1,23 +1,23 @@
 """The device tier: saved tensors on an accelerator, and their copies to and from slots of host memory.
 
 NOTE [Stream order]
-An accelerator's allocator hands a freed block to the next request on the stream that it belongs to at once; it knows
-nothing of work on other streams unless it is told (`Copies.share`). So (each line is one of the waits below):
+The allocator of an accelerator gives a freed block at once to the next request on the block's own stream. It does not
+know of work on other streams unless it is told (`Copies.share`). The rules below follow; the host never blocks.
 
-- the copy out waits for an event of the stream that packed the tensor: its bytes are written by then;
-- the block is let go only when the copy out is over, or when the stream that packed has been made to wait for it. The
-  block may belong to yet another stream (its tensor was computed there), and others may have been given it meanwhile.
-  So the allocator is told of every stream that has packed or unpacked on that device: in a program of one stream that
-  changes nothing, else the block is used again only behind what they have queued. The host never blocks;
-- the target of a reload is allocated on the record's own stream, and the copy in waits for an event recorded *after*
-  that: the block may have been in use by a kernel queued there just before;
-- whoever asks waits for the copy in, on its own stream, when it asks and not when the copy is queued: else no kernel
-  would run beside the copies for later ones. Until somebody has, the block is held here;
-- if that is not the stream that the block belongs to, the allocator is told of it;
-- a slot is used again only when the last copy from or to it is over; the slab is unpinned when all of them are.
+- *Copy out*: it waits for an event of the stream that packed the tensor, so its bytes are written.
+- *Release of the block*: only when the copy out is over, or the stream that packed has been made to wait for it. The
+  block may belong to another stream (where its tensor was computed), and further streams may have been given it. So the
+  allocator is told of every stream that has packed or unpacked on that device. With one stream this changes nothing;
+  with several, the block is used again only after the work that they have queued.
+- *Target of a reload*: it is allocated on the record's own stream, and the copy in waits for an event recorded *after*
+  the allocation, because a kernel queued there just before may still use the block.
+- *Wait for the copy in*: the stream that asks for the tensor waits when it asks, not when the copy is queued. Otherwise
+  no kernel would run beside the copies for later ones. The block is held here until a stream waits. If the block
+  belongs to another stream, the allocator is told of the one that asks.
+- *Slots*: a slot is used again only when the last copy from or to it is over; the slab is unpinned when all are over.
 
-What cannot be seen is a stream that uses a saved tensor and itself never saves nor asks for anything: without a store
-the graph would keep the block for it until backward. Its user has to call `record_stream`.
+The store cannot see a stream that uses a saved tensor but never saves or asks for one. Without a store the graph would
+keep the block for it until backward; here the user has to call `record_stream`.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class _Reload:
     """A copy in, under way or over.
 
     Attributes:
-        record, nbytes: what is copied.
-        copied: when it is over.
-        memory: where to; None once a stream waits for it, and the record's own alias is enough.
-        streams: those that wait for it.
+        record, nbytes: the record that is copied, and its size.
+        copied: the end of the copy.
+        memory: the target; None once a stream waits for the copy, since the record's own alias then keeps the block.
+        streams: the streams that wait for the copy.
     """
 
     __slots__ = ("copied", "memory", "nbytes", "record", "streams")
@@ -69,7 +69,7 @@ class _Reload:
 
 
 class DeviceTier:
-    """The books of what is on accelerators. Guarded by the store's lock; nothing here waits.
+    """The books of saved tensors on accelerators. Guarded by the store's lock; no call blocks the host.
 
     Args:
         copies: the copy engine.
@@ -92,20 +92,20 @@ class DeviceTier:
         self.resident = self._window.resident
         self._flights: deque[_Flight] = deque()
         self._reloaded: OrderedDict[int, _Reload] = OrderedDict()
-        self._num_ahead = 0  # of those, nobody has asked for yet
+        self._num_ahead = 0  # those in `_reloaded` that nobody has asked for yet
         self._busy: deque[tuple[Marker, Callable[[], None]]] = deque()
-        self._streams: defaultdict[torch.device, set[Any]] = defaultdict(set)  # that packed or unpacked
+        self._streams: defaultdict[torch.device, set[Any]] = defaultdict(set)  # that packed or unpacked there
         self._may_ask = True
         self._times: GraphTimes | None = None
 
     @property
     def held_bytes(self) -> int:
-        """Device memory held by records that are ours alone."""
+        """Device memory of records that are ours alone and of copies out under way."""
         return self.resident.used_bytes + self._window.in_flight.used_bytes
 
     @property
     def is_busy(self) -> bool:
-        """Whether `poll` may find something."""
+        """Whether `poll` may find a copy that is over."""
         return bool(self._flights or self._busy)
 
     def note_stream(self, record: Record) -> None:
@@ -119,17 +119,17 @@ class DeviceTier:
         return stream
 
     def keep(self, limit_bytes: int) -> None:
-        """From now on so much may stay. What is being timed has run under another limit: that tells nothing."""
+        """Set how many bytes may stay. Times that are being taken are spoilt: they began under another limit."""
         self.spoil_times()
         self.resident.limit_bytes = limit_bytes
 
     def spoil_times(self) -> None:
-        """What is being timed tells nothing."""
+        """Ignore the times that are being taken."""
         if (times := self._open_times()) is not None:
             times.spoil()
 
     def time_graph(self, record: Record) -> GraphTimes:
-        """Take the times of the graph whose first pack the record is."""
+        """Begin to take the times of the graph whose first pack is this record."""
         if (others := self._open_times()) is not None:
             others.spoil()
         self._times = GraphTimes(self._copies, _device_of(record), record.stream, self.resident.limit_bytes or 0)
@@ -151,10 +151,10 @@ class DeviceTier:
         """The record is ours alone now, and stays on the device until it is chosen to leave."""
         record.move(State.DEVICE)
         if self._window.hold(record):
-            self._bound_flight()  # what was lent of its room is needed now
+            self._bound_flight()  # room that was lent to copies is needed now
 
     def surplus(self) -> Record | None:
-        """What has to leave the device next. See `DeviceWindow`."""
+        """The record that has to leave the device next; None: there is none. See `DeviceWindow`."""
         return self._window.surplus()
 
     def leave(self, record: Record) -> None:
@@ -180,14 +180,14 @@ class DeviceTier:
             self._land_early()
 
     def _land_early(self) -> None:
-        """Have the stream that packed wait for the oldest copy out, and let go of its memory."""
+        """Have the stream that packed wait for the oldest copy out, and release its device memory."""
         flight = self._flights.popleft()
         self._wait(flight.record.stream, flight.done)
         self._land(flight)
         self._busy.append((flight.done, partial(_arrive, flight.record)))
 
     def poll(self) -> None:
-        """Let go of what copies have finished with. (An event of a device cannot be awaited: it is looked at.)"""
+        """Release the memory of copies that are over. (The event of a device cannot be awaited, so it is polled.)"""
         if not self._may_ask:
             return
         while self._flights and self._flights[0].done.query():
@@ -217,7 +217,7 @@ class DeviceTier:
         return record.claims is not None
 
     def reload(self, record: Record, source: torch.Tensor, slot: Slot) -> None:
-        """Begin to copy the slot back. Whoever is to use the source's bytes has to `hand_over` first.
+        """Begin to copy the slot back to the device. Call `hand_over` before the source's bytes are used.
 
         Raises:
             torch.OutOfMemoryError: the device has no room; nothing was changed.
@@ -231,18 +231,18 @@ class DeviceTier:
         if (times := self._open_times()) is not None:
             times.copies_in(record.nbytes)
         self._num_ahead += 1
-        while self._window.reloads_too_much() and len(self._reloaded) > 2:  # in use, and the next
+        while self._window.reloads_too_much() and len(self._reloaded) > 2:  # one in use, and the next
             self._forget_device_bytes(self.unload(next(iter(self._reloaded.values())).record))
 
     def hand_over(self, record: Record) -> None:
-        """Whatever this thread queues on its stream from now on finds the record's bytes on the device."""
+        """Order this thread's stream: work that is queued on it from now on finds the record's bytes on the device."""
         current, source = self._current_stream(record), record.source
         if (times := self._open_times()) is not None:
             times.asked_for(current)
         reload = self._reloaded.get(record.key)
         if reload is None or source is None:
             return
-        self._reloaded.move_to_end(record.key)  # what is reloaded ahead now does not take its place
+        self._reloaded.move_to_end(record.key)  # a reload ahead does not take its place
         if current in reload.streams:
             return
         self._wait(current, reload.copied)
@@ -253,9 +253,9 @@ class DeviceTier:
         reload.streams.append(current)
 
     def make_room(self) -> None:
-        """Let go of all that is on its way, and of what was copied back: whoever uses that holds it. Does not block.
+        """Release the device memory of all copies, out and back. Tensors in use keep theirs. Does not block.
 
-        A block goes back to its own stream, which is made to wait for the copy: whatever is put there comes after it.
+        A block goes back to its own stream. That stream is made to wait for the copy, so its next user comes after it.
         """
         while self._flights:
             self._land_early()
@@ -266,41 +266,41 @@ class DeviceTier:
             self._forget_device_bytes(self.unload(reload.record))
 
     def has_room_to_reload(self, nbytes: int) -> bool:
-        """Whether so much more may be copied back before it is asked for."""
+        """Whether `nbytes` more may be copied back before they are asked for."""
         return self._window.fits_reload(nbytes) or not self._num_ahead
 
     def unload(self, record: Record) -> Record:
-        """The record's device copy is not counted any more."""
+        """Stop counting the record's device copy; returns the record."""
         reload = self._reloaded.pop(record.key, None)
         if reload is not None:
             self._window.reloaded.discharge(reload.nbytes)
-            if reload.memory is not None:  # no stream waits for it: nobody may be given the block before it is over
+            if reload.memory is not None:  # no stream waits for the copy: the block is kept until it is over
                 self._num_ahead -= 1
                 self.when_copied(reload.copied, partial(_drop, reload.memory))
         return record
 
     def release(self, record: Record) -> None:
-        """The record is gone."""
+        """The record is gone: forget it."""
         self.leave(record)
         self.unload(record)
 
     def when_copied(self, ready: Marker, then: Callable[[], None]) -> None:
-        """Call `then` once the copy is over: at once if it is, else at some later `poll`."""
+        """Call `then` once the copy is over: at once if it is already, otherwise in a later `poll`."""
         if self._may_ask and ready.query():
             then()
         else:
             self._busy.append((ready, then))
 
     def stop_asking(self) -> None:
-        """The store is closed: the engine waits for what is under way, even where asking a failed device raises."""
+        """Query no event any more: the store is closed, and a failed device raises. The engine waits for the copies."""
         self._may_ask = False
 
     def under_way(self) -> Sequence[Marker]:
-        """The ends of all copies that may not be over."""
+        """The ends of all copies that may still run."""
         return [flight.done for flight in self._flights] + [ready for ready, _ in self._busy]
 
     def finish(self) -> None:
-        """All of those are over, or will never be: the device has failed."""
+        """Release everything: all copies are over, or the device has failed and they never will be."""
         while self._flights:
             self._window.in_flight.discharge(len(self._flights.popleft().memory))
         while self._busy:
@@ -319,7 +319,7 @@ def _arrive(record: Record) -> None:
 
 
 def _drop(memory: torch.Tensor) -> None:
-    """Nothing: the caller's reference was the last one."""
+    """Does nothing. The reference passed in was the last one, so the memory is freed."""
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

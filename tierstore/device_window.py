@@ -1,14 +1,14 @@
-"""What stays on accelerators, what is on its way, and what leaves next. Pure: records in, records out, no bytes; the
-store's lock guards it.
+"""Which records stay on accelerators, which are being copied, and which leaves next. Pure: records in, records out, no
+bytes; the store's lock guards it.
 
-What is needed last leaves first: what the plan sends away, as soon as it is ours; beyond `device_bytes`, what was saved
-first.
+The record that is needed last leaves first. A record that the plan sends away leaves as soon as it is ours. Beyond
+`device_bytes`, the record that was saved first leaves.
 
 NOTE [Room of device_bytes]
-What was saved last stays, so early in forward nothing does yet, and late in backward nothing does any more. Until then
-the room of `device_bytes` is lent to copies: out in forward, which makes faster than a link carries, and back in
-backward. The link is busy all of the time then, and compute waits only if it cannot carry everything. With windows of
-a fixed size it had nothing to do while forward made what stays, and while backward used it.
+The tensors that were saved last stay. So `device_bytes` is unused early in forward and late in backward. Its free room
+is lent to copies: out in forward, which produces bytes faster than the link carries them, and back in backward. So
+the link is busy all the time, and compute waits only if the link cannot carry everything. With windows of a fixed size
+the link was idle while forward made the tensors that stay, and while backward used them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .plan import Place
 __all__ = ["FLIGHT_BYTES", "RELOAD_BYTES", "DeviceWindow", "OnDevice"]
 
 FLIGHT_BYTES = 256 * 2**20
-"""Saved tensors that are being copied out may hold so much device memory, and what `device_bytes` leaves unused; the
-compute stream waits beyond it."""
+"""Device memory that tensors being copied out may hold, besides what `device_bytes` leaves unused. Beyond that the
+compute stream waits."""
 RELOAD_BYTES = 256 * 2**20
-"""So much, and what `device_bytes` leaves unused, is copied back ahead of backward, and kept for other views of the
-same storage; one tensor that is larger may be on its way, too, while another is in use."""
+"""Bytes that are copied back ahead of backward, and kept for other views of the same storage, besides what
+`device_bytes` leaves unused. One larger tensor may be copied even so, while another is in use."""
 
 
 class OnDevice(Protocol):
-    """What is on an accelerator: a `Record`, or a simulated one. Attributes as `Record`'s."""
+    """A record on an accelerator: a `Record`, or a simulated one. Attributes as `Record`'s."""
 
     key: int
     nbytes: int
@@ -41,16 +41,16 @@ R = TypeVar("R", bound=OnDevice)
 
 
 class DeviceWindow(Generic[R]):
-    """The records that are ours alone, on a device, and not chosen to leave it; and the bytes of those on their way.
+    """The records that are ours alone and stay on a device, and the number of bytes that are being copied.
 
     Args:
-        limit_bytes: that may stay.
+        limit_bytes: how many bytes may stay.
         flight_bytes, reload_bytes: see `FLIGHT_BYTES`, `RELOAD_BYTES`.
 
     Attributes:
-        resident: the books of those that stay; their limit is the last scope's `device_bytes`.
-        in_flight, reloaded: of what is being copied out, and has been copied back; their limits are what they have
-            beside what they are lent.
+        resident: counts the bytes that stay; its limit is the last scope's `device_bytes`.
+        in_flight, reloaded: count the bytes that are being copied out, and that were copied back. Their limits leave
+            out the room that they are lent.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class DeviceWindow(Generic[R]):
         self.resident = Window(limit_bytes)
         self.in_flight = Window(flight_bytes)
         self.reloaded = Window(reload_bytes)
-        self._resident: OrderedDict[int, tuple[R, int]] = OrderedDict()  # with bytes; saved first, first
-        self._leaving: OrderedDict[int, R] = OrderedDict()  # those of them that the plan sends away
+        self._resident: OrderedDict[int, tuple[R, int]] = OrderedDict()  # with its bytes; saved first, first
+        self._leaving: OrderedDict[int, R] = OrderedDict()  # those of `_resident` that the plan sends away
 
     def hold(self, record: R) -> bool:
-        """The record stays until it is chosen to leave; whether it was not chosen at once."""
+        """Count the record as staying. False: the plan sends it away at once."""
         self._resident[record.key] = record, record.nbytes
         self.resident.charge(record.nbytes)
         if record.place in (Place.HOST, Place.DISK):
@@ -72,42 +72,42 @@ class DeviceWindow(Generic[R]):
         return True
 
     def surplus(self) -> R | None:
-        """What has to leave next: by the plan, or, if the limit is exceeded, what was saved first."""
+        """The record that has to leave next: by the plan, or, if too much stays, the one saved first; None: none."""
         while self._leaving:
             key, record = next(iter(self._leaving.items()))
             if record.place in (Place.HOST, Place.DISK):
                 return record
-            del self._leaving[key]  # backward has begun: it need not leave any more
+            del self._leaving[key]  # backward has begun: the record need not leave any more
         if self._resident and self._room() < _lent(self.reloaded):
             return next(iter(self._resident.values()))[0]
         return None
 
     def leave(self, record: R) -> None:
-        """The record is not here any more, if it was."""
+        """The record does not stay any more, if it did."""
         _, nbytes = self._resident.pop(record.key, (record, 0))
         self._leaving.pop(record.key, None)
         self.resident.discharge(nbytes)
 
     def flies_too_much(self) -> bool:
-        """Whether less has to be on its way out."""
+        """Whether too many bytes are being copied out."""
         lent = _lent(self.in_flight)
         return lent > 0 and self._room() < lent + _lent(self.reloaded)
 
     def reloads_too_much(self) -> bool:
-        """Whether less has to be back."""
+        """Whether too many bytes were copied back."""
         lent = _lent(self.reloaded)
         return lent > 0 and self._room() < lent + _lent(self.in_flight)
 
     def fits_reload(self, nbytes: int) -> bool:
-        """Whether so much more may be copied back."""
+        """Whether `nbytes` more may be copied back."""
         lent = _lent(self.reloaded, nbytes)
         return not lent or self._room() >= lent + _lent(self.in_flight)
 
     def _room(self) -> int:
-        """What may stay and does not, so that it can be lent; negative: too much stays."""
+        """Bytes that may stay but do not, so they can be lent; negative: too much stays."""
         return (self.resident.limit_bytes or 0) - self.resident.used_bytes
 
 
 def _lent(window: Window, nbytes: int = 0) -> int:
-    """What the window uses beyond its own limit, with so many bytes more."""
+    """Bytes that the window would use beyond its own limit, with `nbytes` more."""
     return max(0, window.used_bytes + nbytes - (window.limit_bytes or 0))

@@ -1,9 +1,9 @@
 """The engine: one asyncio loop on one background thread, which moves bytes between host memory and the disk tier.
 
-It decides nothing. Records come in through `submit_*` from any thread; each lane takes the next one, asks the books
-(`Transfers`) for the memory it is about, which may say that it is no longer wanted, awaits the disk tier, and
-reports back. One job per record. Restores have lanes of their own, so that a read never waits behind a queue of
-writes, and demanded reads overtake prefetched ones.
+The engine decides nothing. Records come in through `submit_*`, from any thread. Each lane takes the next record, asks
+the books (`Transfers`) for its memory, awaits the disk tier, and reports back; it skips a record that the books no
+longer want moved. Each record is one job. Restores have lanes of their own, so that a read never waits behind a queue
+of writes, and demanded reads overtake prefetched ones.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ __all__ = ["Engine", "OpenDisk"]
 
 NUM_SPILLS = 7
 NUM_RESTORES = 7
-"""Records in flight each way, by default. The disk tier lets fewer to the device at once: while those are written or
-read, others are checksummed, entered into the index, or on their way between threads, and the device never waits."""
+"""Default number of records in flight in each direction. The disk tier lets fewer to the device at once. The others
+compute checksums, update the index or pass between threads meanwhile, so the device is never idle."""
 
 NUM_BESIDE_DEVICE = 3
-"""Of them, so many more than are at the device."""
+"""How many of the records in flight are not at the device."""
 
-_NUM_OTHER_THREADS = 2  # for the index and the segments: every lane may be waiting for a turn
+_NUM_OTHER_THREADS = 2  # for the index and the segments, while the jobs of all lanes wait for a turn at the device
 
 _MOST_HELD_BYTES = 2**20
 _MOST_HELD = 1024
-"""Small records are held back until so many of them, or so many bytes, are to be written, or somebody waits. Most
-of what a small graph saves is asked for again, or gone, before that. It stays in staging, which counts it anyway."""
+"""Small records are held back until they reach this number or this many bytes, or somebody waits. By then most of what
+a small graph saves was asked for again, or is gone. Held records stay in staging, which counts them anyway."""
 
 DEMAND, PREFETCH = 0, 1
 
 
 OpenDisk = Callable[[Executor], Awaitable["DiskTier"]]
-"""Opens the disk tier, on the loop; the executor runs its jobs."""
+"""Opens the disk tier. Awaited on the loop; the executor runs the disk tier's jobs."""
 
 _Queue = asyncio.PriorityQueue[tuple[int, int, "Record | None"]]
 _LAST = 1 << 30  # the urgency of the item that ends a lane: after all others
@@ -68,18 +68,18 @@ class Engine:
     Args:
         open_disk: opens the disk tier, on the loop.
         transfers: the books; called on the loop.
-        name: of the threads, and for messages.
-        num_spills, num_restores: so many records are in flight each way at once, at most.
-        owner: is kept alive by the thread until that has ended.
-        user: when that dies, the engine is asked to end: see NOTE [No finalizers] in `remains.py`. That holds from
-            before the thread is started, so an interrupt of the constructor leaves none behind.
-        on_death: called on the loop then.
+        name: begins the threads' names, and stands in messages.
+        num_spills, num_restores: the most records in flight at once in each direction.
+        owner: an object that the thread keeps alive until it has ended.
+        user: when this object dies, the engine is asked to end: see NOTE [No finalizers] in `remains.py`. This holds
+            before the thread is started, so an interrupt of the constructor leaves no thread behind.
+        on_death: called on the loop when `user` has died.
 
     Attributes:
         disk: the disk tier; its coroutines belong to the loop.
 
     Raises:
-        OSError: not all threads can be started; or what `open_disk` raises. Nothing is left behind.
+        OSError: not all threads can be started. Errors of `open_disk` come as they are. Nothing is left behind.
     """
 
     def __init__(
@@ -122,23 +122,23 @@ class Engine:
         self.disk = self._wait_until_open()
 
     def _wait_until_open(self) -> DiskTier:
-        # By one call of C: interrupted in the midst of a lock in Python, it could leave that locked for the engine.
+        # `SimpleQueue.get` is one call of C. An interrupt inside a lock in Python could leave it locked for the engine.
         opened = None
         try:
             opened = self._opening.get()
             if isinstance(opened, BaseException):
                 raise opened
             return opened
-        except BaseException:  # an interrupt too, whose traceback may keep the user alive for long
+        except BaseException:  # an interrupt too: its traceback may keep the user alive for long
             self.request_stop()
             raise
         finally:
-            del opened  # else an error and its traceback would refer to each other
+            del opened  # otherwise an error and its traceback would refer to each other
 
     # --- any thread -------------------------------------------------------------------------------------------
 
     def submit_spill(self, record: Record) -> None:
-        """Have the record written; a small one when there are more of them, or at the latest after `hurry`."""
+        """Have the record written. A small one waits until there are more of them, or until `hurry`."""
         if record.nbytes > SMALL_BYTES:
             self._submit(self._spills, record, PREFETCH)
             return
@@ -151,7 +151,7 @@ class Engine:
                 self.hurry()
 
     def hurry(self) -> None:
-        """Somebody waits, or wants to see progress: hold no record back."""
+        """Hold no record back: somebody waits, or wants to see progress."""
         if self._held:
             held, self._held, self._held_bytes = self._held, [], 0
             for number, record in held:
@@ -160,7 +160,7 @@ class Engine:
             self._wake()
 
     def submit_restore(self, record: Record, *, demanded: bool) -> None:
-        """Have the record read; again with `demanded` to let it overtake those that nobody waits for yet."""
+        """Have the record read. Call it again with `demanded` to let it overtake reads that nobody waits for yet."""
         self._submit(self._restores, record, DEMAND if demanded else PREFETCH)
 
     def submit_discard(self, key: int) -> None:
@@ -183,8 +183,8 @@ class Engine:
         """End the engine and free what the disk tier holds. Idempotent.
 
         Raises:
-            StorageIOError: a job did not end in time, and its thread is left behind (it ends with the process); or
-                the engine had failed, the cause chained (told once).
+            StorageIOError: a job did not end in time; its thread is left behind and ends with the process. Or the
+                engine had failed; the cause is chained, and only the first call raises. Either way the data is lost.
         """
         self.request_stop()
         self._thread.join(deadline_seconds)
@@ -201,7 +201,7 @@ class Engine:
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread is alive."""
+        """Whether the loop's thread is alive."""
         return self._thread.is_alive()
 
     def _remains_of(self, user: object) -> Remains[object]:
@@ -213,7 +213,7 @@ class Engine:
         self._wake()
 
     def _wake(self) -> None:
-        # Append first, look at the flag second; `_deliver` clears it first and empties second: nothing is missed.
+        # Items are appended before the flag is read; `_deliver` clears the flag before it empties: nothing is missed.
         if not self._awake:
             self._awake = True
             try:
@@ -233,7 +233,7 @@ class Engine:
                         runner.run(self._main(open_disk))
                 finally:
                     self._user = None  # the loop takes no more calls
-                    self._on_death = _do_nothing  # a cycle with its owner else, which would keep its memory
+                    self._on_death = _do_nothing  # otherwise a cycle with its owner, which would keep its memory
         except BaseException as failure:  # noqa: BLE001 - delivered: to the constructor, or to every thread that waits
             error = failure
         finally:
@@ -307,7 +307,7 @@ class Engine:
             del record, outcome
 
     async def _discard_lane(self, disk: DiskTier) -> None:
-        while not self._stop_wanted.is_set():  # what is left then is freed with the disk tier
+        while not self._stop_wanted.is_set():  # closing the disk tier frees the rest
             await self._discard_wanted.wait()
             self._discard_wanted.clear()
             keys = [self._discards.popleft() for _ in range(len(self._discards))]

@@ -1,4 +1,4 @@
-"""What can go wrong, as one small tree.
+"""The errors that tierstore raises, as one small tree.
 
 ::
 
@@ -8,17 +8,17 @@
     ├── StoreClosedError                          the store was closed, or belongs to another process
     ├── StoreBusyError                            a signal handler or finalizer called the store that it interrupted
     ├── StoreFullError (also a MemoryError)       host memory and disk budget are both exhausted
-    │   └── QuotaExceededError                    the daemon's quota for this session is
+    │   └── QuotaExceededError                    the daemon's quota for this session is used up
     ├── CorruptDataError                          bytes on disk are not the bytes that were written
     ├── StorageIOError                            the device or the file system failed
     ├── ModifiedInPlaceError (also a RuntimeError)  a saved tensor was changed before backward used it
     ├── DaemonUnavailableError                    the sidecar did not come back in time
-    ├── UnsupportedTorchError (also an ImportError)  this torch lacks what tierstore stands on
+    ├── UnsupportedTorchError (also an ImportError)  this torch lacks names that tierstore needs
     └── ProtocolError                             the peer on the socket does not speak our protocol
-    TierStoreWarning (a UserWarning)              right, but not what was probably meant
+    TierStoreWarning (a UserWarning)              valid, but probably not what was meant
 
-Every error carries the figures it is about as fields; the message is made from them and says where the
-data is now. Errors of background work are raised on the thread that trains, with their cause chained.
+Every error has its figures as fields. The message is made from them and says where the data is now. Errors of
+background work are raised on the thread that trains, with their cause chained.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class TierStoreError(Exception):
     """Base of every error that tierstore raises on purpose."""
 
     def __reduce__(self) -> tuple[Callable[..., TierStoreError], tuple[Any, ...]]:
-        # Exceptions are pickled by their positional `args`; ours are dataclasses, so by their fields.
+        # Exceptions are pickled by their positional `args`. Ours are dataclasses, so they are pickled by their fields.
         names: Iterable[str] = getattr(self, "__dataclass_fields__", ())
         return (_rebuild, (type(self), {name: getattr(self, name) for name in names}))
 
 
 class TierStoreWarning(UserWarning):
-    """What is done is right, but not what was probably meant; it says what to do instead."""
+    """A valid use, but probably not what was meant. The message says what to do instead."""
 
 
 def _shown(given: object) -> str:
-    """What was given, cut: it may be of any length or depth, or a number that Python refuses to write out."""
+    """The value as text, cut short. It may be of any length or depth, or a number that Python refuses to print."""
     try:
         text = repr(given)
     except (ValueError, RecursionError):
@@ -79,8 +79,8 @@ class ConfigError(TierStoreError, ValueError):
 
     Attributes:
         option: the name of the argument, option or file.
-        given: what was passed, as the caller wrote it; None also where an option or a key of a file is missing.
-        allowed: what would have been accepted, in words.
+        given: the value, as the caller wrote it; None also if an option or a key of a file is missing.
+        allowed: the accepted values, in words.
     """
 
     option: str
@@ -95,14 +95,14 @@ class ConfigError(TierStoreError, ValueError):
 
 @dataclass(eq=False)
 class ConfigTypeError(ConfigError, TypeError):
-    """An argument has no such name, or its value is of the wrong type: what Python itself raises `TypeError` for."""
+    """There is no argument of that name, or its value is of the wrong type. Python itself raises `TypeError` then."""
 
     __str__ = ConfigError.__str__
 
 
 @dataclass(eq=False)
 class StoreClosedError(TierStoreError):
-    """The store is closed; what it held is gone.
+    """The store is closed; the tensors it held are gone.
 
     Attributes:
         store: which store (its path or address).
@@ -118,11 +118,11 @@ class StoreClosedError(TierStoreError):
 
 @dataclass(eq=False)
 class StoreBusyError(TierStoreError):
-    """Code that runs between two lines of others called a store in the midst of a call of the same store.
+    """A signal handler, finalizer or trace function called a store in the middle of this thread's call of it.
 
-    That is a signal handler, a finalizer that garbage collection runs, or a trace function (`sys.settrace`); modes of
-    torch do not get to see what happens there. Nothing was done. If a handler lets this error go on into the call that
-    it interrupted, the store is closed; what a finalizer raises, Python only prints.
+    Finalizers are those that garbage collection runs; trace functions come from `sys.settrace`. Modes of torch cannot
+    cause this error: they do not see what happens inside such a call. Nothing was done. If a handler lets this error
+    pass into the call that it interrupted, the store is closed. Python only prints what a finalizer raises.
 
     Attributes:
         store: which store (its path or address).
@@ -143,13 +143,13 @@ class StoreFullError(TierStoreError, MemoryError):
     """Neither host memory nor disk can take the bytes. They are still where they were; nothing was lost.
 
     Attributes:
-        needed_bytes: what was asked for.
-        disk_bytes: held on disk at that moment.
-        disk_budget_bytes: the most the store may hold there.
-        host_bytes: held in host memory at that moment (0 where the error comes from the disk tier alone).
-        host_budget_bytes: the most the store may hold there (likewise).
-        reason: what refused: the budget, or the file system's own words.
-        advice: what to do, in words, but for freeing a graph.
+        needed_bytes: size of the request.
+        disk_bytes: bytes held on disk at that moment.
+        disk_budget_bytes: the most bytes the store may hold on disk.
+        host_bytes: bytes held in host memory at that moment (0 if the error comes from the disk tier alone).
+        host_budget_bytes: the most bytes the store may hold in host memory (likewise).
+        reason: why it was refused: the budget is used up, or the file system's own words.
+        advice: what to do besides freeing a graph, in words.
     """
 
     needed_bytes: int
@@ -186,13 +186,13 @@ class QuotaExceededError(StoreFullError):
 
 @dataclass(eq=False)
 class CorruptDataError(TierStoreError):
-    """What was read is not what was written. The bytes are lost; no tensor was made from them.
+    """The bytes read are not the bytes written. They are lost; no tensor was made from them.
 
     Attributes:
         key: the record's key (a handle's number).
-        place: where it lies, in words (segment and offset, or the index).
-        expected: what the index says (checksum or length).
-        found: what was read.
+        place: where the record lies, in words (segment and offset, or the index).
+        expected: checksum or length, as the index has it.
+        found: the one that was read.
     """
 
     key: int
@@ -255,7 +255,7 @@ class DaemonUnavailableError(TierStoreError):
 
     Attributes:
         address: the socket's path.
-        waited_seconds: for how long it was tried.
+        waited_seconds: how long the client tried.
         reason: the last failure, in words.
         data: where the bytes are now, in words.
     """
@@ -277,7 +277,7 @@ class ProtocolError(TierStoreError):
     """The peer sent something that our protocol does not allow. The connection was closed.
 
     Attributes:
-        peer: who, in words.
+        peer: the other side, in words.
         reason: what was wrong.
     """
 
@@ -293,9 +293,9 @@ class UnsupportedTorchError(TierStoreError, ImportError):
     """The installed torch lacks private names that tierstore uses. Nothing was imported.
 
     Attributes:
-        torch_version: what is installed.
-        missing: the names.
-        tried: the releases that have them, in words.
+        torch_version: the installed version.
+        missing: the names that torch lacks.
+        tried: the releases of torch that tierstore was tried with, in words.
     """
 
     torch_version: str

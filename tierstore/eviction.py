@@ -1,7 +1,7 @@
 """Which record leaves host memory next. Pure: keys in, keys out, no bytes, no clock.
 
-What is needed last leaves first (farthest next use): what forward saved first, unless it is known better. What is on
-disk already costs nothing to drop.
+The record that is needed last leaves first (farthest next use). Unless the order of use is known, that is the one that
+forward saved first. A record that is on disk already costs nothing to drop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Evictable", "EvictionOrder"]
 
 
 class Evictable(Protocol):
-    """What may leave: a `Record`, or a simulated one. Attributes as `Record`'s."""
+    """A record that may leave: a `Record`, or a simulated one. Attributes as `Record`'s."""
 
     key: int
     worth: int
@@ -32,24 +32,24 @@ _KEY_MASK = (1 << _KEY_BITS) - 1
 
 
 def _rank_of(record: Evictable) -> int:
-    """By worth, then by key, as one number.
+    """Sorts by worth, then by key, as one number.
 
-    A pair would be one more object, for each record, that the garbage collector keeps in sight: where tensors come and
-    go at the same pace, those alone would have it look at everything again and again.
+    A pair would be one more object per record for the garbage collector to track. Where tensors come and go at the same
+    pace, those pairs alone would make it scan everything again and again.
     """
     return record.worth << _KEY_BITS | record.key
 
 
 class EvictionOrder(Generic[R]):
-    """The records that may leave, in the order in which they should. Every operation takes (amortised) log n at most.
+    """The records that may leave, in the order in which they should. Operations take O(log n) at most, amortised.
 
-    Records become ours in another order than they were saved in; what counts is when they are needed, their worth.
+    Records become ours in another order than they were saved in. Their worth decides: when they are needed.
     """
 
     def __init__(self) -> None:
         self._dirty: dict[int, R] = {}  # in memory only
-        self._ranks: list[int] = []  # a heap of theirs, and of some that have left
-        self._leaving: OrderedDict[int, R] = OrderedDict()  # those of them that the plan sends to disk
+        self._ranks: list[int] = []  # a heap of the ranks of `_dirty`, and of some that have left
+        self._leaving: OrderedDict[int, R] = OrderedDict()  # those of `_dirty` that the plan sends to disk
         self._asked: OrderedDict[int, R] = OrderedDict()  # in memory only, asked for on their way out
         self._clean: OrderedDict[int, R] = OrderedDict()  # on disk too, needed last first
         self._used: OrderedDict[int, R] = OrderedDict()  # on disk too, and asked for already
@@ -73,18 +73,18 @@ class EvictionOrder(Generic[R]):
         self._clean.move_to_end(record.key, last=False)
 
     def use(self, record: R) -> None:
-        """The record was asked for: whatever is still to be asked for is worth more."""
+        """The record was asked for, so records that are still to be asked for are worth more."""
         self._clean.pop(record.key, None)
         self._used[record.key] = record
         self._used.move_to_end(record.key)
 
     def want_again(self, record: R) -> None:
-        """The record, if it was asked for already, will be again."""
+        """The record will be asked for again, if it was already."""
         if self._used.pop(record.key, None) is not None:
             self.add_clean(record)
 
     def is_clean(self, record: R) -> bool:
-        """Whether it is on disk already, and still to be asked for."""
+        """Whether the record is on disk already, and still to be asked for."""
         return record.key in self._clean
 
     def remove(self, record: R) -> None:
@@ -93,23 +93,23 @@ class EvictionOrder(Generic[R]):
             queue.pop(record.key, None)
 
     def next_used(self) -> R | None:
-        """What to drop next of what is on disk already and was asked for; None where there is nothing."""
+        """The next record to drop that is on disk already and was asked for; None: there is none."""
         return next(iter(self._used.values()), None)
 
     def first_used(self, is_free: Callable[[R], bool]) -> R | None:
-        """The first of those that is free; None where there is none."""
+        """The next record to drop of those for which `is_free` holds, on disk and asked for; None: there is none."""
         return next(filter(is_free, self._used.values()), None)
 
     def next_clean(self) -> R | None:
-        """What to drop next of what is on disk already; None where there is nothing."""
+        """The next record to drop that is on disk already; None: there is none."""
         return self.next_used() or next(iter(self._clean.values()), None)
 
     def next_dirty(self) -> R | None:
-        """What to write next; None where there is nothing."""
+        """The next record to write; None: there is none."""
         return self.next_unasked() or next(iter(self._asked.values()), None)
 
     def next_unasked(self) -> R | None:
-        """What to write next of what was not asked for on its way out; None where there is nothing."""
+        """The next record to write that was not asked for on its way out; None: there is none."""
         while self._ranks:
             if (record := self._dirty.get(self._ranks[0] & _KEY_MASK)) is not None:
                 return record
@@ -117,12 +117,12 @@ class EvictionOrder(Generic[R]):
         return None
 
     def next_leaving(self) -> R | None:
-        """What the plan sends to disk next, though it need not leave yet; None where there is nothing."""
+        """The next record that the plan sends to disk before it has to leave; None: there is none."""
         while self._leaving:
             key, record = next(iter(self._leaving.items()))
             if record.place is Place.DISK:
                 return record
-            del self._leaving[key]  # backward has begun: it need not leave any more
+            del self._leaving[key]  # backward has begun: the record need not leave any more
         return None
 
     def __iter__(self) -> Iterator[R]:

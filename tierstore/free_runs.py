@@ -1,4 +1,4 @@
-"""Free runs on a line of bytes: best fit, neighbours joined at once. Pure bookkeeping, of disk space and of memory."""
+"""Free runs on a line of bytes: best fit, neighbours joined at once. Pure bookkeeping, for disk space and memory."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ __all__ = ["FreeRuns"]
 
 
 class FreeRuns:
-    """Which runs are free.
+    """The free runs of a line of bytes.
 
     Attributes:
-        starts: of the runs, sorted.
-        length_at: start of a run -> its length.
+        starts: the starts of the runs, sorted.
+        length_at: start of a run -> its length in bytes.
     """
 
     def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
-        """`runs`: (start, length) of what is free at first, by address; no two overlap or touch."""
+        """`runs`: (start, length) of each run that is free at first, by address; no two overlap or touch."""
         self.length_at = dict(runs)
         self.starts = list(self.length_at)
-        # (length, start), sorted: best fit is a bisection
+        # (length, start), sorted, so that best fit is a bisection
         self._by_length = sorted((length, start) for start, length in self.length_at.items())
 
     @property
     def longest_bytes(self) -> int:
-        """Of the longest run; 0 if there is none."""
+        """Length of the longest run; 0: there is none."""
         return self._by_length[-1][0] if self._by_length else 0
 
     def best_fit(self, num_bytes: int) -> int:
-        """The start of the shortest run that is long enough, the lowest among equals; there is one."""
+        """The start of the shortest run that is long enough, the lowest among equals. One must exist."""
         return self._by_length[bisect_left(self._by_length, (num_bytes, 0))][1]
 
     def allocate(self, num_bytes: int) -> int:
-        """Take the first bytes of the best fit; there is one."""
+        """Take the first bytes of the best fit and return its start. A run that is long enough must exist."""
         start = self.best_fit(num_bytes)
         self.take(start, num_bytes)
         return start
 
     def take(self, start: int, num_bytes: int) -> None:
-        """Take [start, start + num_bytes), which is free."""
+        """Take [start, start + num_bytes), which must be free."""
         end = start + num_bytes
         run = self.starts[bisect_right(self.starts, start) - 1]
         run_end = self._end_of(run)
@@ -50,7 +50,7 @@ class FreeRuns:
             self._insert(end, run_end - end)
 
     def free(self, start: int, num_bytes: int) -> None:
-        """Add [start, start + num_bytes), of which nothing is free, and join it with its neighbours."""
+        """Add [start, start + num_bytes), in which no byte may be free, and join it with its neighbours."""
         end = start + num_bytes
         before_bytes = self.length_before(start)
         if before_bytes:
@@ -63,7 +63,7 @@ class FreeRuns:
         self._insert(start, end - start)
 
     def length_before(self, end: int) -> int:
-        """Of the run that ends there; 0 if none does."""
+        """Length of the run that ends at `end`; 0: none does."""
         place = bisect_left(self.starts, end)
         if place and self._end_of(start := self.starts[place - 1]) == end:
             return end - start

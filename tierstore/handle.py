@@ -1,8 +1,8 @@
 """Handles, the records behind them, and the one table of states and legal moves.
 
-A `Handle` is what the outside holds; when its last reference goes, the record behind it is released. A `Record`
-is the store's own bookkeeping of the same bytes. The two are apart so that the store's queues can hold records
-without keeping anybody's data alive: the tensors are the handle's, so they go with it, at once.
+Code outside the store holds a `Handle`. When its last reference goes, the record behind it is released. A `Record` is
+the store's own bookkeeping of the same bytes. They are separate so that the store's queues can hold records without
+keeping data alive: the handle owns the tensors, so they are freed with it, at once.
 
 State of a record        the bytes are                          who may move it
 ---------------------    -----------------------------------    ------------------------------------------
@@ -22,8 +22,8 @@ DOOMED                   the running job's; the handle is gone  job ends → FRE
 FREED                    nowhere; the handle is gone            -
 CLOSED                   nowhere; the store is closed           released → FREED
 
-Beside these, a record whose handle is gone moves to FREED from any state, or to DOOMED while a job is about it; and all
-of them move to CLOSED when the store is closed.
+In addition, a record whose handle is gone moves to FREED from any state, or to DOOMED while a job works on it. All
+records move to CLOSED when the store is closed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ MOVES: Mapping[State, frozenset[State]] = {
 """Every legal move. `Record.move` refuses all others."""
 
 IN_MEMORY = frozenset({State.PENDING, State.DEVICE, State.OFFLOADING, State.HOST, State.WRITING, State.CLEAN})
-"""Where the bytes can be handed over at once. Of QUEUED too, but then they must not be written any more."""
+"""States in which the bytes can be handed over at once. From QUEUED too, but then the write has to be cancelled."""
 
 
 _NO_VIEWS: Mapping[Layout, torch.Tensor] = MappingProxyType({})
@@ -97,38 +97,38 @@ _NO_VIEWS: Mapping[Layout, torch.Tensor] = MappingProxyType({})
 class Record(Remains["Handle"]):
     """The store's bookkeeping of one storage's bytes. Changed only under the store's lock.
 
-    Called, it gives the handle, None once that is gone; it is then in the store's queue to be released.
+    Calling it returns the handle, or None once that is gone; the record is then in the store's queue to be released.
 
     Attributes:
         key: unique in this store, growing in the order of packing.
         state: see the table above; assigned by `move` alone.
-        version: the version counter when it was saved.
+        version: the tensor's version counter when it was saved.
         root: the tensor that was saved, or its base, for as long as that lives.
-        address: where the source's storage lay when it was saved; what has moved since is somebody else's to manage.
+        address: where the source's storage lay when it was saved or restored. If it has moved since, others manage it.
         claims, storage_id: see `ownership`.
-        shared: somebody else held its storage when it was last looked at.
-        forced: stored whoever else holds its storage.
-        nbytes: of the storage; once it has been on disk: of what is stored of it.
-        layout: of the tensor that was saved first.
-        joined: layouts of further views that were saved of the same storage, for the span that has to be stored.
-        books: the `Residency` that keeps it.
+        shared: somebody else held the storage when the record was last looked at.
+        forced: the record is stored even if others hold its storage.
+        nbytes: size of the storage; once the bytes were offloaded or dropped from memory, size of `span`.
+        layout: layout of the tensor that was saved first.
+        joined: layouts of further views that were saved of the same storage; the stored span covers them too.
+        books: the `Residency` that keeps the record.
         span: (first byte, end) of the storage that is stored; None until the bytes are first read.
-        first_byte: the byte of the storage that was saved at which the source's storage begins.
-        phase: of the stored span's address, modulo 4096.
-        window, charged_bytes: which budget is charged, and with how much.
+        first_byte: the byte of the saved storage at which the source's storage begins.
+        phase: the stored span's address modulo 4096.
+        window, charged_bytes: the budget that is charged, and with how many bytes.
         slot: the slab memory that holds the bytes, or will.
         device: the accelerator that the tensor lives on; None: host memory.
-        stream: the accelerator's stream that packed it.
-        ready: until that point of a copy stream the slot is being copied to or from.
-        held: what a running job works on, kept alive by it; None: no job is running.
-        stored_bytes: taken on disk; 0 where nothing is.
-        kind: for the codec.
-        worth: of what has to leave, the lowest goes first: its key, unless it is known when it is needed.
-        place: where it waits for backward, if that is known.
+        stream: the accelerator's stream that packed the tensor.
+        ready: the point of a copy stream up to which the slot is being copied to or from.
+        held: the memory that a running job works on, which this keeps alive; None: no job is running.
+        stored_bytes: bytes taken on disk; 0: none.
+        kind: the kind of data, for the codec.
+        worth: the record with the lowest worth leaves first. It is the key, unless the order of use is known.
+        place: where the record waits for backward; None: not known.
         demanded: how many threads wait for the bytes.
-        wanted: backward will ask for it soon: it stays in memory once it is written.
-        urgent: the queued read was told so.
-        fetched: restored, and not asked for since.
+        wanted: backward will ask for the record soon, so it stays in memory once it is written.
+        urgent: the queued read was submitted as demanded.
+        fetched: the record was restored, and not asked for since.
         cause: why the bytes could not be read.
     """
 
@@ -184,42 +184,42 @@ class Record(Remains["Handle"]):
 
     @property
     def source(self) -> torch.Tensor | None:
-        """See `Handle`; None once that is gone."""
+        """See `Handle`; None once the handle is gone."""
         handle = self()
         return None if handle is None else handle.source
 
     @property
     def views(self) -> Mapping[Layout, torch.Tensor]:
-        """See `Handle`; empty once that is gone."""
+        """See `Handle`; empty once the handle is gone."""
         handle = self()
         return _NO_VIEWS if handle is None else handle.views
 
     def keep_view(self, layout: Layout, view: torch.Tensor) -> None:
-        """A tensor is handed out."""
+        """Keep a tensor that is handed out."""
         handle = self()
         if handle is not None:
             handle.views = {**handle.views, layout: view}
 
     def forget_views(self) -> None:
-        """The bytes leave memory."""
+        """Drop the kept tensors: the bytes leave memory."""
         handle = self()
         if handle is not None:
             handle.views = _NO_VIEWS
 
     @property
     def lent(self) -> tuple[torch.Tensor, ...]:
-        """See `Handle`; empty once that is gone."""
+        """See `Handle`; empty once the handle is gone."""
         handle = self()
         return () if handle is None else handle.lent
 
     def lend(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        """These, of what was handed out earlier, are still in use."""
+        """Keep these tensors: they were handed out earlier and are still in use."""
         handle = self()
         if handle is not None:
             handle.lent = tensors
 
     def move(self, to: State) -> None:
-        """Change the state; an illegal move is a bug of ours (RuntimeError)."""
+        """Change the state. An illegal move raises RuntimeError: a bug of tierstore."""
         if to not in MOVES[self.state]:
             raise RuntimeError(f"handle {self.key}: illegal move {self.state.name} → {to.name}")
         self.state = to
@@ -231,17 +231,16 @@ class Record(Remains["Handle"]):
 class Handle:
     """A reference to bytes in a store. When the last reference goes, they are freed.
 
-    Handles are made by `TierStore.put`, opaque, hashable by identity, and cannot be pickled. A handle keeps its
+    `TierStore.put` makes handles. They are opaque, hashable by identity, and cannot be pickled. A handle keeps its
     store open. Dropping one never blocks and may happen on any thread: see NOTE [No finalizers] in `remains.py`.
 
     Attributes:
-        owner: the store, which is kept open.
+        owner: the store, which this keeps open.
         record: the store's bookkeeping of the bytes.
-        source: a detached alias of the saved tensor. It shares the saved tensor's version counter for as long as
-            the handle lives, and its storage while the bytes are in memory (restored ones too: `source.data` is
-            swapped).
-        views: tensors that were handed out, by layout, while the bytes are in memory: see NOTE [Stolen gradients] in
-            `residency.py`.
+        source: a detached alias of the saved tensor. It shares the saved tensor's version counter for as long as the
+            handle lives. While the bytes are in memory its storage holds them; a restore swaps `source.data`.
+        views: tensors that were handed out, by layout; kept while the bytes are in memory. See NOTE [Stolen gradients]
+            in `residency.py`.
         lent: tensors that were handed out earlier and are still in use: see `lent.py`.
     """
 

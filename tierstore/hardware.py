@@ -1,8 +1,8 @@
-"""What a machine can do, as a file: TOML that `tierstore doctor --hardware` writes and a simulation reads.
+"""The speeds and sizes of a machine, as a TOML file: `tierstore doctor --hardware` writes it, a simulation reads it.
 
-Figures only, no judgement. `docs/doctor.md` describes every key. A file of another version, with a key that is unknown
-or missing, or with a figure that no machine has, is refused. What the doctor cannot measure (endurance, a second drive,
-a price) it leaves out; whoever knows it writes it into the file.
+The file has figures only, no judgement. `docs/doctor.md` describes every key. A file is refused if its version differs,
+a key is unknown or missing, or a figure is impossible. The doctor leaves out what it cannot measure (endurance, a
+second drive, a price); users add it by hand.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ HARDWARE_VERSION = 1
 Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 BlockBytes = Annotated[int, Meta(ge=1, le=2**40)]
 Rate = Annotated[float, Meta(gt=0, le=1e15)]
-"""Bytes per second. The bound keeps out infinity, which TOML can say."""
+"""Bytes per second. The bound excludes infinity, which TOML can express."""
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 
 
 class Transfer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast blocks of one size move, so many at once, in one direction.
+    """How fast blocks of one size move in one direction, with `depth` of them at once.
 
     Attributes:
-        block_bytes: of one system call.
+        block_bytes: size of one system call.
         depth: how many were in flight, each from a thread of its own.
-        bytes_per_second: all of them together.
-        measured_bytes: from how many bytes that was found.
+        bytes_per_second: the rate of all of them together.
+        measured_bytes: how many bytes the measurement moved.
     """
 
     block_bytes: BlockBytes
@@ -54,16 +54,16 @@ class Transfer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class DriveHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The disk tier: one drive, or several of the same kind with their blocks in turns (RAID 0).
+    """The disk tier: one drive, or several of the same kind that take blocks in turns (RAID 0).
 
     Attributes:
         io_mode: "O_DIRECT", or "buffered" and why.
-        capacity_bytes: what may be stored, on one of the drives.
-        write_latency_seconds: of 4 KiB, one at a time, the median; likewise `read_latency_seconds`.
-        writes: by block size and depth, over space that was written before; of one of the drives.
+        capacity_bytes: bytes that may be stored on one of the drives.
+        write_latency_seconds: median for 4 KiB, one at a time; likewise `read_latency_seconds`.
+        writes: rates of one drive, by block size and depth, over space that was written before.
         reads: likewise.
-        num_drives: of that kind. What was measured on drives that work as one is a single drive here.
-        rated_written_bytes: what one of them may have written to it in its life, by its data sheet; None: not known.
+        num_drives: the number of drives. Drives that were measured as one count as one here.
+        rated_written_bytes: bytes that may be written to one drive in its life, by its data sheet; None: not known.
     """
 
     io_mode: str
@@ -78,8 +78,8 @@ class DriveHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def as_one(self) -> DriveHardware:
         """All the drives as a single one.
 
-        A transfer is taken to be longer than the pieces in which blocks go to the drives in turns, so that all of them
-        share in it: `num_drives` times as fast at any depth, with the latency of one.
+        A transfer is taken to be long enough to be divided over all drives. So it is `num_drives` times as fast at any
+        depth, with the latency of one drive.
         """
         if self.num_drives == 1:
             return self
@@ -102,11 +102,11 @@ class HostHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Host memory and cores.
 
     Attributes:
-        cores: that the process may use; a container's quota may leave a part of one.
-        capacity_bytes: of memory that a process could still take.
-        copy_bytes_per_second: of one thread that copies between buffers it has used before.
-        fresh_bytes_per_second: of one thread that writes to memory it has not used before.
-        price_per_hour: of the whole machine, in whatever currency; None: not known.
+        cores: cores that the process may use; a container's quota may make it a fraction.
+        capacity_bytes: memory that a process could still take.
+        copy_bytes_per_second: rate of one thread that copies between buffers it has used before.
+        fresh_bytes_per_second: rate of one thread that writes to memory it has not used before.
+        price_per_hour: price of the whole machine, in any currency; None: not known.
     """
 
     cores: Annotated[float, Meta(gt=0, le=1e6)]
@@ -117,13 +117,13 @@ class HostHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class CodecSpeed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a codec does to one kind of sample data, on one core.
+    """Ratio and speed of a codec on one kind of sample data, on one core.
 
     Attributes:
-        data: the kind, such as "activations, bfloat16".
+        data: the kind of data, such as "activations, bfloat16".
         codec: such as "shuffle-zstd:1".
-        ratio: bytes after over bytes before; about 1 where it is in vain.
-        encode_bytes_per_second: of unencoded bytes and a core's time; likewise `decode_bytes_per_second`.
+        ratio: bytes after over bytes before; about 1: no gain.
+        encode_bytes_per_second: unencoded bytes per second of one core; likewise `decode_bytes_per_second`.
     """
 
     data: str
@@ -137,11 +137,11 @@ class AcceleratorLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Copies between host memory and an accelerator.
 
     Attributes:
-        name: of the device, as its driver says.
-        memory_bytes: of the device.
-        host_memory: what the host's side was: "pinned", or "pageable" and why.
-        to_host_bytes_per_second: of one copy at a time; likewise `to_device_bytes_per_second`.
-        both_bytes_per_second: of two copies, one each way, together; None: not known, as fast as both alone.
+        name: the device's name, as its driver gives it.
+        memory_bytes: size of the device's memory.
+        host_memory: the kind of memory on the host's side: "pinned", or "pageable" and why.
+        to_host_bytes_per_second: rate of one copy at a time; likewise `to_device_bytes_per_second`.
+        both_bytes_per_second: rate of two copies together, one each way; None: not known, neither slows the other.
     """
 
     name: str
@@ -156,9 +156,9 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The description of one machine, as a file holds it.
 
     Attributes:
-        version: of this format.
+        version: the version of this format.
         host, drive: the two tiers that every machine has.
-        codecs: by kind of data and codec.
+        codecs: figures by kind of data and codec.
         accelerators: none, one, or several.
     """
 
@@ -173,7 +173,7 @@ def read_hardware(file: str | PathLike[str]) -> Hardware:
     """Read a description. Blocks.
 
     Raises:
-        ConfigError: it cannot be read, is of another version, or a key is wrong; names file and key.
+        ConfigError: the file cannot be read, is of another version, or has a wrong key; names file and key.
     """
     path = Path(file)
     values = read_toml(path, "hardware")
@@ -184,5 +184,5 @@ def read_hardware(file: str | PathLike[str]) -> Hardware:
 
 
 def hardware_text(hardware: Hardware) -> str:
-    """The description as TOML, which `read_hardware` reads back as the same figures."""
+    """The description as TOML. `read_hardware` reads the same figures back."""
     return toml_text(to_builtins(hardware))

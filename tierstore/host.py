@@ -1,28 +1,27 @@
-"""The books of host memory: who holds how many bytes, against which limit. Pure; the store's lock guards it.
+"""The books of host memory: how many bytes each window holds, and its limit. Pure; the store's lock guards it.
 
-Three windows, each byte in exactly one of them:
+There are three windows. Each byte is charged to exactly one of them:
 
-- *host*: what the store keeps in memory because it will be needed, at most `host_bytes`;
-- *staging*: what is being moved to or from disk, at most `staging_bytes`, a fixed size;
-- *lent*: what was handed out and is still alive there, though the store itself has let go of it. It ends when
-  whoever was given it lets go; no limit can be put on it.
+- *host*: bytes that the store keeps in memory because they will be needed, at most `host_bytes`;
+- *staging*: bytes on their way to or from disk, at most `staging_bytes` (more by NOTE [Large tensors]);
+- *lent*: bytes that only tensors handed out earlier still use. They stay until those die, so there is no limit.
 
-The host window never exceeds its limit. Staging is overdrawn by a single tensor that is larger than it and has to
-pass through, and by one for each thread that must have its bytes now. Held in all are at most both limits, plus what is
-lent, plus that: with one thread one tensor in forward or in backward, two where a write and a demand come together.
+The host window never exceeds its limit. Staging does in two cases: a single tensor larger than the window has to pass
+through it, or a thread must have its bytes now (one tensor per thread). So the store holds at most both limits, the
+lent bytes and this excess. With one thread the excess is one tensor, or two if a write and a demand coincide.
 
 NOTE [Large tensors]
-Where staging holds only one of the largest tensors, they go out one after the other: each waits for the checksum, the
-write and the index of the one before. Unless its size was given, staging therefore takes from the host window what
-four of the largest need, at most a quarter of that window, as soon as the host window is full and something has to
-move. From then on the host window's limit is lower by as much as staging's is higher: in all they hold what they did.
-What is told to others is the promise: the bytes in the part that was taken count as the host's.
+If staging holds only one of the largest tensors, they are written one after the other: each waits for the checksum, the
+write and the index entry of the one before. So staging takes room from the host window, unless its size was given. It
+takes enough to hold four of the largest tensors, but at most a quarter of the host window, as soon as the host window
+is full and something has to move. The host limit falls by what the staging limit gains, so their sum stays the same.
+Figures shown to users keep to the limits that were promised: bytes in the part that was taken count as the host's.
 
 NOTE [Small tensors]
-To book, queue and release a tensor of some bytes costs many times what it costs to note it (`noted.py`), and frees next
-to nothing. So where the host window is full, small tensors stay noted as long as staging has room for them, up to a
-bounded amount. They are charged to staging, in one sum. Whoever needs staging has them booked first; then each is
-charged as any other record, and what cannot be booked yet counts as all that is noted does.
+Booking, queueing and releasing a tensor of a few bytes costs many times more than noting it (`noted.py`), and frees
+little. So when the host window is full, small tensors stay noted while staging has room for them, up to
+`MOST_NOTED_BYTES`. Staging is charged with their sum. Before anything else uses staging, they are booked and each is
+charged like any other record. Those that cannot be booked yet count like all noted tensors: no window is charged.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ __all__ = ["MOST_NOTED_BYTES", "SMALL_BYTES", "Charged", "HostBooks", "Window"]
 SMALL_BYTES = 4 * 2**10
 """Larger tensors are never small. See NOTE [Small tensors]."""
 MOST_NOTED_BYTES = 2**19
-"""So many bytes of small tensors stay noted beyond the host window, at most."""
+"""The most bytes of small tensors that stay noted beyond the host window."""
 
 
 class Window:
     """A byte-accurate counter with a limit that its owner enforces.
 
     Attributes:
-        limit_bytes: None: unlimited.
-        used_bytes: charged now.
-        peak_bytes: the most that was ever charged at once.
+        limit_bytes: the limit; None: unlimited.
+        used_bytes: bytes charged now.
+        peak_bytes: the most bytes that were ever charged at once.
     """
 
     __slots__ = ("limit_bytes", "peak_bytes", "used_bytes")
@@ -54,7 +53,7 @@ class Window:
         self.peak_bytes = 0
 
     def fits(self, nbytes: int) -> bool:
-        """Whether so many more bytes stay within the limit."""
+        """Whether `nbytes` more would stay within the limit."""
         return self.limit_bytes is None or self.used_bytes + nbytes <= self.limit_bytes
 
     def charge(self, nbytes: int) -> None:
@@ -68,11 +67,11 @@ class Window:
 
 
 class Charged(Protocol):
-    """What is charged to a window: a `Record`, or a simulated one.
+    """Something that is charged to a window: a `Record`, or a simulated one.
 
     Attributes:
         nbytes: its size.
-        window, charged_bytes: which window is charged, and with how much. Set by `HostBooks.charge` alone.
+        window, charged_bytes: the window that is charged, and with how many bytes. Set by `HostBooks.charge` alone.
     """
 
     nbytes: int
@@ -82,21 +81,21 @@ class Charged(Protocol):
 
 _NUM_LARGEST = 4
 _MOST_TAKEN = 4
-"""A quarter of the host window. See NOTE [Large tensors]."""
+"""As a divisor: staging takes at most a quarter of the host window. See NOTE [Large tensors]."""
 
 
 class HostBooks:
     """The three windows, and the charge of each record in them.
 
     Args:
-        host_bytes, staging_bytes: the limits of the first two.
-        grows: staging takes from host what several of the largest tensors need: see NOTE [Large tensors].
+        host_bytes, staging_bytes: the limits of those two windows; the lent window has none.
+        grows: staging may take room for several of the largest tensors from host: see NOTE [Large tensors].
 
     Attributes:
-        host_bytes: the limit of host, as it was given.
+        host_bytes: the limit of host, as given.
         grows: as above.
-        host_bytes_peak: the most that was ever charged to host, and to what staging took from it.
-        noted_bytes, most_noted_bytes: charged to staging for what is only noted, and at most: see NOTE [Small tensors].
+        host_bytes_peak: the most bytes that were ever charged to host and to the part that staging took from it.
+        noted_bytes, most_noted_bytes: charged to staging for noted tensors, and the limit: see NOTE [Small tensors].
     """
 
     def __init__(self, host_bytes: int, staging_bytes: int, *, grows: bool = False) -> None:
@@ -114,23 +113,23 @@ class HostBooks:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Of host and of staging, as they are now."""
+        """The limits of host and of staging in force now."""
         return self.host_bytes - self._taken_bytes, self._staging_bytes + self._taken_bytes
 
     @property
     def used_bytes(self) -> tuple[int, int]:
-        """Held now, as it is promised: within host, and beside it, in staging."""
+        """Bytes in host and in staging. Bytes in the part that staging took count as host: see NOTE [Large tensors]."""
         host, staging = self.host.used_bytes, self.staging.used_bytes
         in_taken = max(0, min(staging - self._staging_bytes, self._taken_bytes, self.host_bytes - host))
         return host + in_taken, staging - in_taken
 
     @property
     def excess_bytes(self) -> int:
-        """What host still holds of the part that staging took."""
+        """Bytes that host still holds in the part that staging took."""
         return max(0, self.host.used_bytes - self.host_bytes + self._taken_bytes)
 
     def grow_staging(self, nbytes: int) -> None:
-        """Host is full, and has to make room for so many bytes: see NOTE [Large tensors]."""
+        """Let staging take room from host, which is full and needs `nbytes` more: see NOTE [Large tensors]."""
         if not self.grows:
             return
         largest_bytes = max(nbytes, self._largest_bytes, 1)
@@ -141,7 +140,7 @@ class HostBooks:
             self.host.limit_bytes, self.staging.limit_bytes = self.limits
 
     def charge(self, record: Charged, window: Window | None, nbytes: int | None = None) -> None:
-        """Move the record's charge to `window` (None: nowhere); `nbytes` is its new size, if that changes."""
+        """Move the record's charge to `window` (None: to none). `nbytes`: what to charge; None: `record.nbytes`."""
         if record.window is not None:
             record.window.discharge(record.charged_bytes)
         record.window = window
@@ -153,7 +152,7 @@ class HostBooks:
             self.host_bytes_peak = max(self.host_bytes_peak, self.used_bytes[0])
 
     def may_stay_noted(self, nbytes: int) -> bool:
-        """Whether staging has room for so many bytes that are to be noted: see NOTE [Small tensors]."""
+        """Whether a tensor of this size may be only noted, charged to staging: see NOTE [Small tensors]."""
         return (
             nbytes <= SMALL_BYTES
             and self.noted_bytes + nbytes <= self.most_noted_bytes
@@ -161,19 +160,19 @@ class HostBooks:
         )
 
     def charge_noted(self, nbytes: int) -> None:
-        """So many more bytes are only noted, and charged to staging."""
+        """Charge staging with `nbytes` more of noted tensors."""
         self.noted_bytes += nbytes
         self.staging.charge(nbytes)
 
     def keep_noted(self, nbytes: int) -> None:
-        """At most so many bytes are noted from now on: no more than that stays charged."""
+        """Reduce the charge for noted tensors to `nbytes`, if it is higher."""
         surplus = self.noted_bytes - nbytes
         if surplus > 0:
             self.noted_bytes = nbytes
             self.staging.discharge(surplus)
 
     def admits_move(self, nbytes: int, *, from_host: bool = False) -> bool:
-        """Whether so many bytes may start to move: they fit, or nothing else is moving.
+        """Whether `nbytes` may start to move: they fit into staging, or nothing else is moving.
 
         `from_host`: they are charged to host already.
         """
@@ -181,9 +180,9 @@ class HostBooks:
         return self.staging.fits(held_bytes) or self.staging.used_bytes == 0
 
     def window_for_prefetch(self, nbytes: int, *, is_far: bool = True) -> Window | None:
-        """Where bytes that nobody waits for may be put; None: nowhere now, a prefetch never overdraws.
+        """The window that has room for a prefetch; None: neither has. A prefetch never exceeds a limit.
 
-        `is_far`: not in staging alone.
+        `is_far`: the host window may be used too, not only staging.
         """
         for window in (self.staging, self.host) if is_far else (self.staging,):
             if window.fits(nbytes + self.excess_bytes):

@@ -1,7 +1,8 @@
-"""What comes between two lines of ours: Ctrl-C, and whatever a handler of a signal raises or calls.
+"""Interrupts between two of our own lines: Ctrl-C, and any other exception of a signal handler.
 
-CPython runs such a handler on the main thread, between any two instructions, in the midst of a change of the store's
-books too (signal, "Execution of Python signal handlers"). What it raises goes through us like an error of our own.
+CPython runs signal handlers on the main thread between any two instructions, even in the middle of a change of the
+store's books (module signal, "Execution of Python signal handlers"). Their exceptions pass through our code like errors
+of our own. This module tells the two apart, and whether a change was left half done.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from .errors import StoreBusyError, TierStoreError
 __all__ = ["ENDINGS", "ended_by_signals", "is_half_changed", "is_interrupt"]
 
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)
-"""A service manager's, and a terminal's that goes away."""
+"""The signals of a service manager that stops a process, and of a terminal that closes."""
 
 _NO_HANDLERS = sys.stdlib_module_names | {"numpy", "tierstore", "torch"}
-"""Packages whose functions run inside of ours because we call them."""
+"""Packages whose functions we call ourselves, so their frames in a traceback prove nothing."""
 _TELLING = ("_raise_cause", "_raise_spill_error")
-"""Of `Residency`. What they raise came up on another thread: that one's frames follow in the traceback."""
+"""Methods of `Residency` that raise an error of another thread. That thread's frames follow in the traceback."""
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether this came between two lines of ours, so that what they were about may be half done.
+    """Whether the error was raised between two of our lines, so that their change may be half done.
 
-    No program's own function is called under the store's lock; modes of torch are shut out (`unseen_by_modes` in
-    `layout.py`), and what a finalizer raises goes no further. So one that stands in the traceback is a handler's. Nor
-    is an error of another kind than the system, torch and we have to tell something that one of our lines has raised:
-    another thread has (PyThreadState_SetAsyncExc), or there was no stack left for a call, or no memory. Our own errors
-    are none, which may be told again, with the traceback of the last time.
+    - KeyboardInterrupt and all else that is no `Exception`: yes. `StoreBusyError`: yes. Our other errors: no; they may
+      be raised again, with the traceback of the last time.
+    - An error with a function of the program in its traceback: yes. A handler called it: we call none under the store's
+      lock, `unseen_by_modes` (`layout.py`) shuts out torch's modes, and Python drops what a finalizer raises.
+    - An error of a kind that neither the system nor torch raises in our calls: yes. Another thread has set it
+      (PyThreadState_SetAsyncExc), or the stack or memory was exhausted.
     """
     if isinstance(error, TierStoreError):
         return isinstance(error, StoreBusyError)
@@ -50,15 +52,15 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 _CHANGING = "is_changing"
-"""The name of a local variable. A method that changes the books sets it before the first step and takes it back after
-the last one. It costs nothing, belongs to this call alone, and keeps its value when something is raised."""
+"""The name of a local variable. A method that changes the books sets it before the first step of the change and clears
+it after the last. It costs nothing, belongs to one call alone, and keeps its value when something is raised."""
 
 
 def is_half_changed(traceback: TracebackType | None, module: str) -> bool:
-    """Whether what has come up this way, by an interrupt, may have left a change half done.
+    """Whether the interrupt with this traceback may have left a change of the books half done.
 
-    `module`: whose methods begin the changes. The first of them in the traceback has to have the mark; a function
-    without it that is called where nothing is being changed changes nothing.
+    It may if a function in the traceback has the local variable `is_changing`, and it is true. All changes begin in
+    methods of `module`. If the first of them in the traceback has no such variable, it counts as changing throughout.
     """
     has_begun = False
     while traceback is not None:
@@ -75,7 +77,7 @@ def is_half_changed(traceback: TracebackType | None, module: str) -> bool:
 
 
 def _is_of_system(error: Exception) -> bool:
-    """Whether it may be a call's that has failed: of the system, or of torch, whose errors are all RuntimeErrors."""
+    """Whether a failed call of the system or of torch may have raised it. All errors of torch are RuntimeErrors."""
     if isinstance(error, OSError):
         return error.errno is not None  # a time limit's TimeoutError has none
     return isinstance(error, RuntimeError) and not isinstance(error, RecursionError)
@@ -87,8 +89,8 @@ def _package_of(module: object) -> str:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Inside, SIGTERM does what Ctrl-C does, so that what a command has begun is put away; SIGHUP too, unless it is
-    ignored (nohup). Main thread only."""
+    """Inside the context, SIGTERM acts like Ctrl-C, so that a command can clean up what it has begun. SIGHUP does too,
+    unless it is ignored (nohup). Main thread only."""
     numbers = [number for number in ENDINGS if signal.getsignal(number) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
