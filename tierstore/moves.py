@@ -176,7 +176,7 @@ class Moves:
         return self.devices.held_bytes, uncharged_bytes, host_bytes, staging_bytes, lent_bytes, self.disk_bytes
 
     def survey(self, log: NotedLog) -> None:
-        """Find the storages that others also hold: noted ones of the log, which are then booked, and booked ones."""
+        """Find the storages that others also hold. Noted tensors of the log over such a storage are booked."""
         self.booking.survey(log)
         self.pending.survey()
 
@@ -217,9 +217,9 @@ class Moves:
     def admit_blocked(self, *, is_awaited: bool) -> None:
         """Try again to find room for blocked records; `is_awaited`: a thread waits for that.
 
-        Only for a waiting thread, bytes that backward is about to ask for make room. Otherwise prefetched bytes would
-        be dropped, read again at once, dropped again, and so on; and records whose writes backward has cancelled would
-        be written before anything else is read.
+        Bytes that backward is about to ask for make room only for a waiting thread. Otherwise prefetched bytes would be
+        dropped, read again at once, dropped again, and so on; and records whose writes backward has cancelled would be
+        written before anything else is read.
         """
         while self.blocked:
             record = self.blocked[0]
@@ -238,7 +238,7 @@ class Moves:
                 self.blocked.append(record)
 
     def _try_admit(self, record: Record, *, takes_from_backward: bool = True) -> bool:
-        """Find room in host memory, for which others may begin to move out; False: there is none yet."""
+        """Find room in host memory; to make it, other records begin to move out. False: there is none yet."""
         order = self._eviction
         next_to_spill = order.next_dirty if takes_from_backward else order.next_unasked
         next_to_drop = order.next_clean if takes_from_backward else order.next_used

@@ -6,11 +6,11 @@ only have to be guarded against changes. So a pack only *notes* a tensor: the pa
 version and the address of its storage, and the store adds its bytes to a count. There is no record and no handle;
 backward gets the alias. This costs a third of what a record costs.
 
-A noted tensor is *booked*, that is, it gets a record, in three cases: the count says that room may be short; its scope
-has ended and somebody else also holds its storage; or somebody asks for exact figures. The tensors of one log are
-booked in the order of packing. Views of one storage then share a record, as if each had been booked when it was packed.
-The store ignores a tensor that dies before it is booked. Its bytes stay in the count until its log dies, or until
-`NotedTensors.take` finds it dead.
+A noted tensor is *booked*, that is, it gets a record, when the count says that room may be short, when its scope has
+ended and somebody else also holds its storage, or when somebody asks for its handle or for exact figures. The tensors
+of one log are booked in the order of packing. Views of one storage then share a record, as if each had been booked when
+it was packed. The store ignores a tensor that dies before it is booked. Its bytes stay in the count until its log dies,
+or until `NotedTensors.take` finds it dead.
 
 The packed object drops its alias only after the record has an alias of its own. A thread that read the alias just
 before, to give it to autograd, counts as one more owner of the storage while it uses it.
@@ -60,7 +60,7 @@ class NotedTensor:
         key: the key that its record will have.
         log, index: the log that it is noted in, and its number there.
         joined: it was counted as a view of a storage that another tensor has brought in.
-        handle, layout: its handle and geometry; None and unset until it is booked.
+        handle, layout: set when it is booked; until then `handle` is None.
     """
 
     __slots__ = (
@@ -123,7 +123,7 @@ class NotedLog:
         noted: the tensors that are only noted, dead ones included, by index.
         remains: outlives the log; from it the store learns that the log has died.
         first_key: key of the first tensor's record.
-        num_surveyed: how many tensors, from the first on, were checked for other owners.
+        num_surveyed: how many tensors, from the first on, were checked for other owners of their storage.
         plan: where the records belong; None: no known graph begins with these packs.
     """
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 __all__ = ["TierStore"]
 
 _HOST_SHARE = 4  # a quarter of the memory that is available
-_DISK_SHARE = 0.8  # of what is free
+_DISK_SHARE = 0.8  # of the free space
 _STAGING_BYTES = 112 * 2**20
 _CONNECTED_BYTES = 80 * 2**20
 _CLOSE_DEADLINE_SECONDS = 60.0
@@ -383,7 +383,7 @@ class TierStore:
 
     @uncompiled
     def stats(self) -> StoreStats:
-        """An immutable snapshot. Does not block."""
+        """Return an immutable snapshot. Does no I/O; may wait while memory is being returned (`return_memory`)."""
         moves, disk = self.books.moves, self._core.engine.disk
         usage, returner = disk.usage(), self._core.returner
         self.books.tidy()
