@@ -12,11 +12,7 @@ __all__ = ["check_distinct", "check_folder", "check_new_file", "make_file"]
 
 
 def check_new_file(option: str, file: Path) -> None:
-    """Check that the file could be made.
-
-    Raises:
-        ConfigError: it exists, or cannot be made; names the option that gave it.
-    """
+    """Check that the file can be made. Raises ConfigError, which names the option, if it exists or cannot be made."""
     check_folder(option, file)
     try:
         exists = file.exists()

@@ -47,8 +47,7 @@ class Pending(Generic[R]):
 
     Attributes:
         num_bytes: bytes of all of them.
-        must_be_examined: one of them shall leave as soon as it is ours, because it is on an accelerator or because the
-            plan sends it to disk.
+        must_be_examined: one of them leaves as soon as it is ours: it is on an accelerator, or the plan sends it away.
     """
 
     def __init__(self, is_sole_owner: Callable[[R], bool]) -> None:

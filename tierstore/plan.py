@@ -1,7 +1,6 @@
 """Where the saved tensors of a graph should be kept, known from its last run. Pure: numbers in and out.
 
 In the order in which backward asks:
-
 1. As many tensors as the budgets hold stay on the accelerator and in host memory.
 2. As many of the next as the staging window holds leave only when they must. They are then still on their way when
    backward begins, and are handed over from memory. Sent early, they would just have reached the disk, and would be
@@ -103,8 +102,7 @@ class Plan:
 
     Attributes:
         trace: the trace that the plan is for.
-        worths: for each pack, from 0 to the number of packs: the higher, the sooner the record is needed. The lowest
-            leaves first.
+        worths: for each pack, at most the number of packs; the higher, the sooner needed. The lowest leaves first.
         places: for each pack; None: not decided, the record leaves when it has to.
         is_needed: the records are more than the budgets hold.
     """

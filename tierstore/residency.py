@@ -7,10 +7,9 @@ this progress could need. So every wait ends: with progress, with an error, or w
 
 NOTE [Stolen gradients]
 A function may return its saved tensor as a gradient. If nobody else refers to that tensor, autograd takes it as it is
-("steals" it), and later adds to it in place; otherwise autograd copies it into `.grad`. Without hooks, the graph and
-the user refer to the saved tensor itself, and as long as they do, autograd copies it. With hooks, a tensor that is
-handed out must not look unreferenced either: it shares the record's version counter, so each addition to a stolen
-gradient would count as an in-place change of what was saved.
+("steals" it), and later adds to it in place; otherwise autograd copies it into `.grad`. Without hooks, it copies while
+the graph or the user refers to the saved tensor. With hooks, a tensor that is handed out must not look unreferenced
+either: it shares the record's version counter, so an addition to a stolen gradient would be a change of what was saved.
 Hence the same tensor is handed out each time while the bytes stay in memory: the saved one, if it is still alive (NOTE
 [The same object] in `hooks/saved.py`), or one that the record keeps. When the bytes leave memory, because of the next
 tensor of the same node or of another thread, `lent.py` keeps the tensor for as long as anybody uses it. A gradient may
