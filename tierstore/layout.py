@@ -1,7 +1,7 @@
 """Geometry of a tensor over its storage, apart from the bytes.
 
-What is stored is a range of a storage; what is asked for are tensors over it. `Layout` is what it takes to make
-the second from the first, exactly: dtype, size, stride, offset, and the lazy conjugate and negative bits.
+The store keeps a range of a storage, and is asked for tensors over it. A `Layout` has all that is needed to make such a
+tensor exactly: dtype, size, stride, offset, and the lazy conjugate and negative bits.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _SPAN_ALIGNMENT_BYTES = 64
-"""Spans begin at multiples of this: of every element size, and of the alignment torch's allocator gives."""
+"""Spans begin at multiples of this. It is a multiple of every element size, and the alignment of torch's allocator."""
 
 
 _ACCELERATORS = frozenset({"cuda", "xpu"})
-"""Those whose streams and events torch drives without a device-specific module, and whose host copies overlap."""
+"""Accelerators whose streams and events need no device-specific module of torch, and whose host copies overlap."""
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int, int] | None:
-    """The storage of a tensor that a store can keep, where that begins, and the tensor's version; None: it cannot.
+    """(storage, address where it begins, version) of a tensor; None: a store cannot keep the tensor.
 
-    It can if that is plain, strided, with bytes of its own, on the CPU or an accelerator. Subclasses (DTensor, fake),
-    quantized and nested tensors it cannot; nor sparse ones and the wrappers of `torch.func`, which have no storage,
-    inference tensors, which have no version counter, meta tensors and the zeros without memory of forward-mode
-    differentiation, which lie nowhere. On the way of every pack.
+    It can keep plain strided tensors with bytes of their own, on the CPU or an accelerator. It cannot keep subclasses
+    (DTensor, fake), quantized and nested tensors; sparse ones and the wrappers of `torch.func`, which have no storage;
+    inference tensors, which have no version counter; meta tensors and the zeros of forward-mode differentiation, which
+    have no memory. Every pack calls it.
     """
     kind = type(tensor)
     if (
@@ -72,7 +72,7 @@ def storage_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int, int] | 
         or tensor.is_quantized
     ):
         return None
-    try:  # asking whether there is a version, and a storage, takes as long as asking for it
+    try:  # to test for a version and a storage would take as long as to read them
         version, storage = tensor._version, tensor.untyped_storage()
     except RuntimeError:
         return None
@@ -87,7 +87,7 @@ class Layout(NamedTuple):
         dtype: element type.
         size: elements per dimension.
         stride: in elements, per dimension.
-        offset: of the first element, in elements from the start of the storage.
+        offset: position of the first element, in elements from the start of the storage.
         conj: the lazy conjugate bit.
         neg: the lazy negative bit.
     """
@@ -102,7 +102,7 @@ class Layout(NamedTuple):
 
 def layout_of(tensor: torch.Tensor) -> Layout:
     """The geometry of a strided tensor."""
-    # Past NamedTuple's own constructor, which takes longer than all that is asked here.
+    # Bypasses NamedTuple's own constructor, which takes longer than all the calls here.
     return tuple.__new__(
         Layout,
         (
@@ -124,7 +124,7 @@ def describe(layout: Layout) -> str:
 def alias_of(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """A detached tensor over the same storage and version counter, without lazy bits; no bytes are read.
 
-    It keeps the storage alive but not the autograd graph: holding a saved output itself would be a cycle.
+    It keeps the storage alive but not the autograd graph: to hold a saved output itself would make a cycle.
     """
     alias = tensor.detach()
     if layout.conj or layout.neg:
@@ -135,8 +135,8 @@ def alias_of(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 def _set_lazy_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> None:
     """Set the lazy bits of a tensor that nobody else has seen.
 
-    `conj()` would make a view, which keeps what it was made of: one more owner of the storage, which `ownership.py`
-    could not tell from a stranger.
+    `conj()` would make a view, which keeps its base alive. The base would be one more owner of the storage, which
+    `ownership.py` could not tell from somebody else.
     """
     set_conj(tensor, conj)
     set_neg(tensor, neg)
@@ -162,16 +162,16 @@ _MODES = reduce(operator.or_, map(DispatchKeySet, MODE_KEYS))
 
 
 def is_inside_modes() -> bool:
-    """Whether a mode, or a transform of `torch.func`, would see what this thread does. Cheaper than to shut it out."""
+    """Whether a mode or a transform of `torch.func` is active on this thread. Cheaper than `outside_of_modes`."""
     return is_function_mode_on() or num_dispatch_modes() > 0 or innermost_transform() is not None
 
 
 @contextmanager
 def outside_of_modes() -> Iterator[None]:
-    """Inside it, operations are what they are: no mode, nor a transform of `torch.func`, gets to see them.
+    """Inside it, no mode and no transform of `torch.func` sees or changes operations.
 
-    For those that are not the caller's: whoever asks a store for something may be inside any of them. Their code would
-    run under the store's lock, and what they make of a result be kept for others.
+    For the store's own operations: a caller of the store may be inside any mode. The mode's code would run under the
+    store's lock, and its results would be kept for other callers.
     """
     with ExcludeDispatchKeyGuard(_MODES), DisableTorchFunction():
         yield
@@ -191,7 +191,7 @@ def unseen_by_modes(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def is_same_view(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two strided tensors are of the same geometry over the same storage, lazy bits included."""
+    """Whether two strided tensors have the same geometry over the same storage, lazy bits included."""
     return (
         one.dtype is other.dtype
         and one.is_set_to(other)
@@ -210,12 +210,12 @@ def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.
 
     Args:
         source: any strided tensor without lazy bits; its storage begins at byte `first_byte` of the storage that
-            `layout` speaks of.
-        layout: what to make.
+            `layout` refers to.
+        layout: the geometry of the result.
         first_byte: a multiple of the element size.
 
-    The views are made by `view` and `as_strided`, never by `set_`: only so do all of them, and `source`, share one
-    version counter, by which autograd knows of in-place changes.
+    The views are made by `view` and `as_strided`, never by `set_`. Only so they share one version counter with
+    `source`, by which autograd knows of in-place changes.
     """
     itemsize = layout.dtype.itemsize
     storage_bytes = source.untyped_storage().nbytes()
@@ -237,6 +237,6 @@ _READ, _WRITE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE of CPython's C API
 
 
 def memory_at(address: int, nbytes: int, *, writable: bool = False) -> memoryview:
-    """A view of foreign memory, uint8, shape [nbytes]. The caller keeps the memory alive for as long as it is used."""
+    """A view of foreign memory, uint8, shape [nbytes]. The caller keeps the memory alive while the view is used."""
     view: memoryview = _memory_view_at(address, nbytes, _WRITE if writable else _READ)
     return view.cast("B")

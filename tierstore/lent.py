@@ -1,9 +1,9 @@
-"""Tensors that were handed out, are still in use, and whose bytes their record has let go of.
+"""Tensors that were handed out and are still in use after their record's bytes have left memory.
 
-A record keeps what it hands out for as long as its bytes are in memory: see NOTE [Stolen gradients] in `residency.py`.
-When they leave memory, what nobody else refers to is forgotten: nobody can come by it any more. The rest the handle
-keeps until that is true of it too, which is looked at in each call of the store. It takes no memory: whoever refers
-to the tensor keeps its bytes alive, and when the handle dies, it goes along.
+A record keeps the tensors that it hands out while its bytes are in memory: see NOTE [Stolen gradients] in
+`residency.py`. When the bytes leave memory, the tensors that nobody else refers to are dropped. The handle keeps the
+others until nobody else refers to them either; calls of the store check this. Keeping them takes no memory, because
+the other users keep the bytes alive anyway. When the handle dies, they go with it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _NUM_EXAMINED_PER_CALL = 16
 
 
 def _references(tensors: Collection[torch.Tensor]) -> list[tuple[int, int]]:
-    """Of each tensor: how many there are to its Python object, and, from C++, to the tensor itself.
+    """For each tensor: (references to its Python object, references from C++ to the tensor itself).
 
-    Who refers to it in one of these ways may do so in the other a moment later: autograd passes tensors on. So both are
-    counted in one call of C, in which no other thread that holds Python objects runs.
+    Autograd passes tensors on, so a reference of one kind may become one of the other kind a moment later. Hence both
+    are counted in one call of C, during which no other thread that holds Python objects runs.
     """
     return list(zip(map(getrefcount, tensors), map(tensor_use_count, tensors), strict=True))
 
@@ -35,25 +35,25 @@ _REFERENCES_UNUSED = _references((torch.empty(0),))[0]
 
 
 def in_use(tensors: Collection[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Those tensors to which anybody refers besides this collection, in Python or in C++."""
+    """The tensors to which anybody besides this collection refers, in Python or in C++."""
     references = _references(tensors)
     return tuple(tensor for tensor, found in zip(tensors, references, strict=True) if found != _REFERENCES_UNUSED)
 
 
 class LentViews:
-    """Has handles keep what they have lent. Guarded by the store's lock."""
+    """Makes handles keep the tensors that they have lent. Guarded by the store's lock."""
 
     def __init__(self) -> None:
         self._lenders: deque[Record] = deque()
 
     def let_go(self, record: Record) -> None:
-        """The record's bytes leave memory: it forgets what it has handed out, but for what is in use."""
+        """Drop the tensors that a record has handed out, except those in use; its bytes leave memory."""
         if record.views:
             self.keep(record, record.views.values())
             record.forget_views()
 
     def keep(self, record: Record, handed_out: Collection[torch.Tensor]) -> None:
-        """Have the record's handle keep those of them that are in use: to which anybody but their collection refers."""
+        """Make the record's handle keep the tensors in use: those to which anybody besides the collection refers."""
         used = in_use(handed_out)
         if used:
             if not record.lent:
@@ -61,7 +61,7 @@ class LentViews:
             record.lend(record.lent + used)
 
     def take_back(self, how_many: int | None = _NUM_EXAMINED_PER_CALL) -> None:
-        """Forget what is not in use any more, of so many records (None: all)."""
+        """Drop the lent tensors of up to `how_many` records (None: all) that are not in use any more."""
         if not self._lenders:
             return
         is_changing = True
@@ -74,7 +74,7 @@ class LentViews:
         is_changing = False  # noqa: F841 - see `interrupts.is_half_changed`
 
     def forget(self) -> None:
-        """The store is closed: keep nobody's bytes."""
+        """Drop all lent tensors, because the store is closed."""
         for record in self._lenders:
             record.lend(())
         self._lenders.clear()

@@ -1,6 +1,6 @@
 """What happens to open stores when the process forks or the interpreter exits.
 
-The only state of the module is the set of stores that are open, which both hooks need and neither of them is given.
+The module's only state is the set of open stores: both hooks need it, and neither can get it as an argument.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Mortal", "watch_over"]
 
 _EXIT_DEADLINE_SECONDS = 10.0
 _BACKWARD_SECONDS = 1.0
-"""At exit, for threads in backward, of which those that need a store have just been told that it is closed."""
+"""How long exit waits for threads in backward. Those that need a store have just been told that it is closed."""
 
 _BACKWARD = engine_run_backward.__code__
 
@@ -30,7 +30,7 @@ class Mortal(Protocol):
     """Something with threads and descriptors."""
 
     def end_at_exit(self, deadline_seconds: float) -> None:
-        """Stop, wake whoever waits, and join the threads; drain nothing."""
+        """Stop, wake all waiting threads, and join its own; drain nothing."""
 
     def end_in_child(self) -> None:
         """In a forked child: close the child's copies of descriptors, refuse all use. The parent's are untouched."""
@@ -41,7 +41,7 @@ _dead: deque[Remains[Mortal]] = deque()
 
 
 def watch_over(mortal: Mortal) -> None:
-    """Have it ended with the process, and made inert in forked children, for as long as it lives."""
+    """Have `mortal`, as long as it lives, ended when the process ends, and made inert in forked children."""
     _open.add(Remains(mortal, _dead.append))
     try:
         while True:
@@ -55,14 +55,14 @@ def _living() -> list[Mortal]:
 
 
 def _at_exit() -> None:
-    # Threads that still run torch operations while the interpreter finalizes abort the process: whoever asks for its
-    # lock again is ended then, and the frames of C++ below that cannot be unwound.
+    # A thread that still runs torch operations while the interpreter finalizes aborts the process: when it asks for the
+    # interpreter's lock, it is ended, and the C++ frames below cannot be unwound.
     living = _living()
     for mortal in living:
         mortal.end_at_exit(_EXIT_DEADLINE_SECONDS)
     ends_at = time.monotonic() + _BACKWARD_SECONDS
     while living and _is_any_in_backward() and time.monotonic() < ends_at:
-        time.sleep(0.001)  # nothing tells when a thread of others leaves backward
+        time.sleep(0.001)  # no event tells when a thread leaves backward
 
 
 def _is_any_in_backward() -> bool:
@@ -76,7 +76,7 @@ def _is_in_backward(frame: FrameType | None) -> bool:
 
 
 def _in_child() -> None:
-    with ExitStack() as every_one:  # whatever one of them raises
+    with ExitStack() as every_one:  # calls all of them, even if one raises
         for mortal in _living():
             every_one.callback(mortal.end_in_child)
 

@@ -1,10 +1,9 @@
 """What backward will ask for next. Pure: an order over indices, learned or derived, and a position in it.
 
-Backward visits the nodes of a graph in the reverse of the order in which forward made them; the tensors of one node
-it asks for in the order in which they were saved (autograd numbers its nodes; the number at pack marks the node).
-Where branches meet, that is only nearly true, so the order that was seen is kept: the next time the same sequence
-of saved tensors comes along, it is followed instead. Either way it is a guess that costs time when wrong, nothing
-else.
+Backward visits the nodes of a graph in the reverse of the order in which forward made them. It asks for the tensors of
+one node in the order in which they were saved. (Autograd numbers its nodes; the number at pack tells the node.) Where
+branches meet, this is only nearly true. So the order that was seen is kept, and is followed the next time that the same
+sequence of saved tensors comes along. Either order is a guess: if it is wrong, it costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["Keyed", "LearnedOrders", "Lookahead", "reverse_topological"]
 
 
 class Keyed(Protocol):
-    """What is asked for: a `Record`, or a simulated one."""
+    """A record that is asked for: a `Record`, or a simulated one."""
 
     key: int
 
@@ -30,26 +29,26 @@ class Keyed(Protocol):
 R = TypeVar("R", bound=Keyed)
 
 Signature = int
-"""Stands for a sequence of packs: which sizes, at which nodes, in which order."""
+"""A hash of a sequence of packs: their sizes and nodes, in order."""
 
 _MAX_TRACES = 64
 _MAX_PACKS = 2**18
-"""Of all traces together: some ten megabytes."""
+"""Limit for the packs of all traces together: some ten megabytes."""
 
 
 def reverse_topological(nodes: Sequence[int]) -> list[int]:
-    """The order of unpacks to expect, as indices of packs, where `nodes[i]` is the node that saved tensor i."""
+    """The expected order of unpacks, as indices of packs; `nodes[i]` is the node that saved tensor i."""
     return sorted(range(len(nodes)), key=lambda index: (-nodes[index], index))
 
 
 class LearnedOrders:
-    """The traces seen, by signature of all their packs; the least recently used are forgotten.
+    """The traces seen, by the signature of all their packs; the least recently used are forgotten.
 
-    Single operations on dictionaries, so any thread may call it.
+    Any thread may call it: it uses single operations on dictionaries only.
 
     Attributes:
-        coverage: what of each graph has to stay on the accelerator, where that is to be found.
-        reaches: which of them need not be fetched from afar.
+        coverage: how much of each graph has to stay on the accelerator, if the store has to find that out.
+        reaches: for which graphs prefetching into staging alone is enough.
     """
 
     def __init__(self) -> None:
@@ -59,7 +58,7 @@ class LearnedOrders:
         self.reaches = Reaches()
 
     def learn(self, trace: Trace) -> None:
-        """Remember a trace. One that ends in the midst of what is known of the same packs adds nothing."""
+        """Remember a trace, unless its order is only the beginning of the known order of the same packs."""
         signature = trace.signatures[-1]
         known = self._traces.get(signature)
         if known is None or not (trace == known or trace.ends_within(known)):
@@ -76,16 +75,16 @@ class LearnedOrders:
             self._plans = {}
 
     def recall(self, signature: Signature) -> Trace | None:
-        """What was seen of such packs, None where nothing was."""
+        """The trace of the packs with that signature; None: none is known."""
         self._touch(signature)
         return self._traces.get(signature)
 
     def predict(
         self, num_packs: int, signature: Signature, host_bytes: int, device_bytes: int | None, staging_bytes: int = 0
     ) -> Plan | None:
-        """What to expect after so many packs: the plan of the trace seen last that begins with them; None: nothing.
+        """The plan of the latest trace that begins with these `num_packs` packs; None: no known trace does.
 
-        `device_bytes`: None: what of that trace compute does not cover.
+        `device_bytes`: what may stay on the accelerator; None: as much as `coverage` has found for that trace.
         """
         traces = list(self._traces.items())
         for whole, trace in reversed(traces):
@@ -103,17 +102,17 @@ class LearnedOrders:
         try:
             self._traces.move_to_end(signature)
         except KeyError:
-            pass  # just forgotten on another thread
+            pass  # another thread has just removed it
 
 
 class Lookahead(Generic[R]):
     """A position in the order of one graph, and what lies ahead of it within a number of bytes.
 
     Args:
-        limit_bytes: how far to look ahead of what was asked for last; 0: not at all.
+        limit_bytes: how many bytes may be fetched ahead and not asked for yet; 0: look ahead not at all.
 
     Attributes:
-        reach: in which room what is fetched may lie.
+        reach: into which windows bytes may be fetched ahead.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -121,18 +120,18 @@ class Lookahead(Generic[R]):
         self.reach = Reach()
         self._records: Sequence[R | None] = ()
         self._order: Sequence[int] = ()
-        self._rank: list[int] = []  # of each index in the order
-        self._asked = bytearray()  # of each index: whether it was asked for
-        self._ranks_by_key: dict[int, list[int]] | None = None  # of the known records; None: not needed yet
-        self._position = -1  # rank of what was asked for last
-        self._next = 0  # rank of the first that was not looked at
-        self._ahead: dict[int, int] = {}  # bytes that were fetched ahead and not asked for yet, by index
+        self._rank: list[int] = []  # by index: its rank in the order; -1: it is not in the order
+        self._asked = bytearray()  # by index: whether it was asked for
+        self._ranks_by_key: dict[int, list[int]] | None = None  # ranks of the known records; None: not needed yet
+        self._position = -1  # rank of the latest that was asked for
+        self._next = 0  # rank of the first that was not dealt with yet
+        self._ahead: dict[int, int] = {}  # by index: bytes that were fetched ahead and not asked for yet
         self._ahead_bytes = 0
 
     def begin(self, records: Sequence[R | None], order: Sequence[int]) -> None:
-        """Backward begins: `records[i]` was packed as number i; those named in `order` will be asked for in turn.
+        """Start at the beginning of `order`, the indices in which backward will ask; `records[i]` is pack i's record.
 
-        Where there is None, the tensor has never left its place; `come_in` tells when a record has come in.
+        None in `records`: the tensor is only noted, so it is in memory; `come_in` enters its record later.
         """
         self._records, self._order = records, order
         self._rank = [-1] * len(records)
@@ -142,15 +141,15 @@ class Lookahead(Generic[R]):
             self._rank[index] = rank
 
     def come_in(self, index: int, record: R) -> None:
-        """`records[index]`, until now None, is that record."""
+        """Note that `records[index]`, which was None until now, has become `record`."""
         known = self._ranks_by_key
         if known is not None and index < len(self._rank) and self._rank[index] >= 0:
             insort(known.setdefault(record.key, []), self._rank[index])
 
     def asked_for(self, index: int) -> None:
-        """Saved tensor `index` was asked for: the position moves there, back too if it was asked for before.
+        """Move the position to saved tensor `index`, which was asked for.
 
-        Backward goes through a graph again where it is retained.
+        If it was asked for before, what follows it lies ahead again: backward may go through a retained graph twice.
         """
         self._ahead_bytes -= self._ahead.pop(index, 0)
         if index < len(self._rank):  # else it was packed on another thread, while backward began
@@ -161,7 +160,7 @@ class Lookahead(Generic[R]):
                 self._next = rank + 1 if again else max(self._next, rank + 1)
 
     def come_back_for(self, record: R) -> None:
-        """The record has left memory: if it was dealt with, and is still to be asked for, that was in vain."""
+        """Note that the record has left memory: if it was dealt with and not asked for yet, go on from it again."""
         for rank in self._ranks_of(record):
             if self._position < rank < self._next:
                 self._ahead_bytes -= self._ahead.pop(self._order[rank], 0)
@@ -169,7 +168,7 @@ class Lookahead(Generic[R]):
                 return
 
     def needs_first(self, record: R) -> bool:
-        """Whether the record is asked for just now, or will be before the one that `peek` names."""
+        """Whether the record was the latest asked for, or will be asked for before the one that `peek` names."""
         return any(self._position <= rank < self._next for rank in self._ranks_of(record))
 
     def peek(self) -> R | None:
@@ -184,7 +183,7 @@ class Lookahead(Generic[R]):
         return None
 
     def advance(self, fetched_bytes: int) -> None:
-        """The record that `peek` named was dealt with; so many bytes are being fetched for it."""
+        """Go past the record that `peek` named; `fetched_bytes` are being fetched for it."""
         if fetched_bytes:
             index = self._order[self._next]
             self._ahead_bytes += fetched_bytes - self._ahead.get(index, 0)
@@ -192,7 +191,7 @@ class Lookahead(Generic[R]):
         self._next += 1
 
     def give_up(self) -> None:
-        """There is no room for anything that is not asked for: look no further ahead."""
+        """Look no further ahead, because there is no room for anything that is not asked for."""
         self._limit_bytes = 0
 
     def _ranks_of(self, record: R) -> Sequence[int]:

@@ -1,22 +1,21 @@
-"""Every move of a record between states. The store's lock is held in all of it, and nothing in it waits.
+"""Every move of a record between states. The caller holds the store's lock; nothing here waits.
 
-The way down: of what is `pending`, `examine` finds the records that are ours alone, `admit` gives them a place in the
-host budget or sends them out at once, `_spill` makes room by sending out what is needed last; `spilled` ends a
-write. The way up: `start_restore`, `restored`. The end: `_release`, when a handle is gone, and `end_all`, when the
-store is.
+The way down: `examine` finds the `pending` records that are ours alone. `admit` gives each a place in the host budget
+or sends it out at once. `_spill` makes room by sending out what is needed last. `spilled` ends a write.
+The way up: `start_restore`, `restored`. The end: `_release` when a handle has died, `end_all` when the store is closed.
 
 NOTE [Who owns the bytes]
-A CPU tensor that was saved is not copied: its record keeps a detached alias (`source`). Restored bytes lie in a slot
-of the slab; the alias is pointed at them (`source.data = ...`), so that for the life of a record one tensor carries
-both its bytes, wherever they are, and the version counter that it shares with the tensor that was saved and with
-every tensor handed out. `source._version != version` is autograd's own test for in-place changes.
-When the bytes leave memory, the alias is pointed at an empty storage. A slot may still be in use then by whoever was
-handed a tensor over it: it is *lent* until that storage dies.
-On an accelerator it is the same with device memory; the slot then holds a copy that nobody else ever sees.
+A saved CPU tensor is not copied: its record keeps a detached alias (`source`). Restored bytes lie in a slot of the
+slab, and the alias is pointed at them (`source.data = ...`). So one tensor serves a record for its whole life: it
+refers to the bytes, wherever they are, and shares its version counter with the saved tensor and with every tensor that
+was handed out. `source._version != version` is autograd's own test for in-place changes.
+When the bytes leave memory, the alias is pointed at an empty storage. A tensor over the slot that was handed out may
+still be in use then: the slot is *lent* until the storage over it dies.
+Device memory of an accelerator is handled likewise; the slot then holds a copy that nobody else ever sees.
 
-A handle that dies takes its alias along, and appends its record to `released`, a storage its slot to a queue of
-`slots.py`, a log what is left of it to one of `noted.py`. `drain` does the rest, at the start of every call: see NOTE
-[No finalizers] in `remains.py`.
+A handle that dies takes its alias along, and its record goes into the queue `released`. When the storage over a slot
+dies, the slot goes into a queue of `slots.py`; when a log dies, its remains go into a queue of `noted.py`. `drain`
+does the rest at the start of every call: see NOTE [No finalizers] in `remains.py`.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ __all__ = ["Moves"]
 
 _PAGE_BYTES = 4096
 _BLOCK_BYTES = 512
-"""Where the allocators of accelerators begin a block (torch's for CUDA). A tensor comes back at the same address modulo
-that: kernels, and with them the order in which they add, are chosen by alignment too."""
+"""Alignment of blocks in the allocators of accelerators (torch's for CUDA). A tensor comes back at the same address
+modulo this: alignment takes part in the choice of a kernel, and so in the order of its additions."""
 _IN_HOST_MEMORY = frozenset({State.OFFLOADING, State.HOST, State.WRITING, State.CLEAN})
 
 
 class _Memory(NamedTuple):
-    """What a write reads where torch allocated it, and where that was when the write began."""
+    """Memory of torch that a write reads, and its address and size when the write began."""
 
     storage: torch.UntypedStorage
     address: int
@@ -71,7 +70,7 @@ class _Memory(NamedTuple):
 
 
 class Moves:
-    """The records of one store, where their bytes are, and what they are charged to.
+    """The records of one store, where their bytes are, and which window is charged with them.
 
     Args:
         host_bytes, staging_bytes: the limits of the two windows of host memory.
@@ -79,24 +78,24 @@ class Moves:
         copies: the copy engine for accelerators.
 
     Attributes:
-        engine: does what is queued here. Set once, by whoever starts it.
-        books: what of host memory is charged to which window. (`books` of a store is its `Residency`.)
+        engine: executes the jobs queued here. Set once, after construction.
+        books: the windows of host memory and their charges. (`books` of a store is its `Residency`.)
         slots: memory for restored bytes, and for copies from accelerators.
-        devices: what is on accelerators.
-        lent_views: what was handed out and is still in use, of records whose bytes have left memory.
+        devices: records with bytes on accelerators.
+        lent_views: tensors that were handed out and are still in use after their record's bytes have left memory.
         counters: totals since the store was opened.
-        disk_bytes, disk_bytes_peak: taken on disk now, and at most so far.
+        disk_bytes, disk_bytes_peak: bytes taken on disk, now and at most so far.
         released: records whose handle is gone; `drain` accounts for them.
         booking, pending, noted: records and saved tensors before they are charged.
-        observer: of the trace that is recorded, if one is.
-        ahead: of the backward that asked last; None: none has.
-        by_hand: what was named to `TierStore.prefetch`.
+        observer: is told of every event; does nothing unless a trace is recorded.
+        ahead: lookahead of the backward that asked last; None: none has.
+        by_hand: records that were named to `TierStore.prefetch`.
         blocked: records that are ours, and for which there is no room; packs wait until it is empty.
-        num_spills, num_restores, num_discards: of the engine, queued or running.
+        num_spills, num_restores, num_discards: jobs of the engine, queued or running.
         disk_is_full: a write found no room, and nothing was freed on disk since.
-        full_error: what the disk tier said then; None: it never was full.
-        spill_error: of a write that failed, for the next pack; None: it was told, or none has.
-        uses_staging: what `is_short_of` was asked about last.
+        full_error: the disk tier's latest error for lack of room; None: it never was full.
+        spill_error: the error of a failed write, which the next pack raises; None: it was raised, or no write failed.
+        uses_staging: whether the pack that `is_short_of` was last asked about takes room of staging.
         is_closed, is_abandoned: nothing can be stored any more; the latter in a forked child.
     """
 
@@ -119,7 +118,7 @@ class Moves:
         self.ahead: Lookahead[Record] | None = None
         self.by_hand = ByHand[Record]()
         self.blocked: deque[Record] = deque()
-        self.num_spills = 0  # those whose handle is gone included
+        self.num_spills = 0  # includes jobs whose handle is gone
         self.num_restores = 0
         self.num_discards = 0
         self.disk_is_full = False
@@ -129,7 +128,7 @@ class Moves:
         self.is_closed = False
         self.is_abandoned = False
         self._records = self.booking.records
-        self._jobs: set[Record] = set()  # those that a job of the engine is about
+        self._jobs: set[Record] = set()  # records that a running job of the engine works on
         self._eviction = EvictionOrder[Record]()
         self._parked: dict[int, Record] = {}  # in HOST, but charged to staging: they were on their way out
         self._empty = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -137,7 +136,7 @@ class Moves:
     # --- the beginning ----------------------------------------------------------------------------------------
 
     def register(self, record: Record) -> None:
-        """Begin to keep the books of a record, in PENDING."""
+        """Take a new record, in state PENDING, into the books."""
         self._records[record.key] = record
         self.counters.packed_tensors += 1
         self.counters.packed_bytes += record.nbytes
@@ -146,9 +145,9 @@ class Moves:
             self.devices.note_stream(record)
 
     def is_short_of(self, nbytes: int) -> bool:
-        """Whether a pack of so many bytes has to see to it that there is room for all that was saved.
+        """Whether a pack of `nbytes` has something to do first: make room, move a record out, or raise an error.
 
-        Where not, `uses_staging` tells whether its room is staging's: see NOTE [Small tensors] in `host.py`.
+        If not, `uses_staging` tells whether it takes room of staging: see NOTE [Small tensors] in `host.py`.
         """
         self.uses_staging = False
         host, pending = self.books.host, self.pending
@@ -161,40 +160,40 @@ class Moves:
         return not self.uses_staging
 
     def charge_noted(self, nbytes: int) -> None:
-        """So many bytes were noted, and take room of staging."""
+        """Charge `nbytes` that were just noted to staging."""
         self.books.charge_noted(nbytes)
         self.slots.trim()
 
     def uncharged_bytes(self) -> int:
-        """Of all that was saved and may still be where autograd left it, as far as no window is charged with it."""
+        """Bytes of pending and noted tensors that no window is charged with yet."""
         return self.pending.num_bytes + self.noted.num_bytes - self.books.noted_bytes
 
     def levels(self) -> tuple[int, ...]:
-        """Bytes that the tiers hold, as `tracing.events.Levels` has them."""
+        """Bytes that each tier holds, in the order of `tracing.events.Levels`."""
         host_bytes, staging_bytes = self.books.used_bytes
         lent_bytes = self.books.lent.used_bytes
         uncharged_bytes = self.uncharged_bytes()
         return self.devices.held_bytes, uncharged_bytes, host_bytes, staging_bytes, lent_bytes, self.disk_bytes
 
     def survey(self, log: NotedLog) -> None:
-        """Find out what others hold: of the log, which is booked then, and of all that is booked."""
+        """Find the storages that others also hold. Noted tensors of the log over such a storage are booked."""
         self.booking.survey(log)
         self.pending.survey()
 
     def relieve(self, how_many: int | None, *, is_planned: bool = False) -> None:
-        """Take what is ours into the books, if there is not room for all that may be ours.
+        """Admit what is ours, if not everything that may be ours fits.
 
         See NOTE [No sooner than needed] in `pending.py`.
 
-        Of the records that others held when last seen, `how_many` (None: all) are looked at again. `is_planned`: by
-        the plan something may have to leave, whether there is room or not.
+        Examines `how_many` (None: all) of the records that others held at the last look again. `is_planned`: the plan
+        may send something away even if there is room.
         """
         if is_planned or self.pending.must_be_examined or not self.books.host.fits(self.uncharged_bytes()):
             self.examine(how_many)
         self.slots.trim()
 
     def examine(self, how_many: int | None = None) -> None:
-        """Admit what is ours alone now: of all that was settled, and of some (None: all) that others held."""
+        """Admit the records that are ours alone now, among all fresh ones and `how_many` (None: all) shared ones."""
         if self.books.noted_bytes:
             self.books.keep_noted(0)
         self.booking.book_all()
@@ -207,7 +206,7 @@ class Moves:
                 self.pending.share(record)
 
     def admit(self, record: Record) -> None:
-        """The record's bytes are ours: count them, or have them wait for room."""
+        """Charge a record whose bytes are ours, or let it wait for room in `blocked`."""
         if record.device is not None:
             self.devices.hold(record)
             self._offload_surplus()
@@ -216,11 +215,11 @@ class Moves:
         self.slots.trim()
 
     def admit_blocked(self, *, is_awaited: bool) -> None:
-        """There may be room now for those that found none; `is_awaited`: a thread waits until there is.
+        """Try again to find room for blocked records; `is_awaited`: a thread waits for that.
 
-        Only for a thread that waits is room made of what backward is about to ask for. Else what was prefetched would
-        be dropped, read again at once, dropped again, and so on; and what backward took off the queue of writes would
-        be written before anything else is read.
+        Bytes that backward is about to ask for make room only for a waiting thread. Otherwise prefetched bytes would be
+        dropped, read again at once, dropped again, and so on; and records whose writes backward has cancelled would be
+        written before anything else is read.
         """
         while self.blocked:
             record = self.blocked[0]
@@ -233,13 +232,13 @@ class Moves:
             self._offload_surplus()
 
     def _offload_surplus(self) -> None:
-        """Begin to copy out what the device may not keep."""
+        """Begin to copy out the records beyond the device's limit."""
         while (record := self.devices.surplus()) is not None and record not in self.blocked:
             if not self._try_admit(record):
                 self.blocked.append(record)
 
     def _try_admit(self, record: Record, *, takes_from_backward: bool = True) -> bool:
-        """Find a place in host memory, or begin to move out what is there already; False: not yet."""
+        """Find room in host memory; to make it, other records begin to move out. False: there is none yet."""
         order = self._eviction
         next_to_spill = order.next_dirty if takes_from_backward else order.next_unasked
         next_to_drop = order.next_clean if takes_from_backward else order.next_used
@@ -262,7 +261,7 @@ class Moves:
         return True
 
     def _goes_at_once(self, record: Record) -> bool:
-        """Whether the plan sends it away, or it is needed later than anything that is in memory, which is full."""
+        """Whether the plan sends it to disk, or host memory is full and it is needed later than anything there."""
         if not self._may_move(record.nbytes):
             return False
         if record.place is Place.DISK:
@@ -286,7 +285,7 @@ class Moves:
         self._eviction.add_dirty(record)
 
     def _hand_back(self, record: Record) -> None:
-        """Somebody else holds the storage again: taking it away would free nothing."""
+        """Return a record to PENDING: somebody else holds its storage again, so its removal would free nothing."""
         self._eviction.remove(record)
         self._parked.pop(record.key, None)
         self.devices.leave(record)
@@ -298,13 +297,13 @@ class Moves:
     # --- down: host memory to disk ----------------------------------------------------------------------------
 
     def send_ahead(self) -> None:
-        """Begin to move out what the plan sends to disk, as far as staging has room."""
+        """Begin to move out the records that the plan sends to disk, as far as staging has room."""
         while (record := self._eviction.next_leaving()) is not None and self.books.staging.fits(record.nbytes):
             if not self._spill(record):
                 return
 
     def _spill(self, victim: Record | None) -> bool:
-        """Begin to move it out; False: nothing can be moved now."""
+        """Begin to move the victim out, or make another step towards that; False: nothing can be done now."""
         if victim is None or victim.demanded or self.disk_is_full or self.is_closed:
             return False
         if not (victim.forced or victim.slot is not None or is_sole_owner(victim)):
@@ -312,7 +311,7 @@ class Moves:
         elif victim.window is self.books.staging or self._may_move(victim.nbytes, from_host=True):
             self._queue_spill(victim)
         elif self._parked and not self.num_spills:
-            self._queue_spill(next(iter(self._parked.values())))  # they hold the staging that the victim needs
+            self._queue_spill(next(iter(self._parked.values())))  # parked records hold the staging the victim needs
         else:
             return False
         return True
@@ -331,14 +330,14 @@ class Moves:
         self.engine.submit_spill(record)
 
     def cancel_spill(self, record: Record) -> None:
-        """A QUEUED record is asked for: it is not written, and leaves last."""
+        """Take a QUEUED record that is asked for off the queue of writes; it becomes the last to leave."""
         self.num_spills -= 1
         self._stay(record)
         self.observer.spill_cancelled(record.key, record.nbytes)
         self._eviction.add_asked(record)
 
     def span_to_write(self, record: Record, source: torch.Tensor) -> tuple[int, int]:
-        """The write begins: (address, length) of the bytes in memory. The record holds them for the job."""
+        """Begin the write: returns (address, length) of the bytes in memory, which the record keeps for the job."""
         record.move(State.WRITING)
         self._jobs.add(record)
         if record.slot is not None:
@@ -352,8 +351,8 @@ class Moves:
         return address + first, end - first
 
     def spilled(self, record: Record, outcome: Stored | Exception) -> None:
-        """A write has ended."""
-        self.drain()  # while the record still holds what the job worked on: a release finds that out
+        """End a write."""
+        self.drain()  # while the record still holds the job's memory: by that a release knows of the job
         has_moved = _has_moved(record)
         self._end_job(record)
         self.num_spills -= 1
@@ -377,7 +376,7 @@ class Moves:
             self._note_failure(outcome)
 
     def _leave_moved(self, record: Record) -> None:
-        """Whatever was written may not be the record's bytes; what moves its memory is somebody else's to manage."""
+        """Discard what was written, which may be other bytes; whoever moved the memory manages it from now on."""
         record.move(State.HOST)
         record.forced = False
         unclaim(record)  # it is never ours again
@@ -394,26 +393,26 @@ class Moves:
 
     @property
     def num_jobs(self) -> int:
-        """What the engine was asked to do and has not reported back."""
+        """Jobs that the engine was given and has not reported back."""
         return self.num_spills + self.num_restores + self.num_discards
 
     @property
     def has_doomed(self) -> bool:
-        """Whether a job still holds what nobody wants any more."""
+        """Whether a job still holds memory of a record whose handle is gone."""
         return any(record.state is State.DOOMED for record in self._jobs)
 
     @property
     def unwritten_bytes(self) -> int:
-        """Of records that stayed in staging, because they could not be written or were asked for in time."""
+        """Bytes of records that stay in staging: they could not be written, or were asked for in time."""
         return sum(record.nbytes for record in self._parked.values())
 
     def retry_unwritten(self) -> None:
-        """Queue those records again."""
+        """Queue the writes of those records again."""
         for record in list(self._parked.values()):
             self._queue_spill(record)
 
     def _stay(self, record: Record) -> None:
-        """The record was on its way out and stays: in the host budget if it fits, else in the staging it has."""
+        """Keep a record that was on its way out: in the host budget if it fits, else in its room in staging."""
         record.move(State.HOST)
         if self.books.host.fits(record.nbytes):
             self.books.charge(record, self.books.host)
@@ -429,7 +428,7 @@ class Moves:
         self.counters.written_bytes += stored.stored_bytes
 
     def _cut_span(self, record: Record, source: torch.Tensor) -> tuple[int, int]:
-        """Decide which bytes of the storage are stored; from here on no other view can join the record."""
+        """Decide which bytes of the storage are stored; after this no other view can join the record."""
         if record.span is None:
             first, end = span_of((record.layout, *record.joined), source.untyped_storage().nbytes())
             if record.device is None:
@@ -441,9 +440,9 @@ class Moves:
         return record.span
 
     def _drop(self, record: Record | None, *, is_for_read: bool = False) -> bool:
-        """The bytes are on disk: forget those in memory. False: there is no such record.
+        """Free the memory of a record whose bytes are on disk too. False: `record` is None.
 
-        `is_for_read`: to make way for a read. Then what was fetched by hand is fetched again.
+        `is_for_read`: it makes way for a read. Then a record that was prefetched by hand is prefetched again.
         """
         if record is None:
             return False
@@ -460,7 +459,7 @@ class Moves:
         record.fetched = record.wanted = False
         self._let_go(record)
         self._free_memory(record)
-        self.slots.take_back()  # the very pages that whoever needs this room is going to fill
+        self.slots.take_back()  # so that the next user of this room gets these very pages
         record.move(State.DISK)
         self.observer.freed(record.key, record.nbytes)
         return True
@@ -468,12 +467,12 @@ class Moves:
     # --- up: disk to host memory, host memory to the device -----------------------------------------------------
 
     def start_restore(self, record: Record, *, demanded: bool, is_far: bool = True) -> bool:
-        """Give the record a slot and have it read; False: there is no room for what nobody waits for.
+        """Give the record a slot and queue its read; False: there is no room, and it is not demanded.
 
-        `is_far`: it may lie outside of staging too.
+        `is_far`: it may take room of the host window too, not only of staging.
 
         Raises:
-            StorageIOError: the system has no memory for what is demanded.
+            StorageIOError: the system has no memory for a demanded record, which stays on disk.
         """
         if self.books.noted_bytes or not self.books.host.fits(self.uncharged_bytes() + record.nbytes):
             self.examine(0)
@@ -504,7 +503,7 @@ class Moves:
         return True
 
     def restored(self, record: Record, outcome: Loaded | Exception) -> None:
-        """A read has ended."""
+        """End a read."""
         self.drain()  # see `spilled`
         self._end_job(record)
         self.num_restores -= 1
@@ -533,7 +532,7 @@ class Moves:
             claim(record, base.untyped_storage())
         record.fetched = not record.demanded
         record.move(State.CLEAN)
-        if not record.demanded:  # else it may not leave before whoever waits has it
+        if not record.demanded:  # else it may not leave before the waiting thread has it
             self._eviction.add_clean(record)
 
     def _restore_failed(self, record: Record, error: Exception) -> None:
@@ -546,21 +545,21 @@ class Moves:
             record.cause = error if record.demanded else None
 
     def name(self, records: Iterable[Record]) -> None:
-        """They will be asked for by hand, in this order."""
+        """Add the records to the list for prefetching by hand, in this order."""
         for record in records:
             is_known = record.key in self._records  # else its handle is gone
             if is_known and (record.state is State.DISK or not self.by_hand.has_fetched(record)):
                 self.by_hand.name(record)
 
     def go_ahead(self) -> None:
-        """Restore what lies ahead of backward; what was named by hand, if backward has all that it wants for now."""
+        """Restore what lies ahead of backward, then what was named by hand, if backward wants nothing more for now."""
         if self.ahead is not None:
             self.prefetch(self.ahead)
         if self.by_hand.peek() is not None and not self.blocked and (self.ahead is None or self.ahead.peek() is None):
             self.prefetch(self.by_hand)
 
     def prefetch(self, ahead: Lookahead[Record] | ByHand[Record]) -> None:
-        """Restore what lies ahead, and keep what is on its way out, as far as there is room."""
+        """Restore what lies ahead, and keep what is on its way out, as far as there is room for it."""
         while (record := ahead.peek()) is not None:
             fetched_bytes = record.nbytes
             if record.state is State.DISK:
@@ -581,9 +580,9 @@ class Moves:
             ahead.advance(fetched_bytes)
 
     def _make_way(self, ahead: Lookahead[Record] | ByHand[Record]) -> bool:
-        """Drop something that was asked for already; False: nothing makes room for what lies ahead.
+        """Drop a record that was asked for already, to make room for what lies ahead; False: there is none.
 
-        For backward also what was fetched by hand, if nothing else can go.
+        For backward, a record that was prefetched by hand may also go, if nothing else can.
         """
         if isinstance(ahead, ByHand):
             return self._drop(self._eviction.first_used(self._is_free_of_backward), is_for_read=True)
@@ -598,18 +597,18 @@ class Moves:
         return self.ahead is None or not self.ahead.needs_first(record)
 
     def reload_demanded(self, record: Record) -> None:
-        """Have a record's bytes on its device now; they are in host memory.
+        """Copy a record's bytes, which are in host memory, to its device now.
 
-        Where the device has no room, it lets go of all other copies, once.
+        If the device has no room, all its other copies are dropped, and the copy is tried once more.
 
         Raises:
-            torch.OutOfMemoryError: there is none even so; the bytes are in host memory still.
+            torch.OutOfMemoryError: there is no room even so; the bytes are still in host memory.
         """
         try:
             self.reload(record)
             return
         except torch.OutOfMemoryError:
-            pass  # and no more of it, whose frames would hold what they are about
+            pass  # do not keep the error: its frames would hold on to tensors
         self.devices.make_room()
         try:
             self.reload(record)
@@ -618,7 +617,7 @@ class Moves:
             raise
 
     def reload(self, record: Record) -> None:
-        """Have a record's bytes on its device; they are in host memory.
+        """Copy a record's bytes, which are in host memory, to its device, unless they are there.
 
         Raises:
             torch.OutOfMemoryError: the device has no room; nothing was changed.
@@ -632,7 +631,7 @@ class Moves:
         self.observer.reloaded(record.key, record.nbytes)
 
     def _note_pageable(self, slot: Slot) -> None:
-        """A copy goes to or from a slot: if that is not pinned, the host waits for the copy, and compute with it."""
+        """Count a copy to or from a slot that is not pinned: the host, and with it compute, waits for such a copy."""
         slab = self.slots.slab
         if not slab.is_pinned(slot):
             self.counters.pageable_copy_bytes += slot.nbytes
@@ -640,9 +639,9 @@ class Moves:
                 self.devices.spoil_times()  # later steps are faster
 
     def reload_ahead(self, ahead: Lookahead[Record]) -> None:
-        """Have what lies ahead on the device too, as far as its bytes are in host memory and there is room.
+        """Copy what lies ahead to the device, as far as its bytes are in host memory and there is room.
 
-        Once the device has refused it, no more: each try would empty the allocator's cache, which waits for the device.
+        Stops for good once the device has refused: each try would empty the allocator's cache, and wait for the device.
         """
         while (record := ahead.peek()) is not None:
             fetched_bytes = 0
@@ -658,14 +657,14 @@ class Moves:
             ahead.advance(fetched_bytes)
 
     def used(self, record: Record) -> None:
-        """The record was asked for and handed over."""
+        """Note that the record was handed over."""
         if record.state is State.CLEAN and not record.demanded:
             self._eviction.use(record)
 
     # --- the end ------------------------------------------------------------------------------------------------
 
     def drain(self) -> bool:
-        """Account for what has died, and for copies that are over; whether there was anything."""
+        """Account for what has died, and for finished copies; returns whether there was anything to do."""
         if self.is_abandoned:
             return False
         self.lent_views.take_back()
@@ -682,7 +681,7 @@ class Moves:
         return True
 
     def _release(self, record: Record) -> None:
-        """The handle is gone."""
+        """Release a record whose handle is gone; a running job ends it later."""
         if self._records.pop(record.key, None) is None:
             return  # it was never registered: the store refused it
         state = record.state
@@ -708,7 +707,7 @@ class Moves:
         self._bury(record)
 
     def _bury(self, record: Record) -> None:
-        """Nobody wants the record any more, and no job is about it."""
+        """Free all that a record still has, on every tier. Its handle is gone, and no job works on it."""
         self.devices.release(record)
         unclaim(record)
         self._free_memory(record)
@@ -717,25 +716,25 @@ class Moves:
         record.move(State.FREED)
 
     def _discard(self, record: Record) -> None:
-        """Nobody wants what is on disk any more."""
+        """Free a record's bytes on disk."""
         self._forget_stored(record)
         if not self.is_closed:
             self.num_discards += 1
             self.engine.submit_discard(record.key)
 
     def discarded(self, num_records: int) -> None:
-        """Space on disk has been freed."""
+        """Note that the bytes on disk of `num_records` records have been freed."""
         self.num_discards -= num_records
         self.disk_is_full = False
 
     def withdraw(self, record: Record) -> None:
-        """Forget a record that was refused, or is being released, whether its handle lives on or not."""
+        """Remove a record that was refused, or whose handle is dying, whether the handle lives on or not."""
         if record in self.blocked:
             self.blocked.remove(record)
         self._release(record)
 
     def slot_to_fill(self, record: Record) -> Slot | None:
-        """The read begins: where to. None: it is not wanted, or was begun by another submission of the record."""
+        """Begin the read: returns the slot. None: it is not wanted, or another submission has begun it."""
         if record.state is not State.READING or record.held is not None:
             return None
         self._jobs.add(record)
@@ -748,14 +747,14 @@ class Moves:
         record.held = None
 
     def end_jobs(self) -> None:
-        """The engine has ended: no job runs any more, and none reports back."""
+        """Free the memory of all jobs. The engine has ended: no job runs any more, and none reports back."""
         for record in list(self._jobs):
             self._end_job(record)
             self._free_memory(record)
         self.drain()
 
     def _end_orphaned_job(self, record: Record) -> None:
-        """A job has ended whose record was released, or closed, while it ran."""
+        """End a record that was released or closed while its job ran."""
         if record.state is State.CLOSED:
             self._free_memory(record)
             self._forget_stored(record)
@@ -763,7 +762,7 @@ class Moves:
             self._bury(record)
 
     def _let_go(self, record: Record) -> None:
-        """The record's alias holds no bytes any more."""
+        """Take the bytes in memory away from the record's alias."""
         source = record.source
         self.lent_views.let_go(record)
         self.devices.unload(record)
@@ -787,7 +786,7 @@ class Moves:
         record.stored_bytes = 0
 
     def end_all(self) -> None:
-        """The store is closed: give up every record. Jobs that run keep what they hold."""
+        """Close all records, because the store closes. Running jobs keep the memory that they hold."""
         self.is_closed = True
         self.devices.stop_asking()
         self.drain()
@@ -809,7 +808,7 @@ class Moves:
         self.drain()
 
     def abandon(self) -> None:
-        """In a forked child: no record can be used, none is taken apart."""
+        """In a forked child: close all records, and free nothing."""
         self.is_closed = self.is_abandoned = True
         for record in list(self._records.values()):
             if record.state is not State.CLOSED:
@@ -819,8 +818,8 @@ class Moves:
 def _has_moved(record: Record) -> bool:
     """Whether the memory that a write reads was moved, or resized, while it ran.
 
-    A storage keeps its owner alive, not its memory: `share_memory_`, a queue of `torch.multiprocessing` and
-    `UntypedStorage.resize_` replace that.
+    A reference to a storage does not keep its memory in place: `share_memory_`, a queue of `torch.multiprocessing` and
+    `UntypedStorage.resize_` replace it.
     """
     held, source = record.held, record.source
     if source is None or not isinstance(held, _Memory):

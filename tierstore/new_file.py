@@ -1,4 +1,4 @@
-"""Files that a command makes: never over somebody's own, and refused before the work rather than after it."""
+"""New files of a command: it never overwrites a file, and refuses a bad name before its work rather than after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_distinct", "check_folder", "check_new_file", "make_file"]
 
 
 def check_new_file(option: str, file: Path) -> None:
-    """Whether it could be made. Raises ConfigError, with the option that named it: it is there, or cannot be."""
+    """Check that the file can be made. Raises ConfigError, which names the option, if it exists or cannot be made."""
     check_folder(option, file)
     try:
         exists = file.exists()
@@ -23,7 +23,7 @@ def check_new_file(option: str, file: Path) -> None:
 
 
 def check_folder(option: str, file: Path) -> None:
-    """Whether there is a folder for it that can be written to. Raises ConfigError, with the option that named it."""
+    """Check that the file's folder exists and is writable. Raises ConfigError, which names the option, if not."""
     try:
         check_directory(file.parent)
     except ConfigError as error:
@@ -31,14 +31,14 @@ def check_folder(option: str, file: Path) -> None:
 
 
 def check_distinct(read: Mapping[str, Path | None], written: Mapping[str, Path | None]) -> None:
-    """Whether nothing is written over what is read, or twice to one file, under whatever names.
+    """Check that no file that is read is written too, and that none is written twice, whatever its names.
 
     Args:
-        read: files by option, or by what else names them; None: not given.
-        written: likewise.
+        read: the files to read, by the option or other name that gives them; None: not given.
+        written: the files to write, likewise.
 
     Raises:
-        ConfigError: of the option that would write there.
+        ConfigError: a file would be; names the option that would write it.
     """
     known = {name: file for name, file in read.items() if file is not None}
     for option, file in written.items():
@@ -51,7 +51,7 @@ def check_distinct(read: Mapping[str, Path | None], written: Mapping[str, Path |
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Links followed, where they are there; nothing else tells of two that are not there yet."""
+    """Whether both are the same file: by the file system if they exist, else by their paths with links resolved."""
     try:
         return one.samefile(other)
     except OSError:
@@ -59,8 +59,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def make_file(option: str, file: Path, text: str) -> None:
-    """Make it, in UTF-8. Raises ConfigError: it has come to be there meanwhile, or could not be written whole; then
-    there is none."""
+    """Make the file, in UTF-8. Raises ConfigError: it exists by now, or could not be written whole and was removed."""
     try:
         with file.open("x", encoding="utf-8") as made:
             try:

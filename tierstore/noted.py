@@ -1,19 +1,19 @@
-"""Saved tensors that a store knows of, but keeps no books of yet.
+"""Saved tensors that have no record yet: the store only counts their bytes.
 
 NOTE [Noted, then booked]
-As long as the budget has room for everything that was saved, all there is to do is to guard it: most graphs of most
-programs come and go like that. So what is packed is only *noted*: the packed object keeps an alias of the tensor, its
-version, and where its storage lay, and a count of bytes goes up. There is no record and no handle, and
-what backward gets is what was kept. That is a third of what a record costs.
+In most programs, most graphs are freed while the budget still has room for everything that they saved. Such tensors
+only have to be guarded against changes. So a pack only *notes* a tensor: the packed object keeps an alias of it, its
+version and the address of its storage, and the store adds its bytes to a count. There is no record and no handle;
+backward gets the alias. This costs a third of what a record costs.
 
-A noted tensor is *booked*, that is, gets its record, when the count says that room may be short, when somebody else is
-seen to hold its storage too once the scope has ended, or when somebody asks for exact figures. Those of one log are
-booked in the order of packing, and views of one storage find each other then, as if they had been booked at once. A
-tensor that dies before was nobody's concern; its bytes are counted until its log dies too, or until they are looked
-for.
+A noted tensor is *booked*, that is, it gets a record, when the count says that room may be short, when its scope has
+ended and somebody else also holds its storage, or when somebody asks for its handle or for exact figures. The tensors
+of one log are booked in the order of packing. Views of one storage then share a record, as if each had been booked when
+it was packed. The store ignores a tensor that dies before it is booked. Its bytes stay in the count until its log dies,
+or until `NotedTensors.take` finds it dead.
 
-The packed object gives its alias up only after the record has one of its own. Whoever took the alias just before, to
-give it to autograd, counts as one more owner of the storage for as long as it is used.
+The packed object drops its alias only after the record has an alias of its own. A thread that read the alias just
+before, to give it to autograd, counts as one more owner of the storage while it uses it.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ if TYPE_CHECKING:
 __all__ = ["HandleMaker", "LogRemains", "NotedLog", "NotedTensor", "NotedTensors"]
 
 _FIRST_LOOK_PACKS = 1024
-"""A log is not looked through for what has died before it is as long as this."""
+"""A log is not searched for dead tensors before it has this many packs."""
 
 
 class HandleMaker(Protocol):
-    """The store, as a log of it needs it."""
+    """The part of the store that a log needs."""
 
     def handle_for(self, noted: NotedTensor) -> Handle:
-        """Make the handle, and with it the record, of a tensor that was only noted so far."""
+        """Make the handle and the record of a tensor that was only noted so far."""
 
 
 class NotedTensor:
-    """A tensor that was handed to a store, and what it takes to book it later.
+    """A saved tensor, with everything that is needed to book it later.
 
     Attributes:
         alias: a detached alias of the tensor; None once it is booked, or the store is closed.
         version: the version counter at packing.
-        root: the tensor, or its base, for as long as that lives.
+        root: weak reference to the tensor, or to its base.
         address: where the storage lay at packing.
-        storage_id: of the storage, for as long as the alias is there.
-        key: of its record.
-        log, index: where it is noted, and its number there.
-        joined: it is counted as a view of what another one is of.
-        handle, layout: once it is booked.
+        storage_id: identifies the storage while the alias exists.
+        key: the key that its record will have.
+        log, index: the log that it is noted in, and its number there.
+        joined: it was counted as a view of a storage that another tensor has brought in.
+        handle, layout: set when it is booked; until then `handle` is None.
     """
 
     __slots__ = (
@@ -95,36 +95,36 @@ class NotedTensor:
         raise TypeError("a tierstore saved tensor belongs to its graph and cannot be pickled")
 
     def become(self, handle: Handle, layout: Layout) -> None:
-        """The tensor is booked: from now on its bytes are the handle's."""
+        """Note that the tensor is booked: from now on the handle has its bytes."""
         self.layout = layout
         self.handle = handle
         self.alias = None  # last: see the module's docstring
 
 
 class NotedLog:
-    """What one thread packed between one backward and the next, in that order, in however many scopes.
+    """The packs of one thread between one backward and the next, in order, across all its scopes.
 
-    The tensors refer to the log, so it goes when the graph goes. It keeps nobody's bytes. Changed only under the
+    The packed tensors refer to the log, so it dies with the graph. It keeps no bytes alive. It changes only under the
     store's lock.
 
     Args:
-        maker: makes the handles of what is booked; kept alive, and with it the store open.
-        books: the store's; its records are told from those of other stores by it.
-        begin: notes that the log begins, and gives what is left of it at its end (`NotedTensors.begin`).
+        maker: makes the handles of booked tensors; the reference keeps the store open.
+        books: the store's `Residency`, by which its records are told from those of other stores.
+        begin: registers the log and returns its `LogRemains` (`NotedTensors.begin`).
 
     Attributes:
         maker, books: as above.
         number: unique in this process.
-        nodes: which autograd node saved each tensor.
-        newest_node: which saved last; its kernel may still have to run.
-        is_settled: that has run too.
+        nodes: the autograd node that saved each tensor.
+        newest_node: the node that saved last; its kernel may still have to run.
+        is_settled: the kernel of the newest node has run too.
         sizes: bytes of each tensor's storage.
-        records: of each; None while it is only noted.
-        noted: what is only noted, dead tensors included, by index.
-        remains: what the store has to do when it is gone.
-        first_key: of the record of the first.
-        num_surveyed: of so many it is known who else holds them.
-        plan: where they belong, if the packs so far are those of a graph that is known.
+        records: the record of each tensor; None while it is only noted.
+        noted: the tensors that are only noted, dead ones included, by index.
+        remains: outlives the log; from it the store learns that the log has died.
+        first_key: key of the first tensor's record.
+        num_surveyed: how many tensors, from the first on, were checked for other owners of their storage.
+        plan: where the records belong; None: no known graph begins with these packs.
     """
 
     _numbers = itertools.count()
@@ -146,7 +146,7 @@ class NotedLog:
         self.first_key = 0
 
     def append_booked(self, record: Record, node: int) -> int:
-        """A tensor that has a record already; returns its index."""
+        """Append a tensor that has a record already; returns its index."""
         index = len(self.nodes)
         if not index:
             self.first_key = record.key
@@ -158,21 +158,21 @@ class NotedLog:
         return index
 
     def come_in(self, index: int, record: Record) -> None:
-        """Tensor `index`, until now only noted, has a record."""
+        """Enter the record of tensor `index`, which was only noted until now."""
         self.records[index] = record
 
     def place(self, record: Record, index: int) -> None:
-        """Tell a record where it belongs."""
+        """Set the record's place and worth, if there is a plan."""
         if self.plan is not None:
             self.plan.place(record, index, self.first_key)
 
     def forget(self, index: int) -> int:
-        """Tensor `index` is not just noted any more; returns its bytes."""
+        """Remove tensor `index` from the noted ones; returns its bytes."""
         del self.noted[index]
         return self.sizes[index]
 
     def is_mostly_dead(self) -> bool:
-        """Whether most of it is gone. Looked at seldom: each time that twice as much has been packed."""
+        """Whether most of its tensors are dead. Checked only each time the number of packs has doubled, else False."""
         if len(self.nodes) < self._look_at:
             return False
         self._look_at = 2 * len(self.nodes)
@@ -181,13 +181,13 @@ class NotedLog:
         return 2 * (num_noted + num_booked) < len(self.nodes)
 
     def settled(self) -> Iterator[tuple[int, NotedTensor | None]]:
-        """What is noted and may be read, by index; None for what has died. May be taken out meanwhile."""
+        """Yield (index, tensor) for noted tensors that may be read; None: it has died. May be removed meanwhile."""
         for index, reference in list(self.noted.items()):
             if self.is_settled or self.nodes[index] != self.newest_node:
                 yield index, reference()
 
     def unsurveyed(self) -> Iterator[NotedTensor]:
-        """What of it has come since the last survey, and is settled and alive."""
+        """Yield the noted tensors since the last survey that are settled and alive."""
         for index in range(self.num_surveyed, len(self.nodes)):
             if not self.is_settled and self.nodes[index] == self.newest_node:
                 return
@@ -198,11 +198,11 @@ class NotedLog:
 
 
 class LogRemains(Remains[NotedLog]):
-    """What is to be done when a log is gone.
+    """The data of a log that the store needs after the log has died.
 
     Attributes:
-        number, noted, sizes: the log's.
-        then: called too, under the store's lock.
+        number, noted, sizes: as `NotedLog`'s.
+        then: called when the store accounts for the log's death, under the store's lock; None: nothing to call.
     """
 
     __slots__ = ("noted", "number", "sizes", "then")
@@ -215,31 +215,31 @@ class LogRemains(Remains[NotedLog]):
 
 
 class NotedTensors:
-    """All that a store has only noted. Guarded by the store's lock.
+    """All tensors that a store has only noted. Guarded by the store's lock.
 
     Args:
-        books: of host memory; some of it may be charged there.
+        books: the books of host memory; part of the noted bytes may be charged there.
 
     Attributes:
-        num_bytes: of it, as far as is known; never too few.
-        ended: what is left of logs that have died, see NOTE [No finalizers] in `remains.py`.
+        num_bytes: noted bytes, an upper bound: dead tensors that were not found yet are included.
+        ended: remains of logs that have died, see NOTE [No finalizers] in `remains.py`.
     """
 
     def __init__(self, books: HostBooks) -> None:
         self._books = books
         self.num_bytes = 0
         self.ended: deque[LogRemains] = deque()
-        self._begun: set[LogRemains] = set()  # keeps those of every log
-        self._logs: dict[int, LogRemains] = {}  # in which something is noted
+        self._begun: set[LogRemains] = set()  # keeps the remains of every log alive
+        self._logs: dict[int, LogRemains] = {}  # logs with noted tensors, by number
 
     def begin(self, log: NotedLog) -> LogRemains:
-        """A log begins. Any thread, without the lock."""
+        """Register a new log. Any thread, without the lock."""
         remains = LogRemains(log, self.ended.append)
         self._begun.add(remains)
         return remains
 
     def add(self, noted: NotedTensor, node: int, nbytes: int) -> None:
-        """Note a tensor, saved by the autograd node of that number. On the way of every pack."""
+        """Note a tensor that autograd node `node` saved. Every pack calls it."""
         log = noted.log
         if not log.noted:
             self.drop_ended()
@@ -256,7 +256,7 @@ class NotedTensors:
         self.num_bytes += nbytes
 
     def drop_ended(self) -> None:
-        """What dead logs had noted is not counted any more, and what is to be done after them is done."""
+        """Stop counting the noted bytes of dead logs, and call their `then`."""
         while self.ended:
             remains = self.ended.popleft()
             self._begun.discard(remains)
@@ -267,7 +267,7 @@ class NotedTensors:
                 remains.then()
 
     def take(self) -> Iterator[NotedTensor]:
-        """Take out everything that is settled, to be booked."""
+        """Remove and yield every settled tensor that is alive; dead ones are removed too."""
         for reference in list(self._logs.values()):
             log = reference()
             if log is not None:
@@ -281,7 +281,7 @@ class NotedTensors:
 
     @staticmethod
     def by_storage(log: NotedLog) -> Iterator[tuple[list[NotedTensor], bool]]:
-        """What is new in a log, in groups of one storage each, and whether nobody else holds that."""
+        """Yield (tensors, is_sole) for each storage that is new in a log; `is_sole`: nobody else holds it."""
         groups: dict[int, list[NotedTensor]] = {}
         for noted in log.unsurveyed():
             groups.setdefault(noted.storage_id, []).append(noted)
@@ -290,7 +290,7 @@ class NotedTensors:
             yield group, storage_use_count(storage_id) == len(group) + 1
 
     def remove(self, noted: NotedTensor) -> None:
-        """Take out one."""
+        """Remove one tensor."""
         self._forget(noted.log, noted.index)
 
     def _forget(self, log: NotedLog, index: int) -> None:
@@ -301,7 +301,7 @@ class NotedTensors:
             del self._logs[log.number]
 
     def living(self) -> Iterator[NotedTensor]:
-        """All that is noted and alive."""
+        """Yield all noted tensors that are alive."""
         for reference in list(self._logs.values()):
             log = reference()
             if log is not None:
@@ -311,6 +311,6 @@ class NotedTensors:
                         yield noted
 
     def give_up(self) -> None:
-        """The store is closed: keep nobody's bytes."""
+        """Drop all aliases, because the store is closed."""
         for noted in self.living():
             noted.alias = None

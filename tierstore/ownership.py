@@ -1,11 +1,12 @@
-"""Who else holds a storage? The question behind "may we take these bytes away".
+"""Whether anybody besides the stores holds a storage, so that its bytes may be taken away.
 
-Taking a storage's bytes to disk frees memory only if nobody but the store holds it, and only then are the bytes
-sure not to change. The count of a storage's owners is compared with the aliases that stores of this process hold.
+Moving a storage's bytes to disk frees memory only if nobody but the stores of this process holds it. Only then it is
+certain, too, that the bytes do not change. So the count of a storage's owners is compared with the number of aliases
+that the stores hold, its *claims*.
 
-Those are written down on the storage's own Python object (PyTorch keeps that object, and its attributes, for as
-long as the storage lives), so a list of claims can never be mistaken for that of another storage which got the
-same address, and it needs no table that somebody would have to clean up.
+Claims are listed on the storage's own Python object: PyTorch keeps that object, and its attributes, as long as the
+storage lives. So claims cannot be mistaken for those of another storage at the same address, and no table of them has
+to be cleaned up.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ Claims = list["weakref.ref[Record]"]
 _ATTRIBUTE = "_tierstore_claims"
 _unshared = torch.empty(0)
 _NUM_REFERENCES_UNSHARED = getrefcount(_unshared.untyped_storage())
-"""To a living storage's Python object, as `is_sole_owner` counts them, when nobody else refers to it."""
+"""References to a living storage's Python object, as `is_sole_owner` counts them, when nobody else refers to it."""
 
 
 def claims_of(storage: torch.UntypedStorage) -> Claims:
-    """The claims on a storage; empty where there are none. Any thread."""
+    """The claims on a storage; empty if there are none. Any thread."""
     claims: Claims = storage.__dict__.get(_ATTRIBUTE, [])
     return claims
 
@@ -57,18 +58,18 @@ def claim(record: Record, storage: torch.UntypedStorage) -> None:
 
 
 def unclaim(record: Record) -> None:
-    """The record's source is no alias of that storage any more."""
+    """Note that the record's source is no longer an alias of the storage that it has claimed."""
     record.claims = None
 
 
 def records_over(storage: torch.UntypedStorage, version: int, books: object) -> list[tuple[Record, Handle]]:
-    """The living records of a store, and their handles, that claim a storage and were made at that version of it.
+    """The store's living records, with their handles, that claim the storage and were made at that version of it.
 
-    No generator: if something is raised as it is closed, Python swallows it, and whoever keeps that error for a report
-    (`sys.unraisablehook`) keeps the generator's frame, and with it the handle.
+    Not a generator: Python swallows an error that is raised while a generator is closed. If `sys.unraisablehook` keeps
+    that error for a report, it keeps the generator's frame, and with it the handle.
 
     Args:
-        books: the store's.
+        books: the store's `Residency`.
     """
     found = []
     for reference in claims_of(storage):
@@ -81,12 +82,12 @@ def records_over(storage: torch.UntypedStorage, version: int, books: object) -> 
 
 
 def num_owners(storage_id: int) -> int:
-    """Of a living storage, whose Python object was asked for: how many there are, that object not counted."""
+    """The number of owners of a living storage that has a Python object; this object is not counted."""
     return storage_use_count(storage_id) - 1
 
 
 def _num_aliases(ref: weakref.ref[Record], claims: Claims) -> int:
-    """How many tensors over the storage the record keeps: its source, and what it has handed out."""
+    """How many tensors over the storage the record keeps: its source, and those it has handed out."""
     record = ref()
     if record is None or record.claims is not claims or record.source is None:
         return 0
@@ -94,20 +95,20 @@ def _num_aliases(ref: weakref.ref[Record], claims: Claims) -> int:
 
 
 def _num_view_aliases(record: Record) -> int:
-    """What was handed out: a view of another dtype than the source's has a base of its own."""
+    """Owners through handed-out views: two for a view of another dtype than the source's, which has its own base."""
     source = record.source
     return sum(1 if view._base is source else 2 for view in record.views.values())
 
 
 def is_sole_owner(record: Record) -> bool:
-    """Whether only stores hold the storage of the record's source, and it is the one that was saved.
+    """Whether only stores hold the storage of the record's source, and its memory is where it was saved.
 
-    One more owner is counted in every storage that has claims: its own Python object, which carries them
-    (StorageImpl keeps it; torch 2.11 and 2.13). A storage that was resized or moved since (FSDP frees parameters
-    by `resize_(0)`, without a version bump) is managed by somebody else.
+    Each storage with claims has one more owner: its own Python object, which carries them (StorageImpl keeps it; torch
+    2.11 and 2.13). A storage that was resized or moved since it was saved is managed by somebody else. (FSDP frees
+    parameters by `resize_(0)`, without a version bump.)
 
-    Only while the record's source holds the storage. A handle, and with it a claim, may die at any moment: the owners
-    are counted first, so that a claim which goes between the two counts makes the answer "no", never "yes".
+    To be called only while the record's source holds the storage. A handle, and with it a claim, may die at any moment.
+    Owners are counted first, so a claim that goes between the two counts makes the answer "no", never a wrong "yes".
     """
     source, claims = record.source, record.claims
     if source is None or claims is None:

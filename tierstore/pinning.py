@@ -1,12 +1,11 @@
-"""Registering host memory with an accelerator's driver, on a thread of its own: it takes some 0.1 s for each GiB.
+"""Registration of host memory with an accelerator's driver, on a thread of its own. It takes some 0.1 s for each GiB.
 
-Most of that goes to the pages, which the kernel has to find and clear. So they are taken first, in steps, which keep
-nobody from launching kernels and end at once when the store closes; then the driver is told of all of them in one call,
-during which it may keep other threads from it. Not in several calls: a copy whose memory lies in two registrations is
-refused (CUDA Runtime API, cudaMemcpyAsync; sglang#36798).
+Most of that time goes to the pages, which the kernel has to find and clear. So pages are taken first, in steps: other
+threads can launch kernels meanwhile, and it can stop after each step when the store closes. Then one call registers all
+of them; during this call the driver may block other threads. Several calls would not do: a copy whose memory lies in
+two registrations is refused (CUDA Runtime API, cudaMemcpyAsync; sglang#36798).
 
-Nothing that is right depends on it: until it is over, copies go to and from pageable memory, and the host waits for
-them.
+Correctness does not depend on it: until it is over, copies go to and from pageable memory, and the host waits for them.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 class Pinning:
-    """One registration, from its beginning.
+    """One registration; it begins at once.
 
     Args:
-        address, size_bytes: of the memory; its pages stay where they are from now on.
-        device: near which the pages are taken, where the system tells what is near.
-        register: tells the driver; returns why it refused, None if it did not. Blocks.
+        address, size_bytes: the memory; its pages may not be moved from now on.
+        device: the pages are taken near this device, if the system tells what is near.
+        register: calls the driver; returns why it refused, None if it did not. Blocks.
 
     Attributes:
-        failure: why the memory is not registered; None: it is, if `is_over`.
+        failure: why the memory is not registered; None: it is registered, if `is_over`.
     """
 
     def __init__(self, address: int, size_bytes: int, device: torch.device, register: Callable[[], str | None]) -> None:
@@ -64,7 +63,7 @@ class Pinning:
         self._is_over.wait()
 
     def end(self) -> None:
-        """It is not wanted any more: return when no thread is about it, soon. What is registered stays so."""
+        """Give it up and return when its thread has ended, soon. Registered memory stays registered. Blocks."""
         self._is_unwanted = True
         if self._thread is not None:
             self._thread.join()
@@ -76,9 +75,9 @@ class Pinning:
             self._tell_the_driver()
 
     def _take_pages(self) -> None:
-        """By default Linux takes them from the node of the CPU that touches them first (numa(7))."""
+        """Touch the pages near the device: Linux takes a page from the node of the CPU that touches it (numa(7))."""
         if cpus := cpus_near(self._device) & os.sched_getaffinity(0):
-            os.sched_setaffinity(0, cpus)  # of this thread alone
+            os.sched_setaffinity(0, cpus)  # for this thread alone
         for start in range(0, self._size_bytes, _STEP_BYTES):
             if self._is_unwanted:
                 return
@@ -87,21 +86,21 @@ class Pinning:
     def _tell_the_driver(self) -> None:
         try:
             self.failure = "the store was closed" if self._is_unwanted else self._register()
-        except Exception as error:  # noqa: BLE001 - told: by `failure`
+        except Exception as error:  # noqa: BLE001 - reported by `failure`
             self.failure = repr(error)
         finally:
             self._is_over.set()
 
 
 def cpus_near(device: torch.device) -> set[int]:
-    """The CPUs of the NUMA node at which the device is attached; none: the system does not tell."""
+    """The CPUs of the NUMA node that the device is attached to; empty: the system does not tell."""
     try:
         about: Any = torch.cuda.get_device_properties(device)
         place = f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
         text = (_PCI_DEVICES / place / "local_cpulist").read_text(encoding="ascii")  # Documentation/ABI/testing
         return {cpu for part in text.strip().split(",") if part for cpu in _range_of(part)}
     except (AttributeError, AssertionError, RuntimeError, OSError, ValueError):
-        return set()  # a build of torch without these figures or without CUDA, a container without sysfs
+        return set()  # torch was built without these figures or without CUDA, or a container has no sysfs
 
 
 def _range_of(part: str) -> range:

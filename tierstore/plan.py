@@ -1,16 +1,17 @@
-"""Where the saved tensors of a graph are best kept, known from the last time it came along. Pure: numbers in and out.
+"""Where the saved tensors of a graph should be kept, known from its last run. Pure: numbers in and out.
 
-What backward asks for first stays: as much of it as the budgets hold. The rest goes to disk as soon as it is ours,
-instead of when the budget is full: the drive then has all of forward to write it in, and backward to read it.
-
-What lies between leaves too, but only when it must: as much of what is needed next as the staging window holds. It is
-still on its way then when backward begins, and is handed over from memory. Sent early, it had just reached the disk,
-and was read back at once, behind the last writes.
+In the order in which backward asks:
+1. As many tensors as the budgets hold stay on the accelerator and in host memory.
+2. As many of the next as the staging window holds leave only when they must. They are then still on their way when
+   backward begins, and are handed over from memory. Sent early, they would just have reached the disk, and would be
+   read back at once, behind the last writes.
+3. The rest goes to disk as soon as it is ours, not only when the budget is full. So the drive has all of forward to
+   write it, and backward to read it.
 
 NOTE [Before the graph is known]
-The plan is followed while forward is still under way, and more than one known graph may begin with what has been packed
-so far. Then only what all of them send away goes early: nothing is written that did not have to be if it is another one
-of them after all. At the first pack with which no known graph goes on, there is no plan any more.
+The plan is followed while forward still runs, when several known graphs may begin with the packs so far. Then only the
+tensors that all of these graphs send away leave early. So nothing is written in vain, whichever graph it turns out to
+be. At the first pack that continues no known graph, the plan is dropped.
 """
 
 from __future__ import annotations
@@ -34,26 +35,26 @@ class Place(enum.Enum):
 
 
 class Placed(Protocol):
-    """What has a place: a `Record`, or a simulated one. Attributes as `Record`'s."""
+    """A record that has a place: a `Record`, or a simulated one. Attributes as `Record`'s."""
 
     worth: int
     place: Place | None
 
 
 def add_pack(signature: int, node: int, nbytes: int) -> int:
-    """The signature of some packs (0: of none) and one more: by which node, counted from the first, of what size."""
+    """The signature of some packs (0: none) and one more, of `nbytes`, by number `node` counted from the first node."""
     return hash((signature, node, nbytes))
 
 
 class Trace:
-    """What was packed, and in which order backward asked for it.
+    """The packs of one graph, and the order in which backward asked for them.
 
     Args:
-        signatures: for each pack, what stands for the sequence of packs up to it.
+        signatures: for each pack, the signature of the packs up to and including it.
         records: for each pack, the index of the first pack of the same record.
         sizes: for each pack, the record's bytes; 0: somebody else kept them, the store had nothing to do.
         on_device: for each pack, whether the record is on an accelerator.
-        order: of the unpacks, as indices of packs, each once.
+        order: the unpacks in order, as indices of packs, each once.
     """
 
     def __init__(
@@ -82,28 +83,28 @@ class Trace:
         return self.signatures, self.records, self.sizes, self.on_device, self.order
 
     def continues(self, num_packs: int, signature: int) -> bool:
-        """Whether it has begun with those packs."""
+        """Whether the trace begins with `num_packs` packs of that signature."""
         return num_packs <= len(self.signatures) and self.signatures[num_packs - 1] == signature
 
     def ends_within(self, other: Trace) -> bool:
-        """Whether backward went the way of the other, but ended before it."""
+        """Whether its order of unpacks is a shorter beginning of the other's."""
         return len(self.order) < len(other.order) and other.order[: len(self.order)] == self.order
 
     def length_in_common(self, other: Trace) -> int:
-        """The number of packs with which both begin: each signature stands for all before it, so halving finds it."""
+        """The number of packs that both begin with. Bisection finds it: a signature stands for all packs up to it."""
         return bisect_left(
             range(min(len(self), len(other))), 1, key=lambda i: self.signatures[i] != other.signatures[i]
         )
 
 
 class Plan:
-    """For each pack of a trace what is to become of its record.
+    """Where the record of each pack of a trace belongs.
 
     Attributes:
-        trace: which was seen.
-        worths: the higher, the sooner the record is needed, at most the number of packs; the lowest leaves first.
-        places: None: nothing is decided, it leaves when it has to.
-        is_needed: there is more than the budgets hold.
+        trace: the trace that the plan is for.
+        worths: for each pack, at most the number of packs; the higher, the sooner needed. The lowest leaves first.
+        places: for each pack; None: not decided, the record leaves when it has to.
+        is_needed: the records are more than the budgets hold.
     """
 
     def __init__(self, trace: Trace, worths: Sequence[int], places: Sequence[Place | None], *, is_needed: bool) -> None:
@@ -113,9 +114,9 @@ class Plan:
         self.is_needed = is_needed
 
     def place(self, record: Placed, index: int, first_key: int) -> None:
-        """Tell a record where it belongs that was packed as number `index`; a view of an earlier one belongs there.
+        """Set worth and place of the record of pack `index`. A view of an earlier pack changes nothing.
 
-        Worths count from `first_key`, the key of the graph's first record.
+        The worth counts from `first_key`, the key of the graph's first record.
         """
         if index < len(self.places) and self.trace.records[index] == index:
             record.worth = first_key + self.worths[index]
@@ -125,7 +126,7 @@ class Plan:
 def make_plan(
     trace: Trace, others: Iterable[Trace], host_bytes: int, device_bytes: int, staging_bytes: int = 0
 ) -> Plan:
-    """Place the records of `trace`, unless one of `others`, which may turn out to be the one that comes, objects."""
+    """Place the records of `trace`. Where one of `others`, which may come instead, differs, nothing is decided."""
     places = _places(trace, host_bytes, device_bytes, staging_bytes)
     leaves_memory = Place.STAGING in places or Place.DISK in places
     is_needed = leaves_memory or (Place.HOST in places and any(trace.on_device))
@@ -140,7 +141,7 @@ def make_plan(
 
 
 def _worths(trace: Trace) -> list[int]:
-    """By the first use; what is never asked for is worth nothing."""
+    """Worths by the first use; 0 for a record that is never asked for."""
     worths = [0] * len(trace)
     for rank, index in enumerate(trace.order):
         record = trace.records[index]
@@ -149,9 +150,9 @@ def _worths(trace: Trace) -> list[int]:
 
 
 def _places(trace: Trace, host_bytes: int, device_bytes: int, staging_bytes: int) -> list[Place | None]:
-    """In the order of need, as much as the device, the host and staging hold; None: it is never asked for.
+    """Fill device, host and staging in the order of need; the rest goes to disk. None: it is never asked for.
 
-    What is on an accelerator has to be copied out early, so none of it waits in staging.
+    Records on an accelerator do not wait in staging, because they have to be copied out early.
     """
     places: list[Place | None] = [None] * len(trace)
     used_device_bytes = used_host_bytes = used_staging_bytes = 0

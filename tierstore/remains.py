@@ -1,18 +1,18 @@
-"""What is left of an object when it is gone, and how its store learns of that.
+"""How a store learns that an object has died, and what it has to do then.
 
 NOTE [No finalizers]
-A handle, a log of saved tensors, or a store may die on any thread, in the midst of anything: in a garbage collection
-inside one of our critical sections, or at interpreter exit. So nothing may take a lock then, or wait. Nor may a line of
-Python run: Ctrl-C that came during a long call of C++ (backward) is handled at the next one, and what its handler
-raises in a finalizer is swallowed, with the rest of the finalizer.
+A handle, a log of saved tensors, or a store may die on any thread at any point: in a garbage collection inside one of
+our critical sections, or at interpreter exit. So its death may neither take a lock nor wait. Nor may it run a line of
+Python: a Ctrl-C that came during a long call of C++ (backward) is handled at the next line of Python. If that is in a
+finalizer, Python swallows the exception that the signal's handler raises, and skips the rest of the finalizer.
 
-Hence none of them has a finalizer. What is still to be done when an object has died is known to another one, which
-outlives it, its `Remains`. That is itself a weak reference to the object, and its callback is the `append` of a queue:
-all that happens at a death are calls of C, and whoever calls the store next does the rest. When it is the store that
-has died, nobody will: then the queue is that of the engine's loop, which is woken (`Engine`).
+Hence these objects have no finalizer. Each has a second object that outlives it, its `Remains`, which holds the data
+for the work after its death. The remains are a weak reference to the object, whose callback is the `append` of a queue.
+So a death only makes calls of C, and the next call of the store does the rest. When the store itself dies, no call will
+follow: its remains go into the queue of the engine's loop, which this wakes (`Engine`).
 
-CPython does not call a weak reference that is part of the same garbage as what it refers to. So the store holds on to
-the remains of all that it has to account for, until it has done so.
+CPython does not call the callback of a weak reference that is part of the same garbage as its object. So the store
+keeps the remains of all objects that it has to account for, until it has done so.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ T = TypeVar("T")
 
 
 class Remains(weakref.ref[T]):
-    """A weak reference that is put into a queue when what it refers to dies; it knows what is to be done then.
+    """A weak reference that goes into a queue when its object dies, with the data for the work that follows.
 
-    Called, it gives what it refers to, None once that is gone. Unlike other weak references it is compared by identity.
+    A call returns the object; None once it is dead. Unlike other weak references it is compared by identity.
 
     Args:
-        living: what it refers to.
-        note_death: called with the remains, see NOTE [No finalizers]: of C alone, as the `append` of a deque is.
-        arguments: of the subclass's constructor.
+        living: the object to refer to.
+        note_death: called with the remains. It must be a function of C, like `deque.append`: see NOTE [No finalizers].
+        arguments: for the constructor of a subclass.
     """
 
     __slots__ = ()
 
     def __new__(cls, living: T, note_death: Callable[[Self], None], *arguments: Any) -> Self:
-        """The first two are the weak reference's."""
+        """Pass the first two arguments to the weak reference."""
         return super().__new__(cls, living, note_death)
 
     __eq__ = object.__eq__

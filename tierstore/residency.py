@@ -1,20 +1,19 @@
 """The books behind one lock: who may call, who waits, and for what.
 
-Training threads come in through `track`, `settle`, `fetch` and `flush`; the engine's loop through the methods of
-`Transfers`. All of them hold the lock for some instructions (`moves.py` does what is done under it); only the first
-kind may wait, and only for progress that the engine makes without them. Whoever waits holds no slot and no staging
-that this progress could need, so every wait ends: with progress, with an error, or with the end of the engine.
+Training threads call `note`, `track`, `settle`, `fetch` and `flush`, among others. The engine's loop calls the methods
+of `Transfers`. All of them hold the lock for a short time; `moves.py` makes the changes under it. Only training threads
+may wait, and only for progress that the engine makes without them. A waiting thread holds no slot and no staging that
+this progress could need. So every wait ends: with progress, with an error, or with the end of the engine.
 
 NOTE [Stolen gradients]
-A function may return its saved tensor as a gradient. Autograd then either copies it into `.grad` or, where nobody
-else refers to the tensor, takes it as it is, and adds to it in place later. Without hooks the graph, and the user,
-refer to the very tensor that was saved, so it is copied as long as they do. Hence the same tensor is handed out each
-time while the bytes stay in memory: the one that was saved, where it lives on (NOTE [The same object] in
-`hooks/saved.py`), or one that the record keeps. It shares the record's version counter: once autograd has taken it,
-each addition to the gradient would be a change in place of what was saved. So it must not become autograd's own when
-the bytes leave memory, which the next tensor of the same node may cause, or another thread: `lent.py` keeps it for as
-long as anybody uses it. A gradient may wait while further nodes run, so how long that is cannot be told by which node
-asks.
+A function may return its saved tensor as a gradient. If nobody else refers to that tensor, autograd takes it as it is
+("steals" it), and later adds to it in place; otherwise autograd copies it into `.grad`. Without hooks, it copies while
+the graph or the user refers to the saved tensor. With hooks, a tensor that is handed out must not look unreferenced
+either: it shares the record's version counter, so an addition to a stolen gradient would be a change of what was saved.
+Hence the same tensor is handed out each time while the bytes stay in memory: the saved one, if it is still alive (NOTE
+[The same object] in `hooks/saved.py`), or one that the record keeps. When the bytes leave memory, because of the next
+tensor of the same node or of another thread, `lent.py` keeps the tensor for as long as anybody uses it. A gradient may
+wait while further nodes run, so the node that asks does not tell how long that is.
 """
 
 from __future__ import annotations
@@ -67,19 +66,20 @@ _PACK_WAITS, _UNPACK_WAITS = STALL_CAUSES
 def _whole(
     method: Callable[Concatenate[Residency, _P], _T],
 ) -> Callable[Concatenate[Residency, _P], _T]:
-    """Decorator: if an interrupt (`interrupts.py`) ends the call in the midst of a change, the store is closed.
+    """Decorator: if an interrupt (`interrupts.py`) ends the call in the middle of a change, the store is closed.
 
-    No mode of the caller's sees it (`unseen_by_modes`).
+    The call runs outside of the caller's modes (`unseen_by_modes`).
 
-    An interrupt may come between any two steps of a change, and half changed books could lose a wake-up, or give one
-    slot to two records: a hang, or wrong values. In a wait they are whole, and wherever no method in the traceback has
-    said in its variable `is_changing` that they are not: see `is_half_changed`. A method without one is always at it.
+    An interrupt may come between any two steps of a change. Half changed books could lose a wake-up, or give one slot
+    to two records: the result would be a hang, or wrong values. The books are whole during a wait, and where no method
+    in the traceback says otherwise. A method says so with its local variable `is_changing`; if the outermost method has
+    no such variable, it counts as changing all the time (`is_half_changed`).
     """
 
     @wraps(method)
     def call(self: Residency, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
         try:
-            if is_inside_modes():  # not by `unseen_by_modes`: it would be one more call
+            if is_inside_modes():  # inlined `unseen_by_modes`, to save a call
                 with outside_of_modes():
                     return method(self, *arguments, **keywords)
             return method(self, *arguments, **keywords)
@@ -94,14 +94,14 @@ class Residency:
     """See the module's docstring.
 
     Args:
-        name: of the store, for messages.
+        name: the store's name, for messages.
         host_bytes, staging_bytes: the limits of the two windows of host memory.
         staging_grows: see NOTE [Large tensors] in `host.py`.
         copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
 
     Attributes:
         disk_budget_bytes: for messages; the disk tier enforces it.
-        closed: why the store cannot be used any more; None: it can.
+        closed: the error that says why the store cannot be used any more; None: it can.
         device_of: the accelerator that a tensor lives on; None: it is in host memory. Any thread, without the lock.
     """
 
@@ -121,7 +121,7 @@ class Residency:
         )
         self.device_of = self.moves.devices.device_of
         self._begin_lock()
-        self._num_getting = 0  # threads that wait for bytes, or have been given them and not yet woken
+        self._num_getting = 0  # threads that wait for bytes, or whose bytes are there but which have not woken yet
         self._num_packing = 0  # threads that wait for room
         self.closed: StoreClosedError | None = None
         self._interrupted_wait: BaseException | None = None
@@ -129,10 +129,10 @@ class Residency:
     # --- training threads: may wait -----------------------------------------------------------------------------
 
     def note(self, noted: NotedTensor, node: int, nbytes: int) -> None:
-        """A tensor was saved, in host memory, by the autograd node of that number; its storage has so many bytes.
+        """Note a tensor in host memory that autograd node `node` saved; its storage has `nbytes` bytes.
 
-        Its bytes are not read before a later node saves something, or its log is settled. May wait, while the budget
-        is full.
+        Its bytes are not read before a later node saves something, or its log is settled. Waits while the budget is
+        full.
 
         Raises:
             StoreFullError, StorageIOError, StoreClosedError: as `track`.
@@ -161,15 +161,15 @@ class Residency:
                 elif moves.uses_staging:
                     moves.charge_noted(nbytes)
                 is_changing = False  # noqa: F841 - `is_half_changed` reads it
-        except BaseException as error:  # as `_whole`, without a call more: every saved tensor comes this way
+        except BaseException as error:  # as `_whole` does, but without its extra call: every saved tensor passes here
             self.end_interrupted(error)
             raise
 
     @_whole
     def track(self, record: Record, settled: Iterable[Record] = ()) -> None:
-        """Begin to keep the books of a record. Its bytes are not read before it is settled.
+        """Take a record into the books. Its bytes are not read before it is settled.
 
-        `settled` are earlier ones of which that is true now. May wait, while the budget is full.
+        `settled`: earlier records whose bytes may be read from now on. Waits while the budget is full.
 
         Raises:
             StoreFullError: host budget and disk are full; everything is where it was.
@@ -190,23 +190,23 @@ class Residency:
             is_changing = False  # noqa: F841
 
     def begin_log(self, log: NotedLog) -> LogRemains:
-        """A log begins. Any thread, without the lock."""
+        """Register a new log. Any thread, without the lock."""
         return self.moves.noted.begin(log)
 
     @_whole
     def enter(self, log: NotedLog, record: Record, node: int) -> int:
-        """A record was packed, by the autograd node of that number; returns its index in the log."""
+        """Append to the log a record that autograd node `node` saved; returns its index in the log."""
         with self.lock:
             is_changing = True
             if not log.nodes:
-                self.moves.noted.drop_ended()  # what was seen of earlier ones tells how this one goes on
+                self.moves.noted.drop_ended()  # orders learned from earlier logs are needed for this one
             index = log.append_booked(record, node)
             is_changing = False  # noqa: F841
             return index
 
     @_whole
     def store(self, record: Record) -> None:
-        """Like `track`, for a record that is stored whoever else holds its storage, beginning now."""
+        """Like `track`, but the record is stored even if others hold its storage, and from now on."""
         with self.lock:
             self._check_open()
             self._drain()
@@ -226,7 +226,7 @@ class Residency:
 
     @_whole
     def settle(self, records: Iterable[Record] = ()) -> None:
-        """From now on the records' bytes may be read. Does not wait."""
+        """Allow the records' bytes to be read from now on. Does not wait."""
         with self.lock:
             if self.closed is None:
                 self._drain()
@@ -237,9 +237,9 @@ class Residency:
 
     @_whole
     def survey(self, log: NotedLog) -> None:
-        """A scope or a forward ends: look again at all that waits for its other owners to let go. Does not wait.
+        """At the end of a scope or a forward, find out which storages others also hold. Does not wait.
 
-        What of the log others hold too is booked, so that it is known to be.
+        Noted tensors whose storage others also hold are booked. Pending records are examined again if room is short.
         """
         with self.lock:
             if self.closed is None:
@@ -251,7 +251,7 @@ class Residency:
 
     @_whole
     def book(self, noted: NotedTensor) -> None:
-        """Have a tensor booked whose handle is needed; its bytes may be read from now on. Does not wait.
+        """Book a tensor whose handle is needed; its bytes may be read from now on. Does not wait.
 
         Raises:
             StoreClosedError: the store is closed.
@@ -268,7 +268,7 @@ class Residency:
     def join(self, record: Record, layout: Layout, nbytes: int) -> bool:
         """Let one more view share the record. Does not wait.
 
-        False: it may not, since the bytes have been read already, the handle is gone, or the store is closed.
+        False: it may not, because the bytes were read already, the handle is gone, or the store is closed.
         """
         with self.lock:
             if record.span is not None or record.source is None or self.closed is not None:
@@ -283,8 +283,8 @@ class Residency:
     def rejoin(self, record: Record, tensor: torch.Tensor, layout: Layout) -> Layout | None:
         """Let a tensor over restored bytes, which is saved again, share the record that they were restored from.
 
-        Returns its layout over what that record is of; None if it is not certain that the bytes still are the
-        record's (they could have been changed through another version counter). Does not wait, but takes a checksum.
+        Returns the tensor's layout over the storage of that record. None: the bytes may not be the record's any more
+        (they could have been changed through another version counter). Computes a checksum, but does not wait.
         """
         is_changing = False
         storage = tensor.untyped_storage()
@@ -313,9 +313,10 @@ class Residency:
         reload_ahead: Lookahead[Record] | None = None,
         index: int = 0,
     ) -> torch.Tensor:
-        """A tensor of the given layout over the record's bytes. Waits if they are not in memory.
+        """Return a tensor of the given layout over the record's bytes. Waits if they are not in memory.
 
-        What lies ahead of number `index` is restored, and copied back to its device, as far as there is room.
+        What lies ahead of pack `index` is restored (`ahead`), and copied to its device (`reload_ahead`), as far as
+        there is room.
 
         Raises:
             ModifiedInPlaceError: the saved tensor, or one that was handed out, was changed in place.
@@ -359,7 +360,7 @@ class Residency:
 
     @_whole
     def look_ahead(self, ahead: Lookahead[Record]) -> None:
-        """Backward begins: restore what lies ahead, as far as there is room. Does not wait."""
+        """Restore what lies ahead, as far as there is room, because backward begins. Does not wait."""
         with self.lock:
             if self.closed is None:
                 self._drain()
@@ -379,7 +380,7 @@ class Residency:
 
     @_whole
     def flush(self) -> None:
-        """Return when every write that was decided on is done. Waits.
+        """Wait until all writes that were decided on are done.
 
         Raises:
             StoreFullError, StorageIOError: a write failed; the bytes are in memory.
@@ -414,24 +415,24 @@ class Residency:
             self._check_open()
 
     def count_kept(self, reason: str, nbytes: int) -> None:
-        """Count a saved tensor that stays where it is."""
+        """Count `nbytes` of a saved tensor that stays where it is."""
         with self.lock:
             self.moves.counters.kept_bytes[reason] += nbytes
 
     def close(self, reason: str = "it was closed") -> None:
-        """Give up every record and wake whoever waits. Idempotent."""
+        """Give up every record and wake all waiting threads. Idempotent."""
         with outside_of_modes(), self.lock:
             self._end(StoreClosedError(self._name, reason))
 
     def end_interrupted(self, interrupt: BaseException) -> None:
-        """A call has ended by this: if it is an interrupt, close the store, unless the books are whole. See `_whole`.
+        """Close the store if an interrupt has ended a call while the books were half changed. See `_whole`.
 
-        The interrupt itself is given a note, so that whoever sees it knows at once that the store is closed.
+        Adds a note to the interrupt, so that its traceback says that the store is closed.
         """
         if interrupt is self._interrupted_wait:
             self._interrupted_wait = None
             return
-        if not is_interrupt(interrupt) or self._lock_is_mine():  # the latter: it is a handler's call that was refused
+        if not is_interrupt(interrupt) or self._lock_is_mine():  # the latter: a signal handler's call was refused
             return
         if not is_half_changed(interrupt.__traceback__, __name__):
             return
@@ -440,15 +441,15 @@ class Residency:
         with outside_of_modes(), self.lock:
             try:
                 self._end(StoreClosedError(self._name, reason))
-            except Exception:  # noqa: BLE001 - what is half changed cannot always be taken apart; it is closed
+            except Exception:  # noqa: BLE001 - half changed books cannot always be taken apart; the store is closed
                 pass
         if self.closed is not None and self.closed.reason == reason:
             interrupt.add_note(f"tierstore: {self.closed}")
 
     def abandon(self, reason: str) -> None:
-        """In a forked child: give up every record, tidy nothing.
+        """In a forked child: give up every record, free nothing.
 
-        The lock's owner may not exist here, and what it was changing stays half changed.
+        The thread that holds the lock may not exist here, and its change stays half done.
         """
         self._begin_lock()
         self.closed = StoreClosedError(self._name, reason)
@@ -456,7 +457,7 @@ class Residency:
 
     @_whole
     def tidy(self) -> None:
-        """Account for what has died, and for what is ours by now. Does not wait."""
+        """Account for everything that has died, and for everything that is ours by now. Does not wait."""
         with self.lock:
             is_changing = True
             self.moves.lent_views.take_back(None)
@@ -468,7 +469,7 @@ class Residency:
 
     @property
     def device_limit_bytes(self) -> int:
-        """How much of what is saved may stay on accelerators now. Any thread, without the lock."""
+        """Bytes of saved tensors that may stay on accelerators now. Any thread, without the lock."""
         return self.moves.devices.resident.limit_bytes or 0
 
     @property
@@ -478,13 +479,13 @@ class Residency:
 
     @_whole
     def keep_on_device(self, device_bytes: int) -> None:
-        """From now on so much of what was saved last stays on the accelerator. Ends the times that are being taken."""
+        """Let the last `device_bytes` that are saved stay on the accelerator from now on. Spoils times being taken."""
         with self.lock:
             self.moves.devices.keep(device_bytes)
 
     @_whole
     def time_graph(self, record: Record) -> GraphTimes:
-        """Take the times of the graph whose first pack the record is, on an accelerator, and what stays is found."""
+        """Begin to take the times of the graph whose first pack the record is; they tell what stays on its device."""
         with self.lock:
             return self.moves.devices.time_graph(record)
 
@@ -507,7 +508,7 @@ class Residency:
             if record.state is not State.QUEUED:
                 return None
             source = record.source
-            if source is None:  # its handle dies just now, on another thread, and nobody is told
+            if source is None:  # its handle is dying on another thread, and nobody is told
                 self.moves.withdraw(record)
                 self._advance()
                 return None
@@ -561,17 +562,17 @@ class Residency:
     # --- the lock -----------------------------------------------------------------------------------------------
 
     def _begin_lock(self) -> None:
-        # One that knows its owner. It is never taken twice: see `lock`.
+        # An RLock because it knows its owner; it is never taken twice: see `lock`.
         self._lock = threading.RLock()
         self._lock_is_mine: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # for Condition
         self._progress = threading.Condition(self._lock)
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Enter it to hold the lock.
+        """The store's lock, as a context manager.
 
         Raises:
-            StoreBusyError: this thread does already.
+            StoreBusyError: this thread holds it already.
         """
         if self._lock_is_mine():
             self._refuse_handler()
@@ -595,26 +596,26 @@ class Residency:
             self._progress.notify_all()
 
     def _drain(self) -> None:
-        """Account for what has died; if that was something, others may be able to go on."""
+        """Account for everything that has died; if there was anything, let others go on."""
         if self.moves.drain():
             is_changing = True
             self._advance()
             is_changing = False  # noqa: F841
 
     def _advance(self) -> None:
-        """Something was freed, or a job is over: those who found no room before may find it now."""
+        """Use the room of what was freed: for blocked records, writes, prefetches and waiting threads."""
         self.moves.admit_blocked(is_awaited=self._num_packing > 0)
         self.moves.send_ahead()
         self._go_ahead()
         self._progress.notify_all()
 
     def _go_ahead(self) -> None:
-        """Restore what will be asked for next, unless a pack waits: that would take the very room it waits for."""
+        """Restore what will be asked for next, unless a pack waits: a prefetch would take the room it waits for."""
         if self.closed is None and not self._num_packing:
             num_spills = self.moves.num_spills
             self.moves.go_ahead()
             if self.moves.num_spills < num_spills:
-                self._progress.notify_all()  # what a `flush` waits for is not written any more, and nobody tells of it
+                self._progress.notify_all()  # a write that `flush` waits for was cancelled, and nobody else tells it
 
     def _check_unchanged(self, record: Record, layout: Layout) -> torch.Tensor:
         source = record.source
@@ -625,16 +626,16 @@ class Residency:
         return source
 
     def _wait(self, cause: str, record: Record | None = None) -> None:
-        """Wait for progress; only while the engine has a job, or another thread is about to let go of its bytes.
+        """Wait for progress. Call it only while the engine has a job, or another thread is about to release its bytes.
 
-        `record`: whose bytes are waited for; None: for room.
+        `record`: the record whose bytes are waited for; None: the wait is for room.
         """
         self.moves.engine.hurry()
         began = time.perf_counter()
         try:
             self._progress.wait()
         except BaseException as interrupt:
-            if not self._lock_is_mine():  # it came as the condition began to wait
+            if not self._lock_is_mine():  # the interrupt came as the condition began to wait
                 self._lock.acquire()
             self._interrupted_wait = interrupt
             raise
@@ -646,7 +647,7 @@ class Residency:
 
     @unseen_by_modes
     def _relieve(self, *, is_planned: bool = False) -> None:
-        """Book what may have to leave, and find room; may wait."""
+        """Book what may have to leave, and make room; may wait."""
         self._drain()
         is_changing = True
         self.moves.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
@@ -659,12 +660,12 @@ class Residency:
         self.moves.booking.join_if_booked(noted)
 
     def _withdraw(self, record: Record) -> None:
-        """Whoever is refused still has the tensor; the store has not."""
+        """Remove a record that is refused; the caller still has the tensor."""
         self.moves.withdraw(record)
         self._advance()
 
     def _make_room(self) -> None:
-        """Return when everything that is ours has found its place, or raise why it cannot."""
+        """Wait until no record is blocked, or raise the reason why that cannot be."""
         moves = self.moves
         collected = False
         while moves.blocked:
@@ -687,7 +688,7 @@ class Residency:
             self._num_packing -= 1
 
     def _collect_garbage(self) -> None:
-        """Graphs in reference cycles may be all that fills the store."""
+        """Collect garbage, without the lock: graphs in reference cycles may be all that fills the store."""
         self._lock.release()
         try:
             gc.collect()
@@ -736,11 +737,11 @@ class Residency:
                 reload_ahead.asked_for(index)
                 self.moves.reload_ahead(reload_ahead)
         self.moves.used(record)
-        is_changing = False  # noqa: F841 - a view that is made and not kept is nobody's
+        is_changing = False  # noqa: F841 - a new view that is not kept does no harm
         return self._view_of(record, source, layout)
 
     def _view_of(self, record: Record, source: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """See NOTE [Stolen gradients]."""
+        """Return the same tensor for a layout each time: see NOTE [Stolen gradients]."""
         view = record.views.get(layout)
         if view is None:
             view = rebuild(source, layout, record.first_byte)
@@ -773,10 +774,10 @@ class Residency:
 
 
 def _copy_of(error: TierStoreError) -> TierStoreError:
-    """A fresh one for each raise: an exception that is raised twice drags its first traceback along.
+    """Make a new exception for each raise: one that is raised twice drags its first traceback along.
 
-    And frames of the engine and of the wait refer to the error that they raised: a cycle, which must not hold the
-    frames of the thread that trains, and with them its tensors, until garbage is collected.
+    Frames of the engine and of the wait refer to the error that they raised, which makes a cycle. This cycle must not
+    hold the frames of the training thread, and with them its tensors, until garbage is collected.
     """
     make, arguments = error.__reduce__()
     return make(*arguments)

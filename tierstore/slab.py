@@ -2,11 +2,11 @@
 
 Fresh pages cost three times a memcpy, and pinned pages more. So restored bytes go into slots of one region of exact
 size (not rounded to a power of two, as a pinning allocator would). For an accelerator the whole region is registered
-with the driver and stays. For CPU tensors free slots keep their pages only within the allowance their owner gives;
-the rest goes back to the kernel. A slot goes where pages are already, if there is room between the others; else free
-pages are moved to where it goes.
+with the driver and keeps all its pages. For CPU tensors, free pages are kept only within the allowance that the owner
+gives; the kernel gets the rest back. A slot is placed where pages already are, if there is enough room in a row;
+otherwise free pages are moved to its place.
 
-Not thread-safe: the store's lock guards it. What was handed out stays valid after the slab itself is gone.
+Not thread-safe: the store's lock guards it. Tensors that were handed out stay valid after the slab itself is gone.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _MOST_MOVED = 4096
 """Each chunk whose pages are moved may be a mapping of its own; Linux allows a process 65,530 by default."""
 
 _MAP_NORESERVE = 0x4000
-"""Linux, <asm-generic/mman-common.h>; the standard library has the name only from Python 3.13 on."""
+"""From Linux, <asm-generic/mman-common.h>; the standard library has the name only from Python 3.13 on."""
 
 
 def _map(nbytes: int) -> mmap.mmap:
-    """Anonymous private memory, huge pages asked for; nothing is touched yet (mmap(2), madvise(2))."""
+    """Map anonymous private memory and ask for huge pages; no page is touched yet (mmap(2), madvise(2))."""
     region = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     try:
         region.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
-        pass  # a kernel without transparent huge pages: slower to touch, nothing else
+        pass  # a kernel without transparent huge pages: the memory is slower to touch, nothing else
     return region
 
 
@@ -60,7 +60,7 @@ def _cuda_runtime() -> Any:
 
 
 def _forget_cuda_error(device: torch.device) -> None:
-    """The runtime keeps the error of a call that failed, and blames the next kernel that is launched for it."""
+    """Clear the error of a failed call, which the runtime would report for the next kernel that is launched."""
     try:
         torch.ones(1, device=device)
     except RuntimeError:
@@ -68,7 +68,7 @@ def _forget_cuda_error(device: torch.device) -> None:
 
 
 def _register(address: int, size_bytes: int, device: torch.device) -> str | None:
-    """Tell the driver of memory; returns why it refused, None if it did not."""
+    """Register memory with the driver; returns why it refused, None if it did not."""
     with torch.cuda.device(device), beside_captures(device):  # else it may open a context on this thread's own device
         error = int(_cuda_runtime().cudaHostRegister(address, size_bytes, 0))
         if error == 0:
@@ -78,10 +78,10 @@ def _register(address: int, size_bytes: int, device: torch.device) -> str | None
 
 
 class SlotWatch(Remains[torch.UntypedStorage]):
-    """Sees the storage over a slot die.
+    """Reports the death of the storage over a slot.
 
     Attributes:
-        slot: it.
+        slot: the slot.
     """
 
     __slots__ = ("slot",)
@@ -91,13 +91,13 @@ class SlotWatch(Remains[torch.UntypedStorage]):
 
 
 class Slot:
-    """A range of the slab, or, where that has no run long enough, a mapping of its own.
+    """A range of the slab, or a mapping of its own if the slab has no room for it in one piece.
 
     Attributes:
-        nbytes: of the data.
-        address: of its first byte.
+        nbytes: size of the data.
+        address: address of its first byte.
         memory: the data, uint8, shape [nbytes], writable.
-        lent: the store has let go of it, whoever was handed a tensor over it has not.
+        lent: the store does not use it any more, but a tensor over it that was handed out still does.
         returned: the last tensor over it is gone.
     """
 
@@ -115,7 +115,7 @@ class Slot:
     )
 
     def __init__(self, region: mmap.mmap, start: int | None, offset: int, nbytes: int, size_bytes: int) -> None:
-        self._region = region  # keeps the mapping
+        self._region = region  # keeps the mapping alive
         self._offset = offset
         self.start = start
         self.size_bytes = size_bytes
@@ -133,8 +133,8 @@ class Slot:
     def as_tensor(self, on_return: Callable[[SlotWatch], None]) -> torch.Tensor:
         """A uint8 tensor, shape [nbytes], over the slot.
 
-        `on_return` is called with the slot's watch when its storage dies: with the last tensor over it, whoever holds
-        that, autograd's C++ included: see NOTE [No finalizers] in `remains.py`.
+        `on_return` is called with the slot's watch when the tensor's storage dies, that is, with the last tensor over
+        it, even one held by autograd's C++: see NOTE [No finalizers] in `remains.py`.
         """
         tensor = self.as_plain_tensor()  # its storage begins at the offset and keeps the region alive
         storage = tensor.untyped_storage()
@@ -147,22 +147,22 @@ class Slab:
     """Slots in one region.
 
     Args:
-        size_bytes: of the region; reserved when the first slot is asked for, touched as slots are.
-        spare_bytes: addresses beyond it, for the room that phases and gaps between slots cost. Without them, seven
-            slots of 16 MiB would not fit into 112 MiB, and one of seven restores would go into fresh pages, unaligned
-            to huge ones. They take no memory; a pinned slab, whose every address does, has none.
+        size_bytes: size of the region. It is reserved when the first slot is asked for; pages are touched with slots.
+        spare_bytes: more addresses behind it, for the room that phases and gaps between slots cost. Without them, seven
+            slots of 16 MiB would not fit into 112 MiB, and one of seven restores would go into fresh pages that are not
+            aligned for huge pages. They take no memory. A pinned slab, in which every address does, has none.
 
     Attributes:
-        cached_bytes: pages that are held though no slot is in them.
+        cached_bytes: bytes of pages that are kept without a slot in them.
     """
 
     def __init__(self, size_bytes: int, spare_bytes: int = 0) -> None:
         self.size_bytes = round_up(max(size_bytes, 1), _CHUNK_BYTES)
         self._spare_bytes = round_up(spare_bytes, _CHUNK_BYTES)
-        self._warm = FreeRuns()  # in chunks that have, or had, a slot: they have pages
-        self._cold = FreeRuns()  # whole chunks without pages
+        self._warm = FreeRuns()  # free runs in chunks that have pages: a slot lies, or lay, in them
+        self._cold = FreeRuns()  # free runs of whole chunks without pages
         self._region: mmap.mmap | None = None
-        self._first = 0  # where in the region the slots begin: at a chunk's boundary, or huge pages would be cut
+        self._first = 0  # where in the region the slots begin: at a chunk's boundary, so that huge pages are not cut
         self._num_slots_in: Counter[int] = Counter()  # by chunk
         self.cached_bytes = 0
         self._cached: dict[int, None] = {}  # chunks that have pages but no slot, oldest first
@@ -171,23 +171,23 @@ class Slab:
         self._can_give_back = True
         self._is_in_pieces: bool | None = None  # each slot is a mapping of its own; None: not known before the first
         self._description = "pageable"
-        self._pinned_for: torch.device | None = None  # or it is just being pinned
+        self._pinned_for: torch.device | None = None  # set from the beginning of pinning on
         self._pinning: Pinning | None = None
 
     def allocate(self, nbytes: int, phase: int = 0) -> Slot:
-        """A slot of `nbytes` whose address is `phase` modulo 4096.
+        """Give out a slot of `nbytes` whose address is `phase` modulo 4096.
 
         Raises:
-            OSError: the system gives the process no more memory, or addresses.
+            OSError: the system gives the process no more memory, or addresses; no slot is taken.
         """
         size = round_up(nbytes + phase)
         if self._is_in_pieces is None:
             self._is_in_pieces = is_new_memory_locked()
-        if self._is_in_pieces and self._region is None:  # a region would have all its pages from the first moment on
+        if self._is_in_pieces and self._region is None:  # a region would have all its pages from the beginning
             return Slot(_map(size), None, phase, nbytes, size)
         try:
             region = self._mapped()
-        except OSError:  # a limit on addresses (ulimit -v, strict overcommit), of which most are never used
+        except OSError:  # a limit on addresses (ulimit -v, strict overcommit); most of the region would never be used
             return Slot(_map(size), None, phase, nbytes, size)
         if self._warm.longest_bytes < size and not self._warm_up(size):
             return Slot(_map(size), None, phase, nbytes, size)
@@ -212,7 +212,7 @@ class Slab:
 
     @property
     def mapped_bytes(self) -> int:
-        """Of the region, what has or had pages: about what of it is resident."""
+        """Bytes of the region in chunks that have or had pages: about its resident size."""
         if self._pinned_for is not None:
             return self.size_bytes
         return (len(self._num_slots_in) + len(self._cached)) * _CHUNK_BYTES
@@ -220,7 +220,7 @@ class Slab:
     def trim(self, allowance_bytes: int) -> None:
         """Give pages without slots back to the kernel until no more than `allowance_bytes` of them are held.
 
-        They are kept where the process has locked them and the kernel is older than 5.18, which lets go of none.
+        If the process has locked its memory and the kernel is older than 5.18, all pages stay: it takes none back.
         """
         if self._pinned_for is not None:
             return
@@ -249,11 +249,11 @@ class Slab:
 
     @property
     def is_being_pinned(self) -> bool:
-        """Whether it is pageable only for now."""
+        """Whether pinning is under way, so that the slab is pageable only for now."""
         return self._pinning is not None and not self._pinning.is_over
 
     def is_pinned(self, slot: Slot) -> bool:
-        """Whether the slot lies in what is registered."""
+        """Whether the slot lies in registered memory."""
         is_inside = slot.start is not None and slot.start < self.size_bytes
         return is_inside and self.description == "pinned"
 
@@ -263,20 +263,20 @@ class Slab:
         self.wait_until_pinned()
 
     def wait_until_pinned(self) -> None:
-        """Return when the region is pinned, if it is to be, or cannot be. Blocks."""
+        """Return when pinning, if it was begun, has succeeded or failed. Blocks."""
         if self._pinning is not None:
             self._pinning.wait()
 
     def begin_to_pin(self, device: torch.device) -> None:
-        """Register the region with the accelerator's driver, once; where that cannot be done, `description` says why.
+        """Begin to register the region with the accelerator's driver, once. If it fails, `description` says why.
 
-        CUDA and ROCm register memory that exists (cudaHostRegister), so the region keeps its exact size. All its pages
-        are taken then, on a thread of its own (`pinning.py`). Copies to and from pageable memory are right too, but do
-        not overlap with compute.
+        CUDA and ROCm register memory that exists (cudaHostRegister), so the region keeps its exact size. A thread of
+        its own (`pinning.py`) takes all its pages. Until then, copies to and from pageable memory are correct too, but
+        do not overlap with compute.
 
-        A forked child is not given the region (madvise(2), MADV_DONTFORK): the kernel copies the pinned pages of a
-        process at once when it forks, since Linux 5.12, and before that the device could go on with pages which are the
-        child's. What lies over a slot must not be touched there.
+        A forked child does not get the region (madvise(2), MADV_DONTFORK). Since Linux 5.12 a fork would copy all
+        pinned pages at once; before that, the device could go on with pages that the child has got. Memory of a slot
+        must not be touched in the child.
         """
         if self._description != "pageable":
             return
@@ -291,7 +291,7 @@ class Slab:
         self._pinning = Pinning(address, size_bytes, device, partial(_register, address, size_bytes, device))
 
     def _note_pinned(self) -> None:
-        """Whether the driver has taken the region is known by now, or not."""
+        """Note the result of pinning, if it is over."""
         pinning = self._pinning
         if pinning is None or not pinning.is_over:
             return
@@ -304,7 +304,7 @@ class Slab:
             self._description = f"pageable ({pinning.failure})"
 
     def unpin(self) -> None:
-        """Undo `pin`, before the region goes; all copies have to be over. Blocks while the driver is being told."""
+        """Undo `pin`, before the region is freed; all copies must be over. Blocks for the call of the driver."""
         if self._pinning is not None:
             self._pinning.end()
             self._note_pinned()
@@ -322,10 +322,10 @@ class Slab:
         return self._region
 
     def _warm_up(self, size: int) -> bool:
-        """Count chunks as having pages until so many bytes in a row are free there; False: there is no such place."""
+        """Make cold chunks warm, so that `size` bytes in a row are free in warm ones; False: there is no such place."""
         whole = round_up(size, _CHUNK_BYTES)
         if self._cold.longest_bytes < whole and self._spare_bytes >= whole and self._pinned_for is None:
-            self._cold.free(self.size_bytes + _CHUNK_BYTES, self._spare_bytes)  # no slot lies across a registered end
+            self._cold.free(self.size_bytes + _CHUNK_BYTES, self._spare_bytes)  # no slot may cross the registered end
             self._spare_bytes = 0
         if self._cold.longest_bytes < whole:
             return False
@@ -341,9 +341,10 @@ class Slab:
         return True
 
     def _move_pages_to(self, start: int, num_bytes: int, before: int) -> int | None:
-        """Of free chunks, except those in the `before` bytes before it; what is missing will be fresh pages.
+        """Move pages of cached chunks to chunks at `start`, but none from the `before` bytes before it.
 
-        Returns a chunk that nobody may use any more, since no pages could be moved to it; there is one at most.
+        The other chunks get fresh pages. If a move fails, returns its target, a chunk that nobody may use any more;
+        there is one at most. Else None.
         """
         if self._pinned_for is not None or not self._can_move:
             return None
@@ -364,7 +365,7 @@ class Slab:
         return None
 
     def _give_up(self, lost: int, start: int, num_bytes: int) -> None:
-        """Of what was to become warm: the chunks before the lost one have pages by now, those after it have not."""
+        """Free the chunks that were to become warm: those before the lost one have pages now, the others have not."""
         at = lost * _CHUNK_BYTES
         if at > start:
             self._warm.free(start, at - start)
@@ -374,7 +375,7 @@ class Slab:
             self._cold.free(at + _CHUNK_BYTES, start + num_bytes - at - _CHUNK_BYTES)
 
     def _cool_down(self, start: int) -> None:
-        """A chunk that was cached has no pages any more."""
+        """Note that a cached chunk has no pages any more."""
         self._warm.take(start, _CHUNK_BYTES)
         self._cold.free(start, _CHUNK_BYTES)
         self.cached_bytes -= _CHUNK_BYTES

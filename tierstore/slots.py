@@ -1,4 +1,4 @@
-"""Slots of the slab between those who use them: the store, copies of an accelerator, and whoever was lent one."""
+"""The slots of the slab and their users: the store, copies of an accelerator, and holders of a tensor over a slot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .slab import Slab, Slot, SlotWatch
 
 __all__ = ["Slots"]
 
-_MOST_SPARE_BYTES = 2**30  # of addresses, not of memory: many slots' worth
+_MOST_SPARE_BYTES = 2**30  # addresses, not memory: room for many slots
 _LEAST_SPARE_BYTES = 2**27
 
 
@@ -20,9 +20,9 @@ class Slots:
     """Gives out slots, and takes each back when nobody uses its memory any more. Guarded by the store's lock.
 
     Args:
-        books: `lent` is charged here; what `host` and `staging` leave unused may be kept as free pages.
-        size_bytes, spare_bytes: of the slab. None: as much again, within limits: gaps between slots never cost more.
-        uncharged_bytes: tells how much of what `host` leaves unused is taken, but not charged yet.
+        books: its window `lent` is charged here; the unused bytes of `host` and `staging` may be kept as free pages.
+        size_bytes, spare_bytes: as `Slab`'s. `spare_bytes` None: `size_bytes`, within limits; gaps never cost more.
+        uncharged_bytes: returns how many bytes are in memory, but not charged to `host` yet.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Slots:
         self._books = books
         self._uncharged_bytes = uncharged_bytes
         self._returned: deque[SlotWatch] = deque()  # see NOTE [No finalizers] in `remains.py`
-        self._handed_out: set[Slot] = set()  # keeps their watches
+        self._handed_out: set[Slot] = set()  # keeps their watches alive
 
     @property
     def has_returned(self) -> bool:
@@ -50,12 +50,12 @@ class Slots:
         return self.slab.allocate(nbytes, phase)
 
     def hand_out(self, slot: Slot) -> torch.Tensor:
-        """A uint8 tensor over the slot, shape [slot.nbytes], for others too: it is in use until that storage dies."""
+        """A uint8 tensor over the slot, shape [slot.nbytes], for others too: in use until its storage dies."""
         self._handed_out.add(slot)
         return slot.as_tensor(self._returned.append)
 
     def let_go(self, slot: Slot) -> None:
-        """The store does not need the slot any more: free, or lent for as long as somebody else uses it."""
+        """Give up the store's use of the slot: it is freed now, or lent for as long as somebody else uses it."""
         if slot.watch is None or slot.returned:
             self.free(slot)
         else:
@@ -63,7 +63,7 @@ class Slots:
             self._books.lent.charge(slot.nbytes)
 
     def take_back(self) -> None:
-        """Free the slots over which the last tensor is gone, if the store has let go of them too."""
+        """Free the slots whose last tensor has died, if the store does not use them either."""
         while self._returned:
             slot = self._returned.popleft().slot
             slot.returned = True
@@ -72,15 +72,15 @@ class Slots:
                 self.free(slot)
 
     def free(self, slot: Slot) -> None:
-        """Nobody uses the slot's memory."""
+        """Free a slot whose memory nobody uses."""
         self._handed_out.discard(slot)
         self.slab.free(slot)
         self.trim()
 
     def trim(self) -> None:
-        """Pages without a slot are kept for reuse within what both windows leave free: nobody's memory.
+        """Give pages without a slot back to the kernel, beyond the bytes that both windows leave free.
 
-        To be called whenever less is left free than before.
+        To be called whenever the windows leave less free than before.
         """
         if self.slab.cached_bytes:
             host, staging = self._books.host, self._books.staging

@@ -1,4 +1,4 @@
-"""What a store tells about itself: counters that only grow, and a snapshot of them with what is held now."""
+"""What a store tells about itself: counters that only grow, and a snapshot of them with what the tiers hold now."""
 
 from __future__ import annotations
 
@@ -47,43 +47,43 @@ class StoreStats:
         live_handles: handles that somebody still refers to.
         device_bytes: saved tensors that stay on the accelerator for now, or are just being copied from it.
         device_limit_bytes: what may stay there: `device_bytes` of the scope entered last, or what "auto" has found.
-        host_bytes: in host memory against `host_bytes`, neither staging nor lent memory.
+        host_bytes: host memory charged to the budget `host_bytes`, without staging and lent memory.
         host_bytes_peak: the most of it at once. One tensor that is larger than the budget passes through it whole.
         staging_bytes: the fixed size of the window for what is being moved to or from disk, and of the memory that the
             I/O jobs work in.
         staging_used_bytes: what is being moved now.
-        lent_bytes: restored memory that the store has let go of but whoever was given it has not.
+        lent_bytes: restored memory that the store does not use any more, but others still do.
         disk_bytes: taken by records on disk, padding included.
         disk_bytes_peak: the most of it at once.
-        write_allowance_bytes: what `max_write_bytes_per_day` lets be written now; None: it was not given, or is the
-            daemon's.
+        write_allowance_bytes: what `max_write_bytes_per_day` allows to be written now; None: no such limit was given,
+            or the store uses a daemon.
 
         resident_bytes: anonymous memory of the whole process that is resident; None: the system did not tell.
-        allocator_free_bytes: of that, about so much was freed, and is kept by the process's allocator; None: it does
-            not tell.
+        allocator_free_bytes: about how much of that was freed, but is kept by the process's allocator; None: the
+            allocator does not tell.
 
     Totals since the store was opened:
 
         packed_tensors: saved tensors that were handed to the store.
-        packed_bytes: of them, each storage counted once.
-        deduplicated_bytes: of saved tensors that turned out to be views of what is stored already.
+        packed_bytes: their bytes, each storage counted once.
+        deduplicated_bytes: bytes of saved tensors that turned out to be views of a storage that is stored already.
         kept_bytes: left where they are, by reason: "parameter", "small", "alive elsewhere", "unsupported",
             "selected out", "checkpoint policy" (by `selective_checkpoint_contexts`).
         offloaded_bytes: copied from an accelerator to host memory.
         reloaded_bytes: copied back.
-        pageable_copy_bytes: of both, to or from host memory that is not pinned: the host waits for such a copy. Those
-            before the slab is pinned, and of what fits nowhere in it.
+        pageable_copy_bytes: the part of both that went to or from host memory that is not pinned, for which the host
+            waits: copies before the slab is pinned, and of tensors that fit nowhere in it.
         spilled_bytes: logical bytes written to disk.
-        written_bytes: bytes on disk for them.
+        written_bytes: bytes that they take on disk.
         restored_bytes: logical bytes read back from disk.
-        read_bytes: bytes on disk for them.
-        open_seconds: for how long the store has been open; `written_bytes` over it is how fast the drive wears.
+        read_bytes: bytes that they took on disk.
+        open_seconds: how long the store has been open; `written_bytes` divided by it tells how fast the drive wears.
         cancelled_bytes: freed before their write began: never written.
         forwarded_bytes: asked for while still on the way down, and handed over from memory.
-        prefetch_hits: asked for, restored before.
-        prefetch_late: asked for while the prefetch was still running.
-        prefetch_misses: asked for, and on disk.
-        returned_bytes: of freed memory that the store had the allocator return to the system.
+        prefetch_hits: requests for bytes that were prefetched in time.
+        prefetch_late: requests while the prefetch was still running.
+        prefetch_misses: requests for bytes that were still on disk.
+        returned_bytes: freed memory that the store made the allocator return to the system.
         return_seconds: how long that took, on a thread of the store.
         stall_seconds: time that training threads waited, by cause: "pack waits for budget", "unpack waits for
             restore".
@@ -93,8 +93,8 @@ class StoreStats:
         io_mode: how extents are read and written: "O_DIRECT", or "buffered" and why.
         host_memory: what the slab is made of: "pageable", "pinned", or "pageable" and why it is not pinned.
         memory_return: when freed memory is returned: "auto", "always", "never", or "off" and why.
-        codec_choices: how often each codec was used, by kind of tensor: its dtype and, under "auto", what a look at it
-            showed, such as "float32, many zeros". "bits" is a mask with a bit for each byte.
+        codec_choices: how often each codec was used, by kind of tensor: its dtype and, under "auto", what its bytes
+            look like, such as "float32, many zeros". "bits" is a mask with a bit for each byte.
     """
 
     live_handles: int
@@ -137,14 +137,14 @@ class StoreStats:
 
     @classmethod
     def of(cls, counters: Counters, **now: Any) -> StoreStats:
-        """A snapshot of the counters, with what is held now."""
+        """Make a snapshot of the counters; `now`: the other fields."""
         totals = asdict(counters)
         totals["kept_bytes"] = MappingProxyType(dict(counters.kept_bytes))
         totals["stall_seconds"] = MappingProxyType(dict(counters.stall_seconds))
         return cls(**totals, **now)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """All fields as plain values, for JSON."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
         plain["codec_choices"] = {kind: dict(counts) for kind, counts in self.codec_choices.items()}

@@ -16,7 +16,7 @@ def is_foreign(storage: torch.UntypedStorage) -> bool:
     """Whether the memory has owners that torch does not count: numpy, another process, a mapped file.
 
     Such a storage cannot be resized, because it was made from a pointer, or it is shared. Storages over a slot of the
-    store are made so too; `mark_as_ours` tells them apart.
+    store are made from a pointer too; `mark_as_ours` tells them apart.
     """
     return (not storage.resizable() or storage.is_shared()) and _OURS not in storage.__dict__
 

@@ -1,8 +1,8 @@
-"""`TierStore`: the face of the store, for any thread.
+"""`TierStore`: the public interface of the store, for any thread.
 
-Start here to read how a tensor goes down: `put` (or the hooks, through `track`) makes a record and hands it to the
-books (`residency.py`), which decide what leaves memory; the engine (`engine.py`) moves it; the disk tier
-(`disk/local.py`) keeps it.
+Start here to read how a tensor goes down. `put` (or the hooks) makes a record and hands it to the books
+(`residency.py`), which decide what leaves memory. The engine (`engine.py`) moves it; the disk tier (`disk/local.py`)
+keeps it.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ if TYPE_CHECKING:
 __all__ = ["TierStore"]
 
 _HOST_SHARE = 4  # a quarter of the memory that is available
-_DISK_SHARE = 0.8  # of what is free
+_DISK_SHARE = 0.8  # of the free space
 _STAGING_BYTES = 112 * 2**20
 _CONNECTED_BYTES = 80 * 2**20
 _CLOSE_DEADLINE_SECONDS = 60.0
 _MOST_ADDRESS_BYTES = 107  # unix(7)
-_MOST_LAYOUTS = 4096  # that are kept to be shared
+_MOST_LAYOUTS = 4096  # kept to be shared
 
 
 class TierStore:
@@ -79,30 +79,30 @@ class TierStore:
         host_bytes: host memory that the store may hold; 0: everything goes to disk. Default: a quarter of what is
             available within the memory cgroup's limit, divided by LOCAL_WORLD_SIZE.
         disk_bytes: what may be held on disk, taken as it is needed. Default: 80 % of what is free under `path`,
-            divided likewise. More than is free is legal.
+            divided by LOCAL_WORLD_SIZE. More than is free is allowed.
         codec: "auto", "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". "auto" encodes where that saves time.
-        staging_bytes: a fixed window for what is being moved, beside `host_bytes`. `stats().staging_bytes` also counts
-            the 16 MiB that the I/O jobs work in (see `io_depth`), so that it is 128 MiB by default. Default: 112 MiB;
-            where that is less than four of the largest tensors that have to move, it takes what is missing out of
-            `host_bytes`, at most a quarter of that, and `stats()` counts it there.
+        staging_bytes: a fixed window for what is being moved, beside `host_bytes`. Default: 112 MiB. If four of the
+            largest tensors that have to move need more, the default takes up to a quarter of `host_bytes` too;
+            `stats()` counts that part as `host_bytes`. `stats().staging_bytes` adds the 16 MiB of working memory of
+            the I/O jobs (see `io_depth`), so that it is 128 MiB by default.
         inline_bytes: encoded values up to this size live in LMDB itself, larger ones in extents; None: all in LMDB.
         checksum: verify what is read against what was written.
-        io_depth: so many records are at the drive each way at once; from 1 to 64. Four keep most drives busy; more are
-            for those that take long to answer. Each has 2 MiB to work in, which `stats().staging_bytes` counts.
-        max_write_bytes_per_day: what may be written to the drive, which wears out by it; None: no limit. The allowance
-            refills evenly over 24 hours and may be spent at once; it begins full with each store. When it is spent,
-            what fits stays in host memory, and then `StoreFullError` says when it will have refilled enough.
-        return_memory: what becomes of memory that the process has freed and its allocator keeps. "auto": it goes back
-            to the system when memory is short there, or in the memory cgroup; "always": whenever the process has
+        io_depth: how many records are at the drive at once in each direction, from 1 to 64. Four keep most drives busy;
+            drives with a long latency need more. Each has 2 MiB of working memory, counted in `stats().staging_bytes`.
+        max_write_bytes_per_day: limit on writes, which wear out the drive; None: no limit. The allowance begins full
+            with each store, refills evenly over 24 hours, and may be spent at once. When it is spent, what fits stays
+            in host memory. When that is full, `StoreFullError` says when the allowance will have refilled enough.
+        return_memory: when memory that the process has freed, but its allocator keeps, is returned to the system.
+            "auto": when memory is short in the system or in the memory cgroup; "always": whenever the process has
             grown, which costs step time; "never". See docs/memory.md.
         copies: the copy engine for accelerators; None: the one for whatever `torch.accelerator` drives.
 
     Sizes are bytes as `int`, or strings such as "8GiB".
 
     Every method may be called from any thread. `put` waits while the budget is full, `get` while the bytes are not
-    in memory, `flush` for writes, `close` for the I/O in progress; nothing else blocks on I/O. The store is a
-    context manager; without `close`, it ends when neither it nor any handle is referenced any more. A forked child
-    cannot use its parent's store.
+    in memory, `flush` for writes, `close` for the I/O in progress, `trace` for its file when it ends. Nothing else
+    blocks on I/O. The store is a context manager; without `close`, it ends when neither it nor any handle is referenced
+    any more. A forked child cannot use its parent's store.
 
     Attributes:
         host_bytes, staging_bytes: the two budgets of host memory, as numbers.
@@ -184,27 +184,27 @@ class TierStore:
         copies: Copies | None = None,
         **unknown: Never,
     ) -> Self:
-        """A store whose disk tier is the daemon's that listens at `address`. Everything else is the same.
+        """A store that uses the daemon at `address` as its disk tier. Everything else is the same.
 
-        Encoding, checksums and disk I/O run in the daemon (`tierstore serve`), which also keeps its own disk budget and
-        codec. A daemon that is killed and comes back within `reconnect_seconds` is not noticed, but for the time.
+        Encoding, checksums and disk I/O run in the daemon (`tierstore serve`), which has its own disk budget and codec.
+        If a daemon is killed and comes back within `reconnect_seconds`, its clients only lose time.
 
         Args:
-            address: of the daemon's socket.
+            address: path of the daemon's socket.
             host_bytes: as `TierStore`'s.
-            staging_bytes: likewise, for what is being moved; default: 80 MiB, and what large tensors need.
-            window_bytes: of memory shared with the daemon, through which the bytes go, in parts of at most 8 MiB.
-                `stats().staging_bytes` counts both, so that it is 128 MiB by default.
-            reconnect_seconds: for how long a lost daemon is waited for; then what needs it raises. A daemon that keeps
-                its connection counts as lost when nothing at all has been heard from it for that long, a tenth more at
-                most, and for a second at least; one that is slow says that it lives when it is asked: it is waited for.
-            name: by which people and metrics know this client; default: the program's name.
+            staging_bytes: as `TierStore`'s; default: 80 MiB, and what large tensors need.
+            window_bytes: size of the memory shared with the daemon, through which the bytes go in parts of at most
+                8 MiB. `stats().staging_bytes` counts both, so that it is 128 MiB by default.
+            reconnect_seconds: how long to wait for a lost daemon; after that, calls that need it raise. A daemon whose
+                connection stays open counts as lost after that long (a tenth more at most, a second at least) without
+                any sign from it. A slow daemon answers that it lives when it is asked, so it is waited for.
+            name: the client's name for people and metrics; default: the program's name.
             return_memory, copies: as `TierStore`'s.
 
         Raises:
             ConfigError: an argument cannot be used.
-            DaemonUnavailableError: nobody listens there, or the daemon refuses; at once: a first connection is not
-                waited for. Or who listens there does not answer within 10 seconds.
+            DaemonUnavailableError: nobody listens there, or the daemon refuses: raised at once, since a first
+                connection is not waited for. Or the listener does not answer within 10 seconds.
             ProtocolError: the daemon speaks another version.
             StorageIOError: there is no memory for the window.
         """
@@ -244,9 +244,9 @@ class TierStore:
 
         Args:
             config: the path of a TOML file, or a mapping like one. Its table `store` has the arguments of `TierStore`,
-                or `connect = "/run/tierstore/tierstore.sock"` and those of `TierStore.connect`. A path in it that is
-                not absolute begins at the working directory.
-            **changes: arguments that come before those of the file, such as `path` or `copies`.
+                or `connect = "/run/tierstore/tierstore.sock"` and those of `TierStore.connect`. Relative paths in it
+                begin at the working directory.
+            **changes: arguments that override those of the file, such as `path` or `copies`.
 
         Raises:
             ConfigError: the file cannot be read, or an argument cannot be used; names file and key. Nothing was opened.
@@ -259,7 +259,7 @@ class TierStore:
             return cls.connect(options.values.pop("connect"), **options.values)
 
     def _begin(self, name: str, open_disk: OpenDisk, copies: Copies | None) -> None:
-        """Open it. `tierstore.testing.FaultyStore` puts its wrappers around both here."""
+        """Open the store. `tierstore.testing.FaultyStore` overrides this to wrap `open_disk` and `copies`."""
         self._core = Core(
             self,
             name=name,
@@ -285,10 +285,10 @@ class TierStore:
     def put(self, tensor: torch.Tensor) -> Handle:
         """Store a tensor; its bytes leave memory when the budget requires it. Waits only if the budget is full.
 
-        The tensor must not be changed in place while the handle lives: `get` raises then. Its memory is free once
-        the caller lets go of it too. Until it is written (`flush`), that must not be moved or resized by hand either
-        (`share_memory_`, a queue of `torch.multiprocessing`, `resize_` of its storage): wrong bytes are not stored,
-        the tensor stays in memory instead, but the process may end where memory is read that is gone.
+        Do not change the tensor in place while the handle lives: `get` would raise. Its memory is freed once the caller
+        drops the tensor too. Until it is written (`flush`), do not move or resize its memory either (`share_memory_`,
+        a queue of `torch.multiprocessing`, `resize_` of its storage). The store would not store wrong bytes, but keep
+        the tensor in memory; yet the process may crash, if the write reads memory that is gone.
 
         Args:
             tensor: strided, on the CPU or an accelerator, of any dtype and geometry. One made in inference mode has no
@@ -314,10 +314,10 @@ class TierStore:
 
     @uncompiled
     def get(self, handle: Handle) -> torch.Tensor:
-        """The tensor, bit for bit; waits only if its bytes are not in memory. May be called any number of times.
+        """Return the tensor, bit for bit. Waits only if its bytes are not in memory. May be called any number of times.
 
-        The result is detached, has the geometry of what was put, and shares memory with other results of the same
-        handle that are still alive; change none of them in place.
+        The result is detached, has the geometry of the tensor that was put, and shares memory with other living results
+        of the same handle; change none of them in place.
 
         Raises:
             ConfigError: not a handle of this store.
@@ -331,12 +331,12 @@ class TierStore:
 
     @uncompiled
     def prefetch(self, handles: Iterable[Handle]) -> None:
-        """Have the bytes read, in this order, as far as there is room. A hint: returns at once.
+        """Begin to read the handles' bytes, in this order, as far as there is room. A hint: returns at once.
 
-        As handles are got, what was handed over leaves memory first and the list goes on, however long it is. What a
-        further call names comes after what earlier ones did; what it names again keeps its place. Handles may be got in
-        another order, again, or not at all, and dropped: the list keeps none of them alive. Packs and backward have the
-        right of way; what was read for the list and made way for a pack is not read again before it is asked for.
+        The store keeps a list. As its tensors are got, their memory is freed first, and the reads go on, however long
+        the list is. A further call appends to it; a handle that still waits keeps its place. Handles may be got in
+        another order, more than once, or never, and may be dropped: the list keeps none of them alive. Packs and
+        backward take precedence. Bytes read for the list that made way for a pack are read again by `get` only.
 
         Raises:
             ConfigError: not a handle of this store; nothing was done.
@@ -345,9 +345,9 @@ class TierStore:
 
     @uncompiled
     def flush(self) -> None:
-        """Return when every queued spill is done. What the budget lets stay in memory stays.
+        """Wait until every queued spill is done. Bytes that fit the budget stay in memory.
 
-        If a trace is on, its file has everything up to then, unless it takes more than a minute to write.
+        If a trace is on, its file then has all events so far, unless it takes more than a minute to write.
 
         Raises:
             StoreFullError, StorageIOError: a write failed; the bytes are in memory.
@@ -358,12 +358,12 @@ class TierStore:
 
     @contextmanager
     def trace(self, path: str | PathLike[str]) -> Iterator[None]:
-        """Record what the store does inside, on all threads, and write it to a file. See `docs/tracing.md`.
+        """Record what the store does inside the block, on all threads, and write it to a file. See `docs/tracing.md`.
 
-        The trace has what the scopes save that are entered inside, and ends with the block; backward belongs inside
-        too. (`tiered_offload(store, trace=path)` is for a scope alone, and goes on until what it saved is gone.)
-        Entering opens the file; leaving waits until it is written. A path that this store has traced to before is
-        continued, any other file is written over. Training is never harmed by the file, nor does it wait for it.
+        The trace covers the scopes that are entered inside, and ends with the block, so backward belongs inside too.
+        (`tiered_offload(store, trace=path)` traces a single scope, until everything that it saved is gone.)
+        Entering opens the file; leaving waits until it is written. A file that this store has traced to before is
+        continued; any other is overwritten. Errors of the file never disturb training, and training never waits for it.
 
         Raises:
             ConfigError: at the beginning: the path cannot be written to, or a trace of this store is not over.
@@ -383,7 +383,7 @@ class TierStore:
 
     @uncompiled
     def stats(self) -> StoreStats:
-        """An immutable snapshot. Does not block."""
+        """Return an immutable snapshot. Does no I/O; may wait while memory is being returned (`return_memory`)."""
         moves, disk = self.books.moves, self._core.engine.disk
         usage, returner = disk.usage(), self._core.returner
         self.books.tidy()
@@ -420,8 +420,8 @@ class TierStore:
 
         A graph that still holds saved tensors raises `StoreClosedError` when it asks for one.
 
-        On a thread of a store's own, where garbage may be collected, and so a finalizer run, it waits for nothing: the
-        store is closed, and what it has begun ends by itself. Whoever else closes it waits for that.
+        On a store's own thread (where a garbage collection may run a finalizer) it does not wait: the store is closed,
+        and its work in progress ends by itself. Another thread that closes the store waits for that.
 
         Raises:
             StorageIOError: I/O did not end within a minute, or a trace could not be written to its end.
@@ -443,11 +443,11 @@ class TierStore:
         return f"<TierStore {self._core.name}>"
 
     def memory_use(self) -> MemoryUse:
-        """What the whole process holds. Takes some 0.1 ms, and waits while memory is being returned."""
+        """The memory that the whole process holds. Takes some 0.1 ms, and waits while memory is being returned."""
         return self._core.returner.use(self._mapped_bytes())
 
     def warn_if_memory_stays(self) -> None:
-        """At the end of a scope: say why the process's memory did not fall, if so, once. May raise, as warnings may."""
+        """Warn, once, if the process's memory did not fall, and say why. For the end of a scope. Warnings may raise."""
         reason = self._core.returner.why_memory_stays(self.books.moves.disk_bytes, self._mapped_bytes())
         if reason is not None:
             warnings.warn(f"{self!r}: {reason}", TierStoreWarning, stacklevel=stacklevel_of_user())
@@ -465,9 +465,9 @@ class TierStore:
         kind: Kind | None = None,
         root: weakref.ref[torch.Tensor] | None = None,
     ) -> Handle:
-        """A handle for a strided tensor, not yet known to the books: give its record to `track` or `store`.
+        """Make a handle for a strided tensor. The books do not know it yet: give its record to `track` or `store`.
 
-        `root`: of the tensor's base, or of itself; None: no other tensor will share the record.
+        `root`: weak reference to the tensor's base, or to itself; None: no other tensor will share the record.
         """
         storage = tensor.untyped_storage()
         source = alias_of(tensor, layout)
@@ -499,7 +499,7 @@ class TierStore:
         return handle
 
     def _same_layout(self, layout: Layout) -> Layout:
-        """An equal one, which many share: most tensors are of few geometries, and each layout is three objects."""
+        """An equal layout, which many records share: tensors have few geometries, and each layout is three objects."""
         layouts = self._layouts
         if len(layouts) > _MOST_LAYOUTS:
             layouts.clear()
@@ -514,7 +514,7 @@ class TierStore:
 
 
 def _lasting(address: str | PathLike[str]) -> str:
-    """The address wherever the program goes before it has to connect again, if that is short enough for a socket."""
+    """The absolute address, for reconnecting from another working directory, unless it is too long for a socket."""
     absolute = os.path.abspath(address)
     return absolute if len(os.fsencode(absolute)) <= _MOST_ADDRESS_BYTES else str(address)
 
@@ -531,10 +531,10 @@ def _kind_of(dtype: torch.dtype) -> Kind:
 
 
 def refuse_unknown(unknown: Mapping[str, object], allowed: str) -> None:
-    """Refuse options that do not exist; `allowed`: those that do, in words.
+    """Refuse unknown options; `allowed`: the known ones, in words.
 
     Raises:
-        ConfigTypeError: there are some.
+        ConfigTypeError: there is an unknown one.
     """
     for option, value in unknown.items():
         raise ConfigTypeError(option, value, f"there is no such option; there are {allowed}")

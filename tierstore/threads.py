@@ -1,8 +1,8 @@
-"""Every thread of a store is started here: the engine's loop and the I/O threads that run its jobs.
+"""The start of every thread of a store, and the I/O threads that run the jobs of the engine's loop.
 
-They are daemon threads, ended by their owner (`TierStore.close`, the last reference to a store, or interpreter
-exit). `concurrent.futures.ThreadPoolExecutor` would refuse work once the interpreter begins to exit, while a
-backward may still be running; hence an executor of our own.
+They are daemon threads; their owner ends them (in `TierStore.close`, after the last reference to a store has gone, or
+at interpreter exit). `concurrent.futures.ThreadPoolExecutor` would refuse work once the interpreter begins to exit,
+while a backward may still be running; hence an executor of our own.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _Ended = tuple[asyncio.Future[Any], Any, BaseException | None]
 
 _NICE = 5
 """How far the priority of these threads is below that of the process. Training on all cores waits at a barrier for
-the one that was interrupted, and at this distance a thread that wakes up seldom interrupts (`bench/memory_limit.py`).
-Not further: at 19 they starve, and whoever waits for them with them (sched(7))."""
+the core that was interrupted. At this distance, a thread that wakes up rarely interrupts one (`bench/memory_limit.py`).
+At 19 these threads would starve, and so would the threads that wait for them (sched(7))."""
 
 
 class _StoreThread(threading.Thread):
-    """One that was started here."""
+    """A thread that was started here."""
 
 
 def is_thread_of_store() -> bool:
-    """Whether the caller runs on a thread of a store's own, which must not wait for the end of a store: it could be its
-    own. A finalizer may, wherever garbage is collected."""
+    """Whether the caller runs on a thread that a store has started. Such a thread must not wait for the end of a store:
+    it could be its own. A finalizer may run there, because garbage may be collected on any thread."""
     return isinstance(threading.current_thread(), _StoreThread)
 
 
@@ -50,14 +50,14 @@ def start_thread(target: Callable[[], None], name: str, *, nice: int = _NICE) ->
     """
 
     def run() -> None:
-        of_process = os.getpriority(os.PRIO_PROCESS, os.getpid())  # not of the thread that starts this one
+        of_process = os.getpriority(os.PRIO_PROCESS, os.getpid())  # not that of the thread that starts this one
         os.setpriority(os.PRIO_PROCESS, 0, min(of_process + nice, 19))
         target()
 
     thread = _StoreThread(target=run, name=name, daemon=True)
     try:
         thread.start()
-    except RuntimeError as error:  # all that CPython says; the system has said EAGAIN (pthread_create(3))
+    except RuntimeError as error:  # CPython says no more; the system's error was EAGAIN (pthread_create(3))
         reason = (
             "no more threads can be started; see RLIMIT_NPROC (ulimit -u), pids.max of the control group, "
             "and limits on memory, for their stacks (ulimit -v, -d)"
@@ -69,16 +69,16 @@ def start_thread(target: Callable[[], None], name: str, *, nice: int = _NICE) ->
 class IoThreads(Executor):
     """A fixed number of threads that run blocking jobs, first come first served, for the coroutines of one loop.
 
-    What jobs return is handed to the loop in batches: a wake-up takes everything that was ready by then. So `submit`
-    returns a future of the loop, not of `concurrent.futures`, whose locks would cost more than many a job; it is still
-    an `Executor` for `loop.run_in_executor`, since `asyncio.wrap_future` returns a future of the loop as it is.
+    The loop gets the results in batches: one wake-up takes all that are ready by then. So `submit` returns a future of
+    the loop, not of `concurrent.futures`, whose locks would cost more than many jobs do. The class is still an
+    `Executor`, for `loop.run_in_executor`: `asyncio.wrap_future` returns a future of the loop unchanged.
 
     Args:
-        num_threads: started at once.
-        name: of each, with its number behind.
+        num_threads: how many to start, at once.
+        name: name of the threads; "-" and a number are added.
 
     Raises:
-        OSError: they cannot all be started; none is left.
+        OSError: not all of them can be started; those that were have ended.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
@@ -96,7 +96,7 @@ class IoThreads(Executor):
     def submit(  # type: ignore[override]
         self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> asyncio.Future[T]:
-        """Queue a job; one that was cancelled when its turn comes is left out. On the loop; does not block."""
+        """Queue a job. It is skipped if it is cancelled before its turn. On the loop; does not block."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._jobs.put((future, fn, args, kwargs))
         return future
@@ -123,7 +123,7 @@ class IoThreads(Executor):
             del job, future, fn, args, kwargs, result, error  # an idle thread keeps nobody's memory alive
 
     def _tell(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Append first, look at the flag second; `_deliver` clears it first and empties second: nothing is missed.
+        # Append first, then read the flag; `_deliver` clears the flag first, then empties the queue: nothing is missed.
         if not self._is_loop_told:
             self._is_loop_told = True
             try:

@@ -1,4 +1,4 @@
-"""TOML as typed records: read with errors that name file and key, and written. Pure but for reading one file."""
+"""TOML as typed records: reading, with errors that name file and key, and writing. Only `read_toml` does I/O."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
 def read_toml(file: Path, option: str) -> dict[str, Any]:
-    """What a TOML file says, untyped. Blocks.
+    """Read a TOML file as a plain dictionary. Blocks.
 
     Args:
         file: its path.
-        option: by which it was given, for the message.
+        option: the option that named it, for the message.
 
     Raises:
-        ConfigError: it cannot be read, or is no TOML.
+        ConfigError: it cannot be read, or is not TOML.
     """
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(option, str(file), f"it cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # no path, no UTF-8, no TOML, or brackets without end
+    except (ValueError, RecursionError) as error:  # not a path, UTF-8 or TOML, or too deeply nested brackets
         raise ConfigError(option, str(file), f"it is no TOML: {error}") from error
 
 
 def typed(values: Mapping[str, Any], kind: type[T], source: str) -> T:
-    """The record of type `kind` that `values` are.
+    """Convert `values` to a record of type `kind`.
 
     Args:
         values: as `read_toml` returns them.
-        kind: with `forbid_unknown_fields`, so that a key with a typing error is refused.
-        source: where they stand, for the message: a file's name.
+        kind: should have `forbid_unknown_fields`, so that a misspelt key is refused.
+        source: the name of the file that they come from, for the message.
 
     Raises:
-        ConfigError: a key is missing, unknown, or has a value of another type or range. Its option is
-            "source: key", such as "hw.toml: drive.writes[2].depth"; it says what is allowed.
+        ConfigError: a key is missing, unknown, or has a value of another type or range. The error's `option` is
+            "source: key", such as "hw.toml: drive.writes[2].depth"; the error says what is allowed.
     """
     try:
         return msgspec.convert(values, kind)
@@ -72,7 +72,7 @@ def _error_of(complaint: str, values: Mapping[str, Any], kind: type[msgspec.Stru
 
 
 def _keys_at(kind: object, steps: list[str | int]) -> tuple[str, ...]:
-    """Of the record that the steps lead to."""
+    """The keys of the record that the steps lead to."""
     info: Any = msgspec.inspect.type_info(kind)
     for step in steps:
         if isinstance(step, str):
@@ -94,7 +94,7 @@ def _value_at(values: Any, steps: list[str | int]) -> object:
 
 
 def toml_text(values: Mapping[str, Any], above: str = "") -> str:
-    """A document, or the table of the name `above`: plain values first, then tables, then arrays of tables."""
+    """Write a document, or the table named `above`: plain values first, then tables and arrays of tables."""
     plain, tables = [], []
     for name, value in values.items():
         path = f"{above}.{name}" if above else name
@@ -108,7 +108,7 @@ def toml_text(values: Mapping[str, Any], above: str = "") -> str:
 
 
 def toml_value(value: object) -> str:
-    """A string, number, boolean, or an array of them, as TOML writes it.
+    """Write a string, number, boolean, or an array of them as TOML.
 
     Raises:
         TypeError: it is none of these.
@@ -118,7 +118,7 @@ def toml_value(value: object) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, str):
-        # JSON's escapes are among TOML's, which also wants DEL escaped; no surrogates are left for either.
+        # TOML knows all escapes of JSON, and wants DEL escaped too. Surrogates, which neither allows, are replaced.
         sound = value.encode("utf-8", "replace").decode("utf-8")
         return json.dumps(sound, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, (list, tuple)):

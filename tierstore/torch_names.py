@@ -51,13 +51,13 @@ __all__ = [
 ]
 
 _TRIED = "2.11 to 2.15"
-"""The releases of torch that tests were run with: docs/compatibility.md."""
+"""The releases of torch that were tested: docs/compatibility.md."""
 
 _missing: list[str] = []
 
 
 def _torch(name: str) -> Any:
-    """What "torch.<name>" is. A name that is missing is noted, for the error at the end of the module."""
+    """The object with the dotted `name`. A missing name is noted, for the error at the end of the module."""
     try:
         return reduce(getattr, name.split(".")[1:], torch)
     except AttributeError:
@@ -67,7 +67,7 @@ def _torch(name: str) -> Any:
 
 # Tensors and storages.
 storage_address: Callable[[torch.Tensor], int] = _torch("torch._C._data_address")
-"""Where the tensor's storage begins (despite torch's name for it, the offset is not in it).
+"""The address where the tensor's storage begins, without the tensor's offset, despite torch's name for it.
 
 Unlike `data_ptr()` it leaves a copy-on-write storage shared.
 """
@@ -76,7 +76,7 @@ tensor_use_count: Callable[[torch.Tensor], int] = _torch("torch.Tensor._use_coun
 set_conj: Callable[[torch.Tensor, bool], None] = _torch("torch._C._set_conj")
 set_neg: Callable[[torch.Tensor, bool], None] = _torch("torch._C._set_neg")
 for _attribute in ("torch.Tensor._base", "torch.Tensor._version", "torch.UntypedStorage._cdata"):
-    _torch(_attribute)  # asked of each tensor or storage
+    _torch(_attribute)  # used on each tensor or storage
 
 # Autograd.
 sequence_nr: Callable[[], int] = _torch("torch._C._autograd._get_sequence_nr")
@@ -111,7 +111,7 @@ MODE_KEYS: tuple[Any, ...] = (
     _torch("torch._C.DispatchKey.Functionalize"),
 )
 
-# TorchDynamo. Its module of C is an attribute of the one above only once somebody has imported it.
+# TorchDynamo. Its C module is an attribute of its parent only after somebody has imported it.
 with suppress(ImportError):
     import_module("torch._C._dynamo.eval_frame")
 get_eval_frame_callback: Callable[[], object] = _torch("torch._C._dynamo.eval_frame.get_eval_frame_callback")

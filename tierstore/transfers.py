@@ -17,12 +17,12 @@ __all__ = ["Spill", "Submissions", "Transfers"]
 
 
 class Spill(NamedTuple):
-    """What to write.
+    """The bytes to write.
 
     Attributes:
         source: the bytes, alive and unchanged until `end_spill`.
-        kind: of them, for the codec.
-        ready: they are there from this point of a copy stream on; None: already.
+        kind: their kind, for the codec.
+        ready: the point of a copy stream after which the bytes are there; None: they are there already.
     """
 
     source: memoryview
@@ -31,25 +31,25 @@ class Spill(NamedTuple):
 
 
 class Transfers(Protocol):
-    """The books, as the engine sees them. Called on the loop; never waits for anything but a short lock."""
+    """The books, as the engine sees them. Called on the loop; each call waits for nothing but a short lock."""
 
     def begin_spill(self, record: Record) -> Spill | None:
-        """What to write; None: not wanted any more."""
+        """Begin a write: returns the bytes; None: the write is not wanted any more."""
 
     def end_spill(self, record: Record, outcome: Stored | Exception) -> None:
-        """The write has ended."""
+        """End a write."""
 
     def begin_restore(self, record: Record) -> memoryview | None:
-        """The memory to fill, alive until `end_restore`; None: not wanted any more."""
+        """Begin a read: returns the memory to fill, alive until `end_restore`; None: it is not wanted any more."""
 
     def end_restore(self, record: Record, outcome: Loaded | Exception) -> None:
-        """The read has ended."""
+        """End a read."""
 
     def end_discard(self, num_records: int) -> None:
-        """The bytes on disk of so many records have been freed."""
+        """Note that the bytes on disk of `num_records` records have been freed."""
 
     def engine_ended(self, error: BaseException | None) -> None:
-        """The engine takes no more work: end every wait. `error`: why, if nobody asked it to stop."""
+        """End every wait: the engine takes no more work. `error`: why it ended; None: it was asked to stop."""
 
 
 class Submissions(Protocol):
@@ -68,4 +68,4 @@ class Submissions(Protocol):
         """Have the record's bytes on disk freed."""
 
     def confirms(self, key: int, memory: memoryview) -> bool:
-        """Whether the bytes are those that are stored under the key, by their checksum, for which it blocks."""
+        """Whether `memory` has the bytes stored under the key, by their checksum. Blocks while it is computed."""

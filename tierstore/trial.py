@@ -1,12 +1,12 @@
-"""A program that `tierstore tune` tries: it gets other settings, is recorded, and ends after some steps.
+"""A trial of `tierstore tune`: the program runs with other settings, is recorded, and ends after some steps.
 
-The environment variable `TIERSTORE_TUNE` names a `TrialPlan`, a file of JSON. Where it is not set, a store and a scope
-look for it once when they are made, and that is all.
+The environment variable `TIERSTORE_TUNE` names a JSON file, the `TrialPlan`. If it is not set, this module does nothing
+except look for it when a store or a scope is made.
 
 NOTE [End of a trial]
-    A program is ended where it enters a scope, by an exception that goes up through its own frames: stores, data
-    loaders and temporary folders are closed as they always are. All ranks of a distributed program do the same steps,
-    so all of them end before the same one, and none waits for another that is gone.
+    The program ends where it enters a scope, by an exception that passes up through its own frames, so stores, data
+    loaders and temporary folders are closed as usual. All ranks of a distributed program do the same steps, so all end
+    before the same step, and none waits for another that is gone.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ VARIABLE = "TIERSTORE_TUNE"
 
 
 class TrialPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the file says.
+    """The content of the file.
 
     Attributes:
-        folder: an existing one, for traces; each store makes a file of its own there.
-        num_graphs: so many are recorded whole; then the program ends.
-        store: arguments of `TierStore` that take the place of the program's, by name.
-        offload: likewise of `tiered_offload`.
+        folder: an existing folder for traces; each store makes its own file there.
+        num_graphs: how many graphs are recorded whole before the program ends.
+        store: arguments of `TierStore` that replace the program's, by name.
+        offload: arguments of `tiered_offload`, likewise.
     """
 
     folder: str
@@ -47,12 +47,12 @@ class TrialPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TracedStore(msgspec.Struct, frozen=True):
-    """A file beside each trace.
+    """The content of a file beside each trace.
 
     Attributes:
-        pid: of the process.
-        trace: the file's name.
-        num_threads: that torch computes with.
+        pid: the process's id.
+        trace: the name of the trace's file.
+        num_threads: how many threads torch computes with.
     """
 
     pid: int
@@ -61,21 +61,21 @@ class TracedStore(msgspec.Struct, frozen=True):
 
 
 class TrialEndedError(SystemExit):
-    """Enough steps are recorded: the program ends as if it had called `sys.exit(0)`."""
+    """Ends the program, as `sys.exit(0)` does, because enough steps are recorded."""
 
 
 class Recording(Protocol):
     """The recorder of a trace."""
 
     num_graphs: int
-    """That have begun."""
+    """How many graphs have begun."""
 
 
 class Trial:
-    """The trial that this process is. For any thread.
+    """The trial that this process runs as. For any thread.
 
     Args:
-        plan: of it.
+        plan: its plan.
 
     Attributes:
         store, offload: see `TrialPlan`.
@@ -91,7 +91,7 @@ class Trial:
         self._lock = threading.Lock()
 
     def trace_of(self, store: object, num_threads: int) -> str:
-        """The file to which this store is traced; tells of it, when it is first asked for. Raises OSError."""
+        """The path of this store's trace; the first call announces it (`announce_trace`). Raises OSError."""
         with self._lock:
             trace = self._traces.get(store)
             if trace is None:
@@ -100,17 +100,17 @@ class Trial:
             return trace
 
     def enter(self, recording: Recording) -> None:
-        """A scope is about to be entered. Raises TrialEndedError when enough is recorded."""
+        """Call it before a scope is entered. Raises TrialEndedError when enough is recorded."""
         with self._lock:
             if not any(recording is known for known in self._recordings):
                 self._recordings.append(recording)
             num_graphs = sum(known.num_graphs for known in self._recordings)
-        if num_graphs > self._plan.num_graphs:  # the last may not be over: the scopes of one forward may be many
+        if num_graphs > self._plan.num_graphs:  # the last may not be over: one forward may have many scopes
             raise TrialEndedError(0)
 
 
 def announce_trace(folder: Path, number: int, num_threads: int) -> str:
-    """The file for the trace of this process's store of that number, which is told of in the folder. Raises OSError."""
+    """Write a `TracedStore` for store `number` of this process; returns the path for its trace. Raises OSError."""
     name = f"{os.getpid()}-{number}"
     about = TracedStore(os.getpid(), f"{name}.jsonl", num_threads)
     (folder / f"{name}.json").write_bytes(msgspec.json.encode(about))
@@ -119,10 +119,10 @@ def announce_trace(folder: Path, number: int, num_threads: int) -> str:
 
 @cache
 def trial_of_process() -> Trial | None:
-    """The trial that this process is; None: none, as a rule. Blocks for the file, once.
+    """The trial that this process runs as; None, as a rule: it is no trial. Reads the file once, which blocks.
 
     Raises:
-        ConfigError: the variable names no plan.
+        ConfigError: the variable does not name a valid plan.
     """
     place = os.environ.get(VARIABLE)
     if place is None:

@@ -1,9 +1,9 @@
-"""Functions that TorchDynamo never looks into.
+"""Decorators for functions that TorchDynamo must not trace.
 
-Dynamo intercepts every Python frame that runs inside a compiled call, and traces what it finds there, hooks under
-compiled autograd too. What it traces it runs with tensors that have no bytes and no version counters, and in part
-later or not at all. Nothing in a store can be traced, so its entrances are marked; only the hook that gives a saved
-tensor back can be, through an operator (`tierstore/hooks/traced.py`).
+Dynamo intercepts every Python frame that runs inside a compiled call, and traces it; under compiled autograd it traces
+hooks too. It runs traced code with tensors that have no bytes and no version counters, and runs parts of it later or
+not at all. Code of a store cannot be traced, so its entrances are marked. The only exception is the hook that gives a
+saved tensor back, through an operator (`tierstore/hooks/traced.py`).
 
 `torch.compiler.disable` marks functions too, by a wrapper that takes 0.4 µs a call, and it imports Dynamo, which
 takes a second. Here the code object itself is marked (torch 2.11 and 2.13, `FrameExecStrategy` of
@@ -30,19 +30,19 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def uncompiled(function: F) -> F:
-    """Decorator: the function is never compiled, nor traced, nor is what it calls. Callers break their graph."""
+    """Decorator: neither the function nor anything it calls is compiled or traced. Callers break their graph."""
     _mark(function, FRAME_SKIP, FRAME_SKIP)
     return _refuse_traces(function)
 
 
 def uncompiled_itself(function: F) -> F:
-    """Decorator: the function is never compiled, nor traced. What it calls may be, and `is_compiled_call` can tell."""
+    """Decorator: the function is not compiled or traced. Its callees may be, and `is_compiled_call` works in it."""
     _mark(function, FRAME_SKIP, FRAME_DEFAULT)
     return _refuse_traces(function)
 
 
 def traceable(function: F) -> F:
-    """Decorator: neither the function nor what it calls is compiled when it is called, but a trace may go through."""
+    """Decorator: a call compiles neither the function nor anything it calls, but a caller's trace may go through it."""
     _mark(function, FRAME_SKIP, FRAME_SKIP)
     return function
 
