@@ -53,7 +53,7 @@ class ScratchPool:
 
     Args:
         num_turns: how many jobs work at once.
-        timed: called with the length of an unencoded transfer; goes around it and takes its time.
+        timed: called with the length of an unencoded transfer; returns a context that times it.
 
     Attributes:
         timed: likewise.
@@ -84,7 +84,7 @@ class ScratchPool:
 
 
 class Turns:
-    """The turns of both directions, apart: a read never waits behind writes.
+    """The turns of each direction, counted separately: a read never waits behind writes.
 
     Args:
         num_each: how many jobs of each direction work at once.

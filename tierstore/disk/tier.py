@@ -1,4 +1,4 @@
-"""The contract between the engine and a disk tier: what it is asked, and what it returns.
+"""The contract between the engine and a disk tier: what the engine asks, and what the tier returns.
 
 It is kept by `LocalDisk` (LMDB and extents in a directory) and by `RemoteDisk` (the client of the sidecar daemon).
 Everything here is bytes; nothing knows of tensors or autograd.
@@ -113,7 +113,7 @@ class DiskTier(Protocol):
         """Fill `destination` with the record.
 
         Args:
-            key: a record that `write` has returned for.
+            key: of a record whose `write` has returned.
             destination: writable uint8, shape [n], n exactly as written. Where its address is congruent to
                 the source's modulo 4096, an unencoded record is read straight into it.
 
