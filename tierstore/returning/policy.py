@@ -25,7 +25,7 @@ _GROWTH_BYTES = 32 * 2**20
 _LEAST_STEP_BYTES = 4 * 2**20
 _REST = 4
 _LAST_PART = 4
-"""Below this part of the reserve there is no rest."""
+"""There is no rest while less than the reserve divided by this is left."""
 
 _FASTEST_GROWTH = 8 * 2**30
 """Bytes a second: no training takes fresh pages faster, on the machines that were seen."""
