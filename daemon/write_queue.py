@@ -19,7 +19,7 @@ class _HeldBack(NamedTuple):
 
 
 class WriteQueue:
-    """Writes of one session that are queued or at the drive, and those that wait to be.
+    """Writes of one session: those that are queued or at the drive, and those that are held back.
 
     Args:
         most_bytes: the most that may be queued or at the drive. A longer write goes alone. None: no limit.
