@@ -25,7 +25,7 @@ def listen(path: Path, group: str | None) -> socket.socket:
     0660. A socket on which nobody listens any more is replaced.
 
     Raises:
-        ConfigError: a living daemon listens there, or a file that is no socket is there, or others could replace it.
+        ConfigError: a living daemon or something that is no socket is there, or others could replace the socket.
     """
     gid = None if group is None else _gid_of(group)
     _make_folder(path.parent, gid)

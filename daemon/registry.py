@@ -57,7 +57,7 @@ class Registry:
 
     Attributes:
         sessions: by number.
-        limits: likewise.
+        limits: as given.
         num_opened: sessions that were opened since the start.
     """
 

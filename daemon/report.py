@@ -1,7 +1,7 @@
 """The report: a record of what a daemon holds and has done, for `tierstore stat`, `tierstore top` and the metrics.
 
-`reporting.py` takes it. Names with disk, written or read count bytes as they are on disk; all others
-count them as the clients gave them.
+`reporting.py` takes it. Fields with disk, written or read in their names count bytes as they are on
+disk; the others count them as the clients gave them.
 """
 
 from __future__ import annotations

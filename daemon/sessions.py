@@ -123,7 +123,7 @@ class Session:
         most_queued_bytes: the most bytes of writes that may be queued or at the drive; None: no limit.
 
     Attributes:
-        lease, quota_bytes: likewise.
+        lease, quota_bytes: as given.
         records: by the client's keys.
         being_written: keys of writes that are queued or run.
         disk_bytes: bytes taken on disk by records; those being written count with their full length.

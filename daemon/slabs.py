@@ -23,7 +23,7 @@ class MappedSlab:
         peer: who the client is, for messages.
 
     Attributes:
-        num_bytes: likewise.
+        num_bytes: as given.
 
     Raises:
         ProtocolError: it is no memfd that is sealed against shrinking, or is shorter than the client says, or has

@@ -25,7 +25,7 @@ class WriteQueue:
         most_bytes: the most that may be queued or at the drive. A longer write goes alone. None: no limit.
 
     Attributes:
-        most_bytes: likewise.
+        most_bytes: as given.
         queued_bytes: bytes of writes that were started and have not ended.
         held_bytes: bytes of writes that were not started yet.
     """

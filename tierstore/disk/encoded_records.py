@@ -96,7 +96,7 @@ class ChunkWriter:
 def encode_record(
     source: memoryview, order: WriteOrder, writer: ChunkWriter, limit_bytes: int, scratch: Scratch
 ) -> bool:
-    """Encode into `writer`; False, as early as possible, if the result is too long or exceeds the limit.
+    """Encode into `writer`; False, as early as possible, if it does not shrink enough or exceeds the limit.
 
     Raises:
         OSError: the device failed; the caller still owns the bytes.
@@ -163,7 +163,7 @@ def read_encoded(
 
     Raises:
         DamagedBytesError: the bytes do not decode; the destination holds garbage.
-        OSError: the record is still there; likewise.
+        OSError: the device failed; the record is still there, the destination holds garbage.
     """
     chunk, carried_bytes, done, seconds = scratch.chunk, 0, 0, 0.0
     while done < encoded_bytes:

@@ -46,7 +46,7 @@ class Environment:
 
     Raises:
         lmdb.Error, DamagedBytesError: the file is damaged, or the map cannot be made.
-        OSError: likewise. In all cases `file` is closed.
+        OSError: the system refuses. In all cases `file` is closed.
     """
 
     def __init__(self, file: io.FileIO, map_bytes: int, tables: Sequence[bytes]) -> None:

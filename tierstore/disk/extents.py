@@ -157,7 +157,7 @@ class ExtentSpace:
         Raises:
             StoreFullError: neither the budget nor the file system has room, not even after all promised space has
                 come back; nothing was taken.
-            OSError: the device failed; likewise.
+            OSError: the device failed; nothing was taken.
         """
         num_bytes = max(round_up(num_bytes), ALIGNMENT_BYTES)
         while (start := self._allocator.allocate(num_bytes)) is None:

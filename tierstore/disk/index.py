@@ -52,7 +52,7 @@ class Index:
 
     Raises:
         lmdb.Error, DamagedBytesError: the file is damaged, or the map cannot be made.
-        OSError: likewise. In all cases `file` is closed.
+        OSError: the system refuses. In all cases `file` is closed.
     """
 
     def __init__(self, file: io.FileIO, map_bytes: int) -> None:
@@ -78,7 +78,7 @@ class Index:
 
     @property
     def damage(self) -> lmdb.Error | None:
-        """The error by which LMDB reported damaged pages to a change; None: there was none.
+        """LMDB's error about damaged pages, or about the loss of its map; None: there was none.
 
         After it, some or all changes fail for as long as this file is used.
         """

@@ -189,8 +189,7 @@ class LocalDisk:
         """Keep a few bytes under a number, in place of those that are there; returns when they are committed.
 
         Raises:
-            StoreFullError, StorageIOError: what was there still is.
-            StoreClosedError: likewise.
+            StoreFullError, StorageIOError, StoreClosedError: what was there still is.
         """
         self._check_open()
         await to_the_end(self._entries.put_lease(number, blob))

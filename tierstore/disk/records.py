@@ -121,7 +121,7 @@ def read_record(
 
     Raises:
         DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
-        OSError: the device failed; the record is still there, likewise.
+        OSError: the device failed; the record is still there, `destination` holds garbage.
     """
     if location.head_bytes >= place.alignment_bytes:
         raise DamagedBytesError(f"a head of fewer than {place.alignment_bytes} bytes", f"{location.head_bytes}")

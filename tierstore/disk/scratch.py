@@ -56,7 +56,7 @@ class ScratchPool:
         timed: called with the length of an unencoded transfer; returns a context that times it.
 
     Attributes:
-        timed: likewise.
+        timed: as given.
     """
 
     def __init__(self, num_turns: int, timed: Timed = nullcontext) -> None:
@@ -88,7 +88,7 @@ class Turns:
 
     Args:
         num_each: how many jobs of each direction work at once.
-        clock: takes the time of the transfers; None: nobody does.
+        clock: times the transfers; None: they are not timed.
     """
 
     def __init__(self, num_each: int, clock: TransferClock | None = None) -> None:

@@ -39,7 +39,7 @@ class Stored(NamedTuple):
         checksum: xxh3-64 over the bytes as they were given, with the record's own seed; None: none was taken, or they
             were encoded.
         drive_seconds: time spent in the device; None: it is not known here.
-        cpu_seconds: CPU time of encoding, checksum and system calls; likewise.
+        cpu_seconds: CPU time of encoding, checksum and system calls; None: it is not known here.
     """
 
     stored_bytes: int
@@ -56,7 +56,7 @@ class Loaded(NamedTuple):
     Attributes:
         read_bytes: bytes read from disk.
         drive_seconds: time spent in the device; None: it is not known here, or was not measured.
-        cpu_seconds: CPU time of decoding, checksum and system calls; likewise.
+        cpu_seconds: CPU time of decoding, checksum and system calls; None: it is not known here.
     """
 
     read_bytes: int
@@ -105,7 +105,7 @@ class DiskTier(Protocol):
         Raises:
             StoreFullError: budget, file system or write allowance has no room; nothing is stored, the caller still
                 owns the bytes.
-            StorageIOError: the device failed; likewise.
+            StorageIOError: the device failed; nothing is stored, the caller still owns the bytes.
         """
         ...
 

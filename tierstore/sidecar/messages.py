@@ -105,7 +105,7 @@ class Open(_Message, frozen=True):
 
     Attributes:
         name: the client's own, for people and for metrics.
-        rank: of the process in its job, likewise; None: it has none.
+        rank: of the process in its job, for the same; None: it has none.
         pid: of the client's process.
     """
 

@@ -82,7 +82,7 @@ class RemoteDisk:
 
     Args:
         link: to the daemon, with a session; closed with the tier.
-        slab: shared with the daemon through it; likewise.
+        slab: shared with the daemon through the link; closed with the tier.
         executor: runs the copies.
         name: of this client, for messages.
 

@@ -54,7 +54,7 @@ class Sample(NamedTuple):
         codec: the candidate.
         raw_bytes: before.
         encoded_bytes: after.
-        encode_seconds: of one core; likewise `decode_seconds`.
+        encode_seconds, decode_seconds: of one core.
     """
 
     codec: Codec
