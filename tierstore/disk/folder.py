@@ -204,7 +204,7 @@ class LockedFolder:
             return self.open(_LOCK, os.O_RDWR | os.O_CREAT)
         except OSError:
             try:
-                self.path.rmdir()  # it is empty only if made just now, with the last free inode of the file system
+                self.path.rmdir()  # empty if just made: it may have taken the file system's last inode
             except OSError:
                 pass
             raise

@@ -180,7 +180,7 @@ class Index:
         return [(place, self._change_alone(operation)) for place, operation in changes]
 
     def _change_alone(self, operation: Operation) -> Exception | None:
-        """Do a change; returns why it failed. Tried again where the drive seems full but shows room."""
+        """Do a change; returns why it failed. If the drive seems full but shows room, it is tried again."""
         for _ in range(_MOST_TRIES):
             error = self._commit([operation])
             if error is None or not _may_find_room(error):

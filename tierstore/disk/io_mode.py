@@ -68,7 +68,7 @@ def _accepts_a_block(descriptor: int) -> bool:
         try:
             os.pwritev(descriptor, [block], 0)
         except OSError as error:
-            # A full disk must not prevent opening; O_DIRECT is assumed to work, as on most file systems.
+            # A full disk must not prevent opening; that O_DIRECT works is assumed then.
             if error.errno not in (errno.EINVAL, errno.ENOSPC, errno.EDQUOT):
                 raise
             return error.errno != errno.EINVAL

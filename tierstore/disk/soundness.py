@@ -14,7 +14,7 @@ from .values import value_charge_bytes
 
 __all__ = ["Spans", "drop_unsound"]
 
-_MOST_ITEMSIZE_BYTES = 1024  # as in the protocol's `Write`; decoding copies once for each
+_MOST_ITEMSIZE_BYTES = 1024  # as in the protocol's `Write`; decoding makes a pass for each byte of it
 _FAMILIES = frozenset((NO_CODEC.family, "zstd", "shuffle-zstd", "bits", "constant"))
 
 Spans = dict[int, dict[int, int]]

@@ -78,7 +78,7 @@ class DaemonLink:
         self._handshake: asyncio.Timeout | None = None  # it waits no longer than that
         self._numbers = itertools.count(1)
         self._pending: dict[int, Request] = {}
-        self._reaching: list[asyncio.Future[None]] = []  # waits until the session is open on a connection
+        self._reaching: list[asyncio.Future[None]] = []  # those waiting until the session is open on a connection
         self._handshake_seconds = _LONGEST_HANDSHAKE_SECONDS
         self._slabs: dict[int, SharedSlab] = {}
         self._reconnecting = Reconnecting(
