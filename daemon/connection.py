@@ -91,7 +91,7 @@ class Connection:
         self._num_discards = 0  # that are not answered
         self._num_keys = 0  # in them
         self._is_refused = False
-        self._is_entering = False  # a session, which takes a commit to the index, or the end of old jobs
+        self._is_entering = False  # a session, which waits for a commit to the index, or for old jobs
         self._channel = Channel(
             accepted,
             messages.ClientMessage,
@@ -121,7 +121,7 @@ class Connection:
         return sum(each.num_bytes for each in self._slabs.values())
 
     def refuse(self, reason: str, *, is_final: bool = True) -> None:
-        """Tell the client why not, and end the connection."""
+        """Tell the client why it is refused, and end the connection."""
         self._is_refused = True
         _log.warning("refused: %s", reason, extra=self._about())
         self._channel.send(messages.Refused(messages.fitting(reason), is_final))
@@ -219,7 +219,7 @@ class Connection:
     async def _open(self, message: messages.Open) -> None:
         try:
             session, token = await self._shared.registry.open(message, self._uid)
-        except StoreFullError as error:  # its own words ask to free a graph: there is none yet
+        except StoreFullError as error:  # its text asks to free a graph, and there is none yet
             self.refuse(f"no session can be opened, its drive has no room: {error.reason}", is_final=False)
             return
         except StorageIOError as error:
@@ -238,7 +238,7 @@ class Connection:
             return
         session = self._shared.registry.find(message, self._uid)
         if session is None:
-            # The same words for a wrong token: who guesses does not learn which sessions there are.
+            # The same words as for a wrong token, so that guesses do not tell which sessions there are.
             self.refuse("it knows no such session: its lease has ended, or what it held was cleared")
             return
         self._shared.registry.take_over(session, self)
@@ -281,7 +281,7 @@ class Connection:
         self._slabs[message.slab] = slab
 
     def _unmap(self, message: messages.Unmap) -> None:
-        if self._num_named[message.slab]:  # its mapping would stay, and not count
+        if self._num_named[message.slab]:  # its mapping would stay, without being counted
             raise ProtocolError(self.peer, f"Unmap of slab {message.slab}, which an unanswered request names")
         self._num_named.pop(message.slab, None)
         self._slabs.pop(message.slab, None)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class _Line(Generic[T]):
-    """The items that one owner waits for, in order.
+    """The items of one owner, in order.
 
     Attributes:
         starts_at: the virtual time (cost served per owner) at which its first item may start.
@@ -39,7 +39,7 @@ class FairQueue(Generic[T]):
 
     @property
     def num_owners(self) -> int:
-        """How many owners are remembered: all that have pushed and were not forgotten."""
+        """How many owners are remembered: all that have pushed since they were last forgotten."""
         return len(self._lines)
 
     def push(self, owner: int, cost: int, item: T) -> None:
@@ -53,7 +53,7 @@ class FairQueue(Generic[T]):
         self._num_items += 1
 
     def pop(self) -> T:
-        """Take the next item of the owner that was served least; among equals, of the one that waits longest.
+        """Take the next item of the owner that was served least; among equals, of the one that has waited longest.
 
         Raises:
             IndexError: nothing is queued.
@@ -71,7 +71,7 @@ class FairQueue(Generic[T]):
         return item
 
     def forget(self, owner: int) -> list[T]:
-        """Remove an owner; returns the items that it waited for."""
+        """Remove an owner; returns its items."""
         line = self._lines.pop(owner, None)
         items = [] if line is None else [item for _, item in line.items]
         self._num_items -= len(items)

@@ -15,7 +15,7 @@ class Histogram:
         bounds: upper ends of the buckets, ascending, each within its bucket. One more bucket takes all larger values.
 
     Attributes:
-        bounds: likewise.
+        bounds: as given.
         counts: one for each bucket, so one more than bounds.
         total: sum of all values.
     """

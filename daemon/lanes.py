@@ -18,8 +18,8 @@ _BYTES = tuple(float(4096 * 4**i) for i in range(10))  # 4 KiB to 1 GiB
 
 JOB_BYTES = 256 * 2**10
 """Charged for each job in addition to its bytes. One byte was written in 76 to 95 us and read in 57 to 90, a part of
-8 MiB in 3.5 to 3.9 ms and 4.3 to 4.8: that is 0.1 to 0.23 MB of a part. An extent of 256 KiB took 150 to 350 us more
-than its bytes. (One client with 24 requests outstanding, two cores, a drive of 2.2 GB/s; three runs.)"""
+8 MiB in 3.5 to 3.9 ms and 4.3 to 4.8. So one byte costs as much as 0.1 to 0.23 MB of a part. An extent of 256 KiB took
+150 to 350 us more than its bytes. (One client with 24 requests outstanding, two cores, a drive of 2.2 GB/s; 3 runs.)"""
 _READS_PER_WRITE = 8
 """While reads wait, their share is eight times that of writes. A ninth is enough for a write not to wait for ever."""
 
@@ -55,7 +55,7 @@ class Way:
 
 
 class Lanes:
-    """Starts jobs, as many at once as the drive is kept busy with.
+    """Starts as many jobs at once as keep the drive busy.
 
     Reads go first: backward stands still for a read, forward only for a full window. A write that begins therefore
     owes the reads a multiple of its cost. While reads wait, no other write begins until reads worth that much have
@@ -74,7 +74,7 @@ class Lanes:
         self.writes = Way()
         self._start_task = start
         self._num_each = num_each
-        self._owed_to_reads = 0  # by the last write that began; not above 0: it is paid
+        self._owed_to_reads = 0  # cost that the last write still owes to reads; 0 or less: it is paid
 
     @property
     def num_queued(self) -> int:
@@ -108,7 +108,7 @@ class Lanes:
             self._owed_to_reads = _READS_PER_WRITE * self._begin(self.writes)
 
     def _begin(self, way: Way) -> int:
-        """Start the next job of a direction; its cost."""
+        """Start the next job of a direction; returns its cost."""
         queued = way.queue.pop()
         way.num_running += 1
         self._start_task(self._run(way, queued))

@@ -25,7 +25,7 @@ def listen(path: Path, group: str | None) -> socket.socket:
     0660. A socket on which nobody listens any more is replaced.
 
     Raises:
-        ConfigError: there is a living daemon, or something that is no socket, or others could replace the socket.
+        ConfigError: a living daemon or something that is no socket is there, or others could replace the socket.
     """
     gid = None if group is None else _gid_of(group)
     _make_folder(path.parent, gid)

@@ -30,7 +30,7 @@ def set_up_logging(level: str, form: str) -> None:
 
 
 class CauseFilter(logging.Filter):
-    """Lets one line per cause and minute pass; that line says how many like it were dropped in the minute before.
+    """Lets one line per cause and minute pass. The line says how many like it were dropped since the one before.
 
     A cause is the message before its figures are filled in, together with the client (name, rank, user). The number of
     causes is bounded: the one that was logged the longest ago is forgotten.
@@ -94,7 +94,7 @@ def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
 
 def _quoted(value: object) -> str:
     text = str(value)
-    # JSON's escapes: a client's name must neither begin a line nor look like a field.
+    # Escaped as in JSON: a client's name must neither begin a line nor look like a field.
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 

@@ -51,7 +51,7 @@ class ReportCollector(Collector):
         yield from _of_sessions(report.sessions)
 
     def describe(self) -> Iterable[Metric]:
-        """No metrics before the first scrape: they depend on the sessions."""
+        """Name no metrics before the first scrape, because they depend on the sessions."""
         return ()
 
 
@@ -154,7 +154,7 @@ def _of(totals: Totals, name: str) -> int:
 
 
 def _buckets(spread: Spread) -> list[tuple[str, float]]:
-    """Prometheus counts what is at most each bound, so every bucket holds those below it too."""
+    """The buckets as Prometheus wants them: each also counts the values in the buckets below it."""
     total = 0
     buckets: list[tuple[str, float]] = []
     for bound, count in zip((*map(repr, spread.bounds), "+Inf"), spread.counts, strict=True):

@@ -24,10 +24,10 @@ __all__ = ["OPTIONS", "settings_of"]
 
 _LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("text", "json")
-_MOST_SECONDS = 1e9  # that the protocol can say (messages.Welcome)
+_MOST_SECONDS = 1e9  # that the protocol can carry (messages.Welcome)
 _OF_LIMITS = ("session_disk_bytes", "session_queued_bytes", "grace_seconds", "handshake_seconds")
 _MOST_BYTES = 2**63 - 1
-_MOST_UID = 2**32 - 2  # the last one is none: chown(2)
+_MOST_UID = 2**32 - 2  # 2**32 - 1 is no user: chown(2)
 
 Given = str | int | float | Sequence[str | int]
 """A value as it was given: text on the command line and in the environment, TOML's types in a file."""
@@ -48,14 +48,14 @@ class _Option(NamedTuple):
 
 
 def settings_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> ServeSettings:
-    """The settings by a command line and an environment.
+    """The settings from a command line, an environment, and the file that they name.
 
     Args:
         line: options as the command line gave them, by name with underscores.
         environment: the process's. An empty variable counts as not set.
 
     Raises:
-        ConfigError: an option cannot be used, or the file cannot be; names which, and where it stands.
+        ConfigError: an option or the file cannot be used; names the option, and where it was given.
     """
     given: dict[str, tuple[Given, str]] = {}
     config, source = _config_of(line, environment)

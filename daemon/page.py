@@ -1,7 +1,7 @@
 """A small HTTP server for those who watch the daemon: `/metrics`, `/healthz`, `/readyz`. It runs on the daemon's loop.
 
-So `/healthz` shows whether that loop still runs: where it stands still, the probe's time limit ends. Everything about a
-request is bounded: its length, its time, and the number of requests at once.
+So `/healthz` shows whether that loop still runs: if it stands still, the probe times out. A request's length and time
+are limited, and so is the number of requests at once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Page:
             port: 0: any that is free.
 
         Raises:
-            ConfigError: it is taken, or not ours to take.
+            ConfigError: it is taken, or this process may not take it.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -72,7 +72,7 @@ class Page:
         """Answer from now on.
 
         Args:
-            routes: by path; each is called on the loop and must not block.
+            routes: functions by path; each is called on the loop and must not block.
         """
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Exchange(routes, self._exchanges), sock=self._listener)

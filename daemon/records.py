@@ -1,4 +1,4 @@
-"""The requests on a session's records: the message that came in, what the disk tier does, the message to answer.
+"""Carries out requests on a session's records: takes the message, calls the disk tier, returns the answer.
 
 Nothing here knows connections, or whose turn it is: `connection.py` decides what may be asked, and when it runs.
 """

@@ -50,14 +50,14 @@ class Registry:
     Args:
         disk: the tier, which also keeps the leases of the sessions.
         records: those of all sessions.
-        lanes: remember each session that had jobs; told when a session ends.
+        lanes: remember each session that had jobs; told to forget it when it ends.
         tasks: run the end of a session whose grace period is over.
         stage: the daemon's.
         limits: of a session.
 
     Attributes:
         sessions: by number.
-        limits: likewise.
+        limits: as given.
         num_opened: sessions that were opened since the start.
     """
 
@@ -105,7 +105,7 @@ class Registry:
     # --- the life of a session ------------------------------------------------------------------------------------
 
     async def take_up(self) -> None:
-        """Go on with the sessions of a daemon that was killed; each waits for its client. Once, before anything else.
+        """Continue the sessions of an earlier daemon; each waits for its client. Called once, before anything else.
 
         Raises:
             StoreFullError, StorageIOError: the index does not take a change; what was there still is.
@@ -178,7 +178,7 @@ class Registry:
         _log.info("session ended: %s", reason, extra=session.about())
 
     def stop_timers(self) -> None:
-        """End no session for its grace period any more: the daemon ends, and the next one finds the leases."""
+        """Cancel all grace periods: the daemon ends, and the next one finds the leases."""
         for timer in self._expiries.values():
             timer.cancel()
 
@@ -187,7 +187,7 @@ class Registry:
         await asyncio.gather(*(session.wait_for(None) for session in self.sessions.values()))
 
     def _unused_number(self) -> int:
-        """A number for a session. Numbers begin again only where nothing is left that bears one: no record, no lease.
+        """A number for a session. Numbers begin again only if no record and no lease is left.
 
         Raises:
             StorageIOError: all are used.

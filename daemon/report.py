@@ -1,7 +1,7 @@
 """The report: a record of what a daemon holds and has done, for `tierstore stat`, `tierstore top` and the metrics.
 
-`reporting.py` takes it. Bytes are counted as they are on disk where a name says disk, written or read, and as the
-clients gave them otherwise.
+`reporting.py` takes it. Fields with disk, written or read in their names count bytes as they are on
+disk; the others count them as the clients gave them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["DiskState", "JobTimes", "Jobs", "Report", "SessionState", "Spread", 
 _ROOM_BYTES = MAX_FRAME_BYTES - 1024
 """Room for a report in one frame."""
 _CHOICES_SHARE = 4
-"""The `codec_choices` of a report that is too long may take a quarter of the room."""
+"""In a report that is too long, `codec_choices` may take a quarter of the room."""
 
 
 class Totals(msgspec.Struct, frozen=True):

@@ -63,7 +63,7 @@ class Reporter:
         self._asking: dict[Asker, None] = {}  # in this turn of the loop
 
     def answer(self, asker: Asker) -> None:
-        """Answer with a report. All who ask in one turn of the loop get the same report, each of them once."""
+        """Answer with a report. All who ask in one turn of the loop get the same report, once each."""
         if not self._asking:
             asyncio.get_running_loop().call_soon(self._answer_all)
         self._asking[asker] = None

@@ -47,7 +47,7 @@ __all__ = ["Daemon", "serve"]
 _log = logging.getLogger("tierstore.daemon")
 
 _INLINE_BYTES = 128 * 2**10
-_DISK_SHARE = 0.8  # of what is free, or taken by the daemon's own files
+_DISK_SHARE = 0.8  # of the space that is free, or taken by the daemon's own files
 _NUM_JOBS = NUM_AT_ONCE + 2  # each way: while those are at the device, others take checksums
 _DRAIN_SECONDS = 30.0
 
@@ -81,12 +81,12 @@ class Daemon:
         """
         settings = self.settings
         with ExitStack() as opened:
-            page = None if settings.metrics is None else Page.bind(*settings.metrics)  # first: it leaves no trace
+            page = None if settings.metrics is None else Page.bind(*settings.metrics)  # first: it leaves no file behind
             if page is not None:
                 opened.callback(page.close)
             with _opened_at(settings.path):
                 home = NamedHome(settings.path)
-            opened.callback(home.close, keep=True)  # the tier has closed it, if it came to that
+            opened.callback(home.close, keep=True)  # nothing, if the tier has closed it already
             listener = listen(settings.socket, settings.socket_group)
             opened.callback(stop_listening, listener, settings.socket)
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -151,7 +151,7 @@ class Daemon:
             )
 
     def _budget_bytes(self, home: NamedHome) -> int:
-        """The budget that was asked for; or a share of the drive, the same with and without what the home has kept."""
+        """The budget that was asked for; else a share of the drive, which does not depend on what the home has kept."""
         if self.settings.disk_bytes is not None:
             return self.settings.disk_bytes
         return int((free_disk_bytes(self.settings.path) + home.taken_bytes) * _DISK_SHARE)
@@ -164,7 +164,7 @@ class Daemon:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _end_if_damaged(self, disk: LocalDisk) -> None:
-        """End if the index is damaged: from now on it would refuse every new session, and keep what is freed."""
+        """End if the index is damaged: it would refuse every new session, and keep the space of freed records."""
         damage = disk.index_damage
         if damage is not None and not self._stage.is_ending:
             _log.error("the index is damaged (%s): this daemon ends, and what it has stored is cleared", damage)
@@ -195,7 +195,7 @@ class Daemon:
 
 @contextmanager
 def _opened_at(path: Path) -> Iterator[None]:
-    """Around what opens files: a full drive is a failed one here, since no record is there that asks for room.
+    """Around a block that opens files: a full drive counts as a failed one here, because no record asks for room.
 
     Raises:
         StorageIOError: the drive is full, or failed; what was there still is.

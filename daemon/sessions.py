@@ -123,7 +123,7 @@ class Session:
         most_queued_bytes: the most bytes of writes that may be queued or at the drive; None: no limit.
 
     Attributes:
-        lease, quota_bytes: likewise.
+        lease, quota_bytes: as given.
         records: by the client's keys.
         being_written: keys of writes that are queued or run.
         disk_bytes: bytes taken on disk by records; those being written count with their full length.
@@ -146,7 +146,7 @@ class Session:
         self.totals: Counter[str] = Counter()
         self._jobs: Counter[int] = Counter()  # by key
         self.num_jobs = 0
-        self._idle: dict[int | None, asyncio.Event] = {}  # by key, of those that somebody waits for; None: all
+        self._idle: dict[int | None, asyncio.Event] = {}  # by key, only those that are waited for; None: all keys
 
     @property
     def peer(self) -> str:
@@ -209,7 +209,7 @@ class Session:
             while self.num_jobs:
                 await self._until_idle(None)
             return
-        while busy := keys & self._jobs.keys():  # again: a job may have begun before this was woken
+        while busy := keys & self._jobs.keys():  # a loop, because a job may begin before this is woken
             for key in busy:
                 if key in self._jobs:
                     await self._until_idle(key)

@@ -38,7 +38,7 @@ class ServeSettings:
     Attributes:
         path: an existing directory on the drive to use.
         socket: where to listen; its folder is made if it does not exist.
-        disk_bytes: what all sessions together may hold; None: 80 % of what is free or its own already.
+        disk_bytes: the most that all sessions together may hold; None: 80 % of what is free or already its own.
         codec: as `TierStore`'s.
         max_write_bytes_per_day: of all sessions together, as `TierStore`'s; None: no limit.
         limits: of a session.

@@ -1,4 +1,4 @@
-"""The daemon's side of a client's slab, which is mapped only if it is there in full and cannot be cut short."""
+"""The daemon's side of a client's slab, mapped only if all its pages are allocated and it cannot be cut short."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class MappedSlab:
         peer: who the client is, for messages.
 
     Attributes:
-        num_bytes: likewise.
+        num_bytes: as given.
 
     Raises:
-        ProtocolError: it is no memfd that is sealed against shrinking, or shorter than the client says, or has pages
-            that nobody has paid for.
+        ProtocolError: it is no memfd that is sealed against shrinking, or is shorter than the client says, or has
+            pages that are not allocated.
     """
 
     def __init__(self, descriptor: int, num_bytes: int, peer: str) -> None:
@@ -42,7 +42,7 @@ class MappedSlab:
         self._memory = memoryview(self._mapping)
 
     def range(self, offset: int, num_bytes: int, peer: str) -> memoryview:
-        """The bytes from `offset` on, writable; they keep the mapping while they are used.
+        """The bytes from `offset` on, writable; the mapping lives while they are used.
 
         Raises:
             ProtocolError: the slab does not have them.

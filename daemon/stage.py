@@ -1,4 +1,4 @@
-"""How far a daemon has come: it starts, is open, ends. For one loop."""
+"""The stage of a daemon: it starts, is open, ends. For one loop."""
 
 from __future__ import annotations
 

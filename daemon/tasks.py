@@ -13,7 +13,7 @@ _log = logging.getLogger("tierstore.daemon")
 
 
 class Tasks:
-    """Starts coroutines as tasks and keeps them apart.
+    """Starts coroutines as tasks that do not affect each other.
 
     A connection catches the bugs of the requests that it starts, because its client has to be told. This class catches
     the others, such as a bug at the end of a session whose client is gone.
@@ -35,7 +35,7 @@ class Tasks:
         self._group = group
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine to its end, whatever becomes of the others."""
+        """Run a coroutine to its end, even if others fail."""
         self._group.create_task(self._contain(work))
 
     def note_bug(self, about: Mapping[str, object] | None = None) -> None:
@@ -50,6 +50,6 @@ class Tasks:
     async def _contain(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
-        except Exception:  # noqa: BLE001 - logged; whoever waits for an answer is told by its connection
+        except Exception:  # noqa: BLE001 - logged; a client that waits for an answer is told by its connection
             self.note_bug()
         self._after_each()

@@ -19,13 +19,13 @@ class _HeldBack(NamedTuple):
 
 
 class WriteQueue:
-    """Writes of one session that are queued or at the drive, and those that wait to be.
+    """Writes of one session: those that are queued or at the drive, and those that are held back.
 
     Args:
         most_bytes: the most that may be queued or at the drive. A longer write goes alone. None: no limit.
 
     Attributes:
-        most_bytes: likewise.
+        most_bytes: as given.
         queued_bytes: bytes of writes that were started and have not ended.
         held_bytes: bytes of writes that were not started yet.
     """

@@ -1,9 +1,9 @@
-"""The disk tier: records under keys in a directory of this machine, checked by the bytes that were really written.
+"""The disk tier: stores records (bytes under a key) in a directory of this machine, and verifies them when it reads.
 
-Here: the seam that the engine calls (`DiskTier`), its local form (`LocalDisk`), the files, index and allocation below
-it, and the codecs (`codec/`). Not here: the tier that a daemon keeps (`tierstore.sidecar`), tensors, host memory.
+Here: the interface that the engine calls (`DiskTier`), its local form (`LocalDisk`), the files, index and allocation
+below it, and the codecs (`codec/`). Not here: the tier that a daemon keeps (`tierstore.sidecar`), tensors, host memory.
 The store and the daemon open a `LocalDisk`; everybody else sees a `DiskTier`. Nothing here knows tensors or torch.
-Start at `tier.py` (the contract), then `local.py` (the parts), `shelf.py` (a record's way), `records.py` (its jobs).
+Start at `tier.py` (the contract), then `local.py` (the parts), `shelf.py` (one record's path), `records.py` (its jobs).
 """
 
 from .tier import DiskTier, DiskUsage, Kind, Loaded, Stored

@@ -1,6 +1,6 @@
 """Allocates extents on a line of bytes that consists of ranges. Pure bookkeeping, no files.
 
-An extent comes from the oldest range that has room, there from the best fit, among equals from the lowest address. Free
+An extent is taken from the oldest range that has room: the best fit, and among equals the lowest address. Free
 neighbours are joined at once. So extents gather in few ranges, and the other ranges become empty when use falls. Ranges
 are added and removed as segment files come and go. Free runs of two ranges are never joined, so every extent lies in
 one file.
@@ -17,7 +17,7 @@ from ..free_runs import FreeRuns
 __all__ = ["ALIGNMENT_BYTES", "ExtentAllocator", "round_up"]
 
 ALIGNMENT_BYTES = 4096
-"""Extents start and end on this: the block of the file systems we write to, and of 4K-sector drives."""
+"""Extents start and end at multiples of this: the block of the file systems we write to, and of 4K-sector drives."""
 
 
 def round_up(num_bytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 __all__ = ["DiskBudget"]
 
-_VALUES_SHARE = 2  # of the limit, a half: what values once took is theirs for as long as the index lives
+_VALUES_SHARE = 2  # a half of the limit: the index never gives back the space that values once took
 
 
 class DiskBudget:
@@ -37,7 +37,7 @@ class DiskBudget:
 
         Args:
             num_bytes: the bytes that it takes.
-            has_other_home: it may live in an extent as well, and must if values would take more than their share.
+            has_other_home: it may live in an extent instead; it is refused here if values would exceed their share.
         """
         growth = max(0, self.value_bytes + num_bytes - self.value_peak_bytes)
         if growth > self.room_bytes:

@@ -38,7 +38,7 @@ class Commits:
         self._flight: asyncio.Task[None] | None = None
 
     def commit_now(self, operation: Operation) -> Outcome:
-        """Do an operation now; returns its outcome. Blocks, also for a batch in flight: only in a job."""
+        """Do an operation now; returns its outcome. Blocks, also while a batch is in flight: only in a job."""
         return self._do((operation,))[0]
 
     async def submit(self, operation: Operation) -> Outcome:

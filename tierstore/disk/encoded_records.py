@@ -1,4 +1,4 @@
-"""Encodes, checksums and writes records chunk by chunk, and reads them so, in constant memory. Blocking jobs."""
+"""Writes and reads encoded records with their checksums, chunk by chunk in constant memory. Blocking jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .transfer import read_all, write_all
 
 __all__ = ["ChunkWriter", "decode_value", "encode_record", "encode_value", "read_encoded"]
 
-_CARRY_BYTES = round_up(ENCODED_BLOCK_BYTES)  # room before a read for the block that the last one cut
+_CARRY_BYTES = round_up(ENCODED_BLOCK_BYTES)  # room in front of a read for the start of a block that the last read cut
 
 
 class ChunkWriter:
@@ -82,7 +82,7 @@ class ChunkWriter:
         """Write the rest, padded to a block.
 
         Raises:
-            OSError: likewise.
+            OSError: what was collected could not be written.
         """
         self._flush(round_up(self._filled_bytes))
 
@@ -96,7 +96,7 @@ class ChunkWriter:
 def encode_record(
     source: memoryview, order: WriteOrder, writer: ChunkWriter, limit_bytes: int, scratch: Scratch
 ) -> bool:
-    """Encode into `writer`; False, as soon as it shows, if that does not shrink the record enough or breaks the limit.
+    """Encode into `writer`; False, as early as possible, if it does not shrink enough or exceeds the limit.
 
     Raises:
         OSError: the device failed; the caller still owns the bytes.
@@ -158,12 +158,12 @@ def read_encoded(
         encoded_bytes: how many were written for it.
         alignment_bytes: lengths of reads are rounded up to it.
         decoder: where the bytes go.
-        hasher: takes every encoded byte in order; None where nobody will ask.
+        hasher: takes every encoded byte in order; None: there is no checksum.
         scratch: for what was read and not yet decoded.
 
     Raises:
         DamagedBytesError: the bytes do not decode; the destination holds garbage.
-        OSError: the record is still there; likewise.
+        OSError: the device failed; the record is still there, the destination holds garbage.
     """
     chunk, carried_bytes, done, seconds = scratch.chunk, 0, 0, 0.0
     while done < encoded_bytes:

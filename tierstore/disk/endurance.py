@@ -1,8 +1,8 @@
 """Decides how much may be written to the drive. Pure: the time is passed in.
 
 Writing wears a flash drive out. The allowance of a day refills evenly over 24 hours and may be spent at once: training
-comes in bursts, and only the long run counts for the drive. So no 24 hours see more writes than two days' allowance (a
-full one, and the refill meanwhile), and n days at most n + 1. The allowance begins full whenever a store or a daemon is
+comes in bursts, and only the long run counts for the drive. So any 24 hours see at most two days' allowance (a full
+one, and the refill meanwhile), and n days at most n + 1. The allowance begins full whenever a store or a daemon is
 opened: nothing is remembered beyond the process.
 """
 

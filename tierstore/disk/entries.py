@@ -30,7 +30,7 @@ class IndexEntries:
         self._space = space
         self._budget = budget
         self._has_extents = has_extents
-        self._undeleted: dict[int, Location] = {}  # discarded, but the index refused: tried again with the next
+        self._undeleted: dict[int, Location] = {}  # discarded, but the index refused: the next `delete` tries again
         self._undeleted_leases: set[int] = set()  # likewise
 
     @property
@@ -39,7 +39,7 @@ class IndexEntries:
         return bool(self._undeleted or self._undeleted_leases)
 
     def is_for(self, location: Location) -> bool:
-        """Whether a record that lies there is entered. Extents that nobody looks for later are kept in memory alone."""
+        """Whether a record at this place is entered. Extents that no later process looks for are not."""
         return location.segment is None or self._has_extents
 
     def enter_now(self, key: int, location: Location) -> Outcome:
@@ -47,9 +47,9 @@ class IndexEntries:
         return self._commits.commit_now(Put(key, location, None))
 
     async def put(self, put: Put | PutLease, outcome: Outcome | None = None) -> Outcome:
-        """Enter a record or a lease; returns why not, if that failed for good.
+        """Enter a record or a lease; returns the outcome, with an error only if that failed for good.
 
-        A file system that is full of empty segments, or of one that is being made, is not full.
+        If empty segments, or one that is being made, fill the file system, this waits until they give space back.
 
         Args:
             put: what to enter.
@@ -88,8 +88,8 @@ class IndexEntries:
     async def delete(self, locations: dict[int, Location]) -> None:
         """Remove records from the index and free what they took, once that is committed.
 
-        What the index refuses to delete (a full file system) keeps its space until a later call succeeds, which also
-        tries again what was refused before: records and leases.
+        A record that the index refuses to delete (a full file system) keeps its space until a later call succeeds. Each
+        call also tries again what was refused before: records and leases.
         """
         locations = self._undeleted | locations
         leases = sorted(self._undeleted_leases)

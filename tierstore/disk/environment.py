@@ -3,8 +3,8 @@
 The map begins small, because a map for all of the disk budget breaks `ulimit -v`. Forked children do not get it, and
 LMDB's descriptors are closed in programs that the process starts.
 
-Never `writemap`: on a full disk it ends the process with SIGBUS. `sync=False`: a commit survives the process, since
-its pages go to the page cache and the one that makes it valid last; it does not survive a power loss.
+`writemap` is never used: on a full disk it ends the process with SIGBUS. With `sync=False` a commit survives the
+process: its pages go to the page cache, the one that makes it valid last. It does not survive a power loss.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Environment:
 
     Attributes:
         begin: begins a transaction, as `lmdb.Environment.begin`.
-        tables: open, in the order of their names; made where they were not there.
+        tables: open, in the order in which they were named; made if they were not there.
         map_start: the address at which the map begins; None: it could not be found out.
-        damage: what LMDB said of its own pages when a change met them, or when it lost its map; None: nothing. From
-            then on changes fail, that one or others, for as long as this file is used. The index sets it too.
+        damage: the error by which LMDB reported damaged pages, or the loss of its map; None: there was none. After it,
+            some or all changes fail for as long as this file is used. The index sets it too.
 
     Raises:
         lmdb.Error, DamagedBytesError: the file is damaged, or the map cannot be made.
-        OSError: likewise. In all cases `file` is closed.
+        OSError: the system refuses. In all cases `file` is closed.
     """
 
     def __init__(self, file: io.FileIO, map_bytes: int, tables: Sequence[bytes]) -> None:
@@ -103,7 +103,7 @@ class Environment:
         """Make the map longer; False: it has room for all of the budget already.
 
         Args:
-            frees: the change that needs the room only deletes, and so may take the last addresses, which others leave.
+            frees: the change only deletes. It may take the last addresses, which other changes leave free.
 
         Raises:
             lmdb.Error: the process has no addresses for it; the map is as it was.
@@ -114,7 +114,7 @@ class Environment:
             return False
         for more_bytes in (map_bytes, MAP_SPARE_BYTES, *([_ROOM_TO_DELETE_BYTES] if frees else [])):
             longer_bytes = min(map_bytes + more_bytes, self._most_map_bytes)
-            # LMDB gives its map up before it asks for the longer one, and has none if that is refused.
+            # LMDB unmaps its map before it asks for the longer one, and has none if that is refused.
             if has_addresses_for(longer_bytes - map_bytes if frees else longer_bytes):
                 self._lengthen_map(longer_bytes)
                 return True
@@ -131,9 +131,9 @@ class Environment:
         self._file.close()
 
     def _cover_pages(self) -> None:
-        """Make the file as long as the pages it claims to have: a page of zeros is an error, one beyond it a SIGBUS.
+        """Make the file as long as the pages it claims: a page of zeros is an error, a page beyond the end a SIGBUS.
 
-        LMDB leaves it shorter itself, where the last pages were never written.
+        LMDB itself leaves the file shorter if the last pages were never written.
         """
         page_bytes = self._lmdb.stat()["psize"]
         claimed_bytes = (self._lmdb.info()["last_pgno"] + 1) * page_bytes
@@ -158,7 +158,7 @@ class Environment:
     def _lengthen_map(self, map_bytes: int) -> None:
         try:
             self._lmdb.set_mapsize(map_bytes)
-        except lmdb.Error as error:  # others took the addresses meanwhile, and LMDB would read where nothing is
+        except lmdb.Error as error:  # others took the addresses meanwhile: LMDB would read unmapped ones
             self.damage = error
             self._lmdb.close()
             raise

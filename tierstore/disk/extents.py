@@ -29,10 +29,10 @@ __all__ = ["SEGMENT_BYTES", "Extent", "ExtentSpace"]
 
 SEGMENT_BYTES = 2**30
 IDLE_SECONDS = 300.0
-"""How long an empty segment is kept, at least; at most twice that. Longer than most training steps take."""
+"""An empty segment is kept for at least this long, and at most twice as long. Most training steps are shorter."""
 
 _RECORDS_PER_SEGMENT = 8  # large records get larger segments: at most an eighth is lost to what does not fit
-_SEGMENT_STRIDE = 1 << 48  # each segment's part of the allocator's line: they never touch
+_SEGMENT_STRIDE = 1 << 48  # between segments on the allocator's line, so they never touch
 
 
 class Extent(NamedTuple):
@@ -53,14 +53,14 @@ class Extent(NamedTuple):
 
 
 class _Refusal(NamedTuple):
-    """The file system's answer to a segment of at least this size."""
+    """The file system's refusal of a segment of at least this size."""
 
     least_bytes: int
     error: Exception
 
 
 class ExtentSpace:
-    """The segments of one tier. Lives on one loop; only `take` and `close` wait.
+    """The segments of one tier. Lives on one loop; only its coroutines wait.
 
     Args:
         segment_files: makes and removes them.
@@ -91,7 +91,7 @@ class ExtentSpace:
         self._segments: dict[int, Segment] = {}
         self._num_opened = 0
         self._idle_seconds = idle_seconds
-        self._empty_since: dict[int, float] = {}  # by the loop's clock; also of those in use, when they last were
+        self._empty_since: dict[int, float] = {}  # by the loop's clock; of those in use: when they last were empty
         self._idle_timer: asyncio.TimerHandle | None = None
         self._growth: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -111,7 +111,7 @@ class ExtentSpace:
 
     @property
     def largest_free_bytes(self) -> int:
-        """The longest extent that is free in the segments there are."""
+        """The length of the longest free extent in the present segments."""
         return self._allocator.largest_free_bytes
 
     @property
@@ -125,10 +125,10 @@ class ExtentSpace:
         return self._closing is not None
 
     def take_up(self, segments: Iterable[Segment], extents: Mapping[int, Mapping[int, int]]) -> None:
-        """Go on with segments that hold something. Once, before anything is taken; the budget is the caller's to count.
+        """Continue with segments that hold records. Called once, before any `take`; the caller counts the budget.
 
         Args:
-            segments: open; from now on this space's.
+            segments: open; this space closes them.
             extents: the extents in use, by segment: offset -> length.
 
         Raises:
@@ -157,7 +157,7 @@ class ExtentSpace:
         Raises:
             StoreFullError: neither the budget nor the file system has room, not even after all promised space has
                 come back; nothing was taken.
-            OSError: the device failed; likewise.
+            OSError: the device failed; nothing was taken.
         """
         num_bytes = max(round_up(num_bytes), ALIGNMENT_BYTES)
         while (start := self._allocator.allocate(num_bytes)) is None:
@@ -209,7 +209,7 @@ class ExtentSpace:
         return True
 
     async def close(self, *, keep: bool = False) -> None:
-        """Close every segment; those that have a name stay there if `keep`. No extent may be in use by a job.
+        """Close every segment; with `keep`, files that have a name stay. No extent may be in use by a job.
 
         Idempotent.
         """
@@ -264,7 +264,7 @@ class ExtentSpace:
             self._note_empty(number)
             self._num_opened += 1
         except (OSError, RuntimeError) as error:  # RuntimeError: the executor takes no more jobs
-            # Nobody asked for a segment ahead of its need: that refusal only ends the asking.
+            # A refused segment that no record waits for only ends the growing ahead of need.
             self._grows_ahead = False
             self._refusal = _Refusal(least_bytes, error)
         finally:
@@ -322,7 +322,7 @@ class ExtentSpace:
             self._closing = asyncio.get_running_loop().create_task(self._close_segments(which))
 
     async def _close_segments(self, which: Callable[[], list[int]]) -> None:
-        """Close one after the other: freeing 1 GiB takes the file system 0.1 s, and what waits may be used again."""
+        """Close one after the other: freeing 1 GiB takes the file system 0.1 s, and others may be in use by then."""
         try:
             while numbers := which():
                 number = min(numbers, key=lambda number: self._segments[number].num_bytes)

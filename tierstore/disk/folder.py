@@ -28,7 +28,7 @@ class LockedFolder:
 
     Attributes:
         path: of the folder, for messages.
-        inodes: of the folder and its lock, which a forked child must let go of.
+        inodes: of the folder and its lock, which a forked child must give up.
     """
 
     def __init__(self, parent: Path, name: str) -> None:
@@ -204,7 +204,7 @@ class LockedFolder:
             return self.open(_LOCK, os.O_RDWR | os.O_CREAT)
         except OSError:
             try:
-                self.path.rmdir()  # made just now, if it is empty; a file system may have room for one inode more
+                self.path.rmdir()  # empty if just made: it may have taken the file system's last inode
             except OSError:
                 pass
             raise

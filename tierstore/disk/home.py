@@ -5,7 +5,7 @@ files in its folder:
 
 =================  =========================================================================================
 ``lock``           held by the process that uses the folder; its pid
-``format``         version of all this, boot id, seed of the checksums, how extents are aligned
+``format``         version of this format, boot id, seed of the checksums, how extents are aligned
 ``opening``        one byte for each start that has died since the index was last read to its end
 ``index``          LMDB (`index.py`)
 ``segment-NNNNNN``  extents (`segments.py`)
@@ -51,9 +51,9 @@ _FORMAT_VERSION = 2
 _FORMAT, _OPENING, _INDEX = "format", "opening", "index"
 _OWN_NAMES = re.compile(r"format|opening|index|segment-(?:\d{6}|[1-9]\d{6,})", re.ASCII)
 _MOST_FORMAT_BYTES = 4096
-_MOST_DEATHS = 2  # one may have been a kill at a bad moment; two in a row are the index's doing
+_MOST_DEATHS = 2  # one may have been a kill at a bad moment; two in a row are caused by the index
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# These errors tell about this process or the drive, not about the index.
+# The cause of these errors is this process or the drive, not the index.
 _PASSING = (
     errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS,
 )  # fmt: skip
@@ -99,7 +99,7 @@ class Home(SegmentFiles, Protocol):
         ...
 
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
-        """Open what is there, or something new. Once.
+        """Open the files that are there, or make new ones. Called once.
 
         Args:
             disk_bytes: the tier's budget.
@@ -146,7 +146,7 @@ class UnnamedHome:
 
 
 class _Format(msgspec.Struct, frozen=True):
-    """The format of the files, which must be this process's for them to be read; and the checksums' seed."""
+    """The format of the files, which are read only if it is this process's own; and the checksums' seed."""
 
     version: int
     boot_id: str
@@ -158,8 +158,8 @@ class NamedHome:
     """Files with names, in the folder `tierstore-daemon` of a directory, which survive the process. A `Home`.
 
     They survive a kill, not a power loss: nothing is synced. So files from before the last boot are not read, nor files
-    of another version, nor an index that has ended two starts in a row. These files are removed; other files in the
-    folder stay.
+    of another version, nor an index whose reading ended the process at two starts in a row. All of these are removed;
+    other files in the folder stay.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -284,19 +284,19 @@ class NamedHome:
     def _forget(self, index: Index, keys: list[int]) -> None:
         """Delete the entries, before their space is given to others: they would claim it at the next start.
 
-        In any case a change is tried, because a damaged list of free pages may end the process: better now.
+        A change is tried even if there are none: a damaged list of free pages may end the process, and better now.
         """
         try:
             index.try_to_write()
         except (lmdb.Error, OSError) as error:
-            if not means_full(error) and not may_be_short_write(error):  # what is there can be read all the same
+            if not means_full(error) and not may_be_short_write(error):  # the entries can still be read
                 raise
         for outcome in index.apply([Delete(key) for key in keys]):
             if outcome.error is not None:
                 raise outcome.error
 
     def _open_segments(self, spans: Spans, mode: IoMode, contents: Contents) -> None:
-        """Open the segments that hold something; the others are removed."""
+        """Open the segments that hold records; remove the others."""
         for number, name in self._segment_names():
             if number not in spans:
                 self._folder.remove(name)

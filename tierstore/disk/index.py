@@ -1,9 +1,9 @@
 """The index in LMDB: where every record lies, and the small records themselves. Blocking calls.
 
 Three tables: `locations` (key → `Location`, msgpack), `values` (key → encoded bytes, for records without an
-extent) and `leases` (number → bytes, whose meaning is the owner's). `lock=False` means that LMDB lets a write
-transaction reuse pages under a reader's feet (lmdb.h, MDB_NOLOCK), so calls must not overlap; the owner of an index
-makes one at a time. `environment.py` opens the file and lets LMDB's map grow.
+extent) and `leases` (number → bytes, whose meaning is the owner's). With `lock=False` a write
+transaction of LMDB may reuse pages that a reader still uses (lmdb.h, MDB_NOLOCK), so calls must not overlap; the owner
+of an index makes one at a time. `environment.py` opens the file and lets LMDB's map grow.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Index", "may_be_short_write"]
 
 _LARGE_VALUE_BYTES = 64 * 2**10
 _ROOM_FOR_A_COMMIT_BYTES = 2**20
-_MOST_TRIES = 8  # of a commit that found the drive full, while there is room when one looks: others fill and free it
+_MOST_TRIES = 8  # of a commit that finds the drive full though it shows room: others fill and free it meanwhile
 _KEY_BYTES = 8
 
 
@@ -43,7 +43,7 @@ class Index:
     """Three tables in one LMDB environment. Every method blocks; no two calls may overlap.
 
     Args:
-        file: open for reading and writing, also one without a name; from now on this index's.
+        file: open for reading and writing, with or without a name; the index closes it.
         map_bytes: the most address space that LMDB's map may take, as `map_bytes_for` says.
 
     Attributes:
@@ -52,7 +52,7 @@ class Index:
 
     Raises:
         lmdb.Error, DamagedBytesError: the file is damaged, or the map cannot be made.
-        OSError: likewise. In all cases `file` is closed.
+        OSError: the system refuses. In all cases `file` is closed.
     """
 
     def __init__(self, file: io.FileIO, map_bytes: int) -> None:
@@ -78,9 +78,9 @@ class Index:
 
     @property
     def damage(self) -> lmdb.Error | None:
-        """LMDB's error about its own pages, which a change has met; None: there was none.
+        """LMDB's error about damaged pages, or about the loss of its map; None: there was none.
 
-        From then on changes fail, that one or others, for as long as this file is used.
+        After it, some or all changes fail for as long as this file is used.
         """
         return self._environment.damage
 
@@ -180,14 +180,14 @@ class Index:
         return [(place, self._change_alone(operation)) for place, operation in changes]
 
     def _change_alone(self, operation: Operation) -> Exception | None:
-        """Do a change; returns why it failed. It fails as "full" only if there is no room: others may make some."""
+        """Do a change; returns why it failed. If the drive seems full but shows room, it is tried again."""
         for _ in range(_MOST_TRIES):
             error = self._commit([operation])
             if error is None or not _may_find_room(error):
                 break
             try:
                 has_room = self._has_room_for(operation)
-            except OSError:  # it does not say: then what LMDB says is all there is
+            except OSError:  # the drive does not tell: LMDB's error is returned
                 break
             if not has_room:
                 full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -270,7 +270,7 @@ def may_be_short_write(error: Exception) -> bool:
 
 
 def _may_find_room(error: Exception) -> bool:
-    """Whether the drive refused a write, in part or as a whole, that it may take when others have freed some space."""
+    """Whether the drive refused all or a part of a write, and may take it when others have freed some space."""
     return may_be_short_write(error) or getattr(error, "code", None) == errno.ENOSPC
 
 

@@ -33,7 +33,7 @@ class IoMode(NamedTuple):
 def detect_io_mode(directory: Path) -> IoMode:
     """Try a small unnamed file under `directory`. Blocks for a small write.
 
-    tmpfs accepts O_DIRECT and means nothing by it; on NFS, ZFS and FUSE it is slower than the page cache or
+    tmpfs accepts O_DIRECT without any effect; on NFS, ZFS and FUSE it is slower than the page cache or
     refused at the first odd request. They are known by their type and not tried.
 
     Raises:
@@ -68,7 +68,7 @@ def _accepts_a_block(descriptor: int) -> bool:
         try:
             os.pwritev(descriptor, [block], 0)
         except OSError as error:
-            # A full disk is no reason not to open; what holds everywhere is assumed.
+            # A full disk must not prevent opening; that O_DIRECT works is assumed then.
             if error.errno not in (errno.EINVAL, errno.ENOSPC, errno.EDQUOT):
                 raise
             return error.errno != errno.EINVAL

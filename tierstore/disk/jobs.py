@@ -32,7 +32,7 @@ async def to_the_end(work: Coroutine[Any, Any, _T], undo: Callable[[], Awaitable
 
     Args:
         work: runs as a task of its own, which nobody cancels.
-        undo: called if `work` succeeded and the caller was cancelled, so that it will never know.
+        undo: called if `work` succeeded but the caller was cancelled, and so never gets the result.
 
     Raises:
         asyncio.CancelledError: the caller was cancelled; `work` has ended, and is undone.

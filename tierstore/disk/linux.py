@@ -169,7 +169,7 @@ def dont_fork(start: int, num_bytes: int) -> None:
 
 
 def has_addresses_for(num_bytes: int) -> bool:
-    """Whether the process could map `num_bytes` more; tries it for a moment. See RLIMIT_AS in getrlimit(2)."""
+    """Whether the process could map `num_bytes` more; maps and unmaps them. See RLIMIT_AS in getrlimit(2)."""
     try:
         mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=_PROT_NONE).close()
     except (OSError, OverflowError):
@@ -180,8 +180,8 @@ def has_addresses_for(num_bytes: int) -> bool:
 def populate(memory: memoryview) -> None:
     """Give memory that is about to be filled its pages now, instead of at the first access to each.
 
-    A hint: kernels before 5.14 do not know it (madvise(2), MADV_POPULATE_WRITE), and whoever fills the memory then
-    waits for the pages, or is told why there are none. Releases the interpreter's lock.
+    A hint: kernels before 5.14 do not know it (madvise(2), MADV_POPULATE_WRITE). Without it, the first accesses wait
+    for the pages, or report why there are none. Releases the interpreter's lock.
     """
     address = address_of(memory)
     first = address - address % mmap.PAGESIZE
@@ -197,13 +197,13 @@ def move_pages(source: int, destination: int, num_bytes: int) -> None:
     Raises:
         OSError: the kernel refused (before Linux 5.7 it does). The source is as it was. The destination must not be
             touched any more: where a limit on addresses, data or locked memory is the reason, it is mapped no longer,
-            since mremap unmaps it first and counts afterwards (mm/mremap.c). The addresses are held if they can be.
+            since mremap unmaps it first and counts afterwards (mm/mremap.c). They are then reserved if possible.
     """
     moved = _libc.mremap(source, num_bytes, num_bytes, _MREMAP_MAYMOVE_FIXED_DONTUNMAP, destination)
     if moved != destination:
         number = ctypes.get_errno()
         held = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE
-        _libc.mmap(destination, num_bytes, _PROT_NONE, held, -1, 0)  # or others' mappings would go with ours
+        _libc.mmap(destination, num_bytes, _PROT_NONE, held, -1, 0)  # or others' mappings would be unmapped with ours
         raise OSError(number, os.strerror(number))
 
 
@@ -234,7 +234,7 @@ def make_pages_huge(descriptor: int, num_bytes: int) -> None:
     Takes some 0.5 ms for each MiB, more where the kernel has to make room first.
 
     Raises:
-        OSError: it did not; the pages stay as they are.
+        OSError: the kernel refused; the pages stay as they are.
     """
     with mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as place:
         start = -(-address_of(memoryview(place)) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES

@@ -7,8 +7,8 @@ Start here::
     read  ─► location in memory ─► one job: read + checksum + decode
 
 All bookkeeping happens on the loop. The pool's jobs only move bytes; one that has written an extent also enters it in
-the index, where extents are entered at all. The *home* decides where the files live: without names, so a killed process
-leaves nothing behind, or with names, by which the next process finds the records.
+the index, if this tier enters extents there. The *home* decides where the files live: without names, so a killed
+process leaves nothing behind, or with names, by which the next process finds the records.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from .tier import DiskUsage, Kind, Loaded, Stored
 __all__ = ["LocalDisk"]
 
 NUM_AT_ONCE = 4
-"""A 16 MiB record keeps a drive busy alone; four cover the gaps between them."""
+"""One 16 MiB record alone keeps a drive busy; four also cover the gaps between records."""
 
 _ADVICE_ON_ALLOWANCE = "wait, or raise max_write_bytes_per_day or host_bytes"
 
 
 class LocalDisk:
-    """Keeps records under a directory. A `DiskTier`: an empty one, unless its home has kept what an earlier one held.
+    """Keeps records under a directory. A `DiskTier`, empty at first unless its home has kept an earlier one's records.
 
     All coroutines belong to one loop and do not block it; the constructor blocks for some milliseconds. A
     coroutine that is cancelled ends when its job has ended, and a write then leaves no record. A record of
     zero bytes is a record like any other.
 
     Args:
-        directory: an existing one, on the drive that is meant.
+        directory: an existing one, on the drive to use.
         disk_bytes: the most that records may take; taken as it is needed.
         inline_bytes: encoded records up to this length live in LMDB, longer ones in extents; None: all of
             them up to 1 GiB live in LMDB.
@@ -75,8 +75,8 @@ class LocalDisk:
 
     Raises:
         ConfigError: an option is not usable.
-        StorageIOError, StoreFullError: nothing can be opened there. In any case nothing is left open, but `home`
-            is still the caller's to close, and what it has kept is still there.
+        StorageIOError, StoreFullError: nothing can be opened there. In all cases nothing is left open but `home`,
+            which the caller closes; the records in it are still there.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class LocalDisk:
 
     @property
     def index_damage(self) -> Exception | None:
-        """The damage that a change has found in the index: from then on, records may not be stored, nor freed.
+        """The damage that a change has found in the index: after it, storing or freeing records may fail.
 
         None: no damage was found. Records in extents can still be read as long as this tier is open.
         """
@@ -178,19 +178,18 @@ class LocalDisk:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds no record, and its index no record or lease whose deletion it has refused."""
+        """Whether it holds no record, and its index has refused no deletion that is still to be done."""
         return not (self._shelf.locations or self._entries.has_undeleted)
 
     def found_locations(self) -> dict[int, Location]:
-        """Where each record lies, by key; a copy, for the daemon that has just opened its home. On the loop."""
+        """A copy of where each record lies, by key, for a daemon that has just opened its home. On the loop."""
         return dict(self._shelf.locations)
 
     async def put_lease(self, number: int, blob: bytes) -> None:
         """Keep a few bytes under a number, in place of those that are there; returns when they are committed.
 
         Raises:
-            StoreFullError, StorageIOError: what was there still is.
-            StoreClosedError: likewise.
+            StoreFullError, StorageIOError, StoreClosedError: what was there still is.
         """
         self._check_open()
         await to_the_end(self._entries.put_lease(number, blob))

@@ -25,8 +25,8 @@ class Location(msgspec.Struct, frozen=True, array_like=True, gc=False):
         itemsize_bytes: the byte planes' stride.
         head_bytes: of an unencoded record in a segment, how many bytes precede the aligned interior (they and
             the unaligned tail lie behind it).
-        checksum: xxh3-64 over the encoded bytes, seeded with session and key, and with what decoding goes by, if they
-            are encoded; None: none was asked for.
+        checksum: xxh3-64 over the encoded bytes, seeded with session and key (`record_seed`), and with the way to
+            decode them if they are encoded (`encoded_seed`); None: none was asked for.
     """
 
     segment: int | None
@@ -47,7 +47,7 @@ def record_seed(session: int, key: int) -> int:
 
 
 def encoded_seed(seed: int, codec: str, itemsize_bytes: int, logical_bytes: int) -> int:
-    """The seed of an encoded record's checksum, so that bytes which would be decoded otherwise are refused too."""
+    """The seed of an encoded record's checksum: bytes that would be decoded in another way are refused too."""
     return xxhash.xxh3_64_intdigest(struct.pack("<QQQ", seed, itemsize_bytes, logical_bytes) + codec.encode())
 
 

@@ -34,7 +34,7 @@ class WriteOrder(NamedTuple):
         itemsize_bytes: the byte planes' stride.
         seed: of the checksum; None: make none.
         probe: also try the candidates of "auto" on a sample.
-        worst_ratio: give up encoding, and store the bytes as they are, where it shrinks them less than this.
+        worst_ratio: give up encoding, and store the bytes as they are, if the ratio is above this.
     """
 
     codec: Codec

@@ -96,7 +96,7 @@ def _interior(memory: memoryview, layout: RawLayout) -> memoryview:
 
 
 def _side_block(layout: RawLayout, alignment_bytes: int, scratch: Scratch) -> memoryview:
-    """Head and tail, and as much more as makes the write end on a block: ext4 is slow otherwise."""
+    """Room for head and tail, padded so that a write ends on a block: ext4 is slow otherwise."""
     num_bytes = sum(layout)
     if alignment_bytes == 1:
         return scratch.side[:0]

@@ -121,7 +121,7 @@ def read_record(
 
     Raises:
         DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
-        OSError: the device failed; the record is still there, likewise.
+        OSError: the device failed; the record is still there, `destination` holds garbage.
     """
     if location.head_bytes >= place.alignment_bytes:
         raise DamagedBytesError(f"a head of fewer than {place.alignment_bytes} bytes", f"{location.head_bytes}")
@@ -133,12 +133,12 @@ def read_record(
             lane_seconds = time.perf_counter() - started
         return ReadReport(read_seconds, time.thread_time() - cpu_started, lane_seconds)
     if len(destination) >= _POPULATED_BYTES:
-        populate(destination)  # before the turn: the device is for those who have their pages
+        populate(destination)  # before the turn, so that page faults take no time at the device
     with pool.lend() as scratch, pool.timed(len(destination)):
         started = time.perf_counter()
         read_raw(place.descriptor, place.offset, destination, location.head_bytes, place.alignment_bytes, scratch)
         read_seconds = time.perf_counter() - started
-    os.sched_yield()  # the next one reads meanwhile, also where the system has it wait for this thread's core
+    os.sched_yield()  # lets the next job read meanwhile, even if it waits for this thread's core
     _verify(location, seed, _checksum(destination, seed))
     return ReadReport(read_seconds, time.thread_time() - cpu_started)
 
@@ -184,7 +184,7 @@ def decode_small_value(
 
 
 def is_record(location: Location, seed: int, memory: memoryview) -> bool:
-    """Whether the memory holds the record's bytes; False where its checksum is not over those."""
+    """Whether the memory holds the record's bytes; False also if no checksum of its unencoded bytes is known."""
     if location.checksum is None or location.codec != NO_CODEC.family or len(memory) != location.logical_bytes:
         return False
     return _checksum(memory, seed) == location.checksum

@@ -53,10 +53,10 @@ class ScratchPool:
 
     Args:
         num_turns: how many jobs work at once.
-        timed: called with the length of an unencoded transfer; goes around it and takes its time.
+        timed: called with the length of an unencoded transfer; returns a context that times it.
 
     Attributes:
-        timed: likewise.
+        timed: as given.
     """
 
     def __init__(self, num_turns: int, timed: Timed = nullcontext) -> None:
@@ -84,11 +84,11 @@ class ScratchPool:
 
 
 class Turns:
-    """The turns of both directions, apart: a read never waits behind writes.
+    """The turns of each direction, counted separately: a read never waits behind writes.
 
     Args:
         num_each: how many jobs of each direction work at once.
-        clock: takes the time of the transfers; None: nobody does.
+        clock: times the transfers; None: they are not timed.
     """
 
     def __init__(self, num_each: int, clock: TransferClock | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The way of one record down and up: codec, room, job, index. `LocalDisk` calls it; nobody else does."""
+"""Stores and loads one record: codec, space, job, index. Only `LocalDisk` calls it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["RecordShelf"]
 
 _LONGEST_VALUE_BYTES = 2**30  # LMDB takes values below 4 GiB, and holds one in memory until it is committed
 _QUICK_BYTES = 128 * 2**10  # checksummed on the loop in microseconds: a hop to the pool would cost more
-_BEST_HOPE = 8  # encoding into an extent shorter than the record by more than this is not tried
+_BEST_HOPE = 8  # encoding is not tried if the record is longer than this many times the extent
 _STILL_IN_MEMORY = "the data is still in memory"
 _STILL_ON_DISK = "the record is still on disk and may be asked for again"
 
@@ -78,13 +78,13 @@ class RecordShelf:
     Its coroutines must not be cancelled: they own extents and buffers until their jobs have ended.
 
     Args:
-        locations: where each record lies that an earlier process wrote; from now on the shelf's.
+        locations: where each record of an earlier process lies; the shelf changes it.
         index, entries, space, budget, policy: of the tier, which closes them.
         executor: runs the jobs.
         inline_bytes: as `LocalDisk`'s.
         session: part of every checksum.
-        has_checksums: records get one, which is verified when they are read.
-        turns: at the device.
+        has_checksums: each record gets a checksum, which is verified when it is read.
+        turns: limit how many jobs are at the device.
 
     Attributes:
         locations: where each live record lies.
@@ -136,7 +136,7 @@ class RecordShelf:
         return await self._write_extent(record)
 
     async def _charge_value(self, num_bytes: int, *, has_other_home: bool) -> bool:
-        """Count a value against the budget; False if there is no room, and no space on its way back makes it.
+        """Count a value against the budget; False if there is no room, even after all space on its way back came.
 
         A value that may live in an extent as well does not wait.
         """
@@ -242,7 +242,7 @@ class RecordShelf:
     async def _enter(
         self, record: _Record, written: Written, extent: Extent | None, outcome: Outcome | None = None
     ) -> Stored:
-        """Commit a record to the index, if it belongs there, and its job has not; from here on it exists."""
+        """Commit a record to the index, if it belongs there and its job has not done so; after that it exists."""
         value = written.value if extent is None else None
         location = _location_of(record, written, extent)
         if self._entries.is_for(location):

@@ -1,4 +1,4 @@
-"""Decides which records of an index can be right that an earlier process has left. Pure, on plain values.
+"""Decides which records in the index of an earlier process can be right. Pure, on plain values.
 
 Records that cannot be right are forgotten. One that only looks right is found out by its checksum when it is read.
 """
@@ -14,7 +14,7 @@ from .values import value_charge_bytes
 
 __all__ = ["Spans", "drop_unsound"]
 
-_MOST_ITEMSIZE_BYTES = 1024  # as in the protocol's `Write`; decoding takes a turn for each
+_MOST_ITEMSIZE_BYTES = 1024  # as in the protocol's `Write`; decoding makes a pass for each byte of it
 _FAMILIES = frozenset((NO_CODEC.family, "zstd", "shuffle-zstd", "bits", "constant"))
 
 Spans = dict[int, dict[int, int]]
@@ -22,7 +22,7 @@ Spans = dict[int, dict[int, int]]
 
 
 def drop_unsound(locations: dict[int, Location], segment_bytes: Mapping[int, int]) -> tuple[Spans, list[int]]:
-    """Remove from `locations` all records that cannot be right; returns the others' ranges, and the keys removed.
+    """Remove from `locations` all records that cannot be right; returns the ranges of the others, and the keys removed.
 
     Records that overlap are all removed: nobody knows which of them was written last.
 

@@ -1,6 +1,6 @@
-"""The system calls that move a record's bytes and give it room, in one place, so that others can stand in for them.
+"""The system calls that move a record's bytes and give it room, in one place, so that they can be replaced.
 
-`tierstore.testing` puts failing ones there, for the jobs of one store; nothing else does.
+Only `tierstore.testing` does so: it puts failing ones there, for the jobs of one store.
 """
 
 from __future__ import annotations
@@ -31,4 +31,4 @@ class SystemCalls:
 
 
 SYSTEM_CALLS: ContextVar[SystemCalls] = ContextVar("SYSTEM_CALLS", default=SystemCalls())  # noqa: B039 - it has no state
-"""Those of the job that runs in this context."""
+"""The calls of the job that runs in this context."""

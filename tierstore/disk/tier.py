@@ -1,4 +1,4 @@
-"""The contract between the engine and a disk tier: what it is asked, and what it returns.
+"""The contract between the engine and a disk tier: what the engine asks, and what the tier returns.
 
 It is kept by `LocalDisk` (LMDB and extents in a directory) and by `RemoteDisk` (the client of the sidecar daemon).
 Everything here is bytes; nothing knows of tensors or autograd.
@@ -39,7 +39,7 @@ class Stored(NamedTuple):
         checksum: xxh3-64 over the bytes as they were given, with the record's own seed; None: none was taken, or they
             were encoded.
         drive_seconds: time spent in the device; None: it is not known here.
-        cpu_seconds: CPU time of encoding, checksum and system calls; likewise.
+        cpu_seconds: CPU time of encoding, checksum and system calls; None: it is not known here.
     """
 
     stored_bytes: int
@@ -56,7 +56,7 @@ class Loaded(NamedTuple):
     Attributes:
         read_bytes: bytes read from disk.
         drive_seconds: time spent in the device; None: it is not known here, or was not measured.
-        cpu_seconds: CPU time of decoding, checksum and system calls; likewise.
+        cpu_seconds: CPU time of decoding, checksum and system calls; None: it is not known here.
     """
 
     read_bytes: int
@@ -105,7 +105,7 @@ class DiskTier(Protocol):
         Raises:
             StoreFullError: budget, file system or write allowance has no room; nothing is stored, the caller still
                 owns the bytes.
-            StorageIOError: the device failed; likewise.
+            StorageIOError: the device failed; nothing is stored, the caller still owns the bytes.
         """
         ...
 
@@ -113,7 +113,7 @@ class DiskTier(Protocol):
         """Fill `destination` with the record.
 
         Args:
-            key: a record that `write` has returned for.
+            key: of a record whose `write` has returned.
             destination: writable uint8, shape [n], n exactly as written. Where its address is congruent to
                 the source's modulo 4096, an unencoded record is read straight into it.
 

@@ -1,4 +1,4 @@
-"""How much a record that lives in the index, a *value*, takes of the disk budget and of the index's map. Pure."""
+"""How much of the disk budget and of the index's map a *value* takes: a record that lives in the index. Pure."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def value_charge_bytes(num_bytes: int) -> int:
 
 
 def map_bytes_for(disk_bytes: int) -> int:
-    """The size of a map that records charged against `disk_bytes` cannot fill: even deletes fail on a full one.
+    """The size of a map that records charged against `disk_bytes` cannot fill. (On a full map even deletes fail.)
 
-    Address space, not memory or disk. Values may take the whole budget, and twice that because LMDB looks for
-    contiguous pages; so may the entries of 4 KiB extents.
+    It is address space, not memory or disk. There is room for twice the budget, because LMDB looks for contiguous
+    pages for values, and for the entries if all of the budget is extents of 4 KiB.
     """
     return min(round_up(2 * disk_bytes + disk_bytes // 4096 * 2 * _ENTRY_BYTES + MAP_SPARE_BYTES), _MOST_MAP_BYTES)

@@ -1,4 +1,4 @@
-"""Why the memory of a training did not fall, in one sentence, and which line of the user's is told."""
+"""One sentence why the memory of a training did not fall, and the user's line of code that the warning names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORTH_A_WORD_BYTES = 256 * 2**20
 
 
 def may_be_told(away_bytes: int) -> bool:
-    """Whether it is worth a look, when so many bytes of saved tensors are on disk."""
+    """Whether enough bytes of saved tensors are on disk for a message."""
     return away_bytes >= _WORTH_A_WORD_BYTES
 
 
@@ -23,7 +23,7 @@ def why_memory_stays(away_bytes: int, free_bytes: int | None, mode: Mode, left_a
     Args:
         away_bytes: of saved tensors that are on disk now.
         free_bytes: what the allocator keeps of what was freed; None: it does not tell.
-        mode: as given.
+        mode: `return_memory`, as the user gave it.
         left_alone: why the allocator is left alone; "": it is not.
     """
     if mode == "never" or free_bytes is None or not may_be_told(away_bytes) or free_bytes < away_bytes // 2:

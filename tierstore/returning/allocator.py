@@ -47,11 +47,11 @@ class Allocator(NamedTuple):
     """The allocator of this process.
 
     Attributes:
-        name: of it, for people.
-        release: has it return what it keeps; blocks, without Python's lock. None: it is left alone.
+        name: for people.
+        release: makes it return what it keeps; blocks, without Python's lock. None: it is left alone.
         left_alone: why, for people; "" where `release` is given.
         measure: asks what it holds; None: it does not tell.
-        prefer_huge_pages: has the kernel fill its heaps by huge pages from now on; None: nobody knows where they lie.
+        prefer_huge_pages: asks the kernel to fill its heaps by huge pages; None: it is not known where they lie.
     """
 
     name: str
@@ -77,9 +77,9 @@ class _MallInfo(Structure):
 
 
 def allocator_of_process(environment: Mapping[str, str] = os.environ) -> Allocator:
-    """Find out who serves `malloc` here, and whether somebody has set how it treats freed memory.
+    """Find out which library serves `malloc` here, and whether the user has set how it treats freed memory.
 
-    Variables that begin with MALLOC_, and glibc.malloc tunables, are the user's own decision: then it is left alone.
+    Variables that begin with MALLOC_, and glibc.malloc tunables, are the user's decision: the allocator is left alone.
     """
     process = CDLL(None)
     name, library = _library_of_malloc(process)
@@ -163,7 +163,7 @@ def _advise_glibc_heaps() -> None:
 
 
 def _setting_of_user(environment: Mapping[str, str]) -> str | None:
-    """The variable by which the user has decided; None: there is none. Of jemalloc MALLOC_CONF is one."""
+    """The variable by which the user has decided; None: there is none. jemalloc's MALLOC_CONF is one too."""
     if "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
         return "GLIBC_TUNABLES"
     return next((name for name in sorted(environment) if name.startswith("MALLOC_")), None)

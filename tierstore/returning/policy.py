@@ -1,16 +1,16 @@
-"""When freed memory is returned. Pure: it is told the time and the sizes, and decides.
+"""Decides when freed memory is returned. Pure: it is told the time and the sizes.
 
 NOTE [Returned when it is short]
-To return freed pages is not free of cost: whoever allocates there next takes page faults, some 0.5 s a gigabyte, and
-while it lasts the allocator's locks are held. So "auto" does it only when the kernel would soon have to swap or kill:
+Returning freed pages has a cost: the next allocation there takes page faults (some 0.5 s a gigabyte), and the
+allocator's locks are held meanwhile. So "auto" does it only when the kernel would soon have to swap or kill:
 when less than a reserve (`reserve_of`) is left of the tightest limit. Then everything that is free goes back at once,
 because the allocator offers nothing finer. The next time comes when this process, or another in the same control
 group, has taken a *step*: a quarter of what is left, so the steps shrink towards the limit. "always" does it whenever
 this process has grown by a fixed step.
 
 Both rest after each return for `_REST` times as long as it took, so that returning takes a bounded share of the
-time even where it is slow (millions of small free blocks). Only when the reserve is nearly used up is no rest taken:
-to be slow is better than to be killed.
+time even where it is slow (millions of small free blocks). No rest is taken when the reserve is nearly used up: to be
+slow is better than to be killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GROWTH_BYTES = 32 * 2**20
 _LEAST_STEP_BYTES = 4 * 2**20
 _REST = 4
 _LAST_PART = 4
-"""Below this part of the reserve there is no rest."""
+"""There is no rest while less than the reserve divided by this is left."""
 
 _FASTEST_GROWTH = 8 * 2**30
 """Bytes a second: no training takes fresh pages faster, on the machines that were seen."""
@@ -68,7 +68,7 @@ class ReturnPolicy:
         )
 
     def returned(self, now: float, seconds: float, resident_bytes: int) -> None:
-        """Memory was returned, which took so long; so much is resident now."""
+        """Take in that memory was returned in `seconds`, and how much is resident now."""
         self._low_bytes, self._most_left_bytes, self._has_returned = resident_bytes, 0, True
         self._rests_until = now + _REST * seconds
 

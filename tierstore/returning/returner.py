@@ -2,7 +2,7 @@
 
 A saved tensor that was spilled is freed, and so are the temporaries around it; the process's allocator may keep all of
 it. The `Returner` of a store looks at the process's resident memory while the store has something to keep, asks
-`policy` whether that is due to be returned, and has the allocator return it.
+`policy` whether to return some, and has the allocator do it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .room import Room, anonymous_bytes, find_room, resident_bytes
 __all__ = ["MemoryUse", "Returner"]
 
 _ROOM_LASTS_SECONDS = 0.1
-"""For so long the room is reckoned from what this process has taken meanwhile; to ask takes up to a millisecond."""
+"""For this long the room is estimated from what this process has taken; to ask the system takes up to a millisecond."""
 _IDLE_SECONDS = 0.25
 _IDLE_AFTER_SECONDS = 2.0
 """A store that has held nothing for this long is idle. Between two steps it is not: the next step may take all of the
 room within a tenth of a second."""
 _one_at_a_time = threading.Lock()
-"""Of all stores of the process: what the first has returned, the second need not."""
+"""Held by the store that returns memory: the process's other stores need not return it again."""
 
 
 class MemoryUse(NamedTuple):
@@ -54,7 +54,7 @@ class Returner:
         allocator: of this process; None: it is found out.
 
     Attributes:
-        num_returns, returned_bytes, return_seconds: how often, how much resident memory went, and how long it took.
+        num_returns, returned_bytes, return_seconds: how often, how much resident memory, and how long it took.
 
     `start` and `stop` belong to the owner; `stop` waits for a return that is on its way. Everything else never blocks.
     """
@@ -93,10 +93,10 @@ class Returner:
     def start(self) -> None:
         """Begin to look. Raises OSError: no more threads can be started."""
         if self.is_on:
-            self._thread = start_thread(self._run, "tierstore-memory", nice=0)  # what it prevents does not wait
+            self._thread = start_thread(self._run, "tierstore-memory", nice=0)  # lack of memory does not wait
 
     def request_stop(self) -> None:
-        """Have the thread end. Returns at once; any thread."""
+        """Tell the thread to end. Returns at once; any thread."""
         self._stopped.set()
 
     def stop(self, deadline_seconds: float) -> None:
@@ -105,7 +105,7 @@ class Returner:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(deadline_seconds)
-            self._thread = None  # whose end runs lines of Python: not where a store dies
+            self._thread = None  # dropped here: its end runs Python code, which must not run where a store dies
 
     def use(self, mapped_bytes: int) -> MemoryUse:
         """What the process holds now.

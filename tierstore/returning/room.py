@@ -29,7 +29,7 @@ class Room(NamedTuple):
 
 
 def resident_bytes() -> int:
-    """All that is resident of this process (proc(5), statm). Takes some microseconds."""
+    """Resident memory of this process, of all kinds (proc(5), statm). Takes some microseconds."""
     with open("/proc/self/statm", "rb", buffering=0) as file:
         return int(file.read(128).split()[1]) * _PAGE_BYTES
 
@@ -50,7 +50,7 @@ def find_room() -> Room:
 
 
 def reserve_of(limit_bytes: int) -> int:
-    """So much of a limit is kept free: what training may take while a return is on its way.
+    """The part of a limit that is kept free, for what training may take while a return is on its way.
 
     A sixteenth of the limit, 32 MiB at least, 1 GiB at most. A thread takes 1 to 2 GB/s of fresh pages, and
     the returner looks every few milliseconds when little is left.

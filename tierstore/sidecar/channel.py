@@ -22,7 +22,7 @@ __all__ = ["Channel"]
 
 _RECEIVE_BYTES = 256 * 2**10
 _MOST_DESCRIPTORS = 8
-"""That have arrived and no message has claimed: more than a frame's worth is an attack, or a bug."""
+"""Limit of descriptors that have arrived and no message has claimed. More are an attack, or a bug."""
 
 
 class _Outgoing(NamedTuple):
@@ -77,7 +77,7 @@ class Channel:
         self._ends_when_sent = False
         self._lost: OSError | None = None  # why nothing can be sent any more
         # The loop watches an epoll, not the socket: uvloop (0.23) reports an error of a descriptor once and then stops
-        # watching it, and a peer that leaves with something unread is one. Its last words, or the end, would be missed.
+        # watching it. A peer that leaves with unread data is such an error; its last messages or end would be missed.
         self._events = select.epoll()
         self._events.register(connection, select.EPOLLIN)
         self._loop.add_reader(self._events.fileno(), self._wake)
@@ -277,7 +277,7 @@ class Channel:
 
     def _write_some(self) -> None:
         outgoing = self._outgoing[0]
-        # A peer that is gone must not kill this process, whatever it has made of SIGPIPE.
+        # A peer that is gone must not kill this process, however SIGPIPE is handled here.
         sent = self._connection.sendmsg([outgoing.frame], _rights(outgoing.descriptors), socket.MSG_NOSIGNAL)
         self._outgoing[0] = _Outgoing(outgoing.frame[sent:], ())
         self._outgoing_bytes -= sent

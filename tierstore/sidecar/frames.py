@@ -101,5 +101,5 @@ class FrameReader:
     def _messages_of(self, body: bytes) -> list[ClientMessage | DaemonMessage]:
         try:
             return self._decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # deep nesting: the last
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # the last one: deep nesting
             raise ProtocolError(self._peer, f"not a message: {fitting(str(error), _MOST_COMPLAINT)}") from error

@@ -29,8 +29,8 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0) -> byt
         seconds: the longest to wait for the report, all in all.
 
     Raises:
-        DaemonUnavailableError: nobody listens there, or it does not answer in time; or, from a PermissionError, it or
-            the system refuses.
+        DaemonUnavailableError: nobody listens there, or it does not answer in time. If it or the system refuses, the
+            cause is a PermissionError.
         ProtocolError: it speaks something else.
     """
     began_at = time.monotonic()
@@ -41,7 +41,7 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0) -> byt
             talk = _Talk(connection, name, began_at + seconds)
             connection.settimeout(seconds)
             connection.connect(name)
-            with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused already: then it says why
+            with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused already; the reason comes next
                 talk.say(messages.Hello((messages.VERSION,), f"tierstore, process {os.getpid()}"))
             talk.hear(messages.Welcome)
             talk.say(messages.Inspect())

@@ -27,7 +27,7 @@ from .silence import Silence
 __all__ = ["Answer", "DaemonLink", "Request"]
 
 _LONGEST_HANDSHAKE_SECONDS = 10.0
-_SIGNS_IN_A_HANDSHAKE = 4  # how often a daemon that takes its time is asked whether it lives
+_SIGNS_IN_A_HANDSHAKE = 4  # how often a slow daemon is asked whether it lives
 _CLOSE_SECONDS = 5.0
 
 RequestMessage = messages.Write | messages.Read | messages.Discard
@@ -78,7 +78,7 @@ class DaemonLink:
         self._handshake: asyncio.Timeout | None = None  # it waits no longer than that
         self._numbers = itertools.count(1)
         self._pending: dict[int, Request] = {}
-        self._reaching: list[asyncio.Future[None]] = []  # who waits until the session is open on a connection
+        self._reaching: list[asyncio.Future[None]] = []  # those waiting until the session is open on a connection
         self._handshake_seconds = _LONGEST_HANDSHAKE_SECONDS
         self._slabs: dict[int, SharedSlab] = {}
         self._reconnecting = Reconnecting(
@@ -176,7 +176,7 @@ class DaemonLink:
         if was_open and self._channel is not None:
             self._greeting = asyncio.get_running_loop().create_future()
             self._channel.send(messages.Close())
-            await asyncio.wait((self._greeting,), timeout=_CLOSE_SECONDS)  # else the lease ends without it
+            await asyncio.wait((self._greeting,), timeout=_CLOSE_SECONDS)  # without an answer the lease ends by itself
             if self._greeting.done():
                 self._greeting.exception()
         self._drop()
@@ -306,7 +306,7 @@ class DaemonLink:
     def _hangs(self) -> None:
         """A daemon that hangs keeps its connections, so the link gives this one up.
 
-        The daemon has been waited for already: those who wait are told now, before it is tried again.
+        The daemon was given its time: those who wait are told now, before the next attempt.
         """
         self._reconnecting.note_silence()
         self._connection_ended(TimeoutError(f"no sign of life for {self._reconnecting.patience_seconds:g} s"))
@@ -323,7 +323,7 @@ class DaemonLink:
         try:
             await self._resume_on_new_connection(min(seconds, _LONGEST_HANDSHAKE_SECONDS))
         except Exception:
-            self._drop()  # it may have been resumed already, without what belongs to it
+            self._drop()  # the session may be open on it already, without its slabs and requests
             raise
 
     async def _resume_on_new_connection(self, seconds: float) -> None:

@@ -14,8 +14,8 @@ searches all runs of a small model, and finds a wrong one when any rule is left 
 
 1. `Stored` only after the index has committed.
 2. An extent is used again only after its deletion has committed.
-3. A slot named in an unanswered request is the daemon's, even when its handle is released: until the answer, or
-   `Resumed`.
+3. A slot named in an unanswered request belongs to the daemon until the answer or `Resumed`, even if its handle is
+   released.
 4. `Resumed` only after every job of the previous connection has ended.
 5. `Write` is idempotent by key; keys are never used again.
 6. `Discard` waits for that key's job. The extents of a lease are freed only after its jobs have ended.
@@ -105,7 +105,7 @@ class Open(_Message, frozen=True):
 
     Attributes:
         name: the client's own, for people and for metrics.
-        rank: of the process in its job, likewise; None: it has none.
+        rank: of the process in its job, for the same; None: it has none.
         pid: of the client's process.
     """
 
@@ -130,7 +130,7 @@ class Slab(_Message, frozen=True):
 
     Attributes:
         slab: the client's number for it, not in use.
-        num_bytes: of it that may be named; all of them have pages.
+        num_bytes: how many of its bytes requests may name; all of them have pages.
     """
 
     slab: _Number
@@ -138,7 +138,7 @@ class Slab(_Message, frozen=True):
 
 
 class Unmap(_Message, frozen=True):
-    """Share a slab no longer. No unanswered request names it; it has no answer."""
+    """Stop sharing a slab, which no unanswered request names. There is no answer."""
 
     slab: _Number
 
@@ -213,7 +213,7 @@ class Opened(_Message, frozen=True):
     Attributes:
         session: its number.
         token: what `Resume` needs; to be kept secret.
-        seed, key_base: of checksums: a record's seed is `record_seed(seed, key_base + key)`. Both have 64 bits.
+        seed, key_base: for checksums; a record's seed is `record_seed(seed, key_base + key)`. Both have 64 bits.
         disk_bytes: the session's quota.
         io_mode: how the daemon reads and writes, in words.
     """
@@ -227,8 +227,8 @@ class Opened(_Message, frozen=True):
 
 
 class Resumed(_Message, frozen=True):
-    """The answer to `Resume`: every job of the previous connection has ended, and its unanswered requests, all of the
-    slabs with them, are forgotten. Every record that was `Stored` is still there."""
+    """The answer to `Resume`: every job of the previous connection has ended. Its unanswered requests and its slabs are
+    forgotten; every record that was `Stored` is still there."""
 
 
 class Stored(_Message, frozen=True):
@@ -237,7 +237,7 @@ class Stored(_Message, frozen=True):
     Attributes:
         request: that it answers.
         stored_bytes: taken on disk, padding included.
-        codec: that it was encoded with.
+        codec: with which it was encoded.
         kind: of record, as `stats().codec_choices` names it.
         checksum: over the bytes as they were in the slab; None: none was asked for, or they were encoded.
     """
@@ -255,7 +255,7 @@ class Full(_Message, frozen=True):
     Attributes:
         request: that it answers.
         is_quota: the session's quota is used up; False: the daemon's budget, or the disk.
-        disk_bytes, budget_bytes: held, and the most that may be, of whichever it is.
+        disk_bytes, budget_bytes: bytes held, and the most allowed: of the session if `is_quota`, else of the daemon.
         reason: in words.
     """
 
@@ -317,7 +317,7 @@ class Closed(_Message, frozen=True):
 
 
 class Report(_Message, frozen=True):
-    """A report of what the daemon holds and has done.
+    """The answer to `Inspect`: what the daemon holds and has done.
 
     Attributes:
         state: JSON, as `tierstore stat --json` prints it.
@@ -359,14 +359,14 @@ ALLOWED: dict[Phase, tuple[type, ...]] = {
 
 
 def check_allowed(phase: Phase, message: ClientMessage, peer: str) -> None:
-    """Raises ProtocolError for what may not be said now."""
+    """Raise ProtocolError if this message may not be sent in this phase."""
     if not isinstance(message, ALLOWED[phase]):
         allowed = ", ".join(kind.__name__ for kind in ALLOWED[phase])
         raise ProtocolError(peer, f"{type(message).__name__} in the phase {phase.value!r}, which allows {allowed}")
 
 
 def fitting(text: str, most: int = _MOST_TEXT) -> str:
-    """The text as a field can carry it: cut, and with a mark for what is no Unicode (a path may hold such)."""
+    """The text as a field can carry it: cut, and with marks for bytes that are not Unicode (a path may hold some)."""
     return text.encode("utf-8", "replace").decode()[:most]
 
 

@@ -1,8 +1,8 @@
-"""When a client whose connection was lost tries to resume its session, and when those who wait are told. On one loop.
+"""Decides when a client that lost its connection tries to resume its session, and tells those who wait. On one loop.
 
 At first attempts follow each other at growing pauses. When the daemon has not come back within `reconnect_seconds`,
 everybody who waits is told. From then on each new request causes one attempt, and now and then there is one that nobody
-has asked for: a client that computes and asks for nothing is back before its lease ends.
+has asked for, so a client that computes and asks for nothing is back before its lease ends.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Reconnecting:
         self.task: asyncio.Task[None] | None = None
         self._reconnect_seconds = reconnect_seconds
         self._resume, self._has_requests, self._tell = resume, has_requests, tell
-        self._attempt_wanted = asyncio.Event()  # at once, though nobody was waited for any more
+        self._attempt_wanted = asyncio.Event()  # now, though time is up
         self._unasked_pause_seconds = _LONGEST_UNASKED_PAUSE_SECONDS
         self._lost_since: float | None = None  # since when no request has been answered, connected or not
 
@@ -81,7 +81,7 @@ class Reconnecting:
         self._lost_since = self._lost_since or time.monotonic() - self.patience_seconds
 
     def begin(self) -> None:
-        """Begin the attempts; where they have begun and were in vain, have one more made now."""
+        """Begin the attempts; if they have begun and time is up, make one more now."""
         self._attempt_wanted.set()
         if self.task is None:
             self.task = asyncio.get_running_loop().create_task(self._run())
@@ -102,8 +102,8 @@ class Reconnecting:
     async def _resumed_in_time(self) -> bool:
         """Try until time is up, which counts from when the daemon last answered a request.
 
-        So nobody waits for ever for a daemon that comes back and fails at each request. Returns False if time is up, or
-        if the session is over.
+        So nobody waits for ever for a daemon that comes back and fails at each request. Returns whether it is resumed;
+        False: time is up, or the session is over.
         """
         is_again, started = self._lost_since is not None, time.monotonic()
         self._lost_since = self._lost_since or started

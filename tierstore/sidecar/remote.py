@@ -4,8 +4,8 @@ Payload goes through a window of shared memory: a job copies into a slot of it, 
 writes the slot.
 
 NOTE [Parts]
-A long record goes in parts, and each part is a record of its own to the daemon. So a part is copied while others are at
-the drive, a slot is free again when its part is through, and a small window serves tensors of any size.
+A long record is sent in parts, and each part is a record of its own to the daemon. So a part is copied while others are
+at the drive, a slot is free again when its part is done, and a small window serves tensors of any size.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["RemoteDisk"]
 _PAGE_BYTES = 4096
 _PART_BYTES = 8 * 2**20  # a record of the daemon's costs some 0.5 ms of CPU, whatever its length
 _PARTS_IN_WINDOW = 4  # at least: some at the drive, others being copied
-_SHORTEST_PART_BYTES = 2**20  # with a window so small that fewer fit in
+_SHORTEST_PART_BYTES = 2**20  # if the window is so small that fewer fit in
 
 _STILL_IN_MEMORY = "the data is still in memory"
 _ADVICE = "raise host_bytes, or what the daemon may write (--disk-bytes, --max-write-bytes-per-day)"
@@ -66,7 +66,7 @@ class _PartName(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """A write on its way. A part that is written again has another key there: keys are used once (rule 5)."""
+    """A write on its way. A part that is written again gets another key at the daemon: keys are used once (rule 5)."""
 
     request: Request
     slot: WindowSlot
@@ -82,12 +82,12 @@ class RemoteDisk:
 
     Args:
         link: to the daemon, with a session; closed with the tier.
-        slab: shared with the daemon through it; likewise.
+        slab: shared with the daemon through the link; closed with the tier.
         executor: runs the copies.
         name: of this client, for messages.
 
     Attributes:
-        scratch_bytes: the window.
+        scratch_bytes: the window's length.
     """
 
     def __init__(self, link: DaemonLink, slab: SharedSlab, executor: Executor, name: str) -> None:
@@ -124,7 +124,7 @@ class RemoteDisk:
         Args:
             address: of its socket.
             name, rank, pid: for people and metrics.
-            window_bytes: of shared memory that is held for what moves.
+            window_bytes: shared memory for records on their way.
             reconnect_seconds: for how long a lost daemon is waited for.
             executor: runs the copies; not shut down before `close` has returned.
 
@@ -339,10 +339,10 @@ class RemoteDisk:
             try:
                 await self._link.answer_to(request)
             except DaemonUnavailableError:
-                pass  # it is sent again when the daemon is back; if that is never, the lease ends
+                pass  # it is sent again when the daemon is back; else the lease ends
 
     async def _take(self, num_bytes: int, *, to_read: bool) -> WindowSlot:
-        await self._link.reach()  # else each attempt in vain would keep a slot, until there is none to wait for
+        await self._link.reach()  # else each request in vain would keep a slot, until none is left
         return await self._window.take(num_bytes, to_read=to_read)
 
     def _unexpected(self, answer: Answer) -> ProtocolError:

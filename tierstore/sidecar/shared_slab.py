@@ -14,7 +14,7 @@ from ..disk.linux import address_of, dont_fork, make_pages_huge
 __all__ = ["SEALS", "SharedSlab"]
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""A slab that could be cut short would kill its readers by SIGBUS (memfd_create(2))."""
+"""Without the seals, cutting a slab short would kill its readers by SIGBUS (memfd_create(2))."""
 
 _F_ADD_SEALS = 1033  # linux/fcntl.h
 

@@ -41,10 +41,10 @@ class Silence:
 
     def heard(self) -> None:
         """The daemon has said something."""
-        self._num_looks = -1  # the next look comes too early to be one
+        self._num_looks = -1  # the next look may come at once, and does not count
 
     def watch(self) -> None:
-        """Begin to look, if that was not begun, until nothing is owed any more."""
+        """Look from now on until nothing is owed any more; idempotent."""
         if self._timer is None:
             self._num_looks = 0
             self._timer = self._call_later(self.seconds / _LOOKS, self._look)

@@ -70,7 +70,7 @@ class Window:
         return WindowSlot(self._slab, start, num_bytes)
 
     def give_back(self, slot: WindowSlot) -> None:
-        """Nobody uses the slot any more."""
+        """Give back a slot that nobody uses any more."""
         self._free.free(slot.offset, round_up(max(slot.num_bytes, 1)))
         self._serve()
 

@@ -20,7 +20,7 @@ def pack_bits(source: memoryview, destination: memoryview) -> int | None:
     import numpy as np  # only where bits are packed: the sidecar starts without it
 
     values = np.frombuffer(source, np.uint8)
-    if values.max() > 1:  # a bool tensor may hold other bytes: a view of something else
+    if values.max() > 1:  # a bool tensor may hold other bytes, if it is a view of other data
         return None
     packed = np.packbits(values)
     destination[: len(packed)] = packed.data
@@ -28,7 +28,7 @@ def pack_bits(source: memoryview, destination: memoryview) -> int | None:
 
 
 def unpack_bits(source: memoryview, destination: memoryview) -> None:
-    """Undo `pack_bits`, in one call of numpy: each call gives up the interpreter's lock, and waits to get it back.
+    """Undo `pack_bits`, in one call of numpy: each call gives up the interpreter's lock and waits to get it back.
 
     Args:
         source: uint8, shape [packed_bytes(n)].

@@ -1,4 +1,4 @@
-"""Which codec a record gets under "auto": figures in, a decision out. Pure: no clock, no compression, no I/O.
+"""Chooses the codec of a record under "auto", from measured figures. Pure: no clock, no compression, no I/O.
 
 The codec with the least cost wins, by the formula in `figures.py`. Where a figure is missing, nothing is encoded.
 Near the end of the disk budget the best ratio wins whatever it costs.
@@ -23,12 +23,12 @@ SMALLEST_PROBED_BYTES = 64 * 2**10
 _FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD = Codec("zstd", -3), Codec("zstd", 1), Codec("shuffle-zstd", 1)
 _CHEAPEST_FIRST = (CONSTANT, BITS, _FAST_ZSTD, _ZSTD, _SHUFFLE_ZSTD)
 _PROBE_AFTER_RECORDS = (4, 16, 64, 256)  # the first of a kind may be unlike the others; then ever more seldom
-_PROBE_AFTER_BYTES = 64 * 2**20  # a probe costs some milliseconds at most: below 2 % of what it rides on
-_TRIAL_AFTER_RECORDS = (16, 64, 256)  # encoded ones: then raw ones show what the disk can do now
+_PROBE_AFTER_BYTES = 64 * 2**20  # a probe costs some milliseconds at most: below 2 % of the work on these bytes
+_TRIAL_AFTER_RECORDS = (16, 64, 256)  # encoded ones, before raw ones show again what the disk can do
 _TRIAL_RECORDS = 4
 _SWITCH_BELOW = 0.9  # of the cost of what is done now: a gain that is not just noise
 _WORST_RATIO = 15 / 16
-_SAME_RATIO = 1 / 64  # of the bytes: a cheaper codec that leaves hardly more is better, whatever their times seem to be
+_SAME_RATIO = 1 / 64  # of the bytes: a codec that saves less than this beyond a cheaper one is not used
 _MOST_KINDS = 1024
 
 
@@ -37,7 +37,7 @@ class Choice(NamedTuple):
 
     Attributes:
         codec: how to encode it.
-        worst_ratio: encoding stops, and the record is stored as it is, where it turns out to shrink less than this.
+        worst_ratio: encoding stops, and the record is stored as it is, if its ratio turns out to be above this.
         probe: try the candidates on the way, for the records that follow.
     """
 
@@ -152,7 +152,7 @@ class CodecChooser:
     def learn_read(
         self, kind: Kind, num_bytes: int, codec: Codec, seconds: float, lane_seconds: float | None = None
     ) -> None:
-        """Take in the CPU seconds that reading a record of `num_bytes` took; `lane_seconds` as `learn_written`."""
+        """Take in the CPU seconds that reading a record took; the other arguments are those of `learn_written`."""
         if num_bytes < SMALLEST_PROBED_BYTES:
             return
         if codec == NO_CODEC:
@@ -163,15 +163,15 @@ class CodecChooser:
                 self._drive.learn_read_wait(figures, seconds / num_bytes, lane_seconds / num_bytes, self._load)
 
     def learn_write_speed(self, bytes_per_second: float, *, is_lower_bound: bool = False) -> None:
-        """Take in how fast the disk wrote of late; a lower bound where it was not asked for all it can do."""
+        """Take in how fast the disk wrote of late; a lower bound if the disk was not fully used."""
         self._drive.learn_write_speed(bytes_per_second, is_lower_bound=is_lower_bound)
 
     def learn_read_speed(self, bytes_per_second: float, *, is_lower_bound: bool = False) -> None:
-        """Take in how fast the disk read of late; a lower bound where it was not asked for all it can do."""
+        """Take in how fast the disk read of late; a lower bound if the disk was not fully used."""
         self._drive.learn_read_speed(bytes_per_second, is_lower_bound=is_lower_bound)
 
     def disk_seconds(self, written_bytes: int, read_bytes: int) -> float | None:
-        """How long the disk needs for them, unencoded; None where that is not known yet."""
+        """Seconds that the disk needs for these bytes, unencoded; None: its speed is not known yet."""
         return self._drive.disk_seconds(written_bytes, read_bytes)
 
     def _state_of(self, kind: Kind, num_bytes: int) -> _ClassState:
@@ -194,9 +194,9 @@ class CodecChooser:
         return True
 
     def _is_trial_due(self, state: _ClassState, load: Load) -> bool:
-        """Whether to write a record raw after all: where everything is encoded, a disk that was slow stays so.
+        """Whether to write a record raw as a trial: if all are encoded, a disk that was slow once seems slow for ever.
 
-        Only where it matters: on a disk of twice the speed another choice would be right.
+        A trial is due only if it may matter: if raw records would be the better choice on a disk twice as fast.
         """
         if state.trial_records_left:
             state.trial_records_left -= 1
@@ -236,7 +236,7 @@ class CodecChooser:
     def _smallest(self, state: _ClassState, kind: Kind) -> Codec:
         tried = {codec: figures.ratio for codec, figures in state.figures.items()}
         if not tried:
-            return candidates(kind.itemsize_bytes)[-1]  # tried blind: the encoder stops early if it is in vain
+            return candidates(kind.itemsize_bytes)[-1]  # not measured yet; the encoder stops early if it is in vain
         best = min(tried, key=lambda codec: tried[codec])
         return best if is_shrinking(int(tried[best] * 2**20), 2**20) else NO_CODEC
 

@@ -112,7 +112,7 @@ def parse_codec(text: str) -> Codec | None:
         return NO_CODEC
     if isinstance(text, str) and (match := _CODEC.fullmatch(text)):
         level = int(match[2]) if match[2] else _DEFAULT_LEVEL
-        if level in _LEVELS and level != 0:  # zstd's 0 is its own word for 3: one name per thing
+        if level in _LEVELS and level != 0:  # zstd's 0 means 3: each level has one name here
             return Codec(match[1], level)
     raise (ConfigError if isinstance(text, str) else ConfigTypeError)("codec", text, _ALLOWED)
 
@@ -148,7 +148,7 @@ class Workspace:
 
 
 def is_shrinking(encoded_bytes: int, raw_bytes: int) -> bool:
-    """Whether encoding is worth to go on with: it must save a sixteenth."""
+    """Whether encoding is worth its cost: it must save a sixteenth."""
     return encoded_bytes * 16 < raw_bytes * 15
 
 
@@ -176,7 +176,7 @@ def encode_block(block: memoryview, out: memoryview, codec: Codec, itemsize_byte
     else:
         length = _compress(block, room, codec, itemsize_bytes, workspace)
     header = length
-    if length == len(block):  # no bits, no word; or the room is used up: the frame is cut, or no shorter than the block
+    if length == len(block):  # not encoded, or the frame fills the room: it is cut, or as long as the block
         room[:] = block
         header |= _STORED_AS_IS
     out[:_HEADER_BYTES] = header.to_bytes(_HEADER_BYTES, "little")
@@ -204,7 +204,7 @@ class BlockDecoder:
 
     Args:
         destination: uint8, shape [n], writable, n the record's length before it was encoded.
-        codec, itemsize_bytes: that it was encoded with.
+        codec, itemsize_bytes: with which it was encoded.
         workspace: the job's.
     """
 
@@ -221,7 +221,7 @@ class BlockDecoder:
         return self._filled_bytes == len(self._destination)
 
     def feed(self, encoded: memoryview) -> int:
-        """Decode all blocks that lie whole in `encoded`; returns the bytes used; a block's start follows.
+        """Decode all blocks that lie whole in `encoded`; returns the bytes used. The rest is the start of a block.
 
         Raises:
             DamagedBytesError: these are no blocks of this record; the destination holds garbage.

@@ -7,7 +7,7 @@ import ctypes
 __all__ = ["WORD_BYTES", "fill_with", "word_of"]
 
 WORD_BYTES = 8
-"""A multiple of every element's length except complex128's, whose halves are then alike too."""
+"""A multiple of every element's length except complex128's, which repeats only if both its halves are equal."""
 
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -16,7 +16,7 @@ _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 def word_of(source: memoryview) -> memoryview | None:
     """The first WORD_BYTES of `source`, if all others repeat them; None if not, or if there are no others.
 
-    One call of C does all of it: each call gives up the interpreter's lock, and waits for other threads to get it back.
+    One call of C does all of it, because each call gives up the interpreter's lock and waits to get it back.
 
     Args:
         source: uint8, shape [n].

@@ -1,4 +1,4 @@
-"""The figures of codecs and of the drive, and by them the cost of a byte's way. Pure: no clock, no I/O.
+"""Measured figures of codecs and of the drive, and the cost per byte that follows. Pure: no clock, no I/O.
 
 A record costs time in two ways, and how much each counts depends on what else the machine is doing::
 
@@ -6,7 +6,7 @@ A record costs time in two ways, and how much each counts depends on what else t
              encoded  n·max(r/W, e/p + r/(k·W) + s) + n·max(r/R, d/p + r/(k·R) + t)
                       r: ratio; e, d: CPU seconds per byte to write and to read it, beyond those of an unencoded one;
                       p: cores that are free for it; k: records that are moved at once;
-                      s, t: for how much longer than that the k were on their way, per byte of them all
+                      s, t: time beyond that for which the k were on their way, per byte of all k
     cost  =  demand · moving  +  price · n·(e + d)
 
 *demand* is how busy the disk would be if nothing were encoded: where training leaves it idle most of the time,
@@ -24,10 +24,10 @@ from .codec import Codec
 __all__ = ["UNKNOWN_LOAD", "CodecFigures", "DriveFigures", "Load", "Sample"]
 
 _LEAST_PRICE = 0.1  # of a CPU second: encoding on idle cores still takes memory bandwidth and power
-_LEAST_CORES = 0.5  # that encoding gets where none are free: it waits for its turn
-_SHARED_CORES = 0.5  # of the idle ones: a busy training's cores are idle for moments that no job fits into
+_LEAST_CORES = 0.5  # that encoding gets if none are free: it waits for its turn
+_SHARED_CORES = 0.5  # of the idle ones: a busy training leaves cores idle for moments too short for a job
 _NEWEST_WEIGHT = 0.25
-_MOST_GROWTH = 1.5  # of a CPU time at once: a single record may have paid for fresh pages
+_MOST_GROWTH = 1.5  # of a CPU time, by one record: it may have paid for fresh pages
 _MOST_WAIT_GROWTH = 2.0  # likewise of a wait: it may have met a stall
 
 
@@ -44,7 +44,7 @@ class Load(NamedTuple):
 
 
 UNKNOWN_LOAD = Load(1.0, 0.0)
-"""Every byte and every CPU second counts: only what gains on any machine is encoded."""
+"""Every byte and every CPU second counts, so a record is encoded only if that gains on any machine."""
 
 
 class Sample(NamedTuple):
@@ -54,7 +54,7 @@ class Sample(NamedTuple):
         codec: the candidate.
         raw_bytes: before.
         encoded_bytes: after.
-        encode_seconds: of one core; likewise `decode_seconds`.
+        encode_seconds, decode_seconds: of one core.
     """
 
     codec: Codec
@@ -68,8 +68,8 @@ class Sample(NamedTuple):
 class CodecFigures:
     """Moving averages of one codec on records that are alike; CPU seconds.
 
-    The waits are the time for which records were on their way beyond what CPU seconds on free cores and the disk
-    account for: for a core behind the store's other threads, and for the interpreter. Seconds per byte, of all lanes
+    The waits are the time of records on their way that neither CPU seconds on free cores nor the disk account for: they
+    waited for a core behind the store's other threads, or for the interpreter. In seconds per byte, of all lanes
     together.
     """
 
@@ -96,7 +96,7 @@ class CodecFigures:
         self.decode_seconds_per_byte = _blend_cpu(self.decode_seconds_per_byte, seconds_per_byte)
 
     def forget_waits(self) -> None:
-        """By and by: a codec that is not used any more would never show that its way is free again."""
+        """Let the waits fade: a codec that is no longer used would never show that its waits are over."""
         self.write_wait, self.read_wait = _blend(self.write_wait, 0.0), _blend(self.read_wait, 0.0)
 
 
@@ -120,11 +120,11 @@ class DriveFigures:
         return self._write_bytes_per_second is not None
 
     def learn_write_speed(self, bytes_per_second: float, *, is_lower_bound: bool) -> None:
-        """Take in how fast the disk wrote of late; a lower bound where it was not asked for all it can do."""
+        """Take in how fast the disk wrote of late; a lower bound if the disk was not fully used."""
         self._write_bytes_per_second = _newer(self._write_bytes_per_second, bytes_per_second, is_lower_bound)
 
     def learn_read_speed(self, bytes_per_second: float, *, is_lower_bound: bool) -> None:
-        """Take in how fast the disk read of late; a lower bound where it was not asked for all it can do."""
+        """Take in how fast the disk read of late; a lower bound if the disk was not fully used."""
         self._read_bytes_per_second = _newer(self._read_bytes_per_second, bytes_per_second, is_lower_bound)
 
     def learn_raw_write(self, seconds_per_byte: float) -> None:
@@ -136,24 +136,24 @@ class DriveFigures:
         self._raw_read_seconds = _least(self._raw_read_seconds, seconds_per_byte)
 
     def disk_seconds(self, written_bytes: int, read_bytes: int) -> float | None:
-        """How long the disk needs for them, unencoded; None where that is not known yet."""
+        """Seconds that the disk needs for these bytes, unencoded; None: its speed is not known yet."""
         if self._write_bytes_per_second is None:
             return None
         write_seconds, read_seconds = self.seconds_per_byte()
         return written_bytes * write_seconds + read_bytes * read_seconds
 
     def seconds_per_byte(self) -> tuple[float, float]:
-        """The disk's seconds per byte to write and to read; once a write was timed."""
+        """The disk's seconds per byte to write and to read. Only after a write was timed."""
         write_speed = self._write_bytes_per_second or 1.0
         return 1 / write_speed, 1 / (self._read_bytes_per_second or write_speed)
 
     def cost(self, figures: CodecFigures | None, load: Load, disk: tuple[float, float]) -> float:
-        """The cost of a byte's way down and up, in seconds of the training.
+        """The cost of writing and reading a byte, in seconds of training.
 
         Args:
             figures: of the codec; None: unencoded.
-            load: lately.
-            disk: seconds per byte that it takes to write and to read.
+            load: of late.
+            disk: its seconds per byte to write and to read.
         """
         if figures is None:
             return load.demand * sum(disk)
@@ -192,10 +192,10 @@ class DriveFigures:
     def _newer_wait(
         self, known: float, lane_seconds: float, cpu_seconds: float, ratio: float, disk_seconds: float, load: Load
     ) -> float:
-        """All seconds are per byte; the disk's are those of unencoded bytes.
+        """The average wait with one record taken in. All seconds are per byte; the disk's are for unencoded bytes.
 
-        Where lanes are empty, a record is on its way for less than is accounted for: it did not wait. One that met a
-        stall counts no more than the way of unencoded bytes would take; waits that go on grow beyond that.
+        If lanes are empty, a record takes less time than is accounted for: it did not wait. The wait of one that met a
+        stall is limited to the time that unencoded bytes would take; only repeated waits make it grow beyond that.
         """
         if not self.is_speed_known:
             return known
@@ -215,7 +215,7 @@ def _beyond(seconds: float, raw_seconds: float | None) -> float:
 
 
 def _least(known: float | None, newest: float) -> float:
-    """The least of late: now and then a transfer pays for fresh pages, and an encoded one would have too."""
+    """The least of late, because a transfer that paid for fresh pages would have paid for them encoded too."""
     return newest if known is None else min(newest, 1.05 * known)
 
 

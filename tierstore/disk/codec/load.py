@@ -85,7 +85,7 @@ class TransferClock:
         self._running[direction] += 1
 
     def end(self, direction: Direction, now: float, num_bytes: int) -> float | None:
-        """A transfer ended (0 bytes: it failed); the bytes per second of late, once some have ended since the last."""
+        """A transfer ended (0 bytes: it failed); returns the bytes per second if enough ended since the last result."""
         self._advance(now)
         self._running[direction] -= 1
         self._moved_bytes[direction] += num_bytes
@@ -122,7 +122,7 @@ class LoadMeter:
     """Averages over about the last second.
 
     Args:
-        num_cores: that this process may use.
+        num_cores: how many this process may use.
         first: the clocks as they are now.
     """
 
@@ -137,8 +137,8 @@ class LoadMeter:
         """A job ended.
 
         Args:
-            cpu_seconds: that it took.
-            disk_seconds: that the disk would have needed for it, unencoded; None where that is not known.
+            cpu_seconds: how many it took.
+            disk_seconds: how many the disk would have needed for it, unencoded; None: not known.
         """
         self._own_seconds += cpu_seconds
         if disk_seconds is None or self._disk_seconds is None:
@@ -147,7 +147,7 @@ class LoadMeter:
             self._disk_seconds += disk_seconds
 
     def update(self, readings: Readings) -> Load:
-        """The load of late, with the time since the last update taken in."""
+        """Take in the time since the last update; returns the load of late."""
         wall_seconds = max(readings.wall - self._last.wall, 1e-9)
         others_seconds = max(0.0, readings.process - self._last.process - self._own_seconds)
         free_seconds = self._num_cores * wall_seconds - others_seconds

@@ -1,4 +1,4 @@
-"""The `codec` option at work: gives the order for each record, and learns from how it went."""
+"""Applies the `codec` option: gives the order for each record, and learns from how its write and reads went."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CodecPolicy:
         self._counts: dict[str, dict[str, int]] = {}
 
     def kind_of(self, kind: Kind, source: memoryview) -> Kind:
-        """The record's kind, with the result of a look at its bytes, if that may decide anything."""
+        """The record's kind; with the result of a look at its bytes, if the codec may depend on it."""
         if self._fixed is not None or len(source) < SMALLEST_PROBED_BYTES:
             return kind
         return kind._replace(content=content_of(source, kind))
@@ -70,7 +70,7 @@ class CodecPolicy:
             self._kinds[key] = kind
         self._meter.count(written.cpu_seconds, self._chooser.disk_seconds(num_bytes, 0))
         self._chooser.learn_samples(kind, num_bytes, written.samples)
-        is_value = written.value is not None  # whose bytes the index writes: no transfer was paid for, or timed
+        is_value = written.value is not None  # the index writes its bytes: no transfer was paid for, or timed
         if not is_value or order.codec != NO_CODEC:
             self._chooser.learn_written(
                 kind, num_bytes, order.codec, written.encoded_bytes, written.cpu_seconds, written.lane_seconds

@@ -46,7 +46,7 @@ def content_of(source: memoryview, kind: Kind) -> str:
 
 
 def probe(source: memoryview, itemsize_bytes: int, scratch: Scratch) -> tuple[Sample, ...]:
-    """Encode and decode pieces of a record with each candidate, and take the CPU time of that.
+    """Encode and decode pieces of a record with each candidate; returns how each did, with its CPU time.
 
     Args:
         source: uint8, shape [n]; SAMPLE_BYTES of it, from all over it, are tried.
@@ -77,5 +77,5 @@ def _try(sample: memoryview, codec: Codec, itemsize_bytes: int, scratch: Scratch
         encode_seconds = min(encode_seconds, encoded - started)
         decode_seconds = min(decode_seconds, time.thread_time() - encoded)
         if not is_shrinking(length, len(sample)):
-            break  # it will not be used: its time does not matter
+            break  # it will not be used, so its time does not matter
     return Sample(codec, len(sample), length, encode_seconds, decode_seconds)
