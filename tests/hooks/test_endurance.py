@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.descriptors import descriptors_of
 from tests.hooks.programs import MODELS
 from tierstore import tiered_offload
 
@@ -19,10 +20,6 @@ NUM_STEPS = 200
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def num_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.slow
@@ -48,12 +45,12 @@ def test_two_hundred_steps_nothing_grows(make_store: MakeStore, codec: str) -> N
         step(number)
     store.flush()
     gc.collect()
-    before = resident_bytes(), num_descriptors(), threading.active_count()
+    before = resident_bytes(), len(descriptors_of()), threading.active_count()
     for number in range(NUM_STEPS):
         step(number)
     store.flush()
     gc.collect()
-    after = resident_bytes(), num_descriptors(), threading.active_count()
+    after = resident_bytes(), len(descriptors_of()), threading.active_count()
     assert after[1:] == before[1:]
     assert after[0] - before[0] < 48 * 2**20
     stats = store.stats()
