@@ -17,6 +17,7 @@ import uvloop
 from pytest_asyncio import is_async_test
 
 from tests.census import Census
+from tests.descriptors import descriptors_of
 from tierstore import TierStore, host
 from tierstore.demo.vector_math import choose_vector_kernels
 
@@ -70,17 +71,6 @@ def census(pytestconfig: pytest.Config) -> Census:
     return pytestconfig.stash[_CENSUS]
 
 
-def _descriptors() -> dict[str, str]:
-    """Open descriptors of this process, by number, without the one that lists them."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found[name] = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            pass
-    return found
-
-
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Async tests run on the loop that the engine and the daemon have."""
     return {"uvloop": uvloop.new_event_loop}
@@ -98,7 +88,7 @@ def _quick_collections() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_leaks(tmp_path: Path) -> Iterator[None]:
     """No thread, descriptor or file of a store outlives its test, nor does a loop."""
-    threads, descriptors = set(threading.enumerate()), _descriptors()
+    threads, descriptors = set(threading.enumerate()), descriptors_of()
     yield
     gc.collect()
     for thread in threading.enumerate():
@@ -107,7 +97,7 @@ def _nothing_leaks(tmp_path: Path) -> Iterator[None]:
             assert not thread.is_alive(), f"{thread.name} still runs"
     leaked = {
         fd: target
-        for fd, target in _descriptors().items()
+        for fd, target in descriptors_of().items()
         if fd not in descriptors and (str(tmp_path) in target or "eventpoll" in target)  # each loop has an epoll
     }
     assert not leaked, f"descriptors still open: {leaked}"

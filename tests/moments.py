@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType, FunctionType
 
-__all__ = ["MOST_MOMENTS", "Moment"]
+__all__ = ["MOST_MOMENTS", "Moment", "interrupt"]
 
 MOST_MOMENTS = 2000
 _SWALLOWING = ("__del__", "remove")  # the latter: of weakref.WeakValueDictionary
@@ -52,3 +52,8 @@ class Moment:
         while frame is not None and frame.f_code is not self._code:
             frame = None if frame.f_code.co_name in _SWALLOWING else frame.f_back
         return frame is not None
+
+
+def interrupt() -> None:
+    """What Python does at Ctrl-C."""
+    raise KeyboardInterrupt

@@ -15,30 +15,21 @@ from typing import Any
 import pytest
 
 from tests.daemon import wire
+from tests.descriptors import descriptors_of
 from tierstore.errors import ProtocolError
 from tierstore.sidecar.channel import Channel
 
 TIMEOUT_SECONDS = 20  # of every wait: only a broken channel comes near it
 
 
-def _descriptors() -> dict[str, str]:
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found[name] = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            pass
-    return found
-
-
 @pytest.fixture(autouse=True)
 async def _no_descriptor_leaks() -> AsyncIterator[None]:
     """Async: the loop has its own open when it begins to count, and opens some anew each time it runs."""
     gc.collect()
-    before = set(_descriptors())
+    before = set(descriptors_of())
     yield
     gc.collect()
-    assert set(_descriptors()) == before, _descriptors()
+    assert set(descriptors_of()) == before, descriptors_of()
 
 
 @pytest.fixture
@@ -379,16 +370,16 @@ async def test_peer_leaves_while_nobody_listens_its_end_is_noticed(
 
 
 async def test_abandoned_in_a_forked_child_the_parent_goes_on(ours: socket.socket, theirs: socket.socket) -> None:
-    before = set(_descriptors())
+    before = set(descriptors_of())
     end = End(ours)
     _send_descriptors(theirs, wire.frame_of([wire.Unmap(1)]), num_descriptors=2)
     await end.until(lambda: end.messages)
-    held = set(_descriptors()) - before | {str(ours.fileno())}
+    held = set(descriptors_of()) - before | {ours.fileno()}
     assert len(held) == 4, "socket, epoll and the two"
     child = os.fork()
     if child == 0:  # other modules of the process may close descriptors of theirs in a child: not counted
         end.channel.abandon_after_fork()
-        os._exit(len(held & set(_descriptors())))
+        os._exit(len(held & set(descriptors_of())))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     theirs.send(wire.frame_of([wire.Unmap(2)]))
     await end.until(lambda: len(end.messages) == 2)

@@ -8,36 +8,19 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.daemon import wire
+from tests.daemon.clients import client_of, report_of
 from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon, tierstore
-from tests.daemon.test_security import RawClient
 from tierstore import TierStore
-from tierstore.commands.views import decode_report
-from tierstore.daemon.report import Report
-from tierstore.sidecar.inspection import inspect_daemon
 
 MIB = 2**20
 IDLE_BYTES = 50 * 10**6
-
-
-def report_of(daemon: DaemonProcess) -> Report:
-    return decode_report(inspect_daemon(daemon.socket, seconds=30), str(daemon.socket))
-
-
-@contextmanager
-def client_of(daemon: DaemonProcess) -> Iterator[RawClient]:
-    client = RawClient(daemon)
-    try:
-        yield client
-    finally:
-        client.socket.close()
 
 
 def grace_seconds_of(daemon: DaemonProcess) -> float:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon
-from tests.daemon.test_survival import gradients, make_model, nothing, sessions_of
+from tests.daemon.training import gradients, make_model, nothing
 from tierstore import DaemonUnavailableError, TierStore
 from tierstore.disk.home import FOLDER_NAME
 
@@ -42,7 +43,7 @@ def assert_clean(daemon: DaemonProcess) -> None:
     with TierStore.connect(daemon.socket, host_bytes=0) as store:
         expected, found = gradients(model, batch, None, nothing), gradients(model, batch, store, store.flush)
         assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
-    assert sessions_of(daemon) == set()
+    assert sessions_of(daemon) == {}
 
 
 def test_index_that_fails_when_it_is_changed_ends_the_daemon_and_the_next_is_clean(start_daemon: StartDaemon) -> None:

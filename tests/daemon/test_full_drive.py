@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.daemon.clients import report_of
 from tests.daemon.conftest import StartDaemon, tierstore
-from tests.daemon.test_cli_serve import quota_of, report_of
+from tests.daemon.test_cli_serve import quota_of
 from tierstore import TierStore
 from tierstore.disk.home import FOLDER_NAME
 

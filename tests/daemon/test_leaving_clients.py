@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.daemon import wire
+from tests.daemon.clients import RawClient
 from tests.daemon.conftest import DaemonProcess, StartDaemon
-from tests.daemon.test_security import MIB, RawClient
 from tierstore.sidecar.inspection import inspect_daemon
 from tierstore.sidecar.shared_slab import SharedSlab
 
-SLAB_BYTES = 4 * MIB
+SLAB_BYTES = 4 * 2**20
 DEADLINE_SECONDS = 30
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.daemon import wire
+from tests.daemon.clients import client_of, report_of
 from tests.daemon.conftest import StartDaemon
-from tests.daemon.test_cli_serve import client_of, grace_seconds_of, report_of
+from tests.daemon.test_cli_serve import grace_seconds_of
 from tierstore.daemon.logs import CauseFilter, JsonFormatter, TextFormatter
 
 

@@ -16,8 +16,8 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.daemon import wire
+from tests.daemon.clients import client_of, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, tierstore
-from tests.daemon.test_cli_serve import client_of, report_of
 from tierstore import TierStore
 from tierstore.daemon.histogram import Histogram
 from tierstore.sidecar.shared_slab import SharedSlab

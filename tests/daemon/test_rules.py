@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.daemon import wire
+from tests.daemon.clients import client_of, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.peer import Peer, opened_disk
-from tests.daemon.test_cli_serve import client_of, report_of
 from tests.daemon.test_write_queue import state_of, write_of
 from tierstore.disk.tier import Kind
 from tierstore.errors import DaemonUnavailableError

@@ -18,72 +18,17 @@ from pathlib import Path
 import pytest
 
 from tests.daemon import wire
+from tests.daemon.clients import LONG_SECONDS, RawClient
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
+from tests.descriptors import descriptors_of
 from tierstore import TierStore
 from tierstore.errors import ConfigError
 from tierstore.sidecar.shared_slab import SharedSlab
 
 SHORT_SECONDS = 0.5
-LONG_SECONDS = 120.0
-"""On a busy machine too a client says Hello within this."""
 MIB = 2**20
 in_short_time = pytest.mark.parametrize("daemon", [SHORT_SECONDS], indirect=True, ids=["in short time"])
 """Has the daemon of a test time its clients out soon: one that means to be in time is opened by `open_in_time`."""
-
-
-class RawClient:
-    """Says whatever it likes, blocking.
-
-    Args:
-        daemon: to connect to.
-    """
-
-    def __init__(self, daemon: DaemonProcess) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(LONG_SECONDS)
-        self.socket.connect(str(daemon.socket))
-        self._reader = wire.FrameReader(wire.DaemonMessage, "the daemon")
-        self._received: list[wire.ClientMessage | wire.DaemonMessage] = []
-
-    def send(self, *messages: wire.ClientMessage, descriptors: tuple[int, ...] = ()) -> None:
-        socket.send_fds(self.socket, [wire.frame_of(messages)], list(descriptors))
-
-    def receive(self) -> wire.ClientMessage | wire.DaemonMessage | None:
-        """The next message; None: the daemon has closed the connection."""
-        while not self._received:
-            try:
-                data = self.socket.recv(65536)
-            except ConnectionResetError:
-                return None
-            if not data:
-                return None
-            for messages in self._reader.feed(data):
-                self._received += messages
-        return self._received.pop(0)
-
-    def greet(self) -> None:
-        self.send(wire.Hello((wire.VERSION,), "test"))
-        assert isinstance(self.receive(), wire.Welcome)
-
-    def open(self) -> wire.Opened:
-        self.greet()
-        self.send(wire.Open("test", None, os.getpid()))
-        opened = self.receive()
-        assert isinstance(opened, wire.Opened)
-        return opened
-
-    def is_refused(self, *words: str) -> bool:
-        """Whether the daemon says why not, in these words among others, and closes."""
-        refusal = self.receive()
-        assert isinstance(refusal, wire.Refused), refusal
-        assert all(word in refusal.reason for word in words), refusal.reason
-        return self.receive() is None
-
-    def is_cut_off(self) -> bool:
-        """Whether the daemon closes the connection, with or without a word."""
-        while (message := self.receive()) is not None:
-            assert isinstance(message, wire.Refused), message
-        return True
 
 
 Connect = Callable[[], RawClient]
@@ -331,10 +276,10 @@ def test_descriptors_nobody_asked_for_are_closed(connect: Connect, daemon: Daemo
             os.close(reading)
 
     attack()
-    before = descriptors_of(daemon)
+    before = descriptors_of(daemon.process.pid)
     for _ in range(5):
         attack()
-    assert len(descriptors_of(daemon)) <= len(before), (before, descriptors_of(daemon))
+    assert len(descriptors_of(daemon.process.pid)) <= len(before), (before, descriptors_of(daemon.process.pid))
 
 
 def test_flood_of_requests_is_cut_off(connect: Connect, slab: SharedSlab, daemon: DaemonProcess) -> None:
@@ -408,7 +353,7 @@ def test_many_connections_do_not_keep_others_out(connect: Connect) -> None:
 
 @in_short_time
 def test_running_out_of_descriptors_passes(connect: Connect, daemon: DaemonProcess) -> None:
-    limit = len(descriptors_of(daemon)) + 20
+    limit = len(descriptors_of(daemon.process.pid)) + 20
     before = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (limit, before[1]))
     crowd = [connect() for _ in range(40)]
@@ -469,14 +414,6 @@ def test_store_of_a_daemon_that_refuses_says_why(daemon: DaemonProcess, monkeypa
 def _resident_bytes(daemon: DaemonProcess) -> int:
     status = Path(f"/proc/{daemon.process.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) * 1024
-
-
-def descriptors_of(daemon: DaemonProcess) -> list[str]:
-    folder, found = Path(f"/proc/{daemon.process.pid}/fd"), []
-    for name in os.listdir(folder):
-        with suppress(FileNotFoundError):  # closed meanwhile
-            found.append(os.readlink(folder / name))
-    return sorted(found)
 
 
 def test_connections_that_never_open_a_session_do_not_keep_others_out(connect: Connect) -> None:

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from tests.daemon import wire
+from tests.daemon.clients import client_of, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, tierstore
-from tests.daemon.test_cli_serve import client_of, report_of
 from tierstore import TierStore
 from tierstore.commands.views import decode_report, rates_between
 from tierstore.daemon.report import Report, Totals, encode_report

@@ -8,43 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 
+from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
-from tierstore import DaemonUnavailableError, TierStore, tiered_offload
+from tests.daemon.training import DEPTH, gradients, make_model, nothing
+from tierstore import DaemonUnavailableError, TierStore
 from tierstore.sidecar.inspection import inspect_daemon
-
-WIDTH, DEPTH, BATCH = 256, 6, 512
-
-
-def make_model(seed: int) -> tuple[nn.Sequential, Tensor]:
-    torch.manual_seed(seed)
-    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH)) for _ in range(DEPTH)]
-    return nn.Sequential(*blocks), torch.randn(BATCH, WIDTH)
-
-
-def gradients(
-    model: nn.Sequential, batch: Tensor, store: TierStore | None, between: Callable[[], None]
-) -> list[Tensor]:
-    """Of one step; `between` is called after forward."""
-    model.zero_grad()
-    if store is None:
-        loss = model(batch).square().mean()
-    else:
-        with tiered_offload(store, min_bytes=0):
-            loss = model(batch).square().mean()
-    between()
-    loss.backward()
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-
-
-def nothing() -> None:
-    pass
 
 
 @pytest.mark.parametrize("when", ["in forward", "between forward and backward", "in backward", "in all of them"])
@@ -147,7 +120,7 @@ def test_daemon_with_a_bug_is_not_asked_for_ever(start_daemon: StartDaemon) -> N
 
 TRAINER = """
 import json, sys, torch
-from tests.daemon.test_survival import gradients, make_model, nothing
+from tests.daemon.training import gradients, make_model, nothing
 from tierstore import TierStore
 seed = int(sys.argv[2])
 model, batch = make_model(seed)
@@ -198,11 +171,11 @@ def test_killed_client_is_cleaned_up_after_the_grace_period(start_daemon: StartD
         assert victim.stdout is not None
         victim.stdout.readline()
         assert victim.stdout.readline() == "stored\n"
-        assert sessions_of(daemon) == {"neighbour", "trainer 0"}
+        assert sessions_of(daemon).keys() == {"neighbour", "trainer 0"}
         victim.kill()
         victim.communicate()
         deadline = time.monotonic() + 20
-        while sessions_of(daemon) != {"neighbour"}:  # the lease ends by the daemon's own clock
+        while sessions_of(daemon).keys() != {"neighbour"}:  # the lease ends by the daemon's own clock
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert torch.equal(neighbour.get(handle), torch.arange(1 << 18))
@@ -226,7 +199,8 @@ def test_client_stopped_for_longer_than_the_grace_period_goes_on_or_is_told(
     killed.kill()
     killed.communicate()
     deadline = time.monotonic() + 20
-    while sessions_of(daemon) != (set() if is_restarted else {"trainer 0"}):  # leases end by the daemon's own clock
+    left = set() if is_restarted else {"trainer 0"}
+    while sessions_of(daemon).keys() != left:  # leases end by the daemon's own clock
         assert time.monotonic() < deadline
         time.sleep(0.05)
     stopped.send_signal(signal.SIGCONT)
@@ -235,7 +209,7 @@ def test_client_stopped_for_longer_than_the_grace_period_goes_on_or_is_told(
     if is_restarted:
         assert "DaemonUnavailableError" in said
         assert "its lease has ended" in said
-    assert sessions_of(daemon) == set()
+    assert sessions_of(daemon) == {}
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
@@ -270,22 +244,6 @@ def is_connected(daemon: DaemonProcess) -> bool:
     return bool(session["is_connected"])
 
 
-def sessions_of(daemon: DaemonProcess) -> set[str]:
-    """The names of the clients whose sessions the daemon keeps."""
-    from tests.daemon import wire
-    from tests.daemon.test_security import RawClient
-
-    client = RawClient(daemon)
-    try:
-        client.greet()
-        client.send(wire.Inspect())
-        report = client.receive()
-        assert isinstance(report, wire.Report)
-        return {session["client"] for session in json.loads(report.state)["sessions"]}
-    finally:
-        client.socket.close()
-
-
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_forked_child_keeps_nothing_of_its_parent_s(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(grace_seconds=0.2)
@@ -311,7 +269,7 @@ sys.stdin.read()
         assert parent.stdout is not None
         try:
             assert {parent.stdout.readline(), parent.stdout.readline()} == {"forked\n", "refused\n"}
-            assert sessions_of(daemon) == {"parent"}
+            assert sessions_of(daemon).keys() == {"parent"}
         finally:
             parent.kill()  # its child lives on, until the pipe to it is closed
         deadline = time.monotonic() + 20

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.daemon import wire
+from tests.daemon.clients import client_of, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon, tierstore
-from tests.daemon.test_cli_serve import client_of, report_of
 from tests.daemon.test_metrics import ask, labels, scrape
-from tests.daemon.test_survival import gradients, make_model
+from tests.daemon.training import gradients, make_model
 from tierstore import TierStore
 from tierstore.commands.views import decode_report
 from tierstore.daemon.report import SessionState

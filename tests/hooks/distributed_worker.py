@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.descriptors import descriptors_of
 from tests.hooks.distributed_variants import RESHARDING, SHAPE, VARIANTS, Net, Observer, Training, Variant, Wrap, ddp
 from tests.hooks.programs import Bits, all_bits, bits, forget_after_error, run_offloaded, run_plain, training
 from tests.inspect_store import inspect
@@ -219,13 +220,7 @@ def go_on_alone(directory: Path, store: TierStore, graph: LocalGraph) -> dict[st
 
 def files_of(process: int | str, directory: Path) -> list[str]:
     """What a process has open under the directory, files without a name included."""
-    found = []
-    for name in os.listdir(f"/proc/{process}/fd"):
-        try:
-            found.append(os.readlink(f"/proc/{process}/fd/{name}"))
-        except FileNotFoundError:
-            pass  # closed since
-    return [target for target in found if target.startswith(f"{directory}/")]
+    return [target for target in descriptors_of(process).values() if target.startswith(f"{directory}/")]
 
 
 def holders_of(directory: Path) -> set[int]:

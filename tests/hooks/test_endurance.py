@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.descriptors import descriptors_of
 from tests.hooks.programs import MODELS
 from tierstore import tiered_offload
 
@@ -20,15 +20,6 @@ NUM_STEPS = 200
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def num_descriptors() -> int:
-    """The least of some moments: a thread of the store may just be reading a file of /proc."""
-    counts = []
-    for _ in range(10):
-        counts.append(len(os.listdir("/proc/self/fd")))
-        time.sleep(0.01)
-    return min(counts)
 
 
 @pytest.mark.slow
@@ -54,12 +45,12 @@ def test_two_hundred_steps_nothing_grows(make_store: MakeStore, codec: str) -> N
         step(number)
     store.flush()
     gc.collect()
-    before = resident_bytes(), num_descriptors(), threading.active_count()
+    before = resident_bytes(), len(descriptors_of()), threading.active_count()
     for number in range(NUM_STEPS):
         step(number)
     store.flush()
     gc.collect()
-    after = resident_bytes(), num_descriptors(), threading.active_count()
+    after = resident_bytes(), len(descriptors_of()), threading.active_count()
     assert after[1:] == before[1:]
     assert after[0] - before[0] < 48 * 2**20
     stats = store.stats()

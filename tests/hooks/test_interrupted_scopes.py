@@ -8,12 +8,8 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from tests.moments import MOST_MOMENTS, Moment
+from tests.moments import MOST_MOMENTS, Moment, interrupt
 from tierstore import StoreClosedError, TierStore, keep_resident, tiered_offload
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 def interrupted_step(store: TierStore, function: Any, number: int) -> Moment:

@@ -207,20 +207,22 @@ def _spilled(store: TierStore, before: StoreStats) -> int:
     return store.stats().spilled_bytes - before.spilled_bytes
 
 
+def _spilled_in_step(store: TierStore, first: Callable[[], Any], then: Callable[[], Any]) -> tuple[int, int]:
+    """Bytes written in a forward of two parts: after the first, and in all."""
+    before = store.stats()
+    with tiered_offload(store, min_bytes=0):
+        loss = first()
+        early = _spilled(store, before)
+        loss = loss + then()
+    spilled = _spilled(store, before)
+    loss.backward()
+    return early, spilled
+
+
 def test_known_graph_what_has_to_go_goes_while_there_is_room_and_no_more_than_that(make_store: MakeStore) -> None:
     store = make_store(host_bytes=4 * MATRIX_BYTES, staging_bytes=MATRIX_BYTES)
     loss_of = _chain(10)
-    spilled = []
-    for _ in range(3):
-        before = store.stats()
-        with tiered_offload(store, min_bytes=0):
-            loss = loss_of(3)
-            early = _spilled(store, before)
-            loss = loss + loss_of(7)
-        spilled.append((early, _spilled(store, before)))
-        loss.backward()
-        del loss
-    first, *later = spilled
+    first, *later = [_spilled_in_step(store, lambda: loss_of(3), lambda: loss_of(7)) for _ in range(3)]
     assert first == (0, 6 * MATRIX_BYTES), "with room for four, the first three stay until there is no room"
     assert later == [(2 * MATRIX_BYTES, 6 * MATRIX_BYTES)] * 2, "the newest one may not be read yet"
 
@@ -228,32 +230,15 @@ def test_known_graph_what_has_to_go_goes_while_there_is_room_and_no_more_than_th
 def test_known_graph_what_staging_holds_until_backward_does_not_go_early(make_store: MakeStore) -> None:
     store = make_store(host_bytes=4 * MATRIX_BYTES, staging_bytes=2 * MATRIX_BYTES)
     loss_of = _chain(10)
-    spilled = []
-    for _ in range(3):
-        before = store.stats()
-        with tiered_offload(store, min_bytes=0):
-            loss = loss_of(7)
-            early = _spilled(store, before)
-            loss = loss + loss_of(3)
-        spilled.append((early, _spilled(store, before)))
-        loss.backward()
-        del loss
+    spilled = [_spilled_in_step(store, lambda: loss_of(7), lambda: loss_of(3)) for _ in range(3)]
     assert spilled[1:] == [(4 * MATRIX_BYTES, 6 * MATRIX_BYTES)] * 2, "two are needed soon after backward begins"
 
 
 def test_known_graph_goes_on_otherwise_nothing_more_goes_early(make_store: MakeStore) -> None:
     store = make_store(host_bytes=4 * MATRIX_BYTES, staging_bytes=MATRIX_BYTES)
     loss_of, other_loss_of = _chain(10), _chain(4, 128)
-    spilled = []
-    for step in range(4):
-        before = store.stats()
-        with tiered_offload(store, min_bytes=0):
-            loss = loss_of(2)
-            early = _spilled(store, before)
-            loss = loss + (other_loss_of(2) if step == 2 else loss_of(8))
-        spilled.append((early, _spilled(store, before)))
-        loss.backward()
-        del loss
+    ways = [lambda: loss_of(8), lambda: loss_of(8), lambda: other_loss_of(2), lambda: loss_of(8)]
+    spilled = [_spilled_in_step(store, lambda: loss_of(2), then) for then in ways]
     assert spilled[1] == (MATRIX_BYTES, 6 * MATRIX_BYTES)
     assert spilled[2] == (MATRIX_BYTES, 2 * MATRIX_BYTES), "what both begin with had gone before they parted"
     assert spilled[3] == (0, 6 * MATRIX_BYTES), "it may be the smaller one again, all of which may stay"

@@ -6,7 +6,6 @@ NOTE [No farther than it takes] in `tierstore/reach.py`.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
+from tests.waiting import until
 from tierstore import TierStore, tiered_offload
 from tierstore.disk import records
 from tierstore.handle import State
@@ -51,10 +51,7 @@ class Drive:
         with self._changed:
             self._num_asked += 1
             self._changed.notify_all()
-        ends_at = time.monotonic() + 20
-        while inspect(store).num_restores != self._num_held():
-            assert time.monotonic() < ends_at
-            time.sleep(0.001)
+        until(lambda: inspect(store).num_restores == self._num_held())
 
     def _num_held(self) -> int:
         with self._changed:

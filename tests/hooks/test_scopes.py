@@ -24,7 +24,6 @@ from tests.hooks.programs import (
     bits,
     grads,
     run_plain,
-    training,
 )
 from tierstore import ConfigError, TierStore, keep_resident, tiered_offload
 
@@ -415,9 +414,3 @@ def test_autocast_to_bfloat16_same_bits(store: TierStore, autocast_outside: bool
 
     assert_same_gradients(program, store)
     assert store.stats().restored_bytes > 0
-
-
-def test_training_models_one_after_the_other_in_one_store_same_bits(store: TierStore) -> None:
-    for model in ("mlp", "lstm", "mlp"):
-        assert_same_gradients(training(model, num_steps=1), store)
-    assert store.stats().disk_bytes == 0

@@ -16,7 +16,7 @@ import time
 import msgspec
 import torch
 
-from tests.daemon.test_survival import make_model
+from tests.daemon.training import make_model
 from tests.reliability.trainers import open_store
 from tierstore import StorageIOError, StoreClosedError, TierStore, tiered_offload
 

@@ -16,7 +16,7 @@ import torch
 
 from tests.census import Census
 from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon, environment_of_tests
-from tests.daemon.test_survival import gradients, make_model, nothing
+from tests.daemon.training import gradients, make_model, nothing
 from tests.reliability.damage_process import LARGE, SMALL, Outcome
 from tests.reliability.supervised import SupervisedDaemon
 from tierstore import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -13,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import StartDaemon, environment_of_tests
-from tests.daemon.test_survival import sessions_of
+from tests.descriptors import descriptors_of
 from tests.reliability.endings import ENDINGS
 from tierstore import TierStore, tiered_offload
 from tierstore.hooks.saved import SavedTensor
@@ -90,13 +90,9 @@ def test_pickled_store_handle_and_saved_tensor_say_that_they_cannot_be(
 
 def held_of_a_store(directory: str) -> list[str]:
     """What descriptors of this process lead to: files in that directory, memory shared with a daemon."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-        except FileNotFoundError:
-            pass  # the one that lists them
-    return [target for target in found if directory in target or target.startswith("/memfd:tierstore")]
+    return [
+        target for target in descriptors_of().values() if directory in target or target.startswith("/memfd:tierstore")
+    ]
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):
@@ -145,7 +141,7 @@ def test_data_loader_workers_during_training_disturb_nothing(
     daemon = start_daemon(codec="none", disk_bytes="64MiB", grace_seconds=0.1)
     with TierStore.connect(daemon.socket, host_bytes=0) as remote:
         train_with_workers(remote, store_directory, method)
-    assert sessions_of(daemon) == set()
+    assert sessions_of(daemon) == {}
     assert daemon.stop() == 0, daemon.log
 
 

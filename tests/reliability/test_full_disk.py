@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import StartDaemon
-from tests.daemon.test_survival import sessions_of
 from tests.hooks.programs import all_bits, assert_same_bits, assert_same_gradients, training
 from tests.inspect_store import inspect_tier
 from tests.reliability.conftest import DRIVE_BYTES, OpenStore
@@ -235,7 +235,7 @@ def test_session_that_ends_while_the_drive_is_full_is_gone(small_drive: Path, st
             handles = [store.put(torch.full((50,), number)) for number in range(NUM_TINY)]
             store.flush()
             filler = fill_up(small_drive)
-        while sessions_of(daemon) != {"neighbour"}:  # a client that closes waits for seconds at most
+        while sessions_of(daemon).keys() != {"neighbour"}:  # a client that closes waits for seconds at most
             pass
         assert torch.equal(neighbour.get(kept), torch.arange(1000))
         filler.unlink()

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from tests.census import Census
+from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import StartDaemon, environment_of_tests
-from tests.daemon.test_survival import sessions_of
 from tests.reliability.interrupted import Tally
 
 
@@ -35,7 +35,7 @@ def check(kind: str, address: Path, seed: int, num_interrupts: int, census: Cens
 def check_sidecar(start_daemon: StartDaemon, seed: int, num_interrupts: int, census: Census) -> None:
     daemon = start_daemon(codec="none", disk_bytes="256MiB", grace_seconds=0.1)
     check("sidecar", daemon.socket, seed, num_interrupts, census)
-    assert sessions_of(daemon) == set()
+    assert sessions_of(daemon) == {}
     assert daemon.stop() == 0, daemon.log
     assert list(daemon.path.iterdir()) == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import select
@@ -20,10 +19,9 @@ import torch
 
 from tests.census import Census
 from tests.conftest import MakeStore
-from tests.daemon import wire
+from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests
-from tests.daemon.test_security import RawClient
-from tests.daemon.test_survival import gradients, make_model, nothing
+from tests.daemon.training import gradients, make_model, nothing
 from tests.reliability.drives import used_bytes
 from tests.reliability.states import STATES, content, copies_for, held_at, host_bytes_for
 from tests.reliability.supervised import SupervisedDaemon
@@ -165,19 +163,6 @@ class Neighbour:
         found = gradients(model, batch, self.store, nothing)
         assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
         self.store.flush()
-
-
-def sessions_of(daemon: DaemonProcess) -> dict[str, int]:
-    """The bytes on disk of each client whose session the daemon keeps."""
-    client = RawClient(daemon)
-    try:
-        client.greet()
-        client.send(wire.Inspect())
-        report = client.receive()
-        assert isinstance(report, wire.Report)
-        return {each["client"]: each["disk_bytes"] for each in json.loads(report.state)["sessions"]}
-    finally:
-        client.socket.close()
 
 
 def wait_for_the_end_of_leases(daemon: DaemonProcess, own_bytes: int) -> None:

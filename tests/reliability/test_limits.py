@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,7 +25,9 @@ import torch
 from tests.cgroups import made_cgroup
 from tests.daemon.conftest import DaemonProcess, environment_of_tests, tierstore
 from tests.daemon.test_leaving_clients import wait_until_nothing_is_left
+from tests.descriptors import descriptors_of
 from tests.inspect_store import inspect
+from tests.waiting import until
 from tierstore import (
     DaemonUnavailableError,
     StorageIOError,
@@ -100,17 +101,6 @@ def descriptors_left(number: int) -> Iterator[None]:
                 os.close(descriptor)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    ends_at = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < ends_at, "it did not come to that"
-        time.sleep(0.001)
-
-
-def _num_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def _store_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("tierstore")]
 
@@ -135,7 +125,7 @@ def _check(store: TierStore) -> None:
 def _open_with(open_one: Open, limited: Callable[[int], Any], most: int) -> list[bool]:
     """Opens stores with 0, 1, ... of what is limited, until three in a row come to be: which of them did."""
     open_one().close()  # whatever is opened once
-    num_descriptors = _num_descriptors()
+    num_descriptors = len(descriptors_of())
     were_opened: list[bool] = []
     while were_opened[-3:] != [True] * 3:
         assert len(were_opened) < most
@@ -150,7 +140,7 @@ def _open_with(open_one: Open, limited: Callable[[int], Any], most: int) -> list
             were_opened.append(False)
             assert not _store_threads()
         gc.collect()
-        assert _num_descriptors() == num_descriptors
+        assert len(descriptors_of()) == num_descriptors
     return were_opened
 
 
@@ -175,10 +165,10 @@ def test_threads_refused_while_a_store_is_opened_say_so_and_nothing_is_left(open
 def test_thread_refused_to_a_trace_says_so_and_the_next_one_is_whole(store_directory: Path, tmp_path: Path) -> None:
     place = tmp_path / "trace.jsonl"
     with TierStore(store_directory, host_bytes=0, disk_bytes="256MiB") as store:
-        num_descriptors = _num_descriptors()
+        num_descriptors = len(descriptors_of())
         with threads_left(0), pytest.raises(StorageIOError, match="no more threads can be started"):
             store.traces.begin(place)
-        assert _num_descriptors() == num_descriptors
+        assert len(descriptors_of()) == num_descriptors
         with store.trace(place):
             _check(store)
         assert read_trace(place).header.pid == os.getpid()
@@ -229,7 +219,7 @@ def test_descriptors_used_up_while_a_client_reconnects_are_waited_for(endless_da
     with TierStore.connect(endless_daemon, host_bytes=0) as store, ThreadPoolExecutor(1) as thread:
         handle = store.put(_tensor(1))
         store.flush()
-        num_descriptors = _num_descriptors()
+        num_descriptors = len(descriptors_of())
         with descriptors_left(0):
             os.kill(daemon, signal.SIGKILL)
             until(lambda: "Too many open files" in inspect(store).daemon_lost_because)
@@ -237,7 +227,7 @@ def test_descriptors_used_up_while_a_client_reconnects_are_waited_for(endless_da
             until(lambda: inspect(store).waits_for_daemon)
         assert torch.equal(got.result(), _tensor(1))
         assert "refused" not in (tmp_path / "log").read_text(), "it asked before it had shared its window again"
-        assert _num_descriptors() == num_descriptors
+        assert len(descriptors_of()) == num_descriptors
         del handle, got
         _check(store)
 
@@ -248,11 +238,11 @@ def test_descriptors_used_up_while_a_client_reconnects_are_waited_for(endless_da
 def test_limit_on_sizes_of_files_is_told_when_a_store_is_opened(open_one: Open) -> None:
     """The shared window of a client is a file too (memfd_create(2)). Python ignores the signal, SIGXFSZ."""
     open_one().close()  # whatever is opened once
-    num_descriptors = _num_descriptors()
+    num_descriptors = len(descriptors_of())
     with limit_on(resource.RLIMIT_FSIZE, 0), pytest.raises(StorageIOError, match="File too large"):
         open_one()
     assert not _store_threads()
-    assert _num_descriptors() == num_descriptors
+    assert len(descriptors_of()) == num_descriptors
     with open_one() as store:
         _check(store)
 

@@ -13,7 +13,7 @@ import traceback
 
 import torch
 
-from tests.daemon.test_survival import gradients, make_model
+from tests.daemon.training import gradients, make_model
 from tests.reliability.states import HELD_SECONDS, copies_for, held_at, host_bytes_for
 from tierstore import TierStore, host
 from tierstore.device import Copies

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
+from tests.waiting import until
 from tierstore import Handle, TierStore
 from tierstore.by_hand import ByHand
 from tierstore.handle import State
@@ -25,13 +25,6 @@ NUM = 16
 
 def _tensor(number: int) -> torch.Tensor:
     return torch.arange(NBYTES // 4, dtype=torch.float32) + number
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.001)
 
 
 def _records(num: int) -> list[Any]:
@@ -83,7 +76,7 @@ def _states(handles: Sequence[Handle]) -> set[State]:
 
 def _get(store: TierStore, handles: Sequence[Handle], number: int) -> None:
     """It is in memory, or will be though nobody asks for it."""
-    _until(lambda: handles[number].record.state is State.CLEAN)
+    until(lambda: handles[number].record.state is State.CLEAN)
     assert torch.equal(store.get(handles[number]), _tensor(number))
 
 
@@ -130,7 +123,7 @@ def test_got_again_after_it_was_named_again(stored: tuple[TierStore, list[Handle
 def test_what_was_made_way_for_a_demand_is_fetched_again(stored: tuple[TierStore, list[Handle]]) -> None:
     store, handles = stored
     store.prefetch(handles[:ROOM])
-    _until(lambda: _states(handles[:ROOM]) == {State.CLEAN})
+    until(lambda: _states(handles[:ROOM]) == {State.CLEAN})
     assert torch.equal(store.get(handles[-1]), _tensor(NUM - 1))  # from the disk
     for number in range(ROOM):
         _get(store, handles, number)
@@ -141,10 +134,10 @@ def test_list_keeps_nothing_alive(stored: tuple[TierStore, list[Handle]]) -> Non
     store.prefetch(handles)
     del handles[: NUM // 2]
     for index in range(NUM // 2):
-        _until(lambda index=index: handles[index].record.state is State.CLEAN)  # type: ignore[misc]
+        until(lambda index=index: handles[index].record.state is State.CLEAN)  # type: ignore[misc]
         assert torch.equal(store.get(handles[index]), _tensor(NUM // 2 + index))
     handles.clear()
-    _until(lambda: store.stats().live_handles == store.stats().staging_used_bytes == store.stats().disk_bytes == 0)
+    until(lambda: store.stats().live_handles == store.stats().staging_used_bytes == store.stats().disk_bytes == 0)
     assert not inspect(store).is_fetching_by_hand
 
 
@@ -153,7 +146,7 @@ def test_pack_takes_the_room_of_a_list_that_nobody_asks_for_and_keeps_it(
 ) -> None:
     store, handles = stored
     store.prefetch(handles[:ROOM])
-    _until(lambda: _states(handles[:ROOM]) == {State.CLEAN})
+    until(lambda: _states(handles[:ROOM]) == {State.CLEAN})
     for number in range(3 * ROOM):
         handles.append(store.put(_tensor(NUM + number)))
     store.flush()
@@ -166,15 +159,15 @@ def test_backward_goes_first_and_takes_the_room_of_what_was_named(stored: tuple[
     store, handles = stored
     records = [handle.record for handle in handles]
     store.prefetch(handles[: NUM // 2])
-    _until(lambda: _states(handles[:ROOM]) == {State.CLEAN})
+    until(lambda: _states(handles[:ROOM]) == {State.CLEAN})
     ahead = Lookahead[Any](NUM * NBYTES)
     ahead.begin(records, range(NUM // 2, NUM))
     inspect(store).residency.look_ahead(ahead)
     first = records[NUM // 2 : NUM // 2 + ROOM]
-    _until(lambda: {record.state for record in first} == {State.CLEAN})
+    until(lambda: {record.state for record in first} == {State.CLEAN})
     assert _states(handles[: NUM // 2]) == {State.DISK}
     for index in range(NUM // 2, NUM):
-        _until(lambda index=index: records[index].state is State.CLEAN)  # type: ignore[misc]
+        until(lambda index=index: records[index].state is State.CLEAN)  # type: ignore[misc]
         got = inspect(store).residency.fetch(records[index], records[index].layout, ahead, None, index)
         assert torch.equal(got, _tensor(index))
     for number in range(NUM // 2):  # in the room that backward does not need any more
@@ -192,7 +185,7 @@ def test_nothing_is_fetched_by_hand_while_backward_waits_for_room(make_store: Ma
     near.begin(records, range(ROOM + 1))
     inspect(store).residency.look_ahead(near)
     store.prefetch(handles[-ROOM:])
-    _until(lambda: {record.state for record in records[:ROOM]} == {State.CLEAN})
+    until(lambda: {record.state for record in records[:ROOM]} == {State.CLEAN})
     assert _states(handles[ROOM:]) == {State.DISK}
     for index in range(2):
         inspect(store).residency.fetch(records[index], records[index].layout, near, None, index)

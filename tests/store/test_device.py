@@ -7,7 +7,6 @@ import ctypes
 import gc
 import random
 import threading
-import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from tests.waiting import until
 from tierstore.copies import Marker
 from tierstore.device import DeviceTier
 from tierstore.disk.tier import Kind
@@ -234,6 +234,14 @@ def _offload(tier: DeviceTier, slab: Slab, record: Record) -> Slot:
     return record.slot
 
 
+def _offloaded(tier: DeviceTier, slab: Slab, tensor: torch.Tensor) -> Handle:
+    """Saved, and copied to host memory."""
+    handle = _save(tier, tensor, 1)
+    _offload(tier, slab, handle.record)
+    _poll_until(tier, lambda: handle.record.state is State.HOST)
+    return handle
+
+
 def _reload(tier: DeviceTier, record: Record) -> torch.Tensor:
     assert record.source is not None
     assert record.slot is not None
@@ -247,11 +255,7 @@ def _bytes_in(slot: Slot) -> torch.Tensor:
 
 
 def _poll_until(tier: DeviceTier, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.001)
-        tier.poll()
+    until(condition, meanwhile=tier.poll)
 
 
 def test_hold_keeps_what_was_saved_last_within_the_limit(accelerator: Accelerator) -> None:
@@ -458,10 +462,8 @@ def test_reload_ahead_room_that_copies_out_have_is_not_given_twice(accelerator: 
 
 def test_reload_is_seen_by_every_later_kernel(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
-    handle = _save(tier, accelerator.computed(5), 1)
+    handle = _offloaded(tier, slab, accelerator.computed(5))
     record = handle.record
-    _offload(tier, slab, record)
-    _poll_until(tier, lambda: record.state is State.HOST)
     accelerator.into.hold()
     tensor = _reload(tier, record)
     result = accelerator.read_by_kernel(tensor)
@@ -473,10 +475,8 @@ def test_reload_is_seen_by_every_later_kernel(accelerator: Accelerator, slab: Sl
 
 def test_reload_on_another_stream_than_the_records_waits_there_too(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
-    handle = _save(tier, accelerator.computed(5), 1)
+    handle = _offloaded(tier, slab, accelerator.computed(5))
     record = handle.record
-    _offload(tier, slab, record)
-    _poll_until(tier, lambda: record.state is State.HOST)
     accelerator.into.hold()
     accelerator.current = accelerator.side
     result = accelerator.read_by_kernel(_reload(tier, record))
@@ -489,10 +489,8 @@ def test_reload_on_another_stream_than_the_records_waits_there_too(accelerator: 
 
 def test_reload_ahead_no_stream_waits_before_somebody_asks(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
-    handle = _save(tier, accelerator.computed(5), 1)
-    record = handle.record
-    slot = _offload(tier, slab, record)
-    _poll_until(tier, lambda: record.state is State.HOST)
+    handle = _offloaded(tier, slab, accelerator.computed(5))
+    record, slot = handle.record, handle.record.slot
     accelerator.into.hold()
     assert record.source is not None
     tier.reload(record, record.source, slot)
@@ -510,10 +508,8 @@ def test_reload_ahead_that_nobody_asked_for_holds_its_block_until_it_is_over(
     accelerator: Accelerator, slab: Slab
 ) -> None:
     tier = DeviceTier(accelerator)
-    handle = _save(tier, accelerator.computed(5), 1)
-    record = handle.record
-    slot = _offload(tier, slab, record)
-    _poll_until(tier, lambda: record.state is State.HOST)
+    handle = _offloaded(tier, slab, accelerator.computed(5))
+    record, slot = handle.record, handle.record.slot
     accelerator.into.hold()
     assert record.source is not None
     tier.reload(record, record.source, slot)
@@ -592,10 +588,8 @@ def test_reload_waits_for_the_copy_out_that_still_runs(accelerator: Accelerator,
 def test_reload_into_memory_a_kernel_still_uses_comes_after_it(accelerator: Accelerator, slab: Slab) -> None:
     """What a queued kernel reads must not be overwritten by the copy into the block that was freed under it."""
     tier = DeviceTier(accelerator)
-    handle = _save(tier, accelerator.computed(5), 1)
+    handle = _offloaded(tier, slab, accelerator.computed(5))
     record = handle.record
-    _offload(tier, slab, record)
-    _poll_until(tier, lambda: record.state is State.HOST)
     accelerator.compute.hold()
     before = accelerator.compute.record()
     _reload(tier, record)
@@ -628,10 +622,8 @@ def test_reload_beyond_its_bound_forgets_the_oldest(accelerator: Accelerator, sl
 
 def test_slot_is_not_free_before_the_last_copy_from_it(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
-    handle = _save(tier, accelerator.computed(5), 1)
-    record = handle.record
-    slot = _offload(tier, slab, record)
-    _poll_until(tier, lambda: record.state is State.HOST)
+    handle = _offloaded(tier, slab, accelerator.computed(5))
+    record, slot = handle.record, handle.record.slot
     accelerator.into.hold()
     result = accelerator.read_by_kernel(_reload(tier, record))
     freed = threading.Event()

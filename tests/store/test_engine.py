@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import uvloop
 
 from tests.inspect_store import inspect_engine
+from tests.waiting import until
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.engine import NUM_RESTORES, Engine
@@ -216,10 +216,7 @@ def test_discard_frees_the_records_and_tells(open_engine: Callable[[], tuple[Eng
     engine.submit_restore(_record(3), demanded=True)
     ledger.wait_for("restore", 3)
     assert ledger.restored[3] == ledger.contents[3]
-    deadline = time.monotonic() + 20
-    while ledger.num_discarded < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: ledger.num_discarded >= 3)
     assert engine.disk.usage().num_records == 3
 
 

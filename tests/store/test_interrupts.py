@@ -16,7 +16,7 @@ import torch
 
 from tests.daemon.conftest import environment_of_tests
 from tests.inspect_store import inspect
-from tests.moments import MOST_MOMENTS, Moment
+from tests.moments import MOST_MOMENTS, Moment, interrupt
 from tierstore import StoreBusyError, StoreClosedError, TierStore, tiered_offload
 from tierstore.engine import Engine
 from tierstore.hooks.saved import SavedTensor
@@ -24,10 +24,6 @@ from tierstore.hooks.scope import OffloadScope
 from tierstore.lifetime import watch_over
 from tierstore.torch_names import pop_hooks, top_hooks
 from tierstore.tracing.recordings import Recordings
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 def out_of_time() -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.descriptors import descriptors_of
+
 PREAMBLE = """
 import gc, os, signal, sys, threading, time
 import torch
-from tests.inspect_store import inspect
+from tests.descriptors import descriptors_of
 from tests.inspect_store import inspect
 from tierstore import *
 torch.set_num_threads(1)  # the threads of OpenMP do not survive a fork
@@ -22,14 +24,8 @@ directory = sys.argv[1]
 options = dict(host_bytes=0, disk_bytes="1GiB", codec="none")
 def tensor(i=0):
     return torch.arange(50_000, dtype=torch.float32) + i
-def descriptors_of(process):
-    found = []
-    for name in os.listdir(f"/proc/{process}/fd"):
-        try:
-            found.append(os.readlink(f"/proc/{process}/fd/{name}"))
-        except FileNotFoundError:
-            pass
-    return [target for target in found if directory in target]
+def files_of(process):
+    return [target for target in descriptors_of(process).values() if directory in target]
 def in_child(action):
     "Forks; the child's exit code."
     process = os.fork()
@@ -208,10 +204,10 @@ def test_fork_child_has_no_file_and_cannot_use_what_it_inherited(store_directory
         on_disk = store.put(tensor())
         handles = [store.put(tensor(i)) for i in range(30)]
         store.flush()
-        assert descriptors_of("self")
+        assert files_of("self")
         in_memory = store.put(torch.empty(0))
         def child():
-            assert descriptors_of("self") == []
+            assert files_of("self") == []
             for handle in (on_disk, in_memory):
                 error = raises(StoreClosedError, store.get, handle)
                 assert "forked" in str(error), error
@@ -226,7 +222,7 @@ def test_fork_child_has_no_file_and_cannot_use_what_it_inherited(store_directory
             gc.collect()
         assert in_child(child) == 0
         assert torch.equal(store.get(on_disk), tensor())
-        assert descriptors_of("self")
+        assert files_of("self")
         for i, handle in enumerate(handles):
             assert torch.equal(store.get(handle), tensor(i))
         """,
@@ -306,7 +302,7 @@ def test_fork_while_others_put_harms_neither_side(store_directory: Path) -> None
         for thread in threads:
             thread.start()
         def child():
-            assert descriptors_of("self") == [], descriptors_of("self")
+            assert files_of("self") == [], files_of("self")
             raises(StoreClosedError, store.put, tensor())
             store.close()
         try:
@@ -331,7 +327,7 @@ def test_fork_while_an_unreferenced_store_still_writes_gives_the_child_no_file(s
         del store
         gc.collect()
         def child():
-            assert descriptors_of("self") == [], descriptors_of("self")
+            assert files_of("self") == [], files_of("self")
         code = in_child(child)
         go_on.set()
         assert code == 0
@@ -358,8 +354,7 @@ def test_fork_child_that_outlives_a_killed_parent_keeps_no_disk_space(store_dire
         process.kill()
         process.wait(20)
         try:
-            held = [os.readlink(f"/proc/{child}/fd/{name}") for name in os.listdir(f"/proc/{child}/fd")]
-            assert not [target for target in held if str(store_directory) in target]
+            assert not [target for target in descriptors_of(child).values() if str(store_directory) in target]
             mapped = Path(f"/proc/{child}/maps").read_text()
             assert str(store_directory) not in mapped, "a mapping keeps the space too"
         finally:

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.descriptors import descriptors_of
 from tests.inspect_store import inspect_tier
 from tests.reliability.drives import MIB, mounted_drive, used_bytes
 from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, gather, random_bytes, read_back
@@ -504,23 +505,23 @@ async def test_failed_open_leaves_nothing(open_disk: OpenDisk, monkeypatch: pyte
     def fail(*_: object) -> None:
         raise OSError(5, "the device is gone")
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(descriptors_of())
     monkeypatch.setattr("tierstore.disk.environment.Environment._keep_from_children", fail)
     with pytest.raises(StorageIOError, match="the device is gone"):
         await open_disk()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(descriptors_of()) == before
 
 
 async def test_close_lets_go_of_every_descriptor_and_byte(open_disk: OpenDisk, directory: Path) -> None:
     await (await open_disk()).close()  # what the process keeps from its first on
-    before = _open_descriptors()
+    before = set(descriptors_of())
     disk = await open_disk()
     await gather(*(disk.write(key, memoryview(bytes(10**key)), PLAIN) for key in range(8)))
     assert os.listdir(directory) == []
-    assert set(disk.descriptors()) <= _open_descriptors() - before
+    assert set(disk.descriptors()) <= descriptors_of().keys() - before
     assert len(disk.descriptors()) >= 3
     await disk.close()
-    assert _open_descriptors() <= before
+    assert descriptors_of().keys() <= before
     assert str(directory) not in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
@@ -573,20 +574,8 @@ async def test_forked_child_lets_go_of_the_files(open_disk: OpenDisk, directory:
 
 def _count_files_under(directory: Path) -> int:
     """Descriptors and mappings of this process that keep a file under the directory alive."""
-    open_files = [_target_of(name) for name in os.listdir("/proc/self/fd")]
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    return sum(str(directory) in line for line in open_files + maps)
-
-
-def _open_descriptors() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd") if _target_of(name)}
-
-
-def _target_of(name: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{name}")
-    except FileNotFoundError:
-        return ""
+    return sum(str(directory) in line for line in [*descriptors_of().values(), *maps])
 
 
 async def test_working_memory_is_bounded_whatever_is_in_flight(

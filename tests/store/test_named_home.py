@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.descriptors import descriptors_of
 from tests.inspect_store import inspect_tier
 from tests.store.disk_conformance import PLAIN, DiskConformance, gather, random_bytes, read_back
 from tests.store.named_home_process import DISK_BYTES, Report, content_of, open_named, read
@@ -605,8 +606,7 @@ async def test_forked_child_lets_go_of_the_lock_and_of_what_was_taken_up(directo
     await fill(directory)
 
     def num_open() -> int:
-        links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
-        return sum(str(directory) in os.readlink(link) for link in links if link.is_symlink())
+        return sum(str(directory) in target for target in descriptors_of().values())
 
     async with open_named(directory) as (_, disk):
         from_child, to_parent = os.pipe()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
+from tests.waiting import until, until_empty
 from tierstore import Handle, ModifiedInPlaceError, StorageIOError, StoreClosedError, TierStore
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
@@ -112,21 +112,6 @@ class Bench:
             except RuntimeError:
                 pass  # its loop is closed
         self._threads.shutdown(wait=False)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.001)
-
-
-def until_empty(store: TierStore) -> None:
-    def is_empty() -> bool:
-        now = store.stats()
-        return not any((now.host_bytes, now.staging_used_bytes, now.lent_bytes, now.disk_bytes, now.live_handles))
-
-    until(is_empty)
 
 
 @pytest.fixture
@@ -546,8 +531,9 @@ def test_flush_returns_when_what_was_dropped_while_it_was_read_is_gone(bench: Be
     assert (stats.disk_bytes, stats.staging_used_bytes) == (0, 0)
 
 
-def test_put_goes_on_when_the_queued_handles_are_dropped(bench: Bench) -> None:
-    store, _, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
+@pytest.mark.parametrize("stage", ["queued", "read queued"])
+def test_put_goes_on_when_the_queued_handles_are_dropped(bench: Bench, stage: str) -> None:
+    store, _, handle, go_on = _at(bench, stage, staging_bytes=NBYTES)
     put = bench.on_thread(store, store.put, _tensor(5))
     del handle
     assert go_on is not None
@@ -587,15 +573,6 @@ def test_put_goes_on_when_the_queued_write_is_cancelled_by_a_get(bench: Bench) -
     go_on.set()
     assert torch.equal(store.get(put.result(20)), _tensor(5))
     assert torch.equal(store.get(handle), _tensor())
-
-
-def test_put_goes_on_when_the_queued_read_is_dropped(bench: Bench) -> None:
-    store, _, handle, go_on = _at(bench, "read queued", staging_bytes=NBYTES)
-    put = bench.on_thread(store, store.put, _tensor(5))
-    del handle
-    assert go_on is not None
-    go_on.set()
-    assert torch.equal(store.get(put.result(20)), _tensor(5))
 
 
 def test_put_goes_on_when_a_result_of_a_get_is_in_the_way(bench: Bench) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +13,8 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
-from tierstore import Handle, TierStore
+from tests.waiting import until_empty
+from tierstore import Handle
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_collector_inside_every_critical_section_does_no_harm(
         _assert_equal(store.get(handle), torch.arange(500.0) + i)
     del kept, handle, result
     gc.collect()
-    _until_empty(store)
+    until_empty(store)
 
 
 @pytest.mark.usefixtures("_eager_collector")
@@ -89,7 +90,7 @@ def test_collector_on_other_threads_does_no_harm(make_store: MakeStore) -> None:
     assert num_collections[0]
     del cycle
     gc.collect()
-    _until_empty(store)
+    until_empty(store)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_hammered_by_many_threads_every_get_is_right(make_store: MakeStore, budg
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(hammer, range(8)))
     gc.collect()
-    _until_empty(store)
+    until_empty(store)
     assert store.stats().host_bytes_peak <= budgets[0]
 
 
@@ -146,19 +147,3 @@ def _content(size: int, number: int) -> torch.Tensor:
 
 def _assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.001)
-
-
-def _until_empty(store: TierStore) -> None:
-    def is_empty() -> bool:
-        stats = store.stats()
-        held = stats.host_bytes, stats.staging_used_bytes, stats.lent_bytes, stats.disk_bytes, stats.live_handles
-        return held == (0, 0, 0, 0, 0)
-
-    _until(is_empty)

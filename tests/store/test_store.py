@@ -7,7 +7,6 @@ import gc
 import mmap
 import pickle
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect, inspect_engine
+from tests.waiting import until, until_empty
 from tierstore import ConfigError, Handle, ModifiedInPlaceError, StoreClosedError, TierStore
 from tierstore.handle import State
 
@@ -356,7 +356,7 @@ def test_prefetch_has_the_bytes_read_before_they_are_asked_for(make_store: MakeS
     handles = [store.put(_numbered(4096) + i) for i in range(8)]
     store.flush()
     store.prefetch(handles)
-    _until(lambda: all(handle.record.state is State.CLEAN for handle in handles))
+    until(lambda: all(handle.record.state is State.CLEAN for handle in handles))
     for i, handle in enumerate(handles):
         assert_same(store.get(handle), _numbered(4096) + i)
     stats = store.stats()
@@ -371,20 +371,6 @@ def test_prefetch_beyond_the_room_stays_within_it(make_store: MakeStore) -> None
     assert store.stats().staging_used_bytes <= 65_536
     for i, handle in enumerate(handles):
         assert_same(store.get(handle), _numbered(4096) + i)
-
-
-@pytest.mark.parametrize("repeat", range(3))
-def test_prefetch_then_drop_before_the_reads_begin_frees_everything(make_store: MakeStore, repeat: int) -> None:
-    store = make_store()
-    handles = [store.put(torch.full((1 << 16,), float(i))) for i in range(60)]
-    store.flush()
-    store.prefetch(handles)
-    del handles
-    store.stats()
-    _until_empty(store)
-    handle = store.put(_numbered(3000))
-    store.flush()
-    assert_same(store.get(handle), _numbered(3000))
 
 
 def test_prefetch_of_what_is_in_memory_does_nothing(make_store: MakeStore) -> None:
@@ -402,15 +388,6 @@ def test_flush_of_an_empty_store_returns(store: TierStore) -> None:
     assert store.stats().written_bytes == 0
 
 
-def test_flush_leaves_in_memory_what_the_budget_lets_stay(make_store: MakeStore) -> None:
-    store = make_store(host_bytes="1MiB")
-    handle = store.put(_numbered(3000))
-    store.flush()
-    assert handle.record.state is State.HOST
-    assert store.stats().written_bytes == 0
-    assert store.stats().host_bytes == 12_000
-
-
 def test_flush_writes_all_that_has_to_go(store: TierStore) -> None:
     handles = [store.put(_numbered(3000) + i) for i in range(20)]
     store.flush()
@@ -425,7 +402,7 @@ def test_drop_right_after_put_many_times_frees_everything(store: TierStore) -> N
     for size in (10, 5000, 1 << 20):
         for _ in range(20):
             store.put(torch.empty(size))
-    _until_empty(store)
+    until_empty(store)
     handle = store.put(_numbered(3000))
     store.flush()
     assert_same(store.get(handle), _numbered(3000))
@@ -449,7 +426,7 @@ def test_drop_in_a_cycle_is_noticed_by_the_collector(store: TierStore) -> None:
     del cycle
     assert store.stats().live_handles == 1
     gc.collect()
-    _until_empty(store)
+    until_empty(store)
 
 
 def test_handle_of_another_store_is_refused(make_store: MakeStore) -> None:
@@ -691,31 +668,8 @@ def test_stores_opened_and_closed_often_leave_nothing(make_store: MakeStore) -> 
     assert set(threading.enumerate()) <= before
 
 
-def test_directory_shows_no_file_while_the_store_is_open(store: TierStore, store_directory: Path) -> None:
-    handle = store.put(_numbered(1 << 18))
-    store.flush()
-    assert list(store_directory.iterdir()) == []
-    del handle
-
-
 def _threads_of_stores() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("tierstore")}
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.001)
-
-
-def _until_empty(store: TierStore) -> None:
-    def is_empty() -> bool:
-        stats = store.stats()
-        held = stats.host_bytes, stats.staging_used_bytes, stats.lent_bytes, stats.disk_bytes, stats.live_handles
-        return held == (0, 0, 0, 0, 0)
-
-    _until(is_empty)
 
 
 def test_small_records_are_written_when_somebody_waits(make_store: MakeStore) -> None:

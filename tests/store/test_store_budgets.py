@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import random
 import threading
-import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -16,6 +15,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
+from tests.waiting import until
 from tierstore import Handle, StoreFullError, StoreStats, TierStore, tiered_offload
 from tierstore.handle import State
 from tierstore.lookahead import Lookahead
@@ -27,13 +27,6 @@ STAGING_BUDGETS = (0, 1, NBYTES - 1, NBYTES, 3 * NBYTES)
 
 def _tensor(number: int = 0, nbytes: int = NBYTES) -> torch.Tensor:
     return torch.arange(nbytes // 4, dtype=torch.float32) + number
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.001)
 
 
 def _held(stats: StoreStats) -> int:
@@ -91,7 +84,7 @@ def test_every_budget_keeps_its_limits_and_the_bytes(make_store: MakeStore, stag
         assert stats.live_handles == 4
         assert stats.staging_bytes == staging_bytes + inspect(store).disk.scratch_bytes
         del handles
-        _until(lambda store=store: _is_empty(store.stats()))
+        until(lambda store=store: _is_empty(store.stats()))
         store.close()
 
 
@@ -174,7 +167,7 @@ def test_window_that_takes_from_host_keeps_both_budgets(
             assert torch.equal(store.get(handles[i]), _tensor(i, NBYTES if i % 3 else NBYTES // 4))
     assert store.stats().host_bytes_peak <= host_bytes
     del handles
-    _until(lambda: _is_empty(store.stats()))
+    until(lambda: _is_empty(store.stats()))
 
 
 def test_full_disk_leaves_all_of_the_host_budget_for_what_stays(make_store: MakeStore) -> None:
@@ -264,12 +257,12 @@ def test_accounting_after_random_use_is_exact(make_store: MakeStore, seed: int) 
         window = inspect(store).window(name)
         assert charged == sum(record.charged_bytes for record in records if record.window is window)
     num_stored = sum(record.stored_bytes > 0 for record in records)
-    _until(lambda: inspect(store).disk.usage().num_records == num_stored)
+    until(lambda: inspect(store).disk.usage().num_records == num_stored)
     assert store.stats().disk_bytes == inspect(store).disk.usage().disk_bytes
     del results, records
     handles.clear()
     gc.collect()
-    _until(lambda: _is_empty(store.stats()))
+    until(lambda: _is_empty(store.stats()))
     assert store.stats().host_bytes_peak <= budget[0]
 
 
@@ -416,7 +409,7 @@ def test_disk_full_for_many_threads_each_is_told_or_served(make_store: MakeStore
     with ThreadPoolExecutor(4) as threads:
         assert sum(threads.map(churn, range(4))) > 0
     gc.collect()
-    _until(lambda: _is_empty(store.stats()))
+    until(lambda: _is_empty(store.stats()))
 
 
 # --- what need not be written is not ------------------------------------------------------------------------------
@@ -437,7 +430,7 @@ def test_spilled_and_cancelled_bytes_add_up(make_store: MakeStore) -> None:
     store = make_store(inline_bytes=0)
     for i in range(100):
         store.put(_tensor(i))  # dropped at once
-    _until(lambda: _is_empty(store.stats()))
+    until(lambda: _is_empty(store.stats()))
     store.flush()
     stats = store.stats()
     assert stats.packed_bytes == 100 * NBYTES

@@ -16,6 +16,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
+from tests.testing.fault_matrix import chain_of
 from tierstore import ConfigError, CorruptDataError, StorageIOError, StoreClosedError, StoreFullError, TierStore
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
@@ -172,7 +173,7 @@ def test_full_file_system_is_the_cause_of_what_put_and_flush_raise(make_store: M
     for use in (lambda: store.put(_tensor(1)), store.flush):
         with pytest.raises(StoreFullError) as caught:
             use()
-        assert error in _chain_of(caught.value)
+        assert error in chain_of(caught.value)
     assert torch.equal(store.get(handle), _tensor())
 
 
@@ -300,7 +301,7 @@ def test_discard_failed_ends_the_store_with_the_cause(breaking_store: TierStore)
     inspect(store).thread.join(20)
     with pytest.raises(StoreClosedError, match="engine failed") as caught:
         store.get(other)
-    assert error in _chain_of(caught.value)
+    assert error in chain_of(caught.value)
     for use in (store.flush, lambda: store.put(_tensor())):
         with pytest.raises(StoreClosedError):
             use()
@@ -328,7 +329,7 @@ def test_loop_broken_wakes_every_waiter_with_the_cause(breaking_store: TierStore
         outcomes = list(threads.map(get, range(24)))
     closed = [outcome for outcome in outcomes if outcome is not None]
     assert closed
-    assert all(error in _chain_of(outcome) for outcome in closed)
+    assert all(error in chain_of(outcome) for outcome in closed)
     with pytest.raises(StoreClosedError):
         store.put(_tensor())
     now = store.stats()
@@ -360,7 +361,7 @@ def test_open_failed_cleans_up(
     expected = StorageIOError if isinstance(error, (OSError, StoreFullError)) else type(error)
     with pytest.raises(expected) as caught:
         TierStore(store_directory, host_bytes=0, disk_bytes="1GiB")
-    assert error in _chain_of(caught.value)
+    assert error in chain_of(caught.value)
     assert set(threading.enumerate()) <= before
 
 
@@ -380,14 +381,6 @@ def test_open_with_a_bad_option_names_it_and_starts_nothing(store_directory: Pat
     assert caught.value.option in options
     assert caught.value.given == next(iter(options.values()))
     assert set(threading.enumerate()) <= before
-
-
-def _chain_of(error: BaseException | None) -> list[BaseException]:
-    """The error, its causes, and the members of groups among them."""
-    if error is None:
-        return []
-    members = [link for member in getattr(error, "exceptions", ()) for link in _chain_of(member)]
-    return [error, *members, *_chain_of(error.__cause__)]
 
 
 def _close_quietly(store: TierStore) -> None:
