@@ -1,4 +1,4 @@
-"""The interface by which a store reports moves of records. `Observer` itself ignores them; it is used without a trace."""
+"""How a store reports moves of records. `Observer` itself ignores them: it is the observer when nothing is traced."""
 
 from __future__ import annotations
 
