@@ -66,7 +66,7 @@ class Tuned:
     Attributes:
         place: the store's directory, as it goes into the file.
         min_bytes: as the program has it: it was not searched.
-        candidates: the settings that were to be measured.
+        candidates: what was measured; the first one that `is_allowed` is the reference.
         chosen: the one of them to use.
         found: the result of the search in the simulator.
         reason: why this one was chosen, in a sentence.
