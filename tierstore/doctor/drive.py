@@ -41,7 +41,7 @@ KIB, MIB = 2**10, 2**20
 BLOCKS = (128 * KIB, MIB, 16 * MIB)
 """Sizes of records that a store writes to extents: from a little over `inline_bytes` to a large saved tensor."""
 DEPTHS = (1, 4)
-"""By default a store has four transfers in each direction at the drive."""
+"""One transfer at a time, and four: the number that a store has at the drive in each direction by default."""
 
 SLACK_SECONDS = 10.0
 """How much longer than planned all steps may take before the drive counts as not answering."""
