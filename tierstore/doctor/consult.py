@@ -23,8 +23,7 @@ __all__ = ["consult"]
 
 
 def consult(path: str, socket: str, seconds: float, *, as_json: bool, config: str | None, hardware: str | None) -> bool:
-    """Examine, print, and write the files asked for. Returns whether offloading works here. Blocks for `seconds` or
-    a little longer.
+    """Examine, print, write the files asked for. Returns whether offloading works here. Blocks a little over `seconds`.
 
     Args:
         path: the directory.

@@ -1,7 +1,6 @@
 """Reads what the kernel knows about the machine from /proc and /sys.
 
-Nothing is measured, and nothing fails: a value that cannot be read is None. Only the daemon is waited for, for a few
-seconds.
+Nothing is measured, and nothing fails: a value that cannot be read is None. Only the daemon may take a few seconds.
 """
 
 from __future__ import annotations

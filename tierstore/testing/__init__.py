@@ -9,16 +9,13 @@
         train(store)
         print(store.faults.injected)
 
-A plan is plain data: which operation, when, which fault. There are three groups of operations:
+A plan is plain data: which operation, when, which fault. There are three groups of operations. Without a plan
+everything works as without the wrappers. For tests only: no other part of the package imports it.
 
 - the disk tier's, of a daemon too: "write", "read", "discard", "close";
 - the system calls below it: "pwritev", "preadv", "fallocate". Only in a store on a directory, or in a daemon that was
   started by `python -m tierstore.testing.faulty_daemon`;
 - the copy engine's: "offload", "reload".
-
-Without a plan everything works as it does without the wrappers.
-
-For tests of this package and of programs that use it. No other part of the package imports it.
 """
 
 from __future__ import annotations

@@ -170,8 +170,7 @@ class FaultyCopies:
     """Injects faults into another copy engine. It never changes the bytes copied or the order of work on a stream.
 
     `Latency`, `Bandwidth` and `Late` delay only the event that the host sees: it comes at its time or, for `Late`, once
-    later copies are queued or somebody waits for it. `Fails` raises RuntimeError before anything is copied, as an
-    accelerator does.
+    later copies are queued or somebody waits. `Fails` raises RuntimeError before any copy, as an accelerator does.
     """
 
     def __init__(self, copies: Copies, faults: Faults) -> None:

@@ -198,8 +198,7 @@ class Booked(_Event, frozen=True):
 class Ours(_Event, frozen=True):
     """Only the store still holds the storage of a saved tensor. From now on it may take the bytes out of memory.
 
-    Recorded once, when the store notices: before a pack or an unpack, or when a scope ends. A storage that others hold
-    throughout never has this event.
+    Recorded once, when noticed: before a pack or an unpack, or when a scope ends. Never if others hold it throughout.
     """
 
     at_ns: int

@@ -112,10 +112,8 @@ class Recorder(Observer):
         self._timed.append((number, weakref.ref(graph), times))
 
     def tell_times(self) -> None:
-        """Record how long graphs that are gone took on their accelerators. Blocks until accelerators have finished.
-
-        While the calling thread captures a graph it does not block; a later call records the times.
-        """
+        """Record how long graphs that are gone took on their accelerators. Blocks until these have finished, unless the
+        calling thread captures a CUDA graph; then a later call records the times."""
         timed, self._timed = self._timed, deque()
         for number, graph, times in timed:
             if graph() is not None:

@@ -123,10 +123,8 @@ def link_speeds(recorded: Sequence[tuple[Way, Way]], described: Sequence[Acceler
 
 
 def paced(workload: Workload, recorded: Sequence[tuple[Way, Way]], step_seconds: float) -> Workload:
-    """The step with the accelerator's times instead of the host's.
-
-    The times between the host's calls are scaled, so that forward and backward each take as long as on the
-    accelerator. The rest of a step's time comes at its end.
+    """The step with the accelerator's times: those between the host's calls are scaled, so that forward and backward
+    each take as long as on the accelerator. The rest of a step's time comes at its end.
 
     Args:
         workload: with the host's times.

@@ -147,8 +147,7 @@ def step_seconds_of(traces: Sequence[RecordedTrace]) -> float | None:
     """How long a step takes, from the end of one graph to the end of the next. None: too few were recorded.
 
     A graph ends when it is gone; on an accelerator, when that has finished it, if the trace says so.
-    Graphs of different sizes (two models in turn) are not mixed: the result is the mean of each size's median,
-    weighted by how often the size comes.
+    Graphs of different sizes (two models in turn) are not mixed: each size's median is weighted by how often it comes.
 
     Args:
         traces: of one process.
