@@ -81,7 +81,7 @@ class Misfit:
         tier: the tier that is too small.
         needed_bytes: of all ranks of a host; on an accelerator, of one. For disk: the smallest size with which a step
             ends, within 5 %. (A refused write is tried again when there is room, and a pack may have to wait for it.)
-            For host memory and accelerators: the most that the budgets let the step take.
+            For host memory and accelerators: the most that the step holds there at once.
         available_bytes: size of the tier.
     """
 

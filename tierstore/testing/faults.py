@@ -16,7 +16,7 @@ __all__ = ["Drawn", "Faults", "TokenBucket"]
 
 
 class Drawn(NamedTuple):
-    """What happens to one operation.
+    """The fate of one operation.
 
     Attributes:
         delay_seconds: wait before it begins.

@@ -30,7 +30,7 @@ CAUSES: Mapping[Cause, str] = {
     "prefetch off": "nothing is read ahead: prefetch is off",
     "store": "between the store's threads",
 }
-"""What each cause means, in a few words."""
+"""The meaning of each cause, in a few words."""
 
 _MOST = 0.5
 _SHORT = 0.1  # share of a wait: a shorter gap before the wait says nothing

@@ -1,4 +1,4 @@
-"""What a trace is made of: one line of JSON for each event, `{"event": "pack", ...}`, after a `header`.
+"""The events of a trace: one line of JSON for each, `{"event": "pack", ...}`, after a `header`.
 
 Times are nanoseconds of the process's monotonic clock (`time.perf_counter_ns`); their fields end in `_ns`. Lines are
 nearly in the order in which things ended: an event that lasts is written when it is over.

@@ -20,7 +20,7 @@ _DEADLINE_SECONDS = 60.0
 
 
 class Observed(Protocol):
-    """What a trace needs of a store."""
+    """The part of a store that a trace needs."""
 
     @property
     def lock(self) -> AbstractContextManager[object]:

@@ -19,7 +19,7 @@ _WORTH_A_WORD = 0.03
 
 @dataclass(frozen=True)
 class Direction:
-    """What moved one way in a step.
+    """The transfers of a step in one direction.
 
     Attributes:
         num_records, nbytes, stored_bytes: records, their logical bytes, and the bytes that they take on disk.
