@@ -46,7 +46,7 @@ class ExplainedWait:
 
     @property
     def seconds(self) -> float:
-        """For how long."""
+        """How long the thread waited."""
         return (self.wait.end_ns - self.wait.began_ns) / 1e9
 
 

@@ -174,7 +174,7 @@ class Recorder(Observer):
             raise StorageIOError("write", self.place, reason, _CUT_SHORT) from error
 
     def abandon(self) -> None:
-        """In a forked child: the trace is the parent's. Waits for nothing."""
+        """Leave the trace to the parent, in a forked child. Waits for nothing."""
         self._is_over = True
         self._file.close()
 

@@ -72,7 +72,7 @@ class Curve:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The tier's name for people."""
         return TIERS[self.field][0]
 
 

@@ -94,7 +94,7 @@ class LinkSpeeds:
         return replace(self, link=Link(out, back, self.link.both_bytes_per_second))
 
     def __str__(self) -> str:
-        """In one line, for people."""
+        """The speeds in one line, for people."""
         out = _speed(self.link.to_host_bytes_per_second, is_recorded=self.out_is_recorded)
         back = _speed(self.link.to_device_bytes_per_second, is_recorded=self.back_is_recorded)
         return f"copies to the host at {out}, back at {back}"

@@ -83,7 +83,7 @@ class TrialSettings:
         )
 
     def __str__(self) -> str:
-        """In one line, for people."""
+        """The settings in one line, for people."""
         lookahead = "" if self.lookahead_bytes is None else f" {format_bytes(self.lookahead_bytes)} ahead"
         text = (
             f"{format_bytes(self.host_bytes)} + {format_bytes(self.staging_bytes)}, "

@@ -84,7 +84,7 @@ class Tuned:
 
     @property
     def config(self) -> Mapping[str, Mapping[str, Any]]:
-        """For `TierStore.from_config` and `tiered_offload.from_config`."""
+        """The chosen settings, for `TierStore.from_config` and `tiered_offload.from_config`."""
         store = {"path": self.place, **self.chosen.settings.store}
         return {"store": store, "offload": {"min_bytes": self.min_bytes, **self.chosen.settings.offload}}
 
