@@ -1,6 +1,6 @@
 """The demo: train a small language model twice, plainly and with the store, and compare the gradients.
 
-A face above the store and its hooks; nothing else imports it. Start reading at `compare.py`.
+Uses the store and its hooks as a program would; no other part imports it. Start reading at `compare.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Both runs of the demo and what came of them."""
+"""Runs the demo's two trainings and compares them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .text import load_text
 __all__ = ["DemoFailedError", "DemoResult", "run_demo"]
 
 HOST_SHARE = 8
-"""By default the store may hold one part in this many of what plain training added to memory."""
+"""By default `host_bytes` is the memory that plain training added, divided by this."""
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Both runs.
+    """The results of both runs.
 
     Attributes:
         settings: the same for both.
@@ -44,7 +44,7 @@ class DemoResult:
         return first_difference(self.plain.digests, self.stored.digests)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; the keys are what a program may rely on."""
+        """Plain values, for JSON. Programs may rely on the keys."""
         return {
             "gradients_identical": self.difference is None,
             "first_difference": None if self.difference is None else asdict(self.difference),
@@ -71,7 +71,7 @@ def _figures(run: RunReport) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DemoWatch:
-    """Whom to tell how the demo goes on.
+    """Callbacks that follow the demo.
 
     Attributes:
         chosen: called with the directory of the store, before anything runs.
@@ -95,11 +95,11 @@ def run_demo(
         settings: what to train.
         path: the store's directory; `None`: a temporary one on a disk.
         host_bytes: the store's budget; `None`: an eighth of what plain training added to memory.
-        watch: told how it goes on.
+        watch: callbacks that follow the demo.
 
     Raises:
-        ConfigError: an option cannot be used; found before the first run where that is possible.
-        TierStoreError: a run failed; what its store held is gone, nothing else is.
+        ConfigError: an option cannot be used; raised before the first run if possible.
+        TierStoreError: a run failed; only what its store held is lost.
     """
     watch = watch or DemoWatch()
     budget = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")

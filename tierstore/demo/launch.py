@@ -18,15 +18,15 @@ from .runs import RunReport, RunRequest
 __all__ = ["DemoFailedError", "Watch", "run_in_fresh_process"]
 
 _ENVIRONMENT = {
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # torch.use_deterministic_algorithms asks for it on CUDA
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # torch.use_deterministic_algorithms requires it on CUDA
     "MKL_CBWR": "AUTO,STRICT",  # without it Intel does not promise the same bits from run to run
 }
-"""For every run alike, unless the user has set them."""
+"""Environment variables of both runs, unless the user has set them."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Whom to tell how a run goes on.
+    """Callbacks that follow a run.
 
     Attributes:
         started: called with the device in words.
@@ -66,11 +66,11 @@ def run_in_fresh_process(variant: str, request: RunRequest, watch: Watch) -> Run
     """Run the request and wait for its report.
 
     Args:
-        variant: what to call the run in an error.
+        variant: the name of the run in an error.
 
     Raises:
         TierStoreError: what the run raised, raised again here.
-        DemoFailedError: it ended in any other way.
+        DemoFailedError: the run ended without a report, in any other way.
     """
     with (
         tempfile.TemporaryFile() as words,
@@ -96,7 +96,7 @@ def run_in_fresh_process(variant: str, request: RunRequest, watch: Watch) -> Run
 
 
 def _follow(lines: Iterable[str], watch: Watch) -> RunReport | None:
-    """Pass events on until the process closes its output; `None`: it did so without a report."""
+    """Pass events on until the process closes its output, and return its report; `None`: there was none."""
     report = None
     for line in lines:
         event: dict[str, Any] = json.loads(line)

@@ -1,4 +1,4 @@
-"""How much memory a stretch of a program adds, at its peak.
+"""Measures how much memory a part of a program adds, at its peak.
 
 NOTE [What is counted]
     Anonymous and shared memory that is resident: RssAnon + RssShmem of /proc/self/status (proc(5)). This is

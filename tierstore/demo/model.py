@@ -1,7 +1,7 @@
 """The model that the demo trains: a small pre-norm transformer over bytes, in plain PyTorch.
 
-Nothing in it knows that its saved tensors may be taken away. With the demo's default sizes what backward
-needs outweighs parameters, gradients and optimizer state by more than ten to one.
+It does not depend on the store. With the demo's default sizes the saved tensors take more than ten times the memory of
+parameters, gradients and optimizer state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Attention(nn.Module):
         self.project = nn.Linear(shape.width, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix every position with those before it."""
+        """Attend from every position to itself and those before it."""
         batch, context, width = x.shape
         qkv = self.to_qkv(x).view(batch, context, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)

@@ -1,4 +1,4 @@
-"""Where the demo's store lives when nobody says: a temporary directory on a real disk."""
+"""Finds the directory of the demo's store. By default it is a temporary one on a real disk."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _first_on_disk() -> Path:
 
 
 def is_in_memory(directory: Path) -> bool:
-    """Whether what is written there takes memory instead of disk."""
+    """Whether files in the directory take memory instead of disk."""
     return file_system_of(directory) in _IN_MEMORY
 
 
@@ -54,12 +54,12 @@ def file_system_of(directory: Path) -> str:
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         mount_point = Path(_unescape(before.split(" ")[4]))
-        # A later line hides an earlier one at the same place; a deeper one hides a shallower one.
+        # A later line hides an earlier one with the same path; a deeper path hides a shallower one.
         if place.is_relative_to(mount_point) and len(mount_point.parts) >= len(found[0].parts):
             found = (mount_point, after.split(" ")[0])
     return found[1]
 
 
 def _unescape(field: str) -> str:
-    """Mount points write a space as \\040, and so on."""
+    """Decode a mount point, in which a space is written as \\040, and so on."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

@@ -1,4 +1,4 @@
-"""Runs the demo in front of somebody: progress on standard error, the result on standard output."""
+"""Runs the demo from the command line: progress on standard error, the result on standard output."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _progress(console: Console) -> Progress:
 
 
 def _watch(settings: DemoSettings, progress: Progress) -> DemoWatch:
-    """Messages and one bar per run."""
+    """Callbacks that show messages and one bar per run."""
 
     def say(text: str) -> None:
         progress.console.print(text, markup=False)

@@ -1,4 +1,4 @@
-"""What one training run was asked and what it reported, and how two reports compare. Pure, without torch."""
+"""The request and the report of a training run, and the comparison of two reports. Pure, without torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Difference", "RunReport", "RunRequest", "first_difference"]
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One run in a process of its own.
+    """The request of one run, which has a process of its own.
 
     Attributes:
         settings: what to train.
@@ -29,17 +29,17 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class RunReport:
-    """What one run measured.
+    """The measurements of one run.
 
     Attributes:
         device: in words.
-        torch_version: as `torch.__version__` says.
-        num_threads: what torch computes with on the CPU.
+        torch_version: `torch.__version__`.
+        num_threads: threads that torch computes with on the CPU.
         step_seconds: forward, backward and optimizer, per step.
         losses: nats per byte, per step.
         digests: per step, the SHA-256 of the loss and of every parameter's gradient as raw bytes, by name.
         peak_host_bytes: host memory added since before the first step, see NOTE [What is counted] in `memory.py`.
-        peak_device_bytes: likewise the accelerator's allocated memory; `None` without an accelerator.
+        peak_device_bytes: the same for memory allocated on the accelerator; `None` without an accelerator.
         stats: the store's own statistics after the last step; `None` without a store.
     """
 
@@ -55,21 +55,21 @@ class RunReport:
 
     @property
     def peak_bytes(self) -> int:
-        """The memory that training is short of: the accelerator's where there is one."""
+        """The peak of the memory that is scarce: the accelerator's if there is one, else the host's."""
         return self.peak_host_bytes if self.peak_device_bytes is None else self.peak_device_bytes
 
     @property
     def typical_step_seconds(self) -> float:
-        """The median, without the first step (which warms up allocators, and the store's forecast)."""
+        """The median of `step_seconds` without the first step, which warms up allocators and the store's forecast."""
         return statistics.median(self.step_seconds[1:] or self.step_seconds)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first bits that differ between two runs.
+    """The first difference between two runs.
 
     Attributes:
-        step: the first of them, counted from 1.
+        step: the step, counted from 1.
         name: "loss", or the parameter whose gradient differs.
     """
 
@@ -78,7 +78,7 @@ class Difference:
 
 
 def first_difference(one: Sequence[Mapping[str, str]], other: Sequence[Mapping[str, str]]) -> Difference | None:
-    """Compare two runs' digests, step by step; what only one of them has differs."""
+    """Compare two runs' digests, step by step. A step or name that only one run has is a difference."""
     for step in range(1, max(len(one), len(other)) + 1):
         left, right = (dict(run[step - 1]) if step <= len(run) else {} for run in (one, other))
         for name in left | right:

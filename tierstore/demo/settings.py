@@ -1,4 +1,4 @@
-"""What the demo is asked to do, checked before anything starts. Pure, without torch."""
+"""The demo's settings, checked before anything starts. Pure, without torch."""
 
 from __future__ import annotations
 

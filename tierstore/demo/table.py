@@ -1,4 +1,4 @@
-"""The demo's result as people read it."""
+"""The demo's result as a table for a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["result_table", "verdict"]
 
 
 def verdict(result: DemoResult) -> str:
-    """The line that matters most."""
+    """The one line that says whether the gradients are the same."""
     if (difference := result.difference) is None:
         return "gradients bitwise identical: yes"
     what = "the loss" if difference.name == "loss" else f"the gradient of {difference.name}"
@@ -22,7 +22,7 @@ def verdict(result: DemoResult) -> str:
 
 
 def result_table(result: DemoResult) -> Table:
-    """One table: what training cost either way, then what the store did."""
+    """One table: the costs of both trainings, then what the store did."""
     steps = result.settings.steps
     table = Table(title=f"{steps} training steps on {result.plain.device}", title_justify="left")
     table.caption, table.caption_justify = "Below the line: totals of all steps, but for host memory.", "left"

@@ -1,11 +1,11 @@
-"""Lets a process's first roots, logarithms and sines be as exact as its later ones.
+"""Makes a process's first roots, logarithms and sines as exact as its later ones.
 
 NOTE [First calls of MKL]
-    PyTorch has MKL compute these functions of float32 and float64 tensors on the CPU, each of its threads a part of the
-    tensor (`ATen/cpu/vml.h`). MKL chooses a function's kernel at its first call. Where several threads make that call
-    at once, a part may come, that once, from a kernel of low precision, with errors of some thousand units in the last
-    place (pytorch#188792; MKL 2024.2, which is in torch 2.13). `MKL_CBWR` does not change that. A tensor of a single
-    element is computed by one thread, and later calls find the kernel chosen.
+    PyTorch computes these functions of float32 and float64 tensors on the CPU with MKL; each of its threads computes a
+    part of the tensor (`ATen/cpu/vml.h`). MKL chooses a function's kernel at its first call. If several threads make
+    that call at once, one part may be computed, that one time, by a kernel of low precision, with errors of some
+    thousand units in the last place (pytorch#188792; MKL 2024.2, which is in torch 2.13). `MKL_CBWR` does not change
+    that. One thread computes a tensor of a single element, and later calls find the kernel chosen.
 """
 
 from __future__ import annotations

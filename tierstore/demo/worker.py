@@ -1,6 +1,6 @@
 """One training run in a process of its own: `python -m tierstore.demo.worker`, started by `launch.py`.
 
-Its one argument is a `RunRequest` as JSON. Writes one JSON object per line to standard output: `{"started":
+Its only argument is a `RunRequest` as JSON. It writes one JSON object per line to standard output: `{"started":
 device}`, `{"step": number, "loss": nats}` after each step, and last `{"report": ...}` or `{"error": ...}`.
 """
 
@@ -34,7 +34,7 @@ Emit = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Scope:
-    """Where a variant's forward passes run, and what is to be told at the end.
+    """The scope of a variant's forward passes, and its statistics at the end.
 
     Attributes:
         forward: makes the context manager around one forward pass.
@@ -47,7 +47,7 @@ class Scope:
 
 @dataclass
 class Steps:
-    """What was seen at each step."""
+    """The measurements of each step."""
 
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -55,9 +55,9 @@ class Steps:
 
 
 def main() -> int:
-    """Run what the argument asks for; the exit code is 0 if it was reported."""
+    """Run the request in the argument. Returns the exit code: 0 if a report was written."""
     events = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else prints cannot break the protocol
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # other output cannot break the protocol
 
     def emit(event: dict[str, Any]) -> None:
         print(json.dumps(event), file=events, flush=True)
@@ -107,7 +107,7 @@ def train(request: RunRequest, emit: Emit) -> RunReport:
 def prepare(
     settings: DemoSettings, device: torch.device
 ) -> tuple[nn.Module, torch.optim.Optimizer, Iterator[tuple[Tensor, Tensor]]]:
-    """Model, optimizer and an endless row of batches, all of them the same for the same seed."""
+    """Model, optimizer and an endless sequence of batches. The same seed gives the same ones."""
     choose_vector_kernels()
     torch.manual_seed(settings.seed)
     if device.type != "cpu":
@@ -129,7 +129,7 @@ def prepare(
 
 
 def prepare_scope(request: RunRequest) -> Callable[[], AbstractContextManager[Scope]]:
-    """Import what the variant needs now; open it when the result is called, once the sampler watches."""
+    """Import what the variant needs now. Calling the result opens the scope, once memory is being sampled."""
     if request.store_path is None:
         return lambda: nullcontext(Scope())
     from tierstore import TierStore, tiered_offload
@@ -217,7 +217,7 @@ def device_peak(device: torch.device) -> int:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the accelerator, if it is one, has done all that was asked of it."""
+    """If the device is an accelerator, wait until it has finished all its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 

@@ -1,7 +1,7 @@
-"""`tierstore doctor`: what a machine can do for a store, what is wrong with it, and what should be set.
+"""`tierstore doctor`: how fast a machine is for a store, what is wrong with it, and which settings fit.
 
-Three steps that know nothing of each other's ways: `examine.py` measures and fills `measurements.py`'s records;
-`findings.py` and `settings.py` judge those, purely; `views.py` shows both. Start reading at `examine.py`.
+Three independent steps. `examine.py` measures and fills the records of `measurements.py`. `findings.py` and
+`settings.py` judge them, purely. `views.py` shows both. Start reading at `examine.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Copies between host memory and accelerators, through a slab that is registered as a store's is.
+"""Measures copies between host memory and accelerators, through a slab that is registered like a store's.
 
-torch is imported only where a driver has made its device files: elsewhere there is nothing that it could find.
+torch is imported only if an accelerator's driver has made its device files. Otherwise there is nothing to find.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["DEVICE_FILES", "measure_accelerators"]
 
 DEVICE_FILES = ("nvidiactl", "kfd", "dri", "dxg", "accel")
-"""In /dev, of the drivers of NVIDIA, AMD, Intel, of Windows' Linux, and of others."""
+"""Device files in /dev: of NVIDIA, AMD, Intel, Linux under Windows (WSL), and others."""
 
 _BUFFER_BYTES = 64 * 2**20
 
 
 def measure_accelerators(seconds: float, memory_bytes: int) -> AcceleratorState:
-    """Look for them, and copy both ways on each, one after the other. Blocks; never fails.
+    """Look for accelerators, and measure copies both ways on each in turn. Blocks; never fails.
 
     Args:
         seconds: for all of them together, without the time that drivers take to start.
-        memory_bytes: what the buffer in host memory may take.
+        memory_bytes: the most that the buffer in host memory may take.
     """
     if not any(Path("/dev", name).exists() for name in DEVICE_FILES):
         return AcceleratorState(note="no driver of an accelerator has made device files in /dev")
@@ -43,7 +43,7 @@ def measure_accelerators(seconds: float, memory_bytes: int) -> AcceleratorState:
     for index in range(num_devices):
         try:
             links.append(_link(torch.device(kind.type, index), seconds / num_devices, num_bytes))
-        except RuntimeError as error:  # out of memory, used exclusively by others, a broken driver
+        except RuntimeError as error:  # out of memory, in exclusive use, a broken driver
             return AcceleratorState(links=tuple(links), error=f"{kind.type}:{index} cannot be used: {error}")
     return AcceleratorState(links=tuple(links))
 
@@ -75,10 +75,10 @@ def _link(device: torch.device, seconds: float, num_bytes: int) -> AcceleratorLi
 
 
 def _speed(target: torch.Tensor, source: torch.Tensor, seconds: float) -> float:
-    """Of one copy after the other, in bytes per second."""
+    """The speed of copies one after the other, in bytes per second."""
     import torch
 
-    target.copy_(source, non_blocking=True)  # the first one pays for the driver's own
+    target.copy_(source, non_blocking=True)  # the first copy includes set-up in the driver
     torch.accelerator.synchronize()
     began_at = now = time.monotonic()
     num_copies = 0
@@ -91,7 +91,7 @@ def _speed(target: torch.Tensor, source: torch.Tensor, seconds: float) -> float:
 
 
 def _identity(device: torch.device) -> tuple[str, int]:
-    """What it calls itself, and its memory in bytes; 0 where the backend does not say."""
+    """The device's name, and its memory in bytes (0 if the backend does not say)."""
     import torch
 
     backend: Any = getattr(torch, device.type)

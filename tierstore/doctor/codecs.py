@@ -1,7 +1,7 @@
-"""How fast the store's codecs are on this machine, on made-up data that resembles what training saves.
+"""Measures how fast the store's codecs are on this machine, on generated data that resembles what training saves.
 
-The speeds are the machine's. The ratios are the made-up data's: real tensors shrink more or less than these, which is
-why a store under codec "auto" tries on each kind that it sees.
+The speeds belong to the machine. The ratios belong to the generated data. Real tensors shrink more or less, so a store
+with codec "auto" tries codecs on each kind of content that it sees.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from .samples import SAMPLE_KINDS
 __all__ = ["measure_codecs"]
 
 _SAMPLE_BYTES = 2 * 2**20
-_FEATURES = 256  # of a made-up layer; each has its own scale, as in trained ones
-_LEAST_SECONDS = 1e-9  # the clock of a thread's CPU time may stand still for so little
+_FEATURES = 256  # of a generated layer; each has its own scale, as in trained layers
+_LEAST_SECONDS = 1e-9  # the clock of a thread's CPU time may not advance for so little work
 
 _Generator = numpy.random.Generator
 _Array = numpy.ndarray[Any, Any]
 
 
 def _activations(source: _Generator, mean: float = 0.0) -> _Array:
-    """Normal, each feature with a scale of its own; `mean` in standard deviations."""
+    """Normally distributed values, each feature with a scale of its own; `mean` in standard deviations."""
     scales = numpy.exp(source.normal(0, 1, _FEATURES)).astype(numpy.float32)
     values = source.standard_normal((_SAMPLE_BYTES // 4 // _FEATURES, _FEATURES), dtype=numpy.float32)
     return (values + numpy.float32(mean)) * scales
 
 
 def _halves(source: _Generator) -> _Array:
-    """bfloat16 is float32's upper half; twice the elements in the same bytes."""
+    """Activations in bfloat16, the upper half of float32: twice the elements in the same bytes."""
     return numpy.concatenate([_activations(source), _activations(source)]).view(numpy.uint16)[:, 1::2]
 
 
@@ -54,9 +54,9 @@ _MAKERS: Mapping[str, Callable[[_Generator], _Array]] = {
 
 
 def measure_codecs(seconds: float, kind_done: Callable[[], None]) -> tuple[CodecSpeed, ...]:
-    """Try what "auto" would try on each kind, as it would, for an equal part of the time: medians. Blocks.
+    """Try the codecs that "auto" would try on each kind, in the same way; return medians. Blocks.
 
-    `kind_done`: called after each kind.
+    Each kind gets an equal part of the time. `kind_done`: called after each kind.
     """
     scratch = Scratch()
     speeds: list[CodecSpeed] = []

@@ -1,4 +1,4 @@
-"""Runs the examination in front of somebody: progress on standard error, the report on standard output."""
+"""Runs the examination from the command line: progress on standard error, the report on standard output."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = ["consult"]
 
 
 def consult(path: str, socket: str, seconds: float, *, as_json: bool, config: str | None, hardware: str | None) -> bool:
-    """Examine, print, and write what was asked for. Blocks for `seconds`, and some more. Whether offloading works here.
+    """Examine, print, write the files asked for. Returns whether offloading works here. Blocks a little over `seconds`.
 
     Args:
         path: the directory.
         socket: where a daemon is looked for.
         seconds: for all measurements together.
-        as_json: the report as JSON, and nothing else, on standard output.
+        as_json: print the report as JSON, and nothing else, on standard output.
         config: a file to make with the recommended settings; None: none.
         hardware: a file to make with the description of the machine; None: none.
 
     Raises:
-        ConfigError: the directory cannot be used, or a file is there already or cannot be made. The last may turn out
-            only when it is written: after the report.
+        ConfigError: the directory cannot be used, or a file is there already or cannot be made. A file that cannot be
+            made may be noticed only when it is written, after the report.
 
     Main thread only: SIGTERM ends it as Ctrl-C does.
     """
@@ -64,7 +64,7 @@ def consult(path: str, socket: str, seconds: float, *, as_json: bool, config: st
 
 
 def _absolute(directory: Path) -> Path:
-    """As it goes into files, which are read elsewhere."""
+    """The absolute path: it goes into files that are read elsewhere."""
     text = os.path.abspath(directory)
     if not text.isascii() and text.encode("utf-8", "replace").decode("utf-8") != text:
         raise ConfigError("path", text, "the report and its files are UTF-8, which cannot say this path")

@@ -1,4 +1,4 @@
-"""The whole result: what was measured, what that means, and what to set. Pure."""
+"""The whole result: measurements, findings and settings. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .settings import Setting, settings_of
 __all__ = ["REPORT_VERSION", "Report", "config_text", "hardware_of", "report_of"]
 
 REPORT_VERSION = 1
-"""Of what `tierstore doctor --json` prints. Fields may be added within a version; none changes or goes."""
+"""Version of the output of `tierstore doctor --json`. Within a version fields may be added; none changes or goes."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """As `tierstore doctor --json` prints it.
+    """The report as `tierstore doctor --json` prints it.
 
     Attributes:
         version: `REPORT_VERSION`.
-        is_usable: whether offloading works here, and is of use: no finding is a problem.
+        is_usable: whether offloading works here and is useful: no finding is a problem.
         findings: the worst first.
         settings: what to set, and why.
-        measurements: what both were made from.
+        measurements: what findings and settings were made from.
     """
 
     version: int
@@ -38,7 +38,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def report_of(machine: Measurements) -> Report:
-    """Judge what was measured."""
+    """Judge the measurements."""
     findings = findings_of(machine)
     return Report(
         version=REPORT_VERSION,
@@ -50,7 +50,7 @@ def report_of(machine: Measurements) -> Report:
 
 
 def hardware_of(machine: Measurements) -> Hardware | None:
-    """The description of the machine; None: the drive could not be measured as far as that needs."""
+    """The description of the machine; None: too little of the drive could be measured."""
     drive, memory = machine.drive, machine.memory
     if drive.write_latency_seconds is None or drive.read_latency_seconds is None or not (drive.writes and drive.reads):
         return None
@@ -97,5 +97,5 @@ def _line(setting: Setting) -> str:
 
 
 def _one_line(text: str) -> str:
-    """A comment ends with its line, and has no control characters (a path may)."""
+    """Make a text fit into a comment: on one line, without control characters (a path may have some)."""
     return "".join(each if each.isprintable() else "?" for each in text)

@@ -1,12 +1,11 @@
-"""How fast a directory's drive is, with the store's own system calls, in bounded time.
+"""Measures how fast a directory's drive is, with the store's own system calls, in bounded time.
 
-A file without a name (it is gone with the process, however that ends) is reserved, filled once, and then read and
-rewritten in place, as a store does with a segment. Each combination of block size and depth gets some time, not some
-bytes: what a slow drive cannot show in time is left out, and a drive that does not answer at all is waited for until
-a deadline, not longer.
+A file without a name is reserved, filled once, and then read and rewritten in place, as a store does with a segment.
+It is gone with the process, however that ends. Each combination of block size and depth gets an amount of time, not of
+bytes: a slow drive leaves out combinations. A drive that does not answer at all is waited for until a deadline.
 
-Where the page cache would stand between (no O_DIRECT), each written block is synced, and what is read is dropped from
-the cache first: what remains when the cache is full.
+Without O_DIRECT the page cache comes between. Then each written block is synced, and blocks are dropped from the cache
+before they are read. This gives the speed that remains when the cache is full.
 """
 
 from __future__ import annotations
@@ -40,39 +39,39 @@ __all__ = ["BLOCKS", "DEPTHS", "NUM_STEPS", "SLACK_SECONDS", "measure_drive"]
 KIB, MIB = 2**10, 2**20
 
 BLOCKS = (128 * KIB, MIB, 16 * MIB)
-"""What is larger than a store's `inline_bytes` goes to extents: from there up to a large saved tensor."""
+"""Sizes of records that a store writes to extents: from a little over `inline_bytes` to a large saved tensor."""
 DEPTHS = (1, 4)
-"""A store has four transfers of each direction at the drive, unless it is told otherwise."""
+"""One transfer at a time, and four: the number that a store has at the drive in each direction by default."""
 
 SLACK_SECONDS = 10.0
-"""How much longer than their time all steps may take until the drive counts as one that does not answer."""
+"""How much longer than planned all steps may take before the drive counts as not answering."""
 
 NUM_STEPS = 4 + len(BLOCKS) * len(DEPTHS)
 
 _SPAN_BYTES = 512 * MIB
 _LEAST_SPAN_BYTES = 16 * MIB
-_FREE_SHARE = 2  # half of what is free
+_FREE_SHARE = 2  # half of the free space
 _LATENCY_BYTES = 4 * KIB
 _FILL_SHARE, _LATENCY_SHARE, _STEP_SHARE = 0.15, 0.03, 0.06  # of the time: 1, 2 and 12 steps
-_MOST_OVERRUN = 2.0  # times the step's own time, for what is in flight when that is over
-_SCATTER = 7919  # a prime: small blocks go all over the file, so that no drive reads ahead
+_MOST_OVERRUN = 2.0  # times the step's own time, for transfers still in flight at its end
+_SCATTER = 7919  # a prime: small blocks are spread over the file, so that no drive reads ahead
 
 Direction = Literal["write", "read"]
 
 _News = Drive | Exception | None
-"""What is known by now; or why nothing more will be; or that this was all."""
+"""The result so far; or the error that ended the measurement; or that it is complete."""
 
 
 class _Plan(NamedTuple):
-    """What to move.
+    """One measurement to make.
 
     Attributes:
         direction: "write" or "read".
-        block_bytes: of one transfer.
-        depth: how many at once.
-        seconds: for how long new ones are begun; each lane moves one block at least.
+        block_bytes: size of one transfer.
+        depth: transfers at once.
+        seconds: how long new transfers are begun; each lane moves one block at least.
         once: stop at the end of the file.
-        stride: in blocks, from one transfer to the next.
+        stride: distance from one transfer to the next, in blocks.
     """
 
     direction: Direction
@@ -85,13 +84,13 @@ class _Plan(NamedTuple):
 
 @dataclass
 class _Run:
-    """A plan under way. The lanes only add to it.
+    """A plan that is being carried out. The lanes only add to it.
 
     Attributes:
         ends_at: no transfer is begun after that.
         ended_at: when the last one came back.
         call_seconds: of each transfer that came back.
-        error: of one that failed; then no more are begun.
+        error: the error of a failed transfer; after it no more are begun.
     """
 
     ends_at: float
@@ -103,12 +102,12 @@ class _Run:
 
     @property
     def num_blocks(self) -> int:
-        """Moved so far."""
+        """Blocks moved so far."""
         return len(self.call_seconds)
 
     @property
     def seconds(self) -> float:
-        """From the first begin to the last end."""
+        """Time from the first begin to the last end."""
         return self.ended_at - self.began_at
 
 
@@ -116,7 +115,7 @@ class _Bench:
     """A reserved file on the drive, and the buffers to move.
 
     Attributes:
-        block_limit_bytes: longer blocks would take too much memory.
+        block_limit_bytes: the longest block that does not take too much memory.
     """
 
     def __init__(self, segment: Segment, mode: IoMode, memory_bytes: int) -> None:
@@ -130,7 +129,7 @@ class _Bench:
     def fill(self, seconds: float) -> tuple[int, float]:
         """Write the file from its beginning, once at most; returns the bytes written and bytes per second.
 
-        Whatever follows stays in these bytes.
+        All later transfers stay within these bytes.
         """
         block_bytes = MIB if self.block_limit_bytes >= MIB else BLOCKS[0]
         run = self._move(_Plan("write", block_bytes, max(DEPTHS), seconds, once=True))
@@ -139,12 +138,12 @@ class _Bench:
         return self._span_bytes, self._best["write"]
 
     def latency_seconds(self, direction: Direction, seconds: float) -> float:
-        """Of a 4 KiB transfer, one at a time: the median."""
+        """The median time of 4 KiB transfers, one at a time."""
         plan = _Plan(direction, _LATENCY_BYTES, 1, seconds, stride=_SCATTER)
         return statistics.median(self._move(plan).call_seconds)
 
     def transfer(self, direction: Direction, block_bytes: int, depth: int, seconds: float) -> Transfer | None:
-        """One combination; None: it would take too long, or more space or memory than there is."""
+        """Measure one combination; None: it would take too long, or more space or memory than there is."""
         in_flight_bytes = block_bytes * depth
         if in_flight_bytes > self._span_bytes or block_bytes > self.block_limit_bytes:
             return None
@@ -158,7 +157,7 @@ class _Bench:
         return Transfer(block_bytes=block_bytes, depth=depth, bytes_per_second=speed, measured_bytes=moved_bytes)
 
     def _move(self, plan: _Plan) -> _Run:
-        """Raises OSError: the drive failed."""
+        """Carry out a plan. Raises OSError if the drive fails."""
         if plan.direction == "read" and not self._mode.direct:
             os.posix_fadvise(self._segment.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         run = _Run(time.monotonic() + plan.seconds)
@@ -173,7 +172,7 @@ class _Bench:
         return run
 
     def _run_lane(self, plan: _Plan, run: _Run, buffer: memoryview) -> None:
-        """What has been begun is finished, so that what was filled has no gaps."""
+        """Move blocks until the time is up. Every transfer begun is completed, so a filled file has no gaps."""
         descriptor = self._segment.file.fileno()
         num_places = self._span_bytes // plan.block_bytes
         move = read_all if plan.direction == "read" else write_all
@@ -197,17 +196,17 @@ class _Bench:
 def measure_drive(
     drive: Drive, directory: Path, *, seconds: float, memory_bytes: int, step_done: Callable[[], None]
 ) -> Drive:
-    """Fill in what can be measured. Blocks for about `seconds`, for `SLACK_SECONDS` more at the very most.
+    """Return `drive` with the measurements. Blocks for about `seconds`, at most `SLACK_SECONDS` longer.
 
     Args:
-        drive: what is known of it without touching it.
-        directory: on it.
+        drive: what is known of the drive without touching it.
+        directory: a directory on it.
         seconds: for all steps together.
-        memory_bytes: what buffers may take.
+        memory_bytes: the most that buffers may take.
         step_done: called `NUM_STEPS` times at most, on this thread.
 
-    Never fails for the drive: what went wrong there is in `error`, with what was measured until then. A transfer that
-    never comes back keeps a daemon thread, its buffer and the file, until the process ends.
+    Faults of the drive raise nothing: they are in `error`, beside what was measured before. A transfer that never
+    comes back keeps a daemon thread, its buffer and the file until the process ends.
     """
     before_bytes = device_bytes(drive.device)
     news: SimpleQueue[_News] = SimpleQueue()
@@ -228,7 +227,7 @@ def measure_drive(
 
 
 def _measure(drive: Drive, directory: Path, seconds: float, memory_bytes: int, tell: Callable[[_News], None]) -> None:
-    """On a thread of its own, since any call to a drive that hangs may never return."""
+    """Run the steps. On a thread of its own, since a call to a drive that hangs may never return."""
     try:
         mode = detect_io_mode(directory)
         drive = replace(drive, io_mode=mode.description)
@@ -236,22 +235,22 @@ def _measure(drive: Drive, directory: Path, seconds: float, memory_bytes: int, t
         span_bytes = min(_SPAN_BYTES, _whole_blocks(drive.free_bytes // _FREE_SHARE))
         if span_bytes >= _LEAST_SPAN_BYTES:
             with _bench_on(directory, mode, span_bytes, memory_bytes) as bench:
-                for drive in _steps(drive, bench, seconds):  # noqa: B020 - it begins with what is known already
+                for drive in _steps(drive, bench, seconds):  # noqa: B020 - each step adds to what is known
                     tell(drive)
     except OSError as error:
         tell(replace(drive, error=error.strerror or str(error)))
-    except Exception as error:  # noqa: BLE001 - a bug's: raised on the thread that waits
+    except Exception as error:  # noqa: BLE001 - a bug; raised on the waiting thread
         tell(error)
     tell(None)
 
 
 def _whole_blocks(num_bytes: int) -> int:
-    """To whole blocks of the longest kind, so that every kind fits into what is reserved."""
+    """Round to whole blocks of the largest size, so that blocks of every size fit into the file."""
     return num_bytes // _LEAST_SPAN_BYTES * _LEAST_SPAN_BYTES
 
 
 def _steps(drive: Drive, bench: _Bench, seconds: float) -> Iterator[Drive]:
-    """What is known after each step."""
+    """Yields what is known after each step."""
     span_bytes, speed = bench.fill(_FILL_SHARE * seconds)
     drive = replace(drive, span_bytes=span_bytes, first_write_bytes_per_second=speed)
     yield drive
@@ -274,7 +273,7 @@ def _steps(drive: Drive, bench: _Bench, seconds: float) -> Iterator[Drive]:
 
 @contextmanager
 def _bench_on(directory: Path, mode: IoMode, span_bytes: int, memory_bytes: int) -> Iterator[_Bench]:
-    """A file of that length, or a shorter one where there is less room; gone afterwards."""
+    """A file of that length, or a shorter one if there is less room. It is gone afterwards."""
     segment = open_segment(UnnamedHome(directory), 0, span_bytes, _LEAST_SPAN_BYTES, mode, set())
     bench = _Bench(segment, mode, memory_bytes)
     try:
@@ -284,7 +283,7 @@ def _bench_on(directory: Path, mode: IoMode, span_bytes: int, memory_bytes: int)
 
 
 def _random_buffers(num_buffers: int, num_bytes: int) -> list[memoryview]:
-    """Aligned, in huge pages where there are any, as a store's slab is; no drive can compress what is in them."""
+    """Buffers aligned and in huge pages (if there are any) like a store's slab. No drive can compress their bytes."""
     noise = os.urandom(num_bytes)
     buffers = []
     for _ in range(num_buffers):
@@ -292,7 +291,7 @@ def _random_buffers(num_buffers: int, num_bytes: int) -> list[memoryview]:
         try:
             memory.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
-            pass  # a kernel without huge pages: only slower
+            pass  # a kernel without huge pages; only slower
         memory.write(noise)
         buffers.append(memoryview(memory))
     return buffers

@@ -1,4 +1,4 @@
-"""What is wrong with a drive, or good to know of it. Pure."""
+"""Findings about a drive. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ GIB = 2**30
 _LITTLE_SPACE_BYTES = 16 * GIB
 _USELESS_DRIVE, _SLOW_DRIVE = 200e6, 1e9  # bytes per second; a SATA drive does 500 MB/s
 _SLOW_ANSWER_SECONDS = 5e-3
-_SPINNING_SECONDS = 1e-3  # the kernel says of many virtual drives that they rotate; one that does takes longer
+_SPINNING_SECONDS = 1e-3  # a drive that really rotates takes longer; the kernel calls many virtual drives rotating
 _SLOW_FIRST_WRITE = 0.6  # of the speed afterwards
 _FOREIGN_SHARE = 0.2  # of what the device moved
 _BUSY_SHARE = 0.5  # of the cores
-_USUAL_DRIVE_WRITES_PER_DAY = 0.3  # what makers of drives for desktops warrant for five years
+_USUAL_DRIVE_WRITES_PER_DAY = 0.3  # the usual warranty of desktop drives, for five years
 
 
 def room(machine: Measurements) -> Found:
-    """Whether there is enough of it."""
+    """Whether there is enough free space."""
     drive = machine.drive
     if drive.error is not None:
         yield problem(
@@ -45,7 +45,7 @@ def room(machine: Measurements) -> Found:
 
 
 def place(machine: Measurements) -> Found:
-    """What the directory is on."""
+    """The file system and device that the directory is on."""
     drive = machine.drive
     if drive.file_system in ("tmpfs", "ramfs"):
         sentence = f"{drive.path} lives in memory ({drive.file_system}): what is spilled there takes as much of it."
@@ -106,13 +106,13 @@ def latency(machine: Measurements) -> Found:
 
 
 def is_drive_shared(machine: Measurements) -> bool:
-    """Whether others used the drive while it was measured, as far as the device counts what it moves."""
+    """Whether others used the drive while it was measured. False if the device does not count what it moves."""
     moved_bytes = machine.drive.device_bytes
     return moved_bytes is not None and moved_bytes * (1 - _FOREIGN_SHARE) > _measured_bytes(machine.drive)
 
 
 def are_cores_shared(machine: Measurements) -> bool:
-    """Whether others used the cores just before."""
+    """Whether others used the cores just before the measurements."""
     return machine.processor.load > _BUSY_SHARE * machine.processor.usable_cores
 
 
@@ -121,7 +121,7 @@ def _measured_bytes(drive: Drive) -> int:
 
 
 def worth_of_figures(machine: Measurements) -> Found:
-    """What the figures are worth."""
+    """How far the measured figures can be trusted."""
     drive = machine.drive
     write = fastest(drive.writes)
     if drive.num_left_out:
@@ -153,7 +153,7 @@ def worth_of_figures(machine: Measurements) -> Found:
 
 
 def wear(machine: Measurements) -> Found:
-    """What writing at full speed would mean for a flash drive."""
+    """How fast writing at full speed would wear out a flash drive."""
     drive, write = machine.drive, fastest(machine.drive.writes)
     if write is None or drive.size_bytes is None or _is_spinning(drive):
         return

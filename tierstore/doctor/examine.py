@@ -23,10 +23,10 @@ from .system import describe_drive, describe_limits, describe_processor, find_da
 __all__ = ["NUM_EXAMINED", "examine"]
 
 NUM_EXAMINED = NUM_STEPS + len(SAMPLE_KINDS) + 4
-"""How often `examine` says what it has come to, at most."""
+"""How often `examine` reports progress, at most."""
 
 _DRIVE_SHARE, _CODEC_SHARE, _MEMORY_SHARE, _ACCELERATOR_SHARE = 0.7, 0.15, 0.05, 0.1
-_BUFFER_SHARE = 8  # an eighth of the memory that is available
+_BUFFER_SHARE = 8  # buffers take an eighth of the available memory
 
 Progress = Callable[[str], None]
 """Called with what was just examined, in words."""
@@ -36,11 +36,10 @@ def examine(directory: Path, socket: str, seconds: float, progress: Progress) ->
     """Measure the drive under `directory`, and the rest of the machine. Blocks.
 
     Args:
-        directory: an existing one, to which can be written. Nothing becomes visible in it, and nothing stays, however
-            the process ends.
+        directory: an existing, writable one. No file becomes visible in it, and none stays, however the process ends.
         socket: where a daemon is looked for.
-        seconds: for all measurements together. It takes some seconds more, for imports and drivers and what a slow
-            drive still has in flight; 15 at the very most, beyond what a GPU's driver takes to start.
+        seconds: for all measurements together. It takes some seconds more, for imports, drivers, and transfers that a
+            slow drive still has in flight: at most 15, not counting the start of a GPU's driver.
         progress: see `Progress`.
 
     Raises:

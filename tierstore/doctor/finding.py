@@ -1,4 +1,4 @@
-"""One thing that was found on a machine, and how it is said."""
+"""The record of one finding about a machine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Severity = Literal["problem", "warning", "note"]
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing to know.
+    """One thing to know about a machine.
 
     Attributes:
         severity: "problem", "warning" or "note".
-        code: what it is about, for programs.
+        code: a stable name, for programs.
         sentence: what was found.
         advice: what to do about it; None: nothing has to be done.
     """
@@ -29,7 +29,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 Found = Iterator[Finding]
-"""What a check yields."""
+"""The findings that a check yields."""
 
 
 def problem(code: str, sentence: str, advice: str | None = None) -> Finding:
@@ -48,7 +48,7 @@ def note(code: str, sentence: str, advice: str | None = None) -> Finding:
 
 
 def rate(bytes_per_second: float) -> str:
-    """Such as "1.21 GB/s": decimal, as drives are sold."""
+    """A speed in words, such as "1.21 GB/s": in decimal units, as on data sheets of drives."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if bytes_per_second >= factor:
             return f"{bytes_per_second / factor:.3g} {unit}/s"

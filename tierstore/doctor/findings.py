@@ -1,7 +1,7 @@
-"""What is wrong with a machine, in plain words: measurements in, findings out. Pure.
+"""Makes findings from measurements, in plain words. Pure.
 
-A *problem* keeps offloading from working, or makes it so slow that it is of little use; a *warning* costs something; a
-*note* is good to know. Each check is a function that yields what it finds; the codes are stable, the words are not.
+A *problem* keeps offloading from working, or makes it almost useless; a *warning* costs something; a *note* is good to
+know. Each check is a function that yields its findings. The codes are stable, the words are not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHECKS: tuple[Callable[[Measurements], Found], ...] = (
     drive_findings.worth_of_figures,
     drive_findings.wear,
 )
-"""In the order in which their findings are shown."""
+"""All checks, in the order in which their findings are shown."""
 
 _ORDER: tuple[Severity, ...] = ("problem", "warning", "note")
 

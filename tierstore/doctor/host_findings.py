@@ -1,4 +1,4 @@
-"""What is wrong with memory, cores, limits, accelerators and the daemon of a machine. Pure."""
+"""Findings about a machine's memory, cores, limits, accelerators and daemon. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SWAPPED_SHARE = 0.05  # of memory
 _SLOW_COPY = 2e9
 _FEW_HUGE_PAGES = 0.5
 _SMALL_SHM_BYTES = GIB
-_SEGMENT_BYTES = GIB  # of an extent file, which takes a descriptor
-_OTHER_DESCRIPTORS = 64  # of a training process
+_SEGMENT_BYTES = GIB  # size of an extent file; each takes a descriptor
+_OTHER_DESCRIPTORS = 64  # what else a training process has open
 _SLOW_LINK = 6e9  # PCIe 3.0 with 8 lanes
 
 
 def memory(machine: Measurements) -> Found:
-    """How much there is, and how fast."""
+    """How much memory there is, and how fast it is."""
     memory = machine.memory
     if memory.available_bytes < _LITTLE_MEMORY_BYTES:
         yield Finding(
@@ -66,7 +66,7 @@ def memory(machine: Measurements) -> Found:
 
 
 def huge_pages(machine: Measurements) -> Found:
-    """Whether there are any."""
+    """Whether memory comes in huge pages."""
     pages = machine.huge_pages
     if pages.enabled in (None, "never"):
         yield warning(
@@ -91,7 +91,7 @@ def huge_pages(machine: Measurements) -> Found:
 
 
 def cores(machine: Measurements) -> Found:
-    """How many there are."""
+    """How many cores there are."""
     processor = machine.processor
     if processor.quota_cores is not None and processor.quota_cores < processor.num_allowed:
         yield note(
@@ -107,7 +107,7 @@ def cores(machine: Measurements) -> Found:
 
 
 def limits(machine: Measurements) -> Found:
-    """Of the process."""
+    """The limits of the process."""
     open_files, locked_bytes = machine.limits.open_files, machine.limits.locked_bytes
     wanted = math.ceil(machine.drive.free_bytes / _SEGMENT_BYTES) + _OTHER_DESCRIPTORS
     if open_files is not None and open_files < wanted:
@@ -130,7 +130,7 @@ def limits(machine: Measurements) -> Found:
 
 
 def accelerators(machine: Measurements) -> Found:
-    """Copies to and from them."""
+    """How fast copies to and from accelerators are."""
     state = machine.accelerators
     if state.error is not None:
         yield warning("accelerator-fails", f"An accelerator cannot be used: {state.error}.")
@@ -151,7 +151,7 @@ def accelerators(machine: Measurements) -> Found:
 
 
 def daemon(machine: Measurements) -> Found:
-    """Whether one runs."""
+    """Whether a daemon runs."""
     daemon = machine.daemon
     if daemon.is_answering and daemon.path is not None:
         yield note(

@@ -1,6 +1,6 @@
-"""What was measured on a machine, as plain records: every unit in the name, None where something could not be had.
+"""The measurements of a machine, as plain records. Units are in the names; None: the value could not be found out.
 
-These are also the first half of what `tierstore doctor --json` prints; a change of them is one of `REPORT_VERSION`.
+`tierstore doctor --json` prints these records, so a change of them is a change of `REPORT_VERSION`.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class Drive(Struct, frozen=True, kw_only=True):
         file_system: its type, such as "ext4".
         io_mode: how a store would read and write there: "O_DIRECT", or "buffered" and why; None: it was not found out.
         device: the block device's name; None: there is none, or the kernel does not say. Likewise the next three.
-        model: as the drive calls itself.
+        model: the name that the drive reports.
         size_bytes: of the device.
-        is_rotational: what the kernel believes.
+        is_rotational: whether the kernel takes it for a rotating disk.
         total_bytes: of the file system.
         free_bytes: that this user may still write.
-        span_bytes: of the space on which was measured; 0: on none.
+        span_bytes: size of the file that was measured on; 0: there was none.
         first_write_bytes_per_second: into space that was only reserved; None: nothing was written.
         write_latency_seconds: of 4 KiB, one at a time, the median; likewise `read_latency_seconds`.
         writes: by block size and depth, over space that was written before.
         reads: likewise.
-        device_bytes: that the device moved meanwhile, for everybody; None: it does not say.
-        num_left_out: combinations that would have taken too long on a drive as slow as this, or too much space.
+        device_bytes: moved by the device meanwhile, for all processes; None: the kernel does not say.
+        num_left_out: combinations that would have taken too long on this drive, or too much space.
         error: what went wrong at the drive, in words; None: nothing.
 
-    Bytes per second are of all transfers together.
+    Bytes per second are those of all transfers together.
     """
 
     path: str
@@ -72,15 +72,15 @@ class Memory(Struct, frozen=True, kw_only=True):
 
     Attributes:
         total_bytes: of the machine.
-        available_bytes: that this process could still take, within its cgroups' limits.
+        available_bytes: memory that this process could still take, within its cgroups' limits.
         limit_bytes: the lowest limit of its memory cgroups; None: none is set.
         swap_total_bytes, swap_used_bytes: of the machine.
         shm_total_bytes, shm_free_bytes: of /dev/shm; None: there is none.
         copy_bytes_per_second: of one thread, between buffers that it has used before.
         copy_all_bytes_per_second: of a thread on each core (eight at most), together.
         fresh_bytes_per_second: of one thread that writes to memory it has not used before.
-        allocator: what serves `malloc` in this process, and so, in the same environment, in a training.
-        allocator_left_alone: why a store does not have it return freed memory, in words; None: it does.
+        allocator: what serves `malloc` in this process, and in a training with the same environment.
+        allocator_left_alone: why a store does not make it return freed memory, in words; None: the store does.
     """
 
     total_bytes: int
@@ -98,16 +98,16 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 class HugePages(Struct, frozen=True, kw_only=True):
-    """Transparent huge pages: a transfer needs an entry of the device's queue for each piece of memory.
+    """Transparent huge pages. They save work: a transfer takes one entry in the device's queue per piece of memory.
 
     Attributes:
         enabled: the kernel's setting for private memory: "always", "madvise" or "never"; None: it has none.
-        shared: its setting for shared memory, "never" in most.
-        granted_share: share of a fresh private buffer, which had asked for them, that became huge pages, 0 to 1;
-            None: the kernel does not tell.
+        shared: its setting for shared memory, "never" on most machines.
+        granted_share: share of a new private buffer that became huge pages on request, 0 to 1; None: the kernel does
+            not tell.
         collapses: whether a client's window became huge pages when asked afterwards (MADV_COLLAPSE).
-        free_bytes: that lie in pieces of a huge page or longer, by /proc/buddyinfo; None: that cannot be read.
-        free_share: of all free memory; None likewise.
+        free_bytes: free memory in pieces of a huge page or longer, by /proc/buddyinfo; None: that cannot be read.
+        free_share: the same as a share of all free memory; None: that cannot be read.
     """
 
     enabled: str | None
@@ -119,13 +119,13 @@ class HugePages(Struct, frozen=True, kw_only=True):
 
 
 class Processor(Struct, frozen=True, kw_only=True):
-    """Cores.
+    """The processor's cores.
 
     Attributes:
-        model: as the processor calls itself; None: it does not.
-        num_present: of the machine.
-        num_allowed: that this process may run on.
-        quota_cores: what its CPU cgroups leave of them; None: no quota.
+        model: the name that the processor reports; None: it reports none.
+        num_present: cores of the machine.
+        num_allowed: cores that this process may run on.
+        quota_cores: how many of them its CPU cgroups allow; None: no quota.
         load: how many threads wanted a core in the minute before, on average.
     """
 
@@ -137,16 +137,16 @@ class Processor(Struct, frozen=True, kw_only=True):
 
     @property
     def usable_cores(self) -> float:
-        """What this process may use."""
+        """How many cores this process may use."""
         return min(float(self.num_allowed), self.quota_cores or float(self.num_allowed))
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Of the process.
+    """Limits of the process.
 
     Attributes:
-        open_files: RLIMIT_NOFILE, the soft one; None: there is none.
-        locked_bytes: RLIMIT_MEMLOCK; likewise.
+        open_files: the soft RLIMIT_NOFILE; None: no limit.
+        locked_bytes: the soft RLIMIT_MEMLOCK; None: no limit.
     """
 
     open_files: int | None
@@ -154,12 +154,12 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class AcceleratorState(Struct, frozen=True, kw_only=True):
-    """What stands between PyTorch and accelerators.
+    """The accelerators that were found.
 
     Attributes:
-        links: those that were found and measured.
-        note: why there are none, in words; None: there are, or one of them failed.
-        error: why one that was found could not be measured, in words; None: that did not happen.
+        links: links to accelerators that were measured.
+        note: why there are no accelerators, in words; None: there are some, or measuring one failed.
+        error: why an accelerator could not be measured, in words; None: that did not happen.
     """
 
     links: tuple[AcceleratorLink, ...] = ()
@@ -176,8 +176,8 @@ class Daemon(Struct, frozen=True, kw_only=True):
         is_answering: whether a daemon answered there.
         is_refusing: whether this user may not use it.
         path: the directory that it keeps; None: it did not answer.
-        keeps_directory: whether that is the one that was asked about.
-        note: why it did not, in words.
+        keeps_directory: whether that is the examined directory.
+        note: why it did not answer, in words.
     """
 
     socket: str
@@ -190,13 +190,13 @@ class Daemon(Struct, frozen=True, kw_only=True):
 
 
 class Measurements(Struct, frozen=True, kw_only=True):
-    """All that was measured of one machine.
+    """All measurements of one machine.
 
     Attributes:
-        kernel: its release.
+        kernel: release of the kernel.
         num_trainers: processes that will share the machine: LOCAL_WORLD_SIZE, else one for each accelerator, else 1.
-        seconds: that measuring took.
-        codecs: by kind of sample data and codec; one core's speed.
+        seconds: how long measuring took.
+        codecs: speeds on one core, by kind of sample data and codec.
     """
 
     kernel: str

@@ -1,6 +1,6 @@
-"""How fast host memory is, and whether its pages come in one piece.
+"""Measures how fast host memory is, and whether it comes in huge pages.
 
-Blocks. Takes an eighth of what is available, and 32 MiB a buffer, at most.
+Blocks. Takes at most an eighth of the available memory, and 32 MiB for each buffer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MIB = 2**20
 _BUFFER_BYTES = 32 * MIB
 _LEAST_BUFFER_BYTES = 2 * MIB
 _MOST_THREADS = 8
-_HUGE_ORDER = 9  # of a huge page, in pages' powers of two: x86-64, and arm64 with 4 KiB pages
+_HUGE_ORDER = 9  # a huge page has 2**9 pages on x86-64, and on arm64 with 4 KiB pages
 
 
 def measure_memory(seconds: float, num_cores: int) -> Memory:
-    """Three measurements, a third of the time each."""
+    """Measure the three copy speeds, a third of the time each."""
     swap_total_bytes, swap_used_bytes = system.swap_bytes()
     available_bytes = available_host_bytes()
     num_threads = max(1, min(num_cores, _MOST_THREADS))
@@ -57,7 +57,7 @@ def measure_memory(seconds: float, num_cores: int) -> Memory:
 
 
 def buffer_bytes(available_bytes: int, num_buffers: int) -> int:
-    """How long a buffer may be, so that all of them leave most of what is available: whole huge pages."""
+    """The length of a buffer, in whole huge pages, so that all buffers leave most of the available memory."""
     share = available_bytes // 8 // num_buffers // _LEAST_BUFFER_BYTES * _LEAST_BUFFER_BYTES
     return max(_LEAST_BUFFER_BYTES, min(_BUFFER_BYTES, share))
 
@@ -72,10 +72,10 @@ def _mapped(num_bytes: int) -> mmap.mmap:
 
 
 def _copy_speed(pairs: list[tuple[mmap.mmap, mmap.mmap]], seconds: float) -> float:
-    """Of a thread for each pair, all together, in bytes per second."""
+    """The speed of copies by one thread for each pair, all together, in bytes per second."""
     moved_bytes = [0] * len(pairs)
     for source, target in pairs:
-        copy_memory(memoryview(target), memoryview(source))  # the first one pays for the pages
+        copy_memory(memoryview(target), memoryview(source))  # the first copy makes the kernel find the pages
     began_at = time.monotonic()
 
     def run(number: int) -> None:
@@ -95,7 +95,7 @@ def _run_all(jobs: list[Callable[[], None]]) -> None:
 
 
 def _fresh_speed(source: memoryview, seconds: float) -> float:
-    """Of writing to pages that the kernel has to find and clear first, in bytes per second."""
+    """The speed of writing to pages that the kernel has to find and clear first, in bytes per second."""
     moved_bytes, used_seconds = 0, 0.0
     while used_seconds < seconds:
         fresh = _mapped(len(source))
@@ -110,7 +110,7 @@ def _fresh_speed(source: memoryview, seconds: float) -> float:
 
 
 def measure_huge_pages() -> HugePages:
-    """Ask for some, for private memory and for a client's window; and read the kernel's settings."""
+    """Ask for huge pages, for private memory and for a client's window, and read the kernel's settings."""
     num_bytes = buffer_bytes(available_host_bytes(), 2)
     free_bytes, free_share = system.free_in_pieces(_HUGE_ORDER)
     return HugePages(
@@ -124,10 +124,10 @@ def measure_huge_pages() -> HugePages:
 
 
 def _granted_share(num_bytes: int) -> float | None:
-    """Of a buffer that had asked for huge pages before it was touched: how much became some; None: not known."""
+    """The share that became huge pages of a buffer that had asked for them before first use; None: not known."""
     memory = _mapped(num_bytes)
     address = address_of(memoryview(memory))
-    before_bytes = system.huge_bytes_at(address)  # of neighbours that the kernel counts with it
+    before_bytes = system.huge_bytes_at(address)  # of neighbours in the same mapping
     memory.write(bytes(num_bytes))
     after_bytes = system.huge_bytes_at(address)
     if before_bytes is None or after_bytes is None:

@@ -1,4 +1,4 @@
-"""The kinds of sample data, as a store would see them. `codecs.py` makes the bytes."""
+"""The kinds of sample data, as a store would see them. `codecs.py` generates the bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What should be set on a machine, and why: measurements in, settings out. Pure.
+"""Makes recommended settings, with reasons, from measurements. Pure.
 
-What has no better value than its default is said to be left alone: a figure without a reason would only go stale.
+If no value is better than the default, the advice is to leave it out: a figure without a reason would become outdated.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["Setting", "codec_outlook", "settings_of"]
 
 MIB, GIB = 2**20, 2**30
 
-_HOST_SHARE = 4  # the default's: training needs the rest for itself
-_HOST_SHARE_BESIDE_ACCELERATORS = 2  # parameters and gradients live elsewhere
+_HOST_SHARE = 4  # a quarter, as by default: training needs the rest for itself
+_HOST_SHARE_BESIDE_ACCELERATORS = 2  # a half: parameters and gradients are on accelerators
 _ROUND_BYTES = 64 * MIB
 _USUAL_STAGING_BYTES = 112 * MIB
 _LEAST_STAGING_BYTES = 16 * MIB
@@ -39,8 +39,8 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     Attributes:
         table: "store" or "offload", as in a configuration file.
-        name: of the argument.
-        value: what to give; None: the default, which finds the value itself.
+        name: name of the argument.
+        value: the value to give; None: the default, which finds the value itself.
         reason: for people.
     """
 
@@ -51,7 +51,7 @@ class Setting(Struct, frozen=True, kw_only=True):
 
 
 def settings_of(machine: Measurements) -> tuple[Setting, ...]:
-    """All that there is something to say about."""
+    """The settings about which there is something to say."""
     return (*_place(machine), _host_bytes(machine), *_movement(machine), _min_bytes(machine), _lookahead())
 
 
@@ -64,7 +64,7 @@ def _offload(name: str, value: str | int | None, reason: str) -> Setting:
 
 
 def _place(machine: Measurements) -> Iterator[Setting]:
-    """The daemon where it keeps this very directory; else the directory."""
+    """The daemon, if it keeps exactly this directory; else the directory."""
     drive, daemon = machine.drive, machine.daemon
     if daemon.keeps_directory:
         yield _set("connect", daemon.socket, f"a daemon keeps {drive.path} and answers; the other settings are its own")
@@ -90,7 +90,7 @@ def _host_bytes(machine: Measurements) -> Setting:
 
 
 def _movement(machine: Measurements) -> Iterator[Setting]:
-    """What decides how bytes move."""
+    """Settings of how bytes move."""
     available_bytes = machine.memory.available_bytes // machine.num_trainers
     if machine.daemon.keeps_directory:
         return
@@ -106,7 +106,7 @@ def _movement(machine: Measurements) -> Iterator[Setting]:
 
 
 def _min_bytes(machine: Measurements) -> Setting:
-    """Below what a drive moves while it answers, a tensor costs waiting rather than bytes."""
+    """The smallest tensor worth moving. For smaller ones the drive's latency takes longer than moving their bytes."""
     drive = machine.drive
     speeds = [speed for speed in (fastest(drive.writes), fastest(drive.reads)) if speed is not None]
     answer_seconds = max(drive.write_latency_seconds or 0.0, drive.read_latency_seconds or 0.0)
@@ -129,7 +129,7 @@ def _lookahead() -> Setting:
 
 
 def _size(num_bytes: int, round_bytes: int = _ROUND_BYTES) -> str:
-    """As people write sizes; rounded down."""
+    """A size as people write it, rounded down."""
     num_bytes = num_bytes // round_bytes * round_bytes
     return f"{num_bytes // GIB}GiB" if num_bytes and not num_bytes % GIB else f"{num_bytes // MIB}MiB"
 
@@ -138,7 +138,7 @@ def _size(num_bytes: int, round_bytes: int = _ROUND_BYTES) -> str:
 
 
 def codec_outlook(machine: Measurements, load: Load) -> Mapping[str, str]:
-    """What codec "auto" would choose for each kind of the sample data under this load: by the store's own decision."""
+    """The codec that "auto" would choose for each kind of sample data under this load, by the store's own rules."""
     write, read = fastest(machine.drive.writes), fastest(machine.drive.reads)
     chosen = {}
     for name, kind in SAMPLE_KINDS.items():

@@ -1,6 +1,6 @@
-"""What the kernel tells about the machine, read from /proc and /sys.
+"""Reads what the kernel knows about the machine from /proc and /sys.
 
-Nothing is measured, and nothing fails: what cannot be read is None. Only the daemon is waited for, some seconds long.
+Nothing is measured, and nothing fails: a value that cannot be read is None. Only the daemon may take a few seconds.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = [
 ]
 
 _DAEMON_SECONDS = 3.0
-_SECTOR_BYTES = 512  # of /sys/block/*/size, whatever the device's are
+_SECTOR_BYTES = 512  # the unit of /sys/block/*/size, whatever the device's sectors are
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 
 
 def describe_drive(directory: Path) -> Drive:
-    """What is known of a directory that can be written to, without a transfer."""
+    """Describe a writable directory and its drive, without moving any bytes."""
     status = os.statvfs(directory)
     device = _block_device(directory)
     size = None if device is None else _read(device / "size")
@@ -58,7 +58,7 @@ def describe_drive(directory: Path) -> Drive:
 
 
 def _block_device(directory: Path) -> Path | None:
-    """The drive's folder in sysfs(5), the whole device's where a partition is mounted; None: there is no device."""
+    """The drive's folder in sysfs(5); for a partition, that of the whole device. None: there is no device."""
     number = directory.stat().st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if not device.exists():
@@ -68,13 +68,13 @@ def _block_device(directory: Path) -> Path | None:
 
 
 def device_bytes(device: str | None) -> int | None:
-    """What a block device has moved since the boot, for everybody (Documentation/block/stat.rst); None: not known."""
+    """Bytes that a block device has moved since boot, for all (Documentation/block/stat.rst); None: not known."""
     fields = (_read(Path("/sys/class/block", device, "stat")) or "").split() if device else []
     return (int(fields[2]) + int(fields[6])) * _SECTOR_BYTES if len(fields) > 6 else None
 
 
 def describe_processor() -> Processor:
-    """The cores."""
+    """Describe the cores."""
     model = re.search(r"^model name\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")) or "", re.MULTILINE)
     return Processor(
         model=model[1] if model else None,
@@ -86,7 +86,7 @@ def describe_processor() -> Processor:
 
 
 def describe_limits() -> Limits:
-    """The process's own."""
+    """Describe the limits of this process."""
     return Limits(open_files=_limit(resource.RLIMIT_NOFILE), locked_bytes=_limit(resource.RLIMIT_MEMLOCK))
 
 
@@ -96,13 +96,13 @@ def _limit(number: int) -> int | None:
 
 
 def memory_limit_bytes() -> int | None:
-    """The lowest limit of the memory cgroups; None: none, or one that is above what the machine has (version 1)."""
+    """The lowest limit of the memory cgroups; None: none, or one above the machine's memory (cgroups version 1)."""
     total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min((limit for limit, _ in memory_cgroup_limits() if limit < total_bytes), default=None)
 
 
 def swap_bytes() -> tuple[int, int]:
-    """(all of it, what is used)."""
+    """Swap space: (all of it, the used part)."""
     meminfo = _read(Path("/proc/meminfo")) or ""
     total, free = (
         int(match[1]) * 1024 if (match := re.search(rf"^{name}:\s+(\d+) kB", meminfo, re.MULTILINE)) else 0
@@ -112,7 +112,7 @@ def swap_bytes() -> tuple[int, int]:
 
 
 def file_system_bytes(directory: Path) -> tuple[int, int] | None:
-    """(all of it, what is free); None: there is no such directory."""
+    """Space of a file system: (all of it, the free part). None: there is no such directory."""
     try:
         status = os.statvfs(directory)
     except OSError:
@@ -124,13 +124,13 @@ def file_system_bytes(directory: Path) -> tuple[int, int] | None:
 
 
 def huge_page_setting(name: str) -> str | None:
-    """What is chosen of a file of words such as "always [madvise] never"; None: the kernel has no such thing."""
+    """The chosen word of a file such as "always [madvise] never"; None: the kernel has no such setting."""
     chosen = re.search(r"\[(.+?)\]", _read(_HUGE_PAGES / name) or "")
     return chosen[1] if chosen else None
 
 
 def huge_bytes_at(address: int) -> int | None:
-    """How much of the mapping that holds `address` lies in huge pages (proc(5), /proc/PID/smaps); None: not known."""
+    """Bytes in huge pages of the mapping that holds `address` (proc(5), /proc/PID/smaps); None: not known."""
     inside = False
     for line in (_read(Path("/proc/self/smaps")) or "").splitlines():
         if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -157,13 +157,13 @@ def free_in_pieces(order: int) -> tuple[int | None, float | None]:
 
 
 class _Report(msgspec.Struct):
-    """What counts here of a daemon's report."""
+    """The part of a daemon's report that is used here."""
 
     path: str
 
 
 def find_daemon(socket: str, directory: Path) -> Daemon:
-    """Ask whoever listens there, and whether it keeps `directory`; blocks for `_DAEMON_SECONDS` at most."""
+    """Ask the daemon at that socket whether it keeps `directory`. Blocks for `_DAEMON_SECONDS` at most."""
     if not os.path.exists(socket):
         return Daemon(socket=socket, is_present=False)
     try:
@@ -176,7 +176,7 @@ def find_daemon(socket: str, directory: Path) -> Daemon:
 
 
 def _read(file: Path) -> str | None:
-    """A file of the kernel's, without the white space around it; None: there is none, or it is not ours to read."""
+    """The text of a kernel's file, stripped; None: there is no such file, or it may not be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

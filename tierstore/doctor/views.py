@@ -1,4 +1,4 @@
-"""The report as people read it."""
+"""The report as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VERDICTS = {True: "Offloading works here.", False: "Offloading does not work we
 
 
 def report_view(report: Report) -> RenderableType:
-    """What `tierstore doctor` prints: figures, findings, settings, verdict."""
+    """The output of `tierstore doctor`: figures, findings, settings, verdict."""
     machine = report.measurements
     return Group(
         _machine(machine),
@@ -134,5 +134,5 @@ def _settings(settings: tuple[Setting, ...]) -> Table:
 
 
 def _plain(text: str, style: str = "") -> Text:
-    """Paths, and what drives and drivers call themselves, can neither style nor steer the terminal."""
+    """Text from outside (paths, names of drives and drivers) that can neither style nor control the terminal."""
     return Text("".join(each if each.isprintable() or each == "\n" else "�" for each in text), style)

@@ -1,4 +1,4 @@
-"""What would a recorded step cost on hardware that one does not have? Answers from the simulator.
+"""Predicts with the simulator how long a recorded step takes on other hardware, and what it costs there.
 
 ::
 
@@ -13,7 +13,7 @@
     settings = planned_settings(trace, step)
     found = answer(workload_of(trace, step), find_machine("sata"), settings, num_ranks=4, use=Use(num_hosts=8))
 
-Neither torch nor the command line is known here; only files of hardware and settings are read.
+Nothing here imports torch or the command line. The only files read are those of hardware and settings.
 """
 
 from __future__ import annotations

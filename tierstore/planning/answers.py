@@ -1,4 +1,4 @@
-"""One question, one answer: this workload, on that machine, by so many ranks, in such a fleet. Pure."""
+"""One answer for one workload, machine, number of ranks and fleet. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Answer", "answer"]
 
 @dataclass(frozen=True)
 class Answer:
-    """What was asked, and what came out.
+    """The question and its answer.
 
     Attributes:
-        machine: its name.
-        num_ranks: of each host.
-        num_hosts: of the fleet.
-        outcome: what a step takes, or which tier is too small.
-        costs: None where it does not fit.
+        machine: name of the machine.
+        num_ranks: ranks on each host.
+        num_hosts: hosts in the fleet.
+        outcome: the prediction of a step, or which tier is too small.
+        costs: None if the workload does not fit.
     """
 
     machine: str
@@ -32,7 +32,7 @@ class Answer:
     costs: Costs | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON: either `prediction` and `costs`, or `misfit`; what is not there is None."""
+        """Plain values, for JSON. Either `prediction` and `costs` or `misfit` are set; the others are None."""
         outcome = self.outcome
         return {
             "machine": self.machine,
@@ -45,7 +45,7 @@ class Answer:
 
 
 def answer(workload: Workload, machine: Machine, settings: Settings, *, num_ranks: int = 1, use: Use) -> Answer:
-    """What a step of the workload takes and costs. Arguments and errors as those of `predict` and `costs_of`."""
+    """Predict a step of the workload and its costs. Arguments and errors as those of `predict` and `costs_of`."""
     outcome = predict(workload, machine, settings, num_ranks=num_ranks)
     costs = costs_of(outcome, machine.hardware, use) if isinstance(outcome, Prediction) else None
     return Answer(machine.name, num_ranks, use.num_hosts, outcome, costs)

@@ -1,4 +1,4 @@
-"""Which sample data of a hardware file stands for what a trace's tensors contain."""
+"""Maps the contents of a trace's tensors to the sample data of hardware files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _DATA_OF_DTYPES = {
 
 
 def sample_data_of(workload: Workload) -> dict[str, str]:
-    """For each kind of content that the workload saves."""
+    """The sample data for each kind of content that the workload saves."""
     return {saved.kind: sample_data_of_kind(saved.kind) for saved in workload.saved}
 
 
 def sample_data_of_kind(kind: str) -> str:
-    """Of a kind as traces name it, such as "float32, many zeros", the data as `tierstore doctor` names it.
+    """The sample data, as `tierstore doctor` names it, for a kind as traces name it ("float32, many zeros").
 
-    What is not known is taken to be noise, which no codec shrinks.
+    An unknown kind counts as noise, which no codec shrinks.
     """
     name, _, content = kind.partition(", ")
     dtype = name.partition(" ")[0]

@@ -1,4 +1,4 @@
-"""What a plan costs: writes that wear the drives out, and money. Pure arithmetic."""
+"""Costs of a plan: wear of the drives, and money. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _YEAR_DAYS = 365.0
 
 @dataclass(frozen=True)
 class Use:
-    """How much a fleet of equal hosts trains. Its steps are taken by all hosts at once; networks are not considered.
+    """How much a fleet of equal hosts trains. All hosts do each step together; networks are not considered.
 
     Attributes:
-        num_hosts: how many there are.
-        hours_per_day: in which it trains.
-        steps_per_day: how many it takes; None: as many as those hours have room for.
-        price_per_hour: of a host, in whatever currency; None: what the hardware file says.
+        num_hosts: hosts in the fleet.
+        hours_per_day: hours of training in a day.
+        steps_per_day: steps in a day; None: as many as fit in those hours.
+        price_per_hour: of a host, in any currency; None: the price in the hardware file.
 
     Raises:
         ConfigError: a number is out of range.
@@ -46,15 +46,15 @@ class Use:
 
 @dataclass(frozen=True)
 class Costs:
-    """What it comes to.
+    """Wear and money.
 
     Attributes:
-        steps_per_day: of the fleet; fewer than were wished for where the day is too short.
+        steps_per_day: of the fleet; fewer than `Use` asks for if the day is too short.
         written_bytes_per_year: to the drives of one host.
-        drive_writes_per_day: how often their whole capacity is written; None: they have none.
-        years_to_rating: until the drives have had written to them what they are rated for; None: no rating is known, or
-            nothing is written.
-        worn_drives_per_year: of the fleet; likewise, but 0 where nothing is written.
+        drive_writes_per_day: how often their whole capacity is written; None: the capacity is 0.
+        years_to_rating: years until the drives have been written as much as they are rated for; None: no rating is
+            known, or nothing is written.
+        worn_drives_per_year: drives of the fleet that reach their rating in a year; None: no rating is known.
         price_per_step: of the fleet; None: no price is known.
     """
 
@@ -67,8 +67,8 @@ class Costs:
 
 
 def costs_of(prediction: Prediction, hardware: Hardware, use: Use) -> Costs:
-    """What it comes to if the machines are used so. A year is 365 such days."""
-    seconds = max(prediction.seconds, 1e-9)  # a step without a moment of compute is none
+    """The costs of using the machines in this way. A year is 365 such days."""
+    seconds = max(prediction.seconds, 1e-9)  # no division by zero if nothing is computed
     steps_per_day = use.hours_per_day * _HOUR_SECONDS / seconds
     if use.steps_per_day is not None:
         steps_per_day = min(steps_per_day, use.steps_per_day)

@@ -1,4 +1,4 @@
-"""A simulated step as a recorded trace has it, so that it can be looked at as one. Pure."""
+"""Simulated steps in the form of a recorded trace, so that the same tools can show them. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["simulated_trace"]
 
 
 def simulated_trace(workload: Workload, machine: Machine, settings: Settings, *, num_ranks: int = 1) -> RecordedTrace:
-    """What a trace of the first rank would have of the steps that `predict` tells of; its last step is that one.
+    """The trace that the first rank would record while `predict` simulates. Its last step is the predicted one.
 
     Arguments and errors as those of `predict`.
 
     Raises:
-        StoreFullError: it does not fit on the machine's drive.
+        StoreFullError: the workload does not fit on the machine's drive.
     """
     hardware, settings = situation(workload, machine, settings, num_ranks)
     seen: list[events.Event] = []

@@ -1,8 +1,8 @@
-"""What a step takes on a machine, by the simulator; or that it does not fit there. Pure.
+"""Predicts with the simulator how long a step takes on a machine, or that it does not fit there. Pure.
 
-What bounds a step is found by trying: it is simulated again with writes, reads, copies from and to the accelerator or
-the store's CPU work that take next to no time, each alone. What helps most is the bound. The least drive that would do
-is found by trying too.
+The bound of a step is found by trying. The step is simulated again with writes, reads, copies from and to the
+accelerator, or the store's CPU work taking almost no time, one of them at a time. The one that helps most is the bound.
+The smallest drive that is enough is found by trying too.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from .machines import Machine
 __all__ = ["Limit", "Misfit", "Prediction", "predict", "situation"]
 
 Limit = Literal["nothing", "drive writes", "drive reads", "link", "CPU", "several"]
-"""What bounds a step; "several": none of them does alone."""
+"""The bound of a step; "several": no single one of them."""
 
 _AT_ONCE = 1e15  # bytes per second
 _UNLIMITED_BYTES = 2**62
 _WORTH_A_WORD = 1.02
-"""Times compute alone: what is not slower than that is bound by nothing."""
-_LEAST_GAIN = 0.1  # of the time that is lost: a cause that explains less is none
-_NEAR = 0.05  # of the least drive that would do: so much less is too little
+"""Factor on the time of compute alone: nothing bounds a step up to that time."""
+_LEAST_GAIN = 0.1  # share of the lost time: a bound explains at least this much
+_NEAR = 0.05  # accuracy of the smallest drive that is enough, as a share of it
 _BLOCK_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step of a host, once the graph is known. Ranks begin together and do the same.
+    """A step on one host, after earlier steps have taught the store the graph. Ranks begin together and do the same.
 
     Attributes:
         seconds: of the slowest rank.
         compute_seconds: of a step that moves nothing, with all ranks on these cores.
-        stall_seconds: for how long the slowest rank's threads waited, by cause, as `StoreStats` has them.
-        link_wait_seconds: for how long its accelerator waited for copies, besides.
+        stall_seconds: how long the slowest rank's threads waited, by cause, as in `StoreStats`.
+        link_wait_seconds: how long its accelerator waited for copies, in addition.
         written_bytes, read_bytes: of all ranks.
-        offloaded_bytes, reloaded_bytes: likewise, from accelerators to host memory and back.
-        host_bytes_peak, staging_bytes_peak, disk_bytes_peak: the most at once, of all ranks, added up.
-        device_bytes_peak: the most at once on the accelerator of one rank, of what is the store's alone.
+        offloaded_bytes, reloaded_bytes: of all ranks, from accelerators to host memory and back.
+        host_bytes_peak, staging_bytes_peak, disk_bytes_peak: the peak of each rank, added up.
+        device_bytes_peak: the most that only the store holds on one rank's accelerator, at once.
         limit: what bounds the step.
-        seconds_without: what it would take if this alone took no time; empty where nothing bounds it. What the drive
-            would be too small for then is left out.
+        seconds_without: by limit, the step's time if this alone took no time. Empty if nothing bounds the step. A case
+            for which the drive is too small is left out.
     """
 
     seconds: float
@@ -69,7 +69,7 @@ class Prediction:
 
     @property
     def slowdown(self) -> float:
-        """Times compute alone; infinite where nothing is computed."""
+        """`seconds` divided by `compute_seconds`; infinite if nothing is computed."""
         return self.seconds / self.compute_seconds if self.compute_seconds else inf
 
 
@@ -78,11 +78,11 @@ class Misfit:
     """A tier is too small.
 
     Attributes:
-        tier: which.
-        needed_bytes: of all ranks of a host; on an accelerator, of one. Of disk the least with which a step ends, up to
-            5 %: a write that it refuses is tried again when there is room, which a pack may have to wait for. Of host
-            memory and accelerators, what these budgets take.
-        available_bytes: that there are.
+        tier: the tier that is too small.
+        needed_bytes: of all ranks of a host; on an accelerator, of one. For disk: the smallest size with which a step
+            ends, within 5 %. (A refused write is tried again when there is room, and a pack may have to wait for it.)
+            For host memory and accelerators: the most that the step holds there at once.
+        available_bytes: size of the tier.
     """
 
     tier: Literal["accelerator", "host memory", "disk"]
@@ -91,16 +91,16 @@ class Misfit:
 
 
 def predict(workload: Workload, machine: Machine, settings: Settings, *, num_ranks: int = 1) -> Prediction | Misfit:
-    """What a step takes. Neither blocks nor touches a file.
+    """Predict a step. Touches no file and waits for nothing.
 
-    A simulation takes about a millisecond for each saved tensor and rank. There are five where something bounds the
-    step, and some eight where a drive is too small: the least that would do is looked for.
+    A simulation takes about a millisecond for each saved tensor and rank. Five or six are made if something bounds the
+    step, and about eight if a drive is too small, to find the smallest that is enough.
 
     Args:
         workload: of each rank.
-        machine: that they share.
-        settings: of each rank; their `disk_bytes` are cut to an equal part of the drive.
-        num_ranks: how many there are.
+        machine: the machine that the ranks share.
+        settings: of each rank; `disk_bytes` is at most an equal part of the drive.
+        num_ranks: number of ranks on the machine.
 
     Raises:
         ConfigError: a number is below 1, or the machine's file has no figures of the codec, or of an accelerator.
@@ -122,13 +122,13 @@ def predict(workload: Workload, machine: Machine, settings: Settings, *, num_ran
     seconds_without: dict[Limit, float] = {}
     if _slowest(steps).seconds > _WORTH_A_WORD * compute_seconds:
         for limit, better in _without(hardware).items():
-            with suppress(StoreFullError):  # what is written sooner may need more room at once
+            with suppress(StoreFullError):  # faster writes may need more room at once
                 seconds_without[limit] = _slowest(_last_steps(workload, better, settings, num_ranks)).seconds
     return _prediction(steps, compute_seconds, seconds_without)
 
 
 def situation(workload: Workload, machine: Machine, settings: Settings, num_ranks: int) -> tuple[Hardware, Settings]:
-    """What is simulated. Arguments and errors as those of `predict`."""
+    """The hardware and settings to simulate. Arguments and errors as those of `predict`."""
     _check_codec(machine, settings.codec)
     if workload.uses_device and not machine.hardware.accelerators:
         raise ConfigError("hardware", machine.name, "the step saves tensors on an accelerator, and its file has none")
@@ -165,7 +165,7 @@ def _device_bytes_peak(steps: Sequence[SimulatedStep]) -> int:
 
 
 def _device_memory_bytes(machine: Machine) -> int:
-    """Of one accelerator; 0 in the file: not known."""
+    """Memory of one accelerator. 0 in the file means not known, and then it is unlimited."""
     accelerators = machine.hardware.accelerators
     return (accelerators[0].memory_bytes if accelerators else 0) or _UNLIMITED_BYTES
 
@@ -181,16 +181,16 @@ def _check_codec(machine: Machine, name: str) -> None:
 
 
 def _last_steps(workload: Workload, hardware: Hardware, settings: Settings, num_ranks: int) -> Sequence[SimulatedStep]:
-    """The last step of each rank, which is the one that goes on and on."""
+    """The last step of each rank, which all later steps would repeat."""
     return [steps[-1] for steps in simulate(workload, hardware, settings, num_ranks=num_ranks)]
 
 
 def _least_disk_bytes(
     refused_bytes: int, workload: Workload, hardware: Hardware, settings: Settings, num_ranks: int
 ) -> int:
-    """A budget of each rank with which the steps end, while with hardly less they do not; nor with `refused_bytes`.
+    """The smallest budget of each rank with which the steps end, within 5 %. `refused_bytes` is known to be too small.
 
-    Bisected, in blocks, between that and what refuses no write: each simulation halves what is in question.
+    Found by bisection, in blocks, between `refused_bytes` and a budget that refuses no write.
     """
 
     def ends(num_blocks: int) -> bool:
@@ -205,7 +205,7 @@ def _least_disk_bytes(
     peak_bytes = max(step.disk_bytes_peak for steps in unlimited for step in steps)
     refused = refused_bytes // _BLOCK_BYTES
     enough = max(refused + 1, ceil(peak_bytes / _BLOCK_BYTES))
-    while not ends(enough):  # "auto" chooses otherwise where space is short, and then other records are there at once
+    while not ends(enough):  # "auto" chooses other codecs when space is short, which may need more room
         refused, enough = enough, 2 * enough
     while enough - refused > max(1, _NEAR * enough):
         middle = (refused + enough) // 2
@@ -221,13 +221,13 @@ def _slowest(steps: Sequence[SimulatedStep]) -> SimulatedStep:
 
 
 def _compute_seconds(workload: Workload, hardware: Hardware, settings: Settings, num_ranks: int) -> float:
-    """Of a step whose budget holds everything: ranks that are too many for the cores are slow without any store."""
+    """Time of a step whose budgets hold everything. Too many ranks for the cores slow it down even so."""
     roomy = replace(settings, host_bytes=_UNLIMITED_BYTES, device_bytes=_UNLIMITED_BYTES)
     return max(steps[-1].seconds for steps in simulate(workload, hardware, roomy, num_steps=1, num_ranks=num_ranks))
 
 
 def _without(hardware: Hardware) -> dict[Limit, Hardware]:
-    """The machine, better in one way each."""
+    """For each limit, the machine without that limit."""
     drive, at_once = hardware.drive, [DepthSpeed(1, _AT_ONCE)]
     codecs = [
         replace(speed, encode_bytes_per_second=_AT_ONCE, decode_bytes_per_second=_AT_ONCE) for speed in hardware.codecs

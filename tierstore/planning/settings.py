@@ -1,4 +1,4 @@
-"""With which settings to plan: those that the trace was recorded with, unless a file or the caller says otherwise."""
+"""The settings to plan with: those that the trace was recorded with, unless a file or the caller says otherwise."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..tracing.steps import Step, steps_of
 
 __all__ = ["last_whole_step", "planned_settings", "warnings_of"]
 
-_CODEC_OF_A_DAEMON = "auto"  # its default; a trace of a client does not tell
+_CODEC_OF_A_DAEMON = "auto"  # the daemon's default; a client's trace does not record the codec
 
 
 def last_whole_step(trace: RecordedTrace, source: str) -> Step:
     """The last step that was recorded from its forward to its end. `source`: the trace's file, for the message.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such step.
     """
     whole = [step for step in steps_of(trace) if step.is_whole and step.backward_began_ns is not None]
     if not whole:
@@ -42,20 +42,20 @@ def planned_settings(
     store: Mapping[str, Any] | None = None,
     offload: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """The settings of each rank. `store` and `offload` come before `config`, that before the trace. Blocks for a file.
+    """The settings of each rank. `store` and `offload` override `config`, which overrides the trace. Reads files.
 
-    What cannot be planned (`min_bytes`, `inline_bytes`, ...) is passed over. `disk_bytes` is not taken from the trace,
-    where it followed from what was free on another drive: if nobody says it, ranks share the drive. `device_bytes` of
-    the trace are those that "auto" had found, if that was asked for.
+    Settings that have no effect on a plan (`min_bytes`, `inline_bytes`, ...) are ignored. `disk_bytes` is never taken
+    from the trace, where it depended on the free space of another drive; if it is not given, ranks share the drive.
+    If the trace was recorded with `device_bytes="auto"`, the size that had been found is taken.
 
     Args:
-        trace, step: what was recorded.
+        trace, step: the recorded trace, and the step of it to plan.
         config: as `TierStore.from_config` takes it.
         store: arguments as `TierStore`'s: host_bytes, disk_bytes, staging_bytes, codec, io_depth.
         offload: arguments as `tiered_offload`'s: prefetch, lookahead_bytes, device_bytes.
 
     Raises:
-        ConfigError: the file cannot be used, or a value; names its place.
+        ConfigError: the file or a value cannot be used; the error says where the value is from.
     """
     if config is None:
         in_store, in_offload = _said(store), _said(offload)
@@ -89,7 +89,7 @@ def planned_settings(
 
 
 def warnings_of(trace: RecordedTrace, workload: Workload) -> list[str]:
-    """What makes a trace a poor witness of its step; `workload`: as it was recorded."""
+    """Reasons why the trace's times may mislead, for people; `workload`: as it was recorded."""
     if workload.uses_device and not trace.header.machine.launches_block:
         return [
             "Kernels were launched without waiting for them, so what passed between calls of the store is the host's "
@@ -119,7 +119,7 @@ def _size_or_none(values: Mapping[str, Any], name: str, recorded: int | None) ->
 
 
 def _recorded_lookahead(scope: Scope | None, recorded: StoreSettings) -> int | None:
-    """None, which is automatic, where it was as far as that reaches: it follows the budgets then."""
+    """The recorded `lookahead_bytes`; None if it equals the automatic value, so that it follows the budgets."""
     if scope is None or scope.prefetch == "none":
         return None
     is_automatic = scope.lookahead_bytes == recorded.host_bytes + recorded.staging_bytes

@@ -1,4 +1,4 @@
-"""The store in virtual time: what would a step cost on other hardware, with other settings?
+"""The store in virtual time: predicts what a step costs on other hardware, with other settings.
 
 ::
 
@@ -7,8 +7,8 @@
     steps = simulate(workload, hardware, Settings(host_bytes=8 * 2**30))[0]
     print(steps[-1].seconds, steps[-1].stall_seconds)
 
-Pure: no thread, no file, no torch. `from_trace` makes a workload of a recorded step, `from_hardware` hardware of the
-file that `tierstore doctor --hardware` writes, and `fit` fits that to a few real steps.
+Pure: no thread, no file, no torch. `from_trace` makes a workload from a recorded step. `from_hardware` makes hardware
+from the file that `tierstore doctor --hardware` writes, and `fit` fits it to a few real steps.
 """
 
 from .fit import Observation, fit, steady_seconds

@@ -1,8 +1,8 @@
-"""Virtual time: processes that wait for each other, and nothing that really waits.
+"""Virtual time: processes that wait for each other, without any real waiting.
 
-A process is a generator. It yields what it waits for: a function that is given how the process goes on, and calls that
-when it may, at some later virtual time. What happens at the same time happens in the order in which it was asked for,
-so a run is the same every time.
+A process is a generator. It yields a `Wait`: a function that takes a `Resume`, which continues the process, and calls
+it at some later virtual time. Actions at the same time happen in the order in which they were asked for, so every run
+is the same.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Clock:
     """Runs processes until none can go on.
 
     Args:
-        flows: the work that takes time; what is added to them ends by this clock.
+        flows: the work that takes time; this clock ends it.
 
     Attributes:
-        now_seconds: since the beginning.
+        now_seconds: virtual time since the beginning.
     """
 
     def __init__(self, flows: Flows) -> None:
@@ -42,7 +42,7 @@ class Clock:
         self._numbers = count()
 
     def begin(self, process: Process) -> None:
-        """Start a process; it goes as far as it can before this returns."""
+        """Start a process. It runs until its first wait before this returns."""
         try:
             wait = next(process)
         except StopIteration:
@@ -50,23 +50,22 @@ class Clock:
         wait(lambda: self.begin(process))
 
     def call_soon(self, action: Resume) -> None:
-        """Call `action` at this time, after what is under way."""
+        """Call `action` at the present time, after the actions that are already due."""
         self._call(0.0, action)
 
     def sleep(self, seconds: float) -> Wait:
-        """Go on so much later."""
+        """Go on `seconds` later."""
         return lambda resume: self._call(seconds, resume)
 
     def work(self, activity: Any, amount: float) -> Wait:
-        """Go on when so much of an activity is done, at whatever rate the flows serve it."""
+        """Go on when `amount` of an activity is done, at the rate at which the flows serve it."""
         return lambda resume: self._flows.add(activity, amount, resume)
 
     def run(self) -> None:
-        """Let time pass until nothing is left that would ever happen.
+        """Let time pass until nothing more can happen.
 
         Raises:
-            RuntimeError: ever more happens, and no time passes: an infinitely fast drive moves the same bytes to and
-                fro.
+            RuntimeError: actions never end and no time passes: an infinitely fast drive moves the same bytes forever.
         """
         num_at_once, began_seconds = 0, -1.0
         while True:
@@ -91,7 +90,7 @@ class Clock:
 
 
 class Progress:
-    """Wakes all who wait whenever there is progress: the condition that training threads wait on."""
+    """Wakes all waiting processes at every progress, like the condition that training threads wait on."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -102,21 +101,21 @@ class Progress:
         self._waiting.append(resume)
 
     def notify_all(self) -> None:
-        """There is some."""
+        """There is progress: wake all who wait."""
         waiting, self._waiting = self._waiting, []
         for resume in waiting:
             self._clock.call_soon(resume)
 
 
 class Turns:
-    """So many may work at once; who comes next waits, first come, first served."""
+    """Lets `num_turns` processes work at once. Others wait, first come, first served."""
 
     def __init__(self, num_turns: int) -> None:
         self._num_free = num_turns
         self._waiting: deque[Resume] = deque()
 
     def take(self, resume: Resume) -> None:
-        """A `Wait`: go on with a turn."""
+        """A `Wait`: go on once there is a free turn, and take it."""
         if self._num_free:
             self._num_free -= 1
             resume()
@@ -124,7 +123,7 @@ class Turns:
             self._waiting.append(resume)
 
     def give_back(self) -> None:
-        """A turn is free for the next."""
+        """Give a turn to the next process."""
         if self._waiting:
             self._waiting.popleft()()
         else:

@@ -1,4 +1,4 @@
-"""Which codec a simulated record gets, and what that makes of its bytes. Under "auto", `CodecChooser` decides."""
+"""Chooses the codec of a simulated record, and its size and times. Under "auto", `CodecChooser` decides."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _METER_EVERY_SECONDS = 0.1
 
 
 class Encoded(NamedTuple):
-    """What becomes of a record.
+    """A record as it is stored.
 
     Attributes:
-        codec: its name, "none" where nothing is encoded.
-        stored_bytes: before they are rounded up to blocks.
-        encode_seconds: of one core.
-        ordered: the codec that was chosen, where it was tried in vain too.
+        codec: name of the codec; "none" if nothing is encoded.
+        stored_bytes: size on disk, before rounding up to blocks.
+        encode_seconds: time of one core.
+        ordered: the codec that was chosen, even if there are no figures of it and nothing is encoded.
     """
 
     codec: str
@@ -36,7 +36,7 @@ class Encoded(NamedTuple):
 
 @dataclass(slots=True)
 class _Moved:
-    """Bytes since the machine was looked at; `raw`: before encoding."""
+    """Bytes moved since the load was last measured; `raw`: before encoding."""
 
     written_bytes: int = 0
     raw_written_bytes: int = 0
@@ -49,11 +49,11 @@ class CodecOfRecords:
 
     Args:
         codec: as `TierStore`'s.
-        hardware: what each codec does. A codec that it has no figures of stores bytes as they are.
-        training_cores: that training keeps busy while it computes.
-        num_at_once: so many records are encoded at a time.
-        now: tells the time.
-        busy_seconds: of each activity of the machine, until now.
+        hardware: has the figures of each codec. A codec without figures stores bytes as they are.
+        training_cores: cores that training keeps busy while it computes.
+        num_at_once: how many records are encoded at a time.
+        now: returns the virtual time in seconds.
+        busy_seconds: for how long each activity of the machine was busy until now.
 
     Raises:
         ConfigError: there is no such codec.
@@ -80,7 +80,7 @@ class CodecOfRecords:
         self._moved = _Moved()
 
     def choose(self, record: SimulatedRecord, *, is_space_short: bool) -> Encoded:
-        """Decide on the next record."""
+        """Choose the codec of the next record to be written."""
         codec, kind = self._fixed, Kind(dtype=record.kind)
         if codec is None:
             self._look_at_machine()
@@ -109,12 +109,12 @@ class CodecOfRecords:
         self._moved.raw_read_bytes += record.nbytes
 
     def decode_seconds(self, record: SimulatedRecord) -> float:
-        """Of one core, to decode a stored record."""
+        """The time of one core to decode a stored record."""
         speed = self._speeds.get((record.kind, record.codec)) or self._speeds.get(("", record.codec))
         return 0.0 if speed is None else record.nbytes / speed.decode_bytes_per_second
 
     def _look_at_machine(self) -> None:
-        """Now and then, as `CodecPolicy` does."""
+        """Measure the machine's load from time to time, as `CodecPolicy` does."""
         seconds = self._now() - self._looked_at
         if seconds < _METER_EVERY_SECONDS:
             return

@@ -13,8 +13,8 @@ class Copy:
     """A copy between device and host memory, queued on the stream of its direction. See `Marker`.
 
     Attributes:
-        nbytes: that it moves.
-        ready: it begins only when that one is over; None: at once.
+        nbytes: bytes that it moves.
+        ready: a copy that has to be over before this one begins; None: there is none.
         is_over: it has ended.
     """
 
@@ -34,7 +34,7 @@ class Copy:
             self._waiting.append(resume)
 
     def end(self) -> None:
-        """The copy is over: let those who wait for it go on."""
+        """End the copy, and let all who wait for it go on."""
         self.is_over = True
         waiting, self._waiting = self._waiting, []
         for resume in waiting:
@@ -45,13 +45,13 @@ class Copies(Protocol):
     """The copy engine. See `tierstore.copies.Copies`."""
 
     def copy_out(self, copy: Copy) -> None:
-        """Queue a copy to host memory, behind what computes now."""
+        """Queue a copy to host memory, after the present computation."""
 
     def copy_in(self, copy: Copy) -> None:
         """Queue a copy to the device."""
 
     def wait(self, copy: Copy) -> None:
-        """Let what is computed from now on come after the copy."""
+        """Make later computation come after the copy."""
 
     def catch_up(self) -> Process:
-        """What is computed next begins when this ends."""
+        """Wait for the copies given to `wait`. The next computation begins when this ends."""

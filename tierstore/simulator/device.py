@@ -1,7 +1,7 @@
 """The rules of `tierstore/device.py` for one accelerator, in virtual time.
 
-Methods have the names that they have there and do the same in the same order, for one device and one stream. What stays
-on the device is decided by the store's own `DeviceWindow`.
+Methods have the same names as there and do the same in the same order, for one device and one stream. The store's own
+`DeviceWindow` decides what stays on the device.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class _Reload:
 
 
 class SimulatedDevice:
-    """What is on the accelerator. Methods as `DeviceTier`'s.
+    """The records on the accelerator. Methods as `DeviceTier`'s.
 
     Args:
         copies: the copy engine.
-        device_bytes, flight_bytes, reload_bytes: so much may stay, be on its way out, and be copied back ahead.
+        device_bytes, flight_bytes, reload_bytes: how much may stay, be on its way out, and be copied back ahead.
 
     Attributes:
-        peak_bytes: the most at once of what is the store's alone: kept, on its way out, and copied back.
+        peak_bytes: the most that only the store holds at once: kept, on its way out, and copied back.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SimulatedDevice:
         self._flights: deque[_Flight] = deque()
         self._reloaded: OrderedDict[int, _Reload] = OrderedDict()
         self._num_ahead = 0
-        self._busy: deque[tuple[Copy, SimulatedRecord | None]] = deque()  # that arrives with it; None: none does
+        self._busy: deque[tuple[Copy, SimulatedRecord | None]] = deque()  # copies and the records they bring
 
     @property
     def held_bytes(self) -> int:
@@ -67,7 +67,7 @@ class SimulatedDevice:
 
     @property
     def used_bytes(self) -> int:
-        """What is the store's alone now."""
+        """Bytes on the device that only the store holds now."""
         return self.held_bytes + self._window.reloaded.used_bytes
 
     @property
@@ -151,7 +151,7 @@ class SimulatedDevice:
         return self._window.fits_reload(nbytes) or not self._num_ahead
 
     def forget(self, record: SimulatedRecord) -> None:
-        """The record's bytes are not on the device any more. See `DeviceTier.unload`."""
+        """Drop the record's bytes from the device. See `DeviceTier.unload`."""
         record.has_device_bytes = False
         reload = self._reloaded.pop(record.key, None)
         if reload is not None:
@@ -166,12 +166,12 @@ class SimulatedDevice:
         self.forget(record)
 
     def free_when_copied(self, copy: Copy) -> None:
-        """What it copies from or to is in use until it is over. See `DeviceTier.when_copied`."""
+        """Keep the copy's source or target in use until the copy is over. See `DeviceTier.when_copied`."""
         if not copy.is_over:
             self._busy.append((copy, None))
 
     def begin_peak(self) -> None:
-        """A step begins."""
+        """A step begins: count its peak from here."""
         self.peak_bytes = self.used_bytes
 
     def _note_peak(self) -> None:

@@ -1,7 +1,7 @@
 """The engine and the disk tier of one rank, in virtual time: lanes, turns, codecs, and how long each job takes.
 
-A job does what those of `disk/records.py` do. A write takes its checksum, waits for a turn at the device, encodes and
-writes. A read waits for a turn, reads, decodes, and takes its checksum when it has given the turn back.
+Jobs do the same as those of `disk/records.py`. A write computes its checksum, waits for a turn at the device, encodes
+and writes. A read waits for a turn, reads, decodes, gives the turn back, and computes its checksum.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _BLOCK_BYTES = 4096
 
 
 class Transfers(Protocol):
-    """The books, as the simulated engine sees them. See `tierstore.engine.Transfers`."""
+    """The rank's records, as the simulated engine sees them. See `tierstore.engine.Transfers`."""
 
     disk_bytes: int
 
     def begin_spill(self, record: SimulatedRecord) -> bool:
-        """Whether it is still to be written."""
+        """A write is about to begin. Returns whether the record is still to be written."""
 
     def end_spill(self, record: SimulatedRecord, outcome: Stored | StoreFullError) -> None:
         """The write has ended."""
 
     def begin_restore(self, record: SimulatedRecord) -> bool:
-        """Whether it is still to be read."""
+        """A read is about to begin. Returns whether the record is still to be read."""
 
     def end_restore(self, record: SimulatedRecord, outcome: Loaded) -> None:
         """The read has ended."""
 
     def end_discard(self, num_records: int) -> None:
-        """The bytes on disk of so many records have been freed."""
+        """The disk space of `num_records` records has been freed."""
 
 
 class _Lanes:
-    """So many jobs at once; the most urgent that waits comes next."""
+    """Runs `num_lanes` jobs at once. The most urgent waiting record comes next."""
 
     def __init__(self, clock: Clock, num_lanes: int, job: Callable[[SimulatedRecord], Process]) -> None:
         self._clock = clock
@@ -75,14 +75,14 @@ class SimulatedEngine:
 
     Args:
         clock, hardware: shared by all ranks.
-        device: turns at the drive, likewise.
-        codecs: which codec a record gets, and what it makes of it.
+        device: turns at the drive, shared by all ranks.
+        codecs: chooses the codec of each record.
         disk_bytes: the rank's budget on disk.
-        num_spill_lanes, num_restore_lanes: records in flight each way.
-        num_turns: of them, at the device.
+        num_spill_lanes, num_restore_lanes: how many records are in flight each way.
+        num_turns: how many of them, each way, are encoded or at the drive.
 
     Attributes:
-        transfers: the books; set before anything is submitted.
+        transfers: is told of each transfer; set before anything is submitted.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SimulatedEngine:
         self._restores.submit(record, _DEMAND if demanded else _PREFETCH)
 
     def submit_discard(self, key: int) -> None:
-        """See `Engine`. It takes no time, but what waits for it goes on only then."""
+        """See `Engine`. A discard takes no time, but is done after the actions that are already due."""
         self._num_discards += 1
         if self._num_discards == 1:
             self._clock.call_soon(self._discard)
@@ -170,7 +170,7 @@ class SimulatedEngine:
         self.transfers.end_restore(record, Loaded(stored_bytes, drive_seconds, cpu_seconds))
 
     def _transfer(self, direction: Activity, latency_seconds: float, num_bytes: int) -> Generator[Wait, None, float]:
-        """Returns for how long it was at the drive, or waited for that."""
+        """Move bytes. Returns the seconds at the drive, including waiting for a turn there."""
         began_seconds = self._clock.now_seconds
         yield self._device.take
         yield self._clock.sleep(latency_seconds)

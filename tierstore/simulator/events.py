@@ -1,4 +1,4 @@
-"""A simulated run as a trace: the events that a real one would have recorded, in virtual time."""
+"""Records a simulated run as a trace: the events of a real trace, in virtual time."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ THREAD = 0
 
 
 class EventsSeen(JobsSeen):
-    """Takes down what a trace would have of a rank. A step is a graph, whose number is that of its scope too.
+    """Records the events of one rank. Each step is one graph and one scope, with the same number.
 
-    Not `Booked`; and `Ours` only where the workload says when others let go.
+    There is no `Booked`. `Ours` is recorded only if the workload says when others release a storage.
 
     Args:
         clock, other: as `JobsSeen`'s.
-        levels: the fields of `Levels` after its time, now.
-        events: where to.
+        levels: returns the present fields of `Levels` after its time.
+        events: the list to append to.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class EventsSeen(JobsSeen):
         self._events.append(Scope(self._now_ns(), THREAD, "training", graph, *options))
 
     def acted(self, graph: int, log: GraphLog, action: workload.Action, began_seconds: float) -> None:
-        """The thread did this, since then, waiting included."""
+        """The training thread did `action` from `began_seconds` until now, waiting included."""
         began_ns, now_ns = round(began_seconds * 1e9), self._now_ns()
         match action:
             case workload.Pack(index):
@@ -75,7 +75,7 @@ class EventsSeen(JobsSeen):
                 self._events.append(Release(now_ns, graph, index))
 
     def step_ended(self, graph: int) -> None:
-        """All of a step's graph is gone."""
+        """The whole graph of a step is gone."""
         self._events.append(Gone(self._now_ns(), graph))
 
     def _pack(self, graph: int, log: GraphLog, index: int, began_ns: int, end_ns: int) -> Pack:

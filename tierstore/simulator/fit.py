@@ -1,5 +1,5 @@
-"""What only real steps show, fitted to a few of them: how much training suffers beside the store, and how fast copies
-from and to an accelerator are beside it. Pure."""
+"""Fits to a few real steps what only they show: how much the store's work slows training down, and how fast copies
+from and to an accelerator are while it trains. Pure."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["Observation", "fit", "fit_link", "steady_seconds"]
 
 _TRIED = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _TRIED_FACTORS = (1.0, 0.25, 0.5, 0.75, 1.25, 1.5, 2.0, 4.0)
-"""Of two that come as near, the first is taken."""
+"""If two give the same error, the first is taken."""
 _NUM_REFINEMENTS = 5
 _NUM_STEPS = 4
 
 
 class Observation(NamedTuple):
-    """What a real step took.
+    """The time of a real step.
 
     Attributes:
-        workload: of the step, its compute as it is where nothing leaves memory.
-        settings: that it ran with.
-        step_seconds: once the order is known; of several steps the median.
+        workload: the step, with compute times as they are when nothing leaves memory.
+        settings: the settings that it ran with.
+        step_seconds: the median of steps after the first, which teaches the order.
     """
 
     workload: Workload
@@ -38,7 +38,7 @@ class Observation(NamedTuple):
 
 
 def steady_seconds(workload: Workload, hardware: Hardware, settings: Settings) -> float:
-    """What a simulated step takes once the order is known: the median of those after the first.
+    """The median time of simulated steps after the first, which teaches the order.
 
     Raises:
         ConfigError, StoreFullError: see `simulate`.
@@ -48,18 +48,18 @@ def steady_seconds(workload: Workload, hardware: Hardware, settings: Settings) -
 
 
 def fit(hardware: Hardware, observed: Sequence[Observation]) -> Hardware:
-    """The same machine with the contention, of 0 to 8, that brings simulated steps nearest to the observed ones.
+    """The same machine with the contention, from 0 to 8, that brings simulated steps nearest to the observed ones.
 
-    Nearest: the mean of the errors, as logarithms of the ratio, so that one step that was disturbed counts no more
-    than its share. Steps in which nothing moves tell nothing. Simulates each of them some twenty times.
+    The error is the mean of the logarithms of simulated to observed time, without sign, so one disturbed step does not
+    dominate. Steps in which nothing moves contribute nothing. Simulates each observation up to 16 times.
 
     Args:
-        hardware: as it was measured; its contention is not looked at.
+        hardware: as it was measured; its contention is ignored.
         observed: at least one, of this machine.
 
     Raises:
-        ConfigError: there is none, or one that took no time.
-        StoreFullError: the store of one would have been full.
+        ConfigError: there is no observation, or one took no time.
+        StoreFullError: in one of the simulations, the store would be full.
     """
     return replace(
         hardware,
@@ -68,19 +68,19 @@ def fit(hardware: Hardware, observed: Sequence[Observation]) -> Hardware:
 
 
 def fit_link(hardware_at: Callable[[float], Hardware], observed: Sequence[Observation]) -> float:
-    """The factor on the speed of copies, of 1/4 to 4, that brings simulated steps nearest to the observed ones.
+    """The factor on the speed of copies, from 1/4 to 4, that brings simulated steps nearest to the observed ones.
 
-    Of steps that no copy holds up, 1. Otherwise as `fit`.
+    The factor is 1 if no step waits for copies. Otherwise as `fit`.
 
     Args:
-        hardware_at: the machine, with copies so many times as fast.
+        hardware_at: returns the machine with the speed of copies multiplied by a factor.
         observed: at least one.
     """
     return _least(_TRIED_FACTORS, lambda factor: _error(hardware_at(factor), observed))
 
 
 def _error(hardware: Hardware, observed: Sequence[Observation]) -> float:
-    """The mean of all, as logarithms. Raises as `fit`."""
+    """The mean error of all observations: see `fit`. Raises as `fit`."""
     if not observed or any(not each.step_seconds > 0 for each in observed):
         raise ConfigError("observed", [each.step_seconds for each in observed], "give steps that took some time")
     return statistics.fmean(
@@ -89,7 +89,7 @@ def _error(hardware: Hardware, observed: Sequence[Observation]) -> float:
 
 
 def _least(tried: Sequence[float], error_of: Callable[[float], float]) -> float:
-    """The argument of the least error: the best of a few, then halfway to its neighbours, again and again."""
+    """The argument with the least error. Tries a few, then again and again halfway from the best to its neighbours."""
     errors = {argument: error_of(argument) for argument in tried}
     for _ in range(_NUM_REFINEMENTS):
         arguments, best = sorted(errors), min(errors, key=errors.__getitem__)

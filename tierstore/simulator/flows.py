@@ -1,7 +1,7 @@
-"""Work that shares a resource: what is under way is served at rates that depend on how much of it there is.
+"""Work that shares a resource: its speed depends on how much work there is at the same time.
 
-All work of one activity is served alike, so for each activity one number, the work that each has been served since the
-beginning, tells when whose work is done.
+All work items of one activity run at the same speed. So one number for each activity is enough to tell when each item
+is done: the work that an item has received if it was there from the beginning.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from math import inf
 __all__ = ["Flows", "Rates"]
 
 Rates = Callable[[Mapping[Hashable, int]], Mapping[Hashable, float]]
-"""How much of each activity's work each one of them is served in a second, from how many there are; may be infinite."""
+"""From the number of work items of each activity: the work that each item receives per second; may be infinite."""
 
 
 class Flows:
-    """The work under way.
+    """The work that is being done.
 
     Args:
-        rates: see `Rates`; asked again whenever something begins or ends.
+        rates: see `Rates`; called again whenever an item begins or ends.
 
     Attributes:
-        busy_seconds: of each activity, the time in which there was any.
+        busy_seconds: for each activity, how long there was any work.
     """
 
     def __init__(self, rates: Rates) -> None:
@@ -43,7 +43,7 @@ class Flows:
         self._rates = None
 
     def seconds_to_next(self) -> float:
-        """Until the first of it is done, if nothing else begins; infinite where there is none."""
+        """The time until the first item is done, if nothing else begins; infinite if there is none."""
         if self._rates is None:
             self._rates = self._rates_of({activity: len(work) for activity, work in self._under_way.items() if work})
         first_seconds, self._next = inf, None
@@ -57,7 +57,7 @@ class Flows:
         return first_seconds
 
     def pass_time(self, seconds: float) -> None:
-        """Serve what is under way; `seconds` is at most what `seconds_to_next` gave just now."""
+        """Let time pass for all work. `seconds`: at most the last result of `seconds_to_next`."""
         if not seconds or self._rates is None:
             return
         for activity, work in self._under_way.items():
@@ -66,12 +66,12 @@ class Flows:
                 self.busy_seconds[activity] = self.busy_seconds.get(activity, 0.0) + seconds
 
     def finish_next(self, seconds: float) -> Callable[[], None]:
-        """Let that time pass; returns the `then` of the work that is done."""
+        """Let time pass until the first item is done; returns that item's `then`."""
         done = self._next
         if done is None:
             raise RuntimeError("nothing is under way")
         self.pass_time(seconds)
         ends_at, _, then = heappop(self._under_way[done])
-        self._served[done] = max(ends_at, self._served[done])  # whatever was lost to rounding
+        self._served[done] = max(ends_at, self._served[done])  # in spite of rounding
         self._rates = None
         return then

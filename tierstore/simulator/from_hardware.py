@@ -1,4 +1,4 @@
-"""Hardware to simulate, from the file that `tierstore doctor --hardware` writes."""
+"""Makes hardware to simulate from the file that `tierstore doctor --hardware` writes."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def hardware_of(
 ) -> Hardware:
     """The machine of a description.
 
-    Of each direction the speeds of the largest blocks count, as records are large. Checksum and system call are taken
-    to cost what a copy of the bytes costs, at most: a file says nothing nearer. Of several accelerators the first
-    counts: each rank has one like it.
+    For each direction the speeds of the largest blocks are taken, since records are large. Checksum and system call are
+    taken to cost as much as a copy of the bytes, an upper bound: a file says nothing more exact. If there are several
+    accelerators, each rank has one like the first.
 
     Args:
         described: see `read_hardware`.
-        contention, cpu_seconds_per_record, call_seconds_per_record: as `Hardware`'s; not in the file, since training is
-            what shows them. Half a millisecond is what `ARCHITECTURE.md` has for a record each way; 0.3 ms is what
-            traces of two models show of the calls, without waits, beyond those of a step in which nothing moves.
-        kinds: of a workload's content, and the sample data that stands for each; None: the first data of each codec
-            stands for every kind.
+        contention, cpu_seconds_per_record, call_seconds_per_record: as `Hardware`'s. They are not in the file, since
+            only training shows them. `ARCHITECTURE.md` gives half a millisecond for a record each way. Traces of two
+            models show 0.3 ms for calls, without waits, more than in a step in which nothing moves.
+        kinds: for each kind of content in a workload, the sample data that stands for it; None: the first data of each
+            codec stands for every kind.
     """
     drive = described.drive.as_one()
     return Hardware(

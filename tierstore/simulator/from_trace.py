@@ -1,7 +1,7 @@
-"""A workload to simulate, from a step that was recorded.
+"""Makes a workload to simulate from a recorded step.
 
-What the store did to the step is taken out: a thread's time between two calls of the store is compute, the waits within
-calls are not. What the calls themselves cost while nobody waited stays with compute, since they will be made again.
+The store's effect on the step is taken out: a thread's time between two calls of the store is compute, waits within
+calls are not. The time of the calls without waits counts as compute, since a simulated step makes the same calls.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _HOST = "cpu"
 def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | None = None) -> Workload:
     """The workload of a step of a trace.
 
-    A storage is the store's own from when the trace tells so, and never if it does not (the input batch). A trace of
-    version 1 does not tell: then everything is the store's own as soon as a later node saves something.
+    The store alone holds a storage from the moment when the trace says so, or never if it does not (the input batch).
+    Traces of version 1 do not record this. For them the store alone holds a storage once a later node saves something.
 
     Args:
-        trace: whole.
-        step: of it; its forward and its backward follow each other, on whichever threads.
-        training_cores: that compute keeps busy; None: all of the machine that it was recorded on, or one, where an
-            accelerator computes.
+        trace: the whole trace.
+        step: a step of it. Its backward follows its forward; they may be on different threads.
+        training_cores: cores that compute keeps busy; None: all of the recorded machine, or one if an accelerator
+            computes.
 
     Raises:
-        ConfigError: the step was recorded only in part, or on several accelerators; one is simulated.
+        ConfigError: the step was recorded only in part, or on several accelerators; only one can be simulated.
     """
     if not step.is_whole or step.backward_began_ns is None:
         raise ConfigError("step", step.number, "give a step that was recorded from its forward to its end")
@@ -68,9 +68,9 @@ def workload_of(trace: RecordedTrace, step: Step, *, training_cores: float | Non
 
 
 def _let_go(step: Step, packs: Sequence[Pack], roots: Sequence[int]) -> Mapping[int, Ours]:
-    """When others were seen to have let go of each storage, by its first pack; of what they held throughout, nothing.
+    """For each storage, by its first pack, the event that others had released it; not for storages that others kept.
 
-    What was seen before another view was packed says nothing: that was somebody's until then.
+    An event before the last pack of the storage does not count: somebody held the storage again until that pack.
     """
     last_pack_ns = {root: pack.end_ns for pack, root in zip(packs, roots, strict=True)}
     seen = sorted(step.ours, key=lambda ours: ours.at_ns)
@@ -79,7 +79,7 @@ def _let_go(step: Step, packs: Sequence[Pack], roots: Sequence[int]) -> Mapping[
 
 @dataclass(frozen=True)
 class _Moment:
-    """Something that the thread did, from `began_ns` to `ended_ns`, of which it waited `waited_ns`."""
+    """An action of the thread from `began_ns` to `ended_ns`; `waited_ns` of that time it waited."""
 
     began_ns: int
     ended_ns: int
@@ -112,7 +112,7 @@ def _moments(step: Step, let_go: Iterable[Ours]) -> list[_Moment]:
     moments += [
         _at(ours.at_ns, workload.LetGo(ours.index))
         for ours in let_go
-        if ours.at_ns < released_ns.get(ours.index, inf)  # else it died while it was looked at
+        if ours.at_ns < released_ns.get(ours.index, inf)  # else it was released before it was noticed
     ]
     moments.append(_at(step.forward_ended_ns, workload.EndScope()))
     return sorted(moments, key=lambda moment: (moment.began_ns, moment.ended_ns))

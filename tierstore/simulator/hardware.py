@@ -1,4 +1,4 @@
-"""What a simulated machine can do, and how what is under way shares it. Pure."""
+"""A simulated machine, and how concurrent work shares it. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["Activity", "CodecSpeed", "Copying", "DepthSpeed", "Drive", "Hardware
 
 
 class Activity(Enum):
-    """What takes time: seconds of a training thread, of a core or of an accelerator, bytes to or from the drive, bytes
-    from an accelerator or to it."""
+    """Kinds of work that take time. Work is in seconds of a training thread, a core or an accelerator, or in bytes to
+    or from the drive or an accelerator."""
 
     COMPUTE = "compute"
     CPU = "cpu"
@@ -36,7 +36,7 @@ class Copying(NamedTuple):
 
 
 class DepthSpeed(NamedTuple):
-    """With `depth` transfers in flight, all of them together move so much."""
+    """The speed of all transfers together, with `depth` of them in flight."""
 
     depth: int
     bytes_per_second: float
@@ -46,15 +46,15 @@ class DepthSpeed(NamedTuple):
 class Drive:
     """The disk tier's device.
 
-    Where reads and writes are under way at once, each transfer has the same share of the drive's time, and moves in it
-    at the speed that its direction has at that depth. Between depths speeds are interpolated.
+    If reads and writes are in flight at once, each transfer gets the same share of the drive's time, and in that share
+    moves at the speed of its direction at that depth. Between depths speeds are interpolated.
 
     Attributes:
         writes, reads: speeds by depth, at least one each, depths rising.
-        write_latency_seconds, read_latency_seconds: of a transfer, before its bytes flow; a turn waits meanwhile.
-        capacity_bytes: what may be stored.
-        num_at_once: transfers that are served together, reads and writes; others wait for those that came before. None:
-            all, as drives with queues of their own do.
+        write_latency_seconds, read_latency_seconds: of a transfer, before its bytes flow; it keeps its turn meanwhile.
+        capacity_bytes: bytes that may be stored.
+        num_at_once: how many transfers, reads and writes, are served together; others wait in order. None: all, as by
+            drives with queues of their own.
 
     Raises:
         ConfigError: there is no speed, a depth comes twice, or a figure is negative.
@@ -82,10 +82,10 @@ class Drive:
 
 @dataclass(frozen=True)
 class CodecSpeed:
-    """What a codec does to one kind of content, on one core.
+    """The effect and speed of a codec on one kind of content, on one core.
 
     Attributes:
-        kind: of the content, as `Saved.kind`; "" stands for every kind that is not named.
+        kind: of the content, as `Saved.kind`; "" stands for every kind without figures of its own.
         codec: such as "zstd:1".
         ratio: bytes after over bytes before.
         encode_bytes_per_second, decode_bytes_per_second: of unencoded bytes.
@@ -100,13 +100,13 @@ class CodecSpeed:
 
 @dataclass(frozen=True)
 class Link:
-    """Between host memory and the accelerator of a rank; each rank has its own.
+    """The link between host memory and the accelerator of a rank; each rank has its own.
 
     Copies of one direction go one after the other, as on a stream. Queueing one costs nothing.
 
     Attributes:
         to_host_bytes_per_second, to_device_bytes_per_second: while nothing goes the other way.
-        both_bytes_per_second: of both directions together; where they want more, both are slowed by the same factor.
+        both_bytes_per_second: limit of both directions together; if they exceed it, both are slowed by one factor.
 
     Raises:
         ConfigError: a speed is not above 0.
@@ -122,7 +122,7 @@ class Link:
                 raise ConfigError(name, getattr(self, name), "give more than 0")
 
     def bytes_per_second(self, direction: Activity, *, is_two_way: bool) -> float:
-        """Of the copy in that direction; `is_two_way`: there is one in the other, too."""
+        """The speed of the copy in that direction; `is_two_way`: there is one in the other direction, too."""
         out, back = self.to_host_bytes_per_second, self.to_device_bytes_per_second
         alone = out if direction is Activity.OFFLOAD else back
         return alone * min(1.0, self.both_bytes_per_second / (out + back)) if is_two_way else alone
@@ -135,16 +135,16 @@ class Hardware:
     Attributes:
         drive: shared by all ranks.
         link: of each rank, to its accelerator; None: there is none.
-        cores: that all ranks have together; a part of one is possible.
+        cores: of all ranks together; fractions are possible.
         codecs: by kind and codec.
-        contention: how much training loses beyond the cores that background work takes from it, relative to the share
-            of all cores that this work keeps busy: to memory and caches that are shared, to the interpreter's lock,
-            and where its threads wait for the one that was interrupted. 0: nothing. The one figure that is fitted to
-            runs of a machine (see `fit`).
+        contention: how much background work slows training down beyond the cores that it takes. Compute takes
+            1 + contention * (share of all cores busy with background work) times as long. Reasons are shared memory
+            and caches, the interpreter's lock, and threads that wait for an interrupted one. 0: none. Fitted to runs of
+            a machine (see `fit`).
         cpu_seconds_per_record: of the store's threads, for each record each way.
-        cpu_seconds_per_byte: likewise for its bytes: checksum and system call.
-        call_seconds_per_record: of the training thread, for each record that a call of it queues: books, and the
-            hand-over of the interpreter's lock. What calls cost that move nothing is part of the workload's compute.
+        cpu_seconds_per_byte: of the store's threads, for each byte each way: checksum and system call.
+        call_seconds_per_record: of the training thread, for each record that its call queues: bookkeeping, and
+            handing over the interpreter's lock. Calls that move nothing are part of the workload's compute.
     """
 
     drive: Drive
@@ -164,11 +164,11 @@ class Hardware:
 
 
 class Sharing:
-    """How work under way shares a machine; called, it is the flows' `Rates`.
+    """The `Rates` of a machine: how concurrent work shares it.
 
     Args:
         hardware: the machine.
-        training_cores: that each rank's training keeps busy while it computes.
+        training_cores: cores that each rank's training keeps busy while it computes.
     """
 
     def __init__(self, hardware: Hardware, training_cores: float) -> None:
@@ -201,7 +201,7 @@ class Sharing:
 
 
 def speed_at(speeds: Sequence[DepthSpeed], depth: int) -> float:
-    """Bytes per second of all transfers together; beyond the depths that are given, as at the nearest."""
+    """Bytes per second of all transfers together, interpolated; outside the given depths, as at the nearest."""
     place = bisect_left(speeds, depth, key=lambda speed: speed.depth)
     if place == 0:
         return speeds[0].bytes_per_second

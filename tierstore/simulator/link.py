@@ -1,4 +1,4 @@
-"""The copy engine of one rank, in virtual time: a stream each way, and what computing waits for."""
+"""The copy engine of one rank, in virtual time: a stream each way, and the copies that computing waits for."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["LinkCopies"]
 
 
 class LinkCopies:
-    """A `Copies`. What computes and what queues copies is one process: the host does not run ahead of its device.
+    """A `Copies`. One process both computes and queues copies: the host does not run ahead of its device.
 
     Args:
         clock: of the simulation.
-        rank: whose link it is.
+        rank: number of the rank that has the link.
 
     Attributes:
-        waited_seconds: for how long computing has waited for copies.
+        waited_seconds: how long computing has waited for copies.
     """
 
     def __init__(self, clock: Clock, rank: int) -> None:
@@ -50,7 +50,7 @@ class LinkCopies:
 
 
 class _Stream:
-    """One copy after the other."""
+    """Runs copies one after the other."""
 
     def __init__(self, clock: Clock, activity: Copying) -> None:
         self._clock = clock

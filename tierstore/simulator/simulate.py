@@ -1,4 +1,4 @@
-"""Run a workload on hardware, in virtual time, and tell what a step costs."""
+"""Runs a workload on hardware, in virtual time, and reports what each step costs. Start here."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _PREFETCH_ORDERS = ("learned", "reverse", "none")
 
 @dataclass(frozen=True)
 class Settings:
-    """How the store is opened and the scope entered; of each rank.
+    """The options of each rank's store and scope.
 
     Attributes:
         host_bytes, staging_bytes, codec: as `TierStore`'s.
-        staging_grows: as where its `staging_bytes` is None.
-        disk_bytes: likewise; None: an equal part of the drive.
+        staging_grows: behave as a store whose `staging_bytes` is None.
+        disk_bytes: as `TierStore`'s; None: an equal part of the drive.
         prefetch, lookahead_bytes, device_bytes: as `tiered_offload`'s.
         num_spill_lanes, num_restore_lanes, num_turns: as the store has them.
 
     Raises:
-        ConfigError: there is no such order.
+        ConfigError: `prefetch` is unknown, or a number of lanes or turns is below 1.
     """
 
     host_bytes: int
@@ -70,28 +70,28 @@ class Settings:
 
     @property
     def reach_bytes(self) -> int:
-        """How far ahead of backward is fetched at most."""
+        """How far ahead of backward bytes are fetched, at most."""
         found_bytes = self.scope_lookahead_bytes
         return self.host_bytes + self.staging_bytes if found_bytes is None else found_bytes
 
     @property
     def scope_lookahead_bytes(self) -> int | None:
-        """As a scope with these arguments decides; None: as far as it takes."""
+        """The lookahead of a scope with these arguments; None: as far as needed."""
         return 0 if self.prefetch == "none" else self.lookahead_bytes
 
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """What one step of one rank has cost.
+    """The cost of one step of one rank.
 
     Attributes:
-        began_seconds, seconds: since the simulation began, and for how long.
-        compute_seconds: what it takes where nothing has to wait.
-        counters: of this step and of what moved, as `StoreStats` has them. `written_bytes` is what wears the drive.
-        link_wait_seconds: for how long the accelerator waited for copies; not in `stall_seconds`, which are the host's.
+        began_seconds, seconds: when it began, since the start of the simulation, and how long it took.
+        compute_seconds: the time of the step without any waits.
+        counters: what was counted during the step, as in `StoreStats`. `written_bytes` wears the drive.
+        link_wait_seconds: how long the accelerator waited for copies; not in `stall_seconds`, which are the host's.
         host_bytes_peak, staging_bytes_peak, disk_bytes_peak: the most at once, in this step.
-        device_bytes_peak: likewise, on the accelerator: of what is the store's alone, kept and being copied.
-        transfers: every write and read that ended in it, in that order.
+        device_bytes_peak: the most that only the store held on the accelerator at once, kept and being copied.
+        transfers: every write and read that ended in the step, in the order of their ends.
     """
 
     began_seconds: float
@@ -107,7 +107,7 @@ class SimulatedStep:
 
     @property
     def stall_seconds(self) -> Mapping[str, float]:
-        """For how long it waited, by cause."""
+        """How long the training thread waited, by cause."""
         return self.counters.stall_seconds
 
 
@@ -121,20 +121,21 @@ def simulate(
     observer: Observer | None = None,
     events: list[Event] | None = None,
 ) -> Sequence[Sequence[SimulatedStep]]:
-    """The steps of each rank, in turn. The first knows nothing of the graph; the last is the one that goes on and on.
+    """Simulate steps; returns those of each rank, in order. In the first step the store does not know the graph yet.
+    The last one stands for all later steps.
 
-    Ranks begin together and share the drive and the cores, so they do the same at the same time. Neither blocks nor
-    touches a file; the time that it takes grows with the number of transfers.
+    Ranks begin together and share the drive and the cores, so they do the same at the same time. Waits for nothing and
+    touches no file; its run time grows with the number of transfers.
 
     Args:
         workload: what each rank does in each step.
-        hardware: what they share.
+        hardware: the machine that the ranks share.
         settings: of each rank's store.
-        num_steps: more than two, as a rule: the first learns the order, and the second follows it with what the first
-            has left behind.
-        num_ranks: how many share the machine.
-        observer: is told of every move of the first rank, besides.
-        events: gets what a trace of the first rank would have but its header.
+        num_steps: usually more than two: the first teaches the order, and the second starts with the state that the
+            first left.
+        num_ranks: how many ranks share the machine.
+        observer: receives every move of the first rank.
+        events: receives the events that a trace of the first rank would have after its header.
 
     Raises:
         ConfigError: a number is below 1, there is no such codec, or tensors are saved on an accelerator and there is
@@ -297,7 +298,7 @@ class _Run:
 
 
 def _difference(after: Counters, before: Counters) -> Counters:
-    """What was counted in between."""
+    """The counts between the two moments."""
     counted = Counters()
     for name in Counters.__dataclass_fields__:
         now, then = getattr(after, name), getattr(before, name)

@@ -1,4 +1,4 @@
-"""What moved in a simulated run, and when: the transfers as a trace has them."""
+"""Records the transfers of a simulated run, with their times, in the form of a trace."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .clock import Clock
 __all__ = ["JobsSeen", "Transfer"]
 
 Transfer = Spill | Restore
-"""Of a trace, with times since the simulation began; records are numbered as the store does, on through all steps: by
-saved tensor, but that on an accelerator views of what is known get no number."""
+"""An event of a trace, with times since the simulation began. Records are numbered as by the store, through all steps:
+each saved tensor takes a number, except further views of a known storage on an accelerator."""
 
 
 class JobsSeen(Observer):
-    """Takes down every transfer, by the clock's time.
+    """Records every transfer with its virtual times.
 
     Args:
         clock: of the simulation.
-        other: is told of everything too; None: nobody.
+        other: an observer that receives everything too; None: none.
 
     Attributes:
-        num_queued: writes and reads since the beginning, those that were cancelled included.
+        num_queued: writes and reads queued since the beginning, including those cancelled later.
     """
 
     def __init__(self, clock: Clock, other: Observer | None) -> None:
@@ -37,7 +37,7 @@ class JobsSeen(Observer):
         self._transfers: list[Transfer] = []
 
     def take_ended(self) -> Sequence[Transfer]:
-        """The transfers that have ended since this was called last."""
+        """The transfers that have ended since the last call."""
         transfers, self._transfers = self._transfers, []
         return transfers
 

@@ -1,4 +1,4 @@
-"""What a training step asks of the store, and how long it computes in between. Pure."""
+"""A training step as the store sees it: its calls, and how long it computes between them. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..errors import ConfigError
 __all__ = ["Action", "Compute", "EndScope", "LetGo", "Pack", "Release", "Saved", "Unpack", "Workload"]
 
 _MOST_BYTES = 2**50
-"""Of one storage: what a damaged trace has beyond that would overflow any budget."""
+"""The most bytes of one storage. A damaged trace may have larger figures, which would overflow any budget."""
 
 
 class Saved(NamedTuple):
     """A tensor that forward saves.
 
     Attributes:
-        nbytes: of its storage.
-        node: of autograd, which saves it; higher ones come later.
+        nbytes: size of its storage.
+        node: number of the autograd node that saves it; later nodes have higher numbers.
         record: the index of the first saved tensor of the same storage; None: this is the first.
-        kind: of its content, for the codec.
-        is_shared: somebody else holds its storage for as long as the graph lives, so it never leaves.
+        kind: kind of its content, for the codec.
+        is_shared: others hold its storage as long as the graph lives, so it never leaves memory.
         on_device: its storage is in the memory of an accelerator.
     """
 
@@ -36,7 +36,7 @@ class Saved(NamedTuple):
 
 
 class Compute(NamedTuple):
-    """Training goes on for so long without the store."""
+    """Training computes for `seconds` without calling the store."""
 
     seconds: float
 
@@ -48,7 +48,7 @@ class Pack(NamedTuple):
 
 
 class LetGo(NamedTuple):
-    """The last other owner of the storage of saved tensor number `saved` lets go; until then somebody else held it."""
+    """The last other owner of the storage of saved tensor number `saved` releases it. Others held it until now."""
 
     saved: int
 
@@ -64,7 +64,7 @@ class Unpack(NamedTuple):
 
 
 class Release(NamedTuple):
-    """The graph lets go of saved tensor number `saved`; with the last one of a storage its bytes are nobody's."""
+    """The graph releases saved tensor number `saved`. The last release of a storage frees its bytes."""
 
     saved: int
 
@@ -74,16 +74,16 @@ Action = Compute | Pack | LetGo | EndScope | Unpack | Release
 
 @dataclass(frozen=True)
 class Workload:
-    """One step of one rank: what its thread does, in turn.
+    """One step of one rank: the actions of its training thread.
 
     Attributes:
-        saved: by index.
-        actions: in turn.
-        training_cores: that compute keeps busy, unless an accelerator computes.
+        saved: the saved tensors, by index.
+        actions: what the thread does, in order.
+        training_cores: cores that compute keeps busy, unless an accelerator computes.
 
     Raises:
-        ConfigError: the actions are not those of a step: each tensor packed once, in the order of the indices, and
-            asked for and let go of only after that. Or no storage has so many bytes.
+        ConfigError: the actions are not those of a step: each tensor is packed once, in the order of the indices, and
+            asked for and released only after that. Or the size, storage or place of a saved tensor is impossible.
     """
 
     saved: Sequence[Saved]
@@ -115,11 +115,11 @@ class Workload:
 
     @property
     def uses_device(self) -> bool:
-        """Whether anything is saved on an accelerator; what the step computes is then computed there."""
+        """Whether any tensor is saved on an accelerator. The whole step is then computed there."""
         return any(saved.on_device for saved in self.saved)
 
     def on_accelerator(self, speed: float) -> Workload:
-        """The same step as if an accelerator computed it, that many times as fast, and everything were saved there.
+        """The same step, computed `speed` times as fast by an accelerator, with all saved tensors there.
 
         Raises:
             ConfigError: `speed` is not above 0.
@@ -132,5 +132,5 @@ class Workload:
 
     @property
     def compute_seconds(self) -> float:
-        """What the step takes where nothing has to wait."""
+        """The time of the step if it never waits."""
         return sum(action.seconds for action in self.actions if isinstance(action, Compute))

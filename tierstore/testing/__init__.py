@@ -1,4 +1,4 @@
-"""Faults on purpose: a store, a disk tier, a copy engine or a daemon that fails as a plan says.
+"""Injects faults into a store, a disk tier, a copy engine or a daemon, as a plan says.
 
 ::
 
@@ -9,12 +9,13 @@
         train(store)
         print(store.faults.injected)
 
-A plan is plain data: which operation, when, what. Operations are those of the disk tier ("write", "read", "discard",
-"close": any tier, the daemon's too), the system calls below it ("pwritev", "preadv", "fallocate"; of a store on a
-directory, or of a daemon that was started by `python -m tierstore.testing.faulty_daemon`), and those of the copy
-engine ("offload", "reload"). Without a plan everything works as it does without the wrappers.
+A plan is plain data: which operation, when, which fault. There are three groups of operations. Without a plan
+everything works as without the wrappers. For tests only: no other part of the package imports it.
 
-For tests, of this package and of programs that use it. Nothing outside imports it.
+- the disk tier's, of a daemon too: "write", "read", "discard", "close";
+- the system calls below it: "pwritev", "preadv", "fallocate". Only in a store on a directory, or in a daemon that was
+  started by `python -m tierstore.testing.faulty_daemon`;
+- the copy engine's: "offload", "reload".
 """
 
 from __future__ import annotations

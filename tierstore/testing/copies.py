@@ -39,7 +39,7 @@ class _Copied:
 
 
 class _Mark:
-    """A `Marker` of which the time is kept."""
+    """A `Marker` that keeps its time."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -48,35 +48,35 @@ class _Mark:
         return True
 
     def synchronize(self) -> None:
-        """Return at once: the moment has passed."""
+        """Return at once: the work before the mark is done."""
 
 
 class SimulatedCopies:
-    """A copy engine (`Copies`) without an accelerator: every tensor counts as one's, and copies run on a thread.
+    """A copy engine (`Copies`) without an accelerator: every tensor counts as on a device, and copies run on a thread.
 
-    The "device" is CPU memory on which torch computes at once; only the copies are asynchronous, one after the other,
-    as on an accelerator. So "later work of a stream comes after the copy" can only mean that the host waits: `wait`
-    blocks, all else does not. A context manager; `end` stops the thread.
+    The "device" is CPU memory on which torch computes at once. Only the copies are asynchronous; they run one after the
+    other, as on an accelerator. To make later work of a stream come after a copy, the host itself has to wait: so
+    `wait`, `synchronize` and `end` block, the other methods do not. A context manager; `end` stops the thread.
 
     Args:
-        room_bytes: of "device" memory for what is copied back; a copy that does not fit raises
-            `torch.OutOfMemoryError`. None: no end.
+        room_bytes: "device" memory for tensors that are copied back; a copy that does not fit raises
+            `torch.OutOfMemoryError`. None: no limit.
 
     Attributes:
         num_out, num_in: copies queued so far.
-        num_refused: that found no room.
+        num_refused: copies that found no room.
     """
 
     def __init__(self, room_bytes: int | None = None) -> None:
         self.num_out = self.num_in = self.num_refused = 0
         self._room_bytes = room_bytes
-        self._targets: dict[weakref.ref[torch.UntypedStorage], int] = {}  # with bytes
+        self._targets: dict[weakref.ref[torch.UntypedStorage], int] = {}  # their sizes in bytes
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="simulated-copies", daemon=True)
         self._thread.start()
 
     def device_of(self, tensor: torch.Tensor) -> torch.device | None:
-        """See `Copies`; with its number, by which a trace tells it from host memory."""
+        """See `Copies`. The device has a number; a trace uses it to distinguish the device from host memory."""
         return torch.device(tensor.device.type, tensor.device.index or 0)
 
     def current_stream(self, device: torch.device) -> str:
@@ -91,7 +91,7 @@ class SimulatedCopies:
     def copy_in(
         self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
     ) -> tuple[torch.Tensor, Marker]:
-        """See `Copies`; until it is copied, the target holds garbage."""
+        """See `Copies`. Until the copy has run, the target holds garbage."""
         self._take_room(source.numel())
         self.num_in += 1
         target = torch.full((source.numel(),), 0xEE, dtype=torch.uint8, device=device)
@@ -110,10 +110,10 @@ class SimulatedCopies:
         marker.synchronize()
 
     def share(self, memory: torch.Tensor, stream: Any) -> None:
-        """See `Copies`; what is queued on a stream is done at once, so there is nothing to come after."""
+        """See `Copies`. Does nothing: work on a stream is done at once, so there is nothing to wait for."""
 
     def mark(self, stream: Any) -> Marker:
-        """See `Copies`; over at once, as all that is queued on a stream is."""
+        """See `Copies`. The mark is reached at once, since work on a stream is done at once."""
         return _Mark(time.perf_counter())
 
     def seconds_between(self, earlier: Marker, later: Marker) -> float:
@@ -127,17 +127,17 @@ class SimulatedCopies:
         return None
 
     def synchronize(self) -> None:
-        """Return when all that was queued is copied. Blocks.
+        """Block until all queued copies are done.
 
         Raises:
-            TimeoutError: it is not within a minute.
+            TimeoutError: they are not done within a minute.
         """
         done = _Copied()
         self._queue.put(done.set)
         done.synchronize()
 
     def end(self) -> None:
-        """Copy what is queued, then end the thread. Idempotent; blocks."""
+        """Do the queued copies, then end the thread. Idempotent; blocks."""
         self._queue.put(None)
         self._thread.join()
 
@@ -153,7 +153,7 @@ class SimulatedCopies:
         def copy() -> None:
             to, what = tensors.pop()
             to.copy_(what)
-            del to, what  # before anybody is told: it may be the memory that the next copy needs
+            del to, what  # before `copied` is set: the next copy may need this memory
             copied.set()
 
         self._queue.put(copy)
@@ -163,14 +163,14 @@ class SimulatedCopies:
         with torch.no_grad():
             while (work := self._queue.get()) is not None:
                 work()
-                del work  # an idle thread keeps nobody's memory alive
+                del work  # so that an idle thread keeps no memory alive
 
 
 class FaultyCopies:
-    """A copy engine around another. It never changes what is copied, nor the order of work on a stream.
+    """Injects faults into another copy engine. It never changes the bytes copied or the order of work on a stream.
 
-    What is late is what the host is told: an event is not there before its time, or before later copies are queued,
-    unless somebody waits for it. What fails raises RuntimeError before anything is copied, as an accelerator does.
+    `Latency`, `Bandwidth` and `Late` delay only the event that the host sees: it comes at its time or, for `Late`, once
+    later copies are queued or somebody waits. `Fails` raises RuntimeError before any copy, as an accelerator does.
     """
 
     def __init__(self, copies: Copies, faults: Faults) -> None:
@@ -219,7 +219,7 @@ class FaultyCopies:
 
 
 class _LateMarker:
-    """An event that is told of late."""
+    """An event that the host sees late."""
 
     def __init__(self, real: Marker, there_at: float, has_company: Callable[[], bool]) -> None:
         self.real = real

@@ -1,4 +1,4 @@
-"""A plan at work: it counts operations, draws by its seed, and says what happens to each."""
+"""Carries out a plan: counts operations, draws random numbers from its seed, and decides what happens to each."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Drawn", "Faults", "TokenBucket"]
 
 
 class Drawn(NamedTuple):
-    """What happens to one operation.
+    """The fate of one operation.
 
     Attributes:
-        delay_seconds: before it begins.
-        least_seconds: after that, for which it takes at least, be it done sooner or not.
-        error: the number it fails with; None: it does not fail.
-        max_bytes: what the call moves at most; None: all.
-        torn_bytes: what the call really writes of what it says; None: all.
-        num_others: what is done before it is said to be done.
+        delay_seconds: wait before it begins.
+        least_seconds: how long it takes at least, from then on.
+        error: the `errno` number that it fails with; None: it does not fail.
+        max_bytes: the most that the call moves; None: all.
+        torn_bytes: bytes that the call really writes while it reports all; None: all.
+        num_others: how many other operations are reported done before it.
     """
 
     delay_seconds: float = 0.0
@@ -36,7 +36,7 @@ class Drawn(NamedTuple):
 
 
 class TokenBucket:
-    """So many bytes per second, at most `burst_bytes` of them saved up. Pure: it is told the time. Not thread-safe."""
+    """Limits bytes per second; at most `burst_bytes` are saved up. Pure: the caller gives the time. Not thread-safe."""
 
     def __init__(self, bytes_per_second: float, burst_bytes: int = 0) -> None:
         self._bytes_per_second = bytes_per_second
@@ -45,7 +45,7 @@ class TokenBucket:
         self._at_seconds: float | None = None
 
     def take(self, num_bytes: int, now_seconds: float) -> float:
-        """Take the tokens, those that are still to come too; in how many seconds will they have come?"""
+        """Take tokens, future ones too if needed. Returns in how many seconds all of them will have come."""
         passed = 0.0 if self._at_seconds is None else max(0.0, now_seconds - self._at_seconds)
         self._at_seconds = now_seconds
         self._tokens = min(float(self._burst_bytes), self._tokens + passed * self._bytes_per_second) - num_bytes
@@ -53,11 +53,11 @@ class TokenBucket:
 
 
 class Faults:
-    """What a plan makes of the operations it is asked about. Any thread; blocks for no I/O.
+    """Decides by a plan what happens to each operation. Any thread; does no I/O.
 
     Args:
-        plan: to begin with.
-        clock: in seconds, for bandwidths.
+        plan: the first plan.
+        clock: time in seconds, for bandwidths.
     """
 
     def __init__(self, plan: FaultPlan | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,7 +67,7 @@ class Faults:
         self.set(plan or FaultPlan())
 
     def set(self, plan: FaultPlan) -> None:
-        """From now on this plan, its occurrences counted from here. What is under way goes on as it was drawn."""
+        """Use this plan from now on, counting its occurrences from here. Operations under way are not affected."""
         with self._lock:
             self._plan = plan
             self._num_seen: Counter[str] = Counter()
@@ -76,7 +76,7 @@ class Faults:
 
     @property
     def injected(self) -> Mapping[str, int]:
-        """How often which fault happened to which operation, over all plans: {"write Fails": 2}; a copy."""
+        """How often each fault happened to each operation, over all plans: {"write Fails": 2}. A copy."""
         with self._lock:
             return dict(self._injected)
 
@@ -87,7 +87,7 @@ class Faults:
             return dict(self._num_seen)
 
     def draw(self, operation: Operation, num_bytes: int = 0) -> Drawn:
-        """One more of these begins, of so many bytes: what happens to it? Signals are sent here."""
+        """Count an operation of `num_bytes` that begins, and return what happens to it. Sends signals."""
         drawn, processes = Drawn(), []
         with self._lock:
             self._num_seen[operation] += 1

@@ -31,7 +31,7 @@ __all__ = ["FaultyDaemon", "main"]
 
 
 class FaultyDaemon(Daemon):
-    """A `Daemon` on whose files faults happen."""
+    """A `Daemon` whose system calls on files fail as a plan says."""
 
     def __init__(self, settings: ServeSettings, faults: Faults) -> None:
         super().__init__(settings)
@@ -42,7 +42,7 @@ class FaultyDaemon(Daemon):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run it until it is told to end. Blocks.
+    """Run the daemon until it is told to end. Blocks.
 
     Raises:
         ConfigError: the plan or an option cannot be used.

@@ -1,4 +1,4 @@
-"""A disk tier that fails as a plan says, around any that does not."""
+"""A wrapper that makes any disk tier fail as a plan says."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _GARBAGE = b"\xa5"
 
 
 class FaultyDisk:
-    """A `DiskTier` around another. What it raises is what that contract says; the cause is an OSError.
+    """Injects faults into another `DiskTier`. It raises the errors of the `DiskTier` contract, caused by an OSError.
 
-    A discard that fails is against the contract: whoever uses the tier has to end.
+    A discard that fails breaks that contract: the user of the tier has to end.
     """
 
     def __init__(self, disk: DiskTier, faults: Faults) -> None:
@@ -71,7 +71,7 @@ class FaultyDisk:
         self._disk.abandon_after_fork()
 
     async def close(self) -> None:
-        """See `DiskTier.close`; everything is freed before it fails."""
+        """See `DiskTier.close`. If it fails, everything has been freed before."""
         drawn = self._faults.draw("close")
         await asyncio.sleep(drawn.delay_seconds)
         await self._disk.close()
@@ -101,7 +101,7 @@ def _fail(operation: Operation, number: int, data: str, num_bytes: int = 0, usag
 
 
 class _Held:
-    """A completion that others come before."""
+    """A completion that is held back until others are reported."""
 
     def __init__(self, num_others: int) -> None:
         self.num_others = num_others
@@ -109,7 +109,7 @@ class _Held:
 
 
 class _Completions:
-    """In which order operations are said to be done. No two wait for each other: if nothing runs, all are released."""
+    """The order in which operations are reported done. When nothing runs, all are released, so none waits for ever."""
 
     def __init__(self) -> None:
         self._num_running = 0
@@ -120,7 +120,7 @@ class _Completions:
         self._num_running += 1
 
     async def end(self, num_others: int) -> None:
-        """An operation is done; returns when that may be said, which others may have to come before."""
+        """An operation is done. Returns when it may be reported: at once, or after `num_others` other operations."""
         self._num_running -= 1
         for held in self._held:
             held.num_others -= 1

@@ -1,15 +1,15 @@
-"""What goes wrong, and when: plain data, which can be written as JSON for a daemon of its own.
+"""Plans of faults: what goes wrong, and when. Plain data, which can be sent as JSON to a daemon in another process.
 
 ::
 
     fault       what happens                                        to which operations
     ---------   ------------------------------------------------   -----------------------------------------------
     Latency     it begins later                                     all
-    Bandwidth   so many bytes per second, over all it is for        those that move bytes
+    Bandwidth   all operations of the rule share a speed limit      those that move bytes
     Fails       it is not done, and an error number says why        all
-    Late        it is done, and said to be done after others        write, read, discard, offload, reload
+    Late        it is done, but reported after others               write, read, discard, offload, reload
     Short       the call moves less than it was asked to            pwritev, preadv
-    Torn        the call writes less than it says                   pwritev
+    Torn        the call writes less than it reports                pwritev
     Signal      first a process is sent a signal, then it is done   all
 """
 
@@ -51,9 +51,9 @@ class Latency(msgspec.Struct, frozen=True, tag=True):
     """The operation begins later.
 
     Attributes:
-        seconds: by how much, in the mean.
-        spread: "fixed": always so much; "uniform": between 0 and twice as much; "exponential": mostly less, at times
-            much more. Drawn by the plan's seed.
+        seconds: the mean delay.
+        spread: "fixed": always the mean; "uniform": between 0 and twice the mean; "exponential": mostly less, sometimes
+            much more. Drawn from the plan's seed.
     """
 
     seconds: float
@@ -61,14 +61,13 @@ class Latency(msgspec.Struct, frozen=True, tag=True):
 
 
 class Bandwidth(msgspec.Struct, frozen=True, tag=True):
-    """All operations of the rule together move no more than so much (a token bucket).
+    """All operations of the rule together are limited to one speed (a token bucket).
 
-    Each begins at once, and is not said to be done before its last token has come: as on a slower drive, whatever the
-    real one does meanwhile.
+    Each begins at once, and is reported done only when its last token has come, as on a slower drive.
 
     Attributes:
-        bytes_per_second: at which tokens come.
-        burst_bytes: so many tokens may be saved up while nothing moves.
+        bytes_per_second: the rate at which tokens come.
+        burst_bytes: how many tokens may be saved up while nothing moves.
     """
 
     bytes_per_second: float
@@ -79,31 +78,31 @@ class Fails(msgspec.Struct, frozen=True, tag=True):
     """The operation is not done. A read leaves garbage in its destination; a tier's close is done before it fails.
 
     Attributes:
-        number: why, as `errno` has it: a system call raises it as OSError, the disk tier what its contract says for
-            that, the copy engine RuntimeError.
+        number: the reason, one of `errno`. A system call raises it as OSError, the disk tier as the error that its
+            contract names for it, the copy engine as RuntimeError.
     """
 
     number: int = errno.EIO
 
 
 class Late(msgspec.Struct, frozen=True, tag=True):
-    """The operation is done, but not said to be before others are.
+    """The operation is done, but reported only after `num_others` others.
 
-    Of the disk tier: that many others, or as soon as no other runs, what is held back last first. Of the copy engine:
-    the copy's event is not there before that many later copies are queued, or somebody waits for it.
+    The disk tier reports it earlier if no other operation runs; the one held back last comes first. In the copy engine,
+    the copy's event comes once that many later copies are queued, or somebody waits for it.
     """
 
     num_others: int = 1
 
 
 class Short(msgspec.Struct, frozen=True, tag=True):
-    """The call moves at most so many bytes (a block, 4096, at least where the file is O_DIRECT), and says so."""
+    """The call moves at most `max_bytes` and reports that. Files with O_DIRECT: at least a block of 4096 bytes."""
 
     max_bytes: int = 4096
 
 
 class Torn(msgspec.Struct, frozen=True, tag=True):
-    """The call writes the first so many bytes (whole blocks where the file is O_DIRECT), and says it wrote all."""
+    """The call writes only the first `num_bytes` and reports that it wrote all. Files with O_DIRECT: whole blocks."""
 
     num_bytes: int = 0
 
@@ -131,17 +130,17 @@ FITS: dict[type, frozenset[str]] = {
     Torn: frozenset({"pwritev"}),
     Signal: _ALL,
 }
-"""To which operations each fault can happen."""
+"""The operations that each fault can happen to."""
 
 
 class Rule(msgspec.Struct, frozen=True):
     """One fault, and when it happens.
 
     Attributes:
-        operations: to which; one, or several that share a bandwidth.
-        fault: what.
-        occurrences: which of each operation, counted from 1 since the plan was set; None: any.
-        probability: of those, how many; drawn by the plan's seed.
+        operations: the operation, or several operations, that it happens to. Several share one bandwidth.
+        fault: what happens.
+        occurrences: which calls of each operation, counted from 1 since the plan was set; None: any.
+        probability: the chance that it happens to such a call; drawn from the plan's seed.
 
     Raises:
         ConfigError: the fault cannot happen to that operation, or a figure makes no sense.
@@ -163,15 +162,14 @@ class Rule(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[Operation, ...]:
-        """The operations, also where it is one."""
+        """The operations as a tuple, even if there is only one."""
         return (self.operations,) if isinstance(self.operations, str) else self.operations
 
 
 class FaultPlan(msgspec.Struct, frozen=True):
-    """All rules of a run, and the seed of what is drawn. `FaultPlan.of(rule, ...)` is shorter.
+    """All rules of a run, and the seed for random draws. `FaultPlan.of(rule, ...)` is shorter.
 
-    What several rules say of one operation adds up: latencies one after the other; of bandwidths the slowest counts, of
-    errors the first.
+    Several rules may apply to one operation: latencies add up, the slowest bandwidth counts, and the first error.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -183,15 +181,15 @@ class FaultPlan(msgspec.Struct, frozen=True):
         return cls(rules, seed)
 
     def to_json(self) -> str:
-        """For another process; `from_json` is the way back."""
+        """The plan as JSON, for another process; `from_json` reads it."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> FaultPlan:
-        """What `to_json` wrote.
+        """Read a plan that `to_json` wrote.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: the text is no plan.
         """
         try:
             return msgspec.json.decode(text, type=cls)

@@ -1,4 +1,4 @@
-"""A store under which faults happen."""
+"""A store into which faults are injected."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["FaultyStore"]
 
 
 class FaultyStore(TierStore):
-    """A `TierStore` whose disk tier, system calls and copy engine fail as a plan says. Opening it is not disturbed.
+    """A `TierStore` whose disk tier, system calls and copy engine fail as a plan says. Opening it does not fail.
 
     Args:
         path: as `TierStore`'s.
-        plan: from the first operation on; `store.faults.set` gives it another at any time.
+        plan: holds from the first operation on; `store.faults.set` replaces it at any time.
         options: as `TierStore`'s.
 
     Attributes:
-        faults: the plan at work, and what it has done so far.
+        faults: carries out the plan, and counts what it has done.
     """
 
     faults: Faults

@@ -23,7 +23,7 @@ _BLOCK_BYTES = 4096
 
 
 class FaultyCalls(SystemCalls):
-    """System calls that are late, fail, move too little, or write less than they say. They block, as the real ones."""
+    """System calls that are late, fail, move too little, or write less than they report. They block like real ones."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -63,7 +63,7 @@ class FaultyCalls(SystemCalls):
 
 
 class FaultyExecutor(Executor):
-    """Runs jobs on another executor, with these system calls; `shutdown` is the other's matter."""
+    """Runs jobs on another executor with these system calls. `shutdown` has to be called on the other one."""
 
     def __init__(self, executor: Executor, calls: SystemCalls) -> None:
         self._executor = executor
@@ -83,7 +83,7 @@ class FaultyExecutor(Executor):
 
 
 def _unit_bytes(descriptor: int) -> int:
-    """What the kernel itself would cut a call to: whole blocks where the file is O_DIRECT (open(2))."""
+    """The unit in which the kernel itself shortens a call: whole blocks if the file is O_DIRECT (open(2))."""
     return _BLOCK_BYTES if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT else 1
 
 

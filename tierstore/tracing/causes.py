@@ -1,13 +1,13 @@
 """Why a thread waited. Pure.
 
 The store knows that a pack waited for room, or an unpack for its bytes. A person wants to know what to change. So each
-wait is put down to one of these:
+wait gets one cause:
 
-- *drive*, *codec*: since the thread's last wait, transfers in its direction had been running for most of the time, and
-  so could not be much further; then the one in which those that ran during the wait spent more of their time.
-- *room*: they had not: what had to move did not fit into what the budgets leave free, so it began too late.
-- *prefetch off*: likewise, and nothing was to be read ahead of being asked for.
-- *store*: nothing was moving; the time went between threads.
+- *drive*, *codec*: transfers in its direction ran for most of the time since the thread's last wait, so they could not
+  have come much further. The cause is the one that took more of the transfers' time during the wait.
+- *room*: they did not run for most of that time. The budgets left no room for them, so they began too late.
+- *prefetch off*: the same for an unpack, in a scope that reads nothing ahead.
+- *store*: nothing was moving; the time passed between the store's threads.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ CAUSES: Mapping[Cause, str] = {
     "prefetch off": "nothing is read ahead: prefetch is off",
     "store": "between the store's threads",
 }
-"""What each cause means, in a few words."""
+"""The meaning of each cause, in a few words."""
 
 _MOST = 0.5
-_SHORT = 0.1  # of a wait: a gap before it that is shorter says nothing
+_SHORT = 0.1  # share of a wait: a shorter gap before the wait says nothing
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class ExplainedWait:
 
     @property
     def seconds(self) -> float:
-        """For how long."""
+        """How long the thread waited."""
         return (self.wait.end_ns - self.wait.began_ns) / 1e9
 
 
 def explain(step: Step) -> list[ExplainedWait]:
-    """Every wait of the step, with its cause, in the order of their beginnings."""
+    """Every wait of the step with its cause, ordered by when the wait began."""
     last_end: dict[tuple[int, bool], int] = {}
     explained = []
     for wait in step.waits:
@@ -83,7 +83,7 @@ def _cause_of(wait: Wait, since_ns: int, jobs: Sequence[Spill | Restore], step: 
 
 
 def codec_ns(job: Spill | Restore, codecs: Mapping[int, str]) -> int:
-    """How long a transfer was not at the drive but in a codec: 0 for bytes as they are, or where it is not known."""
+    """How long a transfer was in a codec, not at the drive. 0 without a codec, or where the time is not known."""
     codec = job.codec if isinstance(job, Spill) else codecs.get(job.record, "none")
     if codec in ("", "none") or job.drive_seconds is None:
         return 0
@@ -91,12 +91,12 @@ def codec_ns(job: Spill | Restore, codecs: Mapping[int, str]) -> int:
 
 
 def overlap_ns(jobs: Sequence[Spill | Restore], began_ns: int, ended_ns: int) -> int:
-    """For how long the jobs ran within that time, all added up."""
+    """The sum of the times for which each job ran between the two moments."""
     return sum(max(0, min(job.end_ns, ended_ns) - max(job.began_ns, began_ns)) for job in jobs)
 
 
 def union_ns(jobs: Sequence[Spill | Restore], began_ns: int, ended_ns: int) -> int:
-    """For how long any of the jobs ran within that time."""
+    """For how long at least one of the jobs ran between the two moments."""
     busy_ns, reached_ns = 0, began_ns
     for job in sorted(jobs, key=lambda job: job.began_ns):
         from_ns, to_ns = max(job.began_ns, reached_ns), min(job.end_ns, ended_ns)

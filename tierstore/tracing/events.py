@@ -1,13 +1,13 @@
-"""What a trace is made of: one line of JSON for each event, `{"event": "pack", ...}`, after a `header`.
+"""The events of a trace: one line of JSON for each, `{"event": "pack", ...}`, after a `header`.
 
-Times are nanoseconds of the process's monotonic clock (`time.perf_counter_ns`); fields with them end in `_ns`. Lines
-come nearly in the order in which things ended; what lasts has one line, when it is over.
+Times are nanoseconds of the process's monotonic clock (`time.perf_counter_ns`); their fields end in `_ns`. Lines are
+nearly in the order in which things ended: an event that lasts is written when it is over.
 
-Who is who: a *graph* is what one thread packs between one backward and the next, in however many scopes, and the
-backward of that; it is a step, where a step has one forward and one backward. (`graph`, `index`) names one saved tensor
-for good. A *record* is the bytes of one storage; its number is the `key` of the saved tensor that was first of it.
+A *graph* is everything that one thread packs between two backwards, in any number of scopes, and the backward that
+follows. If a step has one forward and one backward, the graph is the step. (`graph`, `index`) names one saved tensor
+for good. A *record* is the bytes of one storage; its number is the `key` of the first saved tensor on that storage.
 
-`docs/tracing.md` has the same for people who read a file.
+`docs/tracing.md` says the same for people who read a trace file.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ OWNERS_SINCE_VERSION = 2
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What it was recorded on.
+    """The machine that the trace was recorded on.
 
     Attributes:
         cpu: the processor's name.
-        num_cores: that the process may use.
-        memory_bytes: of the machine.
+        num_cores: cores that the process may use.
+        memory_bytes: memory of the machine.
         versions: of the kernel, Python, torch and tierstore.
-        launches_block: CUDA was told to have the host wait for each kernel (`CUDA_LAUNCH_BLOCKING`), so that what
-            passes between two calls of a thread is what the accelerator computes.
+        launches_block: the host waits for each CUDA kernel (`CUDA_LAUNCH_BLOCKING`), so the time between two calls of
+            a thread is the time that the accelerator computes.
     """
 
     cpu: str
@@ -75,12 +75,13 @@ class StoreSettings(msgspec.Struct, frozen=True):
 
     Attributes:
         place: its directory, or the daemon's address.
-        is_connected: a daemon keeps its disk tier; `codec`, `inline_bytes` and `checksum` are its own then, and None.
+        is_connected: a daemon keeps its disk tier. The daemon then decides `codec`, `inline_bytes` and `checksum`;
+            they are None here.
         host_bytes, staging_bytes, disk_bytes: its budgets.
-        num_spill_lanes, num_restore_lanes: so many records are on their way down and up at once, at most.
+        num_spill_lanes, num_restore_lanes: how many records are on their way to disk, and back, at once, at most.
         io_mode: how it reads and writes.
-        io_depth: so many of them are at the drive at once, each way; None: the daemon's, or an older trace.
-        staging_grows: `staging_bytes` was not given: it takes from `host_bytes` what large tensors need.
+        io_depth: how many records are at the drive at once, each way; None: the daemon's, or an older trace.
+        staging_grows: `staging_bytes` was not given, so it takes from `host_bytes` what large tensors need.
     """
 
     place: str
@@ -119,10 +120,10 @@ class Header(_Event, frozen=True):
 
 
 class Scope(_Event, frozen=True):
-    """A thread enters a scope; its options. Of `select` it is only told that there is one (`has_select`).
+    """A thread enters a scope with these options. `has_select`: the option `select` is given.
 
     Attributes:
-        device_bytes: as given; where that is "auto" (`is_automatic`), what was found by then.
+        device_bytes: as given; with "auto" (`is_automatic`), the size that had been found by then.
     """
 
     at_ns: int
@@ -141,8 +142,8 @@ class ScopeEnd(_Event, frozen=True, tag="scope_end"):
     """A thread leaves a scope. `failed`: with an exception.
 
     Attributes:
-        resident_bytes: anonymous memory of the process then; None: not known, or an older trace.
-        allocator_free_bytes: of that, about so much was freed and is kept by the allocator; None: not known.
+        resident_bytes: anonymous memory of the process at that moment; None: not known, or an older trace.
+        allocator_free_bytes: the part of it that is freed but kept by the allocator, roughly; None: not known.
     """
 
     at_ns: int
@@ -154,17 +155,17 @@ class ScopeEnd(_Event, frozen=True, tag="scope_end"):
 
 
 class Pack(_Event, frozen=True):
-    """Autograd saved a tensor, and the store took it. What was kept where it is has no event.
+    """Autograd saved a tensor, and the store took it. Tensors that the store left alone have no event.
 
     Attributes:
         began_ns, end_ns: of the call, waiting included.
         graph, index: its name; the index counts the packs of the graph.
         key: its number.
-        record: of which it is a view; None: it has none yet (see `Booked`).
-        node: of autograd, which saved it; higher ones come later in forward.
-        storage: names its storage as long as that lives, among tensors that have no record.
-        version: of the tensor, counting changes in place.
-        storage_bytes, view_bytes: of the storage, and of the tensor's elements.
+        record: the record that it is a view of; None: it has none yet (see `Booked`).
+        node: the autograd node that saved it; later nodes of forward have higher numbers.
+        storage: names its storage among tensors that have no record, while the storage lives.
+        version: the tensor's count of in-place changes.
+        storage_bytes, view_bytes: size of the storage, and of the tensor's elements.
     """
 
     began_ns: int
@@ -186,7 +187,7 @@ class Pack(_Event, frozen=True):
 
 
 class Booked(_Event, frozen=True):
-    """A saved tensor that had none has a record, which may be another's."""
+    """A saved tensor that had no record now has one, perhaps together with other saved tensors."""
 
     at_ns: int
     graph: int
@@ -195,9 +196,9 @@ class Booked(_Event, frozen=True):
 
 
 class Ours(_Event, frozen=True):
-    """Nobody but the store holds the storage of a saved tensor any more; only now may its bytes be taken away.
+    """Only the store still holds the storage of a saved tensor. From now on it may take the bytes out of memory.
 
-    Told once, when it is seen: before a pack or an unpack, or when a scope ends. Never for what others hold throughout.
+    Recorded once, when noticed: before a pack or an unpack, or when a scope ends. Never if others hold it throughout.
     """
 
     at_ns: int
@@ -206,7 +207,7 @@ class Ours(_Event, frozen=True):
 
 
 class Unpack(_Event, frozen=True):
-    """Backward asked for a saved tensor, and got it, waiting included, or an error."""
+    """Backward asked for a saved tensor and got it, or an error. The times include waiting."""
 
     began_ns: int
     end_ns: int
@@ -216,7 +217,7 @@ class Unpack(_Event, frozen=True):
 
 
 class Release(_Event, frozen=True):
-    """The graph let go of a saved tensor. With the last one of a record, its memory is free."""
+    """The graph released a saved tensor. The last release of a record frees its memory."""
 
     at_ns: int
     graph: int
@@ -224,21 +225,21 @@ class Release(_Event, frozen=True):
 
 
 class Gone(_Event, frozen=True):
-    """All of a graph is gone, and the scopes that saved it are left."""
+    """The whole graph is freed, and the scopes that saved it have been left."""
 
     at_ns: int
     graph: int
 
 
 class Computed(_Event, frozen=True):
-    """What a graph that is gone has taken on its accelerator, by marks in the stream that computes. In trials of
-    `tierstore tune` alone, where a scope waits for the accelerator before it is entered.
+    """How long a graph took on its accelerator, measured by marks in the stream that computes. Recorded only in trials
+    of `tierstore tune`, where each scope first waits for the accelerator.
 
     Attributes:
-        at_ns: all of it was over.
+        at_ns: when all of it was over.
         forward_seconds, backward_seconds: from its first pack to its first unpack, and from there to its last.
-        forward_wait_seconds, backward_wait_seconds: of them, computing waited for copies.
-        out_bytes, in_bytes: queued to be copied out in forward, and back in backward.
+        forward_wait_seconds, backward_wait_seconds: the part of them in which computing waited for copies.
+        out_bytes, in_bytes: bytes queued to be copied out in forward, and back in backward.
     """
 
     at_ns: int
@@ -252,10 +253,10 @@ class Computed(_Event, frozen=True):
 
 
 class Stall(_Event, frozen=True):
-    """A thread waited; `cause` is one of `STALL_CAUSES` of `stats.py`. One wait may be several, one after the other.
+    """A thread waited; `cause` is one of `STALL_CAUSES` of `stats.py`. One wait may give several events in a row.
 
     Attributes:
-        record: whose bytes it waited for; None: for room.
+        record: the record whose bytes it waited for; None: it waited for room.
     """
 
     began_ns: int
@@ -269,14 +270,14 @@ class Spill(_Event, frozen=True):
     """A record was written to disk, or could not be.
 
     Attributes:
-        nbytes, stored_bytes: logical bytes, and those on disk for them.
-        codec: what they were encoded with; "none", "zstd:1", ...; "" where it failed.
-        kind: of the content, such as "float32, many zeros".
-        lane: which of the engine's lanes.
-        queued_ns, began_ns, end_ns: chosen to leave; a lane took it; it is on disk.
-        drive_seconds: of that at the drive; None: not known (a daemon's).
-        cpu_seconds: CPU time of encoding and checksum; likewise.
-        failed: why, or None.
+        nbytes, stored_bytes: logical bytes, and the bytes that they take on disk.
+        codec: what encoded them: "none", "zstd:1", ...; "" if the write failed.
+        kind: kind of the content, such as "float32, many zeros".
+        lane: number of the engine's lane.
+        queued_ns, began_ns, end_ns: when it was chosen to leave memory, when a lane took it, when it was on disk.
+        drive_seconds: time at the drive; None: not known (a daemon's).
+        cpu_seconds: CPU time of encoding and checksum; None: not known (a daemon's).
+        failed: why the write failed; None: it did not.
     """
 
     record: int
@@ -294,7 +295,7 @@ class Spill(_Event, frozen=True):
 
 
 class Cancelled(_Event, frozen=True):
-    """A write or a read that had been queued, or had begun, is not wanted any more."""
+    """A write or a read is no longer wanted. It was queued, or had begun already."""
 
     at_ns: int
     record: int
@@ -314,9 +315,9 @@ class Restore(_Event, frozen=True):
     """A record was read back, or could not be. See `Spill`.
 
     Attributes:
-        read_bytes: from disk.
+        read_bytes: bytes read from disk.
         demanded: it was queued because a thread asked for it, not ahead of that.
-        wanted: False: the graph let go of it meanwhile; it does not count in `restored_bytes`.
+        wanted: False: the graph released it during the read, and `restored_bytes` does not count it.
     """
 
     record: int
@@ -334,7 +335,7 @@ class Restore(_Event, frozen=True):
 
 
 class Offload(_Event, frozen=True):
-    """A copy from an accelerator to host memory was queued on its stream; it ends later, unseen by the host."""
+    """A copy from an accelerator to host memory was queued on a stream. Its end is not recorded."""
 
     at_ns: int
     record: int
@@ -342,7 +343,7 @@ class Offload(_Event, frozen=True):
 
 
 class Reload(_Event, frozen=True):
-    """A copy back was queued; likewise."""
+    """A copy from host memory to an accelerator was queued on a stream. Its end is not recorded."""
 
     at_ns: int
     record: int
@@ -350,11 +351,11 @@ class Reload(_Event, frozen=True):
 
 
 class Levels(_Event, frozen=True):
-    """What the tiers hold, in bytes, by the store's own books, which are `StoreStats`'s.
+    """The bytes that the tiers hold, as the store counts them for `StoreStats`.
 
     Attributes:
-        uncharged_bytes: saved tensors that are where autograd left them, and not charged to a budget (yet); what is
-            only noted counts until its graph is gone.
+        uncharged_bytes: saved tensors that are where autograd left them and that no budget is charged for (yet).
+            Tensors that are only noted count until their graph is gone.
     """
 
     at_ns: int
@@ -367,14 +368,14 @@ class Levels(_Event, frozen=True):
 
 
 class Lost(_Event, frozen=True):
-    """So many events were not recorded here, because the file was slower than training."""
+    """`num_events` events are missing here, because the file was slower than training."""
 
     at_ns: int
     num_events: int
 
 
 class End(_Event, frozen=True):
-    """The last line, where the trace was ended. A killed process writes none."""
+    """The last line of a trace that was ended. A killed process does not write it."""
 
     at_ns: int
     reason: str

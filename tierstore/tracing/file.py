@@ -10,19 +10,19 @@ from ..errors import ConfigError
 
 __all__ = ["TraceFile"]
 
-_MODE = 0o666  # less the process's umask, as any file that a program is told to write
+_MODE = 0o666  # less the process's umask, as for any output file
 
 
 class TraceFile:
-    """Open for writing, and locked (flock) against other writers: two traces in one file could not be told apart.
-    A device or a pipe is neither locked nor cut.
+    """A file open for writing and locked (flock): two traces in one file could not be told apart.
+    A device or a pipe is neither locked nor truncated.
 
     Args:
         place: its path; the directory must exist.
-        is_continued: go on behind what is there, instead of writing over it.
+        is_continued: append to the file instead of replacing its content.
 
     Raises:
-        ConfigError: it cannot be opened, or somebody writes a trace to it. What was there is unchanged.
+        ConfigError: it cannot be opened, or another trace is being written to it. Its content is unchanged.
     """
 
     def __init__(self, place: str, *, is_continued: bool = False) -> None:
@@ -43,11 +43,11 @@ class TraceFile:
             raise ConfigError("trace", place, f"it cannot be written to: {reason}") from error
 
     def write(self, lines: bytes) -> None:
-        """Write all of it; blocks. OSError: some of it may be there."""
+        """Write all lines; blocks. On OSError, some of them may be in the file."""
         rest = memoryview(lines)
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
 
     def close(self) -> None:
-        """Let others write to it. Once."""
+        """Close and unlock the file. Call it once."""
         os.close(self._descriptor)

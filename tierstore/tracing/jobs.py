@@ -1,4 +1,4 @@
-"""What is on its way to or from disk while a trace is recorded: when it was queued and begun, and in which lane."""
+"""Records on their way to or from disk while a trace is recorded: when each was queued and begun, and its lane."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Job:
 
 
 class _Direction:
-    """Jobs in one direction, by record. A job that the trace has not seen queued (it began later) is unknown."""
+    """Jobs in one direction, by record. Jobs that were queued before the trace began are not in here."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, _Job] = {}
@@ -37,7 +37,7 @@ class _Direction:
         self._jobs[record] = _Job(nbytes, demanded, at_ns)
 
     def begin(self, record: int, nbytes: int | None, at_ns: int) -> None:
-        """`nbytes`: as many as are moved, where that is known only now."""
+        """A lane takes the job. `nbytes`: bytes to move, if that is known only now; else None."""
         job = self._jobs.get(record)
         if job is None or job.began_ns is not None:
             return
@@ -51,7 +51,7 @@ class _Direction:
             self._num_lanes += 1
 
     def forget(self, record: int) -> _Job | None:
-        """The job is over, or will not be done."""
+        """Drop a job that is over or will not be done, and return it if it is known."""
         job = self._jobs.pop(record, None)
         if job is not None and job.lane is not None:
             heapq.heappush(self._free_lanes, job.lane)
@@ -59,14 +59,14 @@ class _Direction:
 
 
 class OpenJobs:
-    """All that are on their way. Guarded by the store's lock."""
+    """All jobs in both directions. Guarded by the store's lock."""
 
     def __init__(self) -> None:
         self.spills = _Direction()
         self.restores = _Direction()
 
     def end_spill(self, record: int, outcome: Stored | Exception, at_ns: int) -> tuple[Any, ...] | None:
-        """The event of a write that is over; None: its beginning was not seen."""
+        """The event of a write that is over; None: the trace did not see it begin."""
         job = self.spills.forget(record)
         if job is None or job.began_ns is None:
             return None
@@ -79,7 +79,7 @@ class OpenJobs:
     def end_restore(
         self, record: int, outcome: Loaded | Exception, at_ns: int, *, is_wanted: bool
     ) -> tuple[Any, ...] | None:
-        """The event of a read that is over; None: its beginning was not seen."""
+        """The event of a read that is over; None: the trace did not see it begin."""
         job = self.restores.forget(record)
         if job is None or job.began_ns is None:
             return None

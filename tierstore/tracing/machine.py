@@ -1,4 +1,4 @@
-"""The first line of a trace: how the store was opened, and what it runs on."""
+"""The first line of a trace: how the store was opened, and the machine that it runs on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def header_of(store: StoreSettings) -> Header:
 
 
 def _this_machine() -> Machine:
-    """Without its name."""
+    """Describe this machine, without its host name."""
     model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     versions = {"linux": platform.release(), "python": platform.python_version()}
     return Machine(

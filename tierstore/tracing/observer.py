@@ -1,4 +1,4 @@
-"""What a store tells of its records as they move. `Observer` itself does nothing: it stands where no trace is on."""
+"""How a store reports moves of records. `Observer` itself ignores them: it is the observer when nothing is traced."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["Observer"]
 
 
 class Observer:
-    """Told of every move of a record, by its key, under the store's lock; never blocks, never raises."""
+    """Receives every move of a record, by its key. Called under the store's lock; never blocks, never raises."""
 
     def spill_queued(self, record: int, nbytes: int) -> None:
         """A record was chosen to leave memory."""
 
     def spill_began(self, record: int, nbytes: int) -> None:
-        """A lane of the engine begins to write so many bytes of a record."""
+        """A lane of the engine begins to write a record of `nbytes`."""
 
     def spill_ended(self, record: int, outcome: Stored | Exception) -> None:
-        """A write has ended: what was stored, or why it was not."""
+        """A write has ended; `outcome`: what was stored, or why it failed."""
 
     def spill_cancelled(self, record: int, nbytes: int) -> None:
         """A record that was queued to be written stays in memory, or is gone."""
@@ -29,16 +29,16 @@ class Observer:
         """A record is on disk, and its memory is free."""
 
     def restore_queued(self, record: int, nbytes: int, *, demanded: bool) -> None:
-        """A record is to be read; `demanded`: somebody waits for it already."""
+        """A read of a record was queued; `demanded`: a thread waits for it already."""
 
     def restore_began(self, record: int) -> None:
         """A lane of the engine begins to read a record."""
 
     def restore_ended(self, record: int, outcome: Loaded | Exception, *, is_wanted: bool) -> None:
-        """A read has ended: the record is in memory, or why it is not; not `is_wanted`: it was let go of meanwhile."""
+        """A read has ended; `outcome`: what was read, or why it failed. `is_wanted`: it was not released meanwhile."""
 
     def restore_cancelled(self, record: int, nbytes: int) -> None:
-        """A record was let go of before it was read."""
+        """A record was released before it was read."""
 
     def offloaded(self, record: int, nbytes: int) -> None:
         """A copy of a record from its accelerator was queued."""
@@ -47,7 +47,7 @@ class Observer:
         """A copy of a record back to its accelerator was queued."""
 
     def changed(self) -> None:
-        """Something was let go of, so what the tiers hold may have changed."""
+        """Something was released, so what the tiers hold may have changed."""
 
     def stalled(self, seconds: float, cause: str, record: int | None) -> None:
-        """The calling thread has just waited so long, for this record's bytes or (None) for room."""
+        """The calling thread has just waited `seconds`, for this record's bytes or (None) for room."""

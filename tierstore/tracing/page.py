@@ -1,4 +1,4 @@
-"""One step as a page of HTML that needs no network and no other file. `page.html` draws what is put into it here."""
+"""One step as a page of HTML that needs no network and no other file. `page.html` draws the data put into it here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PHASES = ("forward", "backward")
 
 
 def page_of(timeline: Timeline, summary: StepSummary, num_steps: int, *, remark: str = "") -> str:
-    """The page. Times in it are milliseconds from the step's beginning; `remark` stands behind its title."""
+    """Return the page. Its times are milliseconds from the step's beginning; `remark` follows the title."""
     page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     data = msgspec.json.encode(_data(timeline)).decode().replace("<", "\\u003c")
     title = html.escape(f"Step {summary.number} of {num_steps}{remark}")

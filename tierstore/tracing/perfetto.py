@@ -17,11 +17,11 @@ _STEP_LANE = 0
 
 
 def trace_events(steps: Sequence[Step], thread_names: Mapping[int, str], pid: int, origin_ns: int) -> dict[str, Any]:
-    """What to write as JSON. `origin_ns`: time 0."""
+    """Return what to write as JSON. `origin_ns`: the trace's time that becomes 0."""
     events: list[dict[str, Any]] = [_name("process_name", pid, 0, f"tierstore, process {pid}")]
     lanes: dict[tuple[str, str], int] = {}
     events.append(_name("thread_name", pid, _STEP_LANE, "steps"))
-    seen: set[tuple[Any, ...]] = set()  # what lasts over the end of a step is in the next one too
+    seen: set[tuple[Any, ...]] = set()  # events that last over the end of a step are in the next step too
     for step in steps:
         events.append(
             _slice(f"step {step.number}", "step", pid, _STEP_LANE, step.began_ns, step.ended_ns, origin_ns, {})

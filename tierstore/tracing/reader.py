@@ -1,4 +1,4 @@
-"""A trace, read from its file again."""
+"""Reads a trace from its file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _OLDEST_VERSION = 1
 
 @dataclass(frozen=True)
 class RecordedTrace:
-    """What a file holds.
+    """The content of a trace file.
 
     Attributes:
         header: its first line.
         events: all others, in the order of the file.
-        is_complete: it was ended; False: its process was killed, or still writes.
+        is_complete: the trace was ended; False: its process was killed, or still writes.
     """
 
     header: Header
@@ -32,7 +32,7 @@ class RecordedTrace:
 
 
 class _AnyHeader(msgspec.Struct):
-    """As much of a first line as every version has."""
+    """The fields of a first line that every version has."""
 
     event: str
     format: str
@@ -40,10 +40,10 @@ class _AnyHeader(msgspec.Struct):
 
 
 def read_trace(path: Path) -> RecordedTrace:
-    """Read the file of a trace. What stands behind its last line break was not written whole, and is left out.
+    """Read the file of a trace. Text after its last line break is an incomplete line and is left out.
 
     Raises:
-        ConfigError: it cannot be read, is no trace, or one of another version; or a line is damaged: which, and why.
+        ConfigError: the file cannot be read, is no trace, or has another version; or a line is damaged: which, and why.
     """
     try:
         content = path.read_bytes()

@@ -1,8 +1,8 @@
-"""Takes down what happens, at the cost of a tuple on the thread where it does, and writes it on a thread of its own.
+"""Records events and writes them to a trace. Recording costs one tuple; a thread of the recorder writes.
 
 An event is a tuple: its class in `events.py`, and the values of its fields, none of which keeps a tensor alive. The
-thread makes lines of them a few times a second. It keeps up with training unless the file is slower than that; then so
-many events wait, no more, and what comes beyond them is counted and left out.
+thread makes lines of them a few times a second. If the file is slower than training, events wait up to a limit;
+further events are left out and counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_WAITING_EVENTS = 200_000
 """Some 50 MB."""
 
 _EVERY_SECONDS = 0.25
-"""So often the thread looks for events: waking it for each would cost more than the event."""
+"""How often the thread looks for events. Waking it for each would cost more than the event."""
 _LINES_AT_ONCE = 256  # few, since the interpreter's lock is held while they are made
 _now = time.perf_counter_ns
 
@@ -45,21 +45,21 @@ _now = time.perf_counter_ns
 class Recorder(Observer):
     """One trace while it is recorded.
 
-    As an `Observer` it is called under the store's lock. `append` may be called from any thread. Nothing but `flush`
-    and `close` blocks.
+    As an `Observer` it is called under the store's lock. `append` may be called from any thread. Only `tell_times`,
+    `flush` and `close` block.
 
     Args:
-        place, file: where to; the file is closed with the trace.
+        place, file: path and file of the trace; the file is closed with the trace.
         header: the first line; None: it continues a trace.
-        levels: what the tiers hold now, the fields of `Levels` after its time; called under the store's lock.
-        on_idle: called on the writing thread whenever it has written what there was and `is_idle`.
+        levels: returns what the tiers hold now: the fields of `Levels` after its time. Called under the store's lock.
+        on_idle: called on the writing thread whenever it has written everything and `is_idle`.
 
     Attributes:
-        waiting: events that are not written yet; also appended to where something dies.
+        waiting: events that are not written yet. A graph that dies appends here too.
         num_inside: scopes that are being recorded now, and one for `TierStore.trace`; changed under the store's lock.
-        num_graphs: that have begun. Of threads that begin one at the same moment, one may count for all.
-        is_paced: a scope waits until accelerators are through with the graphs that are gone, and tells what those took.
-            Else the host's times say nothing of steps that it is ahead of. For trials of `tierstore tune`.
+        num_graphs: graphs that have begun. If several threads begin one at the same moment, it may count only one.
+        is_paced: a scope waits until accelerators have finished the graphs that are gone, and records how long those
+            took. Without this the host runs ahead, and its times do not show the step. For trials of `tierstore tune`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Recorder(Observer):
     # --- any thread ------------------------------------------------------------------------------------------------
 
     def append(self, event: RecordedEvent) -> None:
-        """Take down an event, unless too many wait."""
+        """Record an event, unless too many wait."""
         if len(self.waiting) < MOST_WAITING_EVENTS and not self._is_over:
             self.waiting.append(event)
         elif not self._is_over:
@@ -102,17 +102,18 @@ class Recorder(Observer):
                 self._num_lost += 1
 
     def begin_graph(self, number: int, graph: object) -> None:
-        """From now on the trace goes on at least until this graph is gone, unless it is over."""
+        """Keep the trace going at least until this graph is gone. Does nothing if the trace is over."""
         self.num_graphs += 1
         if not self._is_over:
             self._graphs[number] = _GraphRemains(graph, self.waiting.extend, number)
 
     def time_graph(self, number: int, graph: object, times: GraphTimes) -> None:
-        """These are to be told when the graph is gone: see `tell_times`."""
+        """Keep the graph's times; `tell_times` records them once the graph is gone."""
         self._timed.append((number, weakref.ref(graph), times))
 
     def tell_times(self) -> None:
-        """Tell what the graphs that are gone have taken on their accelerators, once that is over. Blocks until then."""
+        """Record how long graphs that are gone took on their accelerators. Blocks until these have finished, unless the
+        calling thread captures a CUDA graph; then a later call records the times."""
         timed, self._timed = self._timed, deque()
         for number, graph, times in timed:
             if graph() is not None:
@@ -129,15 +130,15 @@ class Recorder(Observer):
         self.append((Booked, _now(), graph, index, record))
 
     def is_idle(self) -> bool:
-        """Whether no scope and no graph is being recorded. Under the store's lock, which keeps new ones out."""
+        """Whether no scope and no graph is being recorded. The caller holds the store's lock, so none can begin."""
         return not self.num_inside and all(graph() is None for graph in list(self._graphs.values()))
 
     def is_over(self) -> bool:
-        """Whether it records nothing any more: it was ended, or its file failed, which `close` tells."""
+        """Whether it has stopped recording: it was ended, or its file failed. `close` raises that failure."""
         return self._is_over
 
     def flush(self, deadline_seconds: float) -> None:
-        """Return when all events so far are written, or cannot be, or not in that time."""
+        """Block until all events so far are written or writing has failed, at most for the deadline."""
         if self._is_over:
             return
         written = threading.Event()
@@ -147,20 +148,20 @@ class Recorder(Observer):
             pass  # the thread may end, by an error, after the order was put
 
     def wake(self) -> None:
-        """There will be something to write."""
+        """Have the thread look for events to write now."""
         if not self._is_over:
             self._orders.put(threading.Event())
 
     def request_stop(self) -> None:
-        """Have it end, and write what waits; does not wait for that."""
+        """Have the thread write what waits, then end. Does not wait for that."""
         self._orders.put(None)
 
     def close(self, deadline_seconds: float, reason: str = "ended") -> None:
-        """End the trace: write what waits, close the file. Idempotent, but an error is told once.
+        """End the trace: write what waits, close the file. Idempotent, but an error is raised only once.
 
         Raises:
-            StorageIOError: it could not be written, now or before; the file ends where that happened, training is not
-                affected. Or the file did not answer in time.
+            StorageIOError: a write failed, now or before; the file ends there, and training is not affected. Or the
+                file did not answer in time.
         """
         self._reason = reason
         self._orders.put(None)
@@ -173,7 +174,7 @@ class Recorder(Observer):
             raise StorageIOError("write", self.place, reason, _CUT_SHORT) from error
 
     def abandon(self) -> None:
-        """In a forked child: the trace is the parent's. Waits for nothing."""
+        """Leave the trace to the parent, in a forked child. Waits for nothing."""
         self._is_over = True
         self._file.close()
 
@@ -238,7 +239,7 @@ class Recorder(Observer):
         self.changed()
 
     def changed(self) -> None:
-        """Take down what the tiers hold. Where there is no lock to hold, the figures may be of different moments."""
+        """Record what the tiers hold. Without the lock, the figures may be from different moments."""
         self.append((Levels, _now(), *self._levels()))
 
     def _cancelled(self, what: str, record: int, nbytes: int) -> None:
@@ -291,7 +292,7 @@ class Recorder(Observer):
             self._write([Lost(_now(), num_lost)])
 
     def _write(self, events: list[Any]) -> None:
-        """A line for each."""
+        """Write one line for each event."""
         self._file.write(self._encoder.encode_lines(events))
 
     def _forget_dead_graphs(self) -> bool:
@@ -302,7 +303,7 @@ class Recorder(Observer):
 
 
 class _GraphRemains(Remains[Any]):
-    """Puts in the event that tells of the graph's death; see NOTE [No finalizers] in `remains.py`."""
+    """Appends a `Gone` event when the graph dies; see NOTE [No finalizers] in `remains.py`."""
 
     __slots__ = ("event",)
 
@@ -316,5 +317,5 @@ _CUT_SHORT = "the trace is cut short there; training is not affected"
 
 
 def _name_of(value: object) -> str:
-    """Of a dtype or device, as people write it."""
+    """The name of a dtype or device as people write it."""
     return str(value).removeprefix("torch.")

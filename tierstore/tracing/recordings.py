@@ -20,17 +20,17 @@ _DEADLINE_SECONDS = 60.0
 
 
 class Observed(Protocol):
-    """The books of a store, as far as a trace needs them."""
+    """The part of a store that a trace needs."""
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """The store's lock; to be entered."""
+        """The store's lock, to be used in `with`."""
 
     def check_open(self) -> None:
         """Raise StoreClosedError if the store is closed."""
 
     def observe(self, observer: Observer) -> None:
-        """Tell this one from now on, and no other. The caller holds the lock."""
+        """Report moves to this observer from now on, instead of the one before. The caller holds the lock."""
 
     def levels(self) -> tuple[int, ...]:
         """The fields of `Levels` after its time. The caller holds the lock."""
@@ -40,11 +40,11 @@ class Recordings:
     """Begins, continues and ends traces.
 
     Args:
-        books: of the store.
+        books: what is needed of the store.
         describe: makes the first line of a trace.
 
     Attributes:
-        recorder: of the trace that is on for the whole store (`TierStore.trace`); None: only scopes that say so.
+        recorder: records the trace of the whole store (`TierStore.trace`); None: only scopes that ask are traced.
     """
 
     def __init__(self, books: Observed, describe: Callable[[], Header]) -> None:
@@ -56,11 +56,11 @@ class Recordings:
         self._lock = threading.Lock()
 
     def begin(self, path: object) -> Recorder:
-        """The recorder of the trace at `path`, which begins now, or goes on if this store has begun it before.
+        """Return the recorder of the trace at `path`. It begins now, or goes on if this store has begun it before.
 
         Raises:
             ConfigError: the path cannot be written to, or another trace of this store is not over. Nothing has changed.
-            StorageIOError: an earlier trace could not be written to its end; or no thread can be started to write it.
+            StorageIOError: an earlier trace could not be written to its end, or the writing thread cannot be started.
             StoreClosedError: the store is closed.
         """
         self._books.check_open()
@@ -75,7 +75,7 @@ class Recordings:
             return self._current
 
     def enter(self, recorder: Recorder) -> None:
-        """A scope, or the store, is recorded from now on."""
+        """Record a scope, or the store, from now on."""
         with self._books.lock:
             recorder.num_inside += 1
             if not recorder.is_over():
@@ -83,18 +83,18 @@ class Recordings:
         recorder.wake()
 
     def leave(self, recorder: Recorder) -> None:
-        """A scope, or the store, is not recorded any more; recording of its graphs goes on until they are gone."""
+        """Stop recording a scope, or the store. Its graphs are recorded until they are gone."""
         with self._books.lock:
             recorder.num_inside -= 1
 
     def flush(self) -> None:
-        """Return when what was recorded is written, or cannot be, or after a minute."""
+        """Block until everything recorded is written or writing has failed, at most for a minute."""
         recorder = self._current
         if recorder is not None:
             recorder.flush(_DEADLINE_SECONDS)
 
     def end(self, deadline_seconds: float, reason: str = "ended") -> None:
-        """End the trace that is on, if one is.
+        """End the current trace, if there is one. Blocks, at most for the deadline.
 
         Raises:
             StorageIOError: see `Recorder.close`.
@@ -107,13 +107,13 @@ class Recordings:
             recorder.close(deadline_seconds, reason)
 
     def request_stop(self) -> None:
-        """Have the trace end that is on, if one is. Waits for nothing."""
+        """Have the current trace end, if there is one. Waits for nothing."""
         recorder = self._current
         if recorder is not None:
             recorder.request_stop()
 
     def abandon(self) -> None:
-        """In a forked child: forget the trace, whose file is the parent's. Takes no lock."""
+        """In a forked child: forget the trace; its file belongs to the parent. Takes no lock."""
         recorder, self._current, self.recorder = self._current, None, None
         if recorder is not None:
             recorder.abandon()
@@ -124,7 +124,7 @@ class Recordings:
         try:
             header = None if is_continued else self._describe()
             recorder = Recorder(place, file, header, self._books.levels, self._look_away_if_idle)
-        except OSError as error:  # of its thread
+        except OSError as error:  # its thread cannot be started
             file.close()
             raise StorageIOError("trace", place, str(error), "nothing is recorded, training is not affected") from error
         self._begun.add(place)
@@ -141,7 +141,7 @@ class Recordings:
         current.close(_DEADLINE_SECONDS)
 
     def _look_away_if_idle(self) -> None:
-        """What is not traced is not observed either."""
+        """Stop observing the store when nothing is traced."""
         recorder = self._current
         with self._books.lock:
             if recorder is None or recorder.is_idle() or recorder.is_over():

@@ -30,12 +30,12 @@ __all__ = ["Step", "Wait", "choose_step", "records_of", "steps_of", "thread_name
 
 _T = TypeVar("_T")
 _ONE_WAIT_NS = 1_000_000
-"""A thread that waits is woken by whatever progress there is, and waits again: within this time it is the same wait."""
+"""Any progress wakes a waiting thread, which may then wait again. A shorter gap does not end the wait."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A thread waited, however often it was woken meanwhile. Fields as `Stall`'s."""
+    """A thread waited, perhaps with short wake-ups in between. Fields as `Stall`'s."""
 
     began_ns: int
     end_ns: int
@@ -50,18 +50,18 @@ class Step:
 
     Attributes:
         number: counted from 1 in the trace.
-        graph, thread: which, and who packed it.
-        began_ns: its first scope was entered.
-        forward_ended_ns: its last scope was left.
-        backward_began_ns: it was asked for something first; None: never.
-        ended_ns: it was gone, or where the trace ends.
-        is_whole: it was seen to be gone.
+        graph, thread: its number, and the thread that packed it.
+        began_ns: when its first scope was entered.
+        forward_ended_ns: when its last scope was left.
+        backward_began_ns: when its first unpack began; None: there was none.
+        ended_ns: when it was gone, or the end of the trace.
+        is_whole: the trace saw it gone.
         scope: the options of its first scope.
-        packs, unpacks, releases, ours: of the graph.
+        packs, unpacks, releases, ours: events of the graph.
         waits: of all threads.
-        spills, restores, offloads, reloads, levels: of the store, as far as they were not over before.
-        memory: the end of its last scope, with what the process held then; None: that was not recorded.
-        codecs: what each record is encoded with, as far as the trace has seen it written.
+        spills, restores, offloads, reloads, levels: events of the whole store during the step.
+        memory: the end of its last scope, with the memory that the process held; None: not recorded.
+        codecs: the codec of each record, where the trace has its write.
     """
 
     number: int
@@ -88,7 +88,7 @@ class Step:
 
 
 def steps_of(trace: RecordedTrace) -> list[Step]:
-    """Every graph of the trace that something was packed of, the earliest first."""
+    """Every graph of the trace that has a pack, the earliest first."""
     events = _Events(trace.events)
     firsts: dict[int, Pack] = {}
     for pack in sorted(events.of(Pack), key=lambda pack: pack.began_ns):
@@ -97,10 +97,10 @@ def steps_of(trace: RecordedTrace) -> list[Step]:
 
 
 def choose_step(steps: Sequence[Step], number: int | None) -> Step:
-    """The step of that number; None: the one that waited longest, for that is what a trace is looked at for.
+    """The step of that number; None: the one that waited longest, which is what a reader most likely looks for.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such step.
     """
     if number is None:
         return max(steps, key=lambda step: (sum(wait.end_ns - wait.began_ns for wait in step.waits), -step.number))
@@ -110,15 +110,15 @@ def choose_step(steps: Sequence[Step], number: int | None) -> Step:
 
 
 def records_of(events: Iterable[Event]) -> dict[tuple[int, int], int]:
-    """Of each saved tensor, by graph and index, the record that it is a view of.
+    """The record of each saved tensor, by graph and index.
 
-    Tensors that were never booked are views of one record if their storage was the same, alive, and unchanged.
+    Tensors that were never booked share a record if their storage was the same, alive and unchanged.
     """
     packs = [event for event in events if isinstance(event, Pack)]
     records = {(pack.graph, pack.index): pack.record for pack in packs if pack.record is not None}
     records |= {(event.graph, event.index): event.record for event in events if isinstance(event, Booked)}
     releases = {(event.graph, event.index): event.at_ns for event in events if isinstance(event, Release)}
-    latest: dict[tuple[int, int, int], tuple[int, float]] = {}  # record of a storage, and how long that lived at least
+    latest: dict[tuple[int, int, int], tuple[int, float]] = {}  # a storage's record, and until when it lived at least
     for pack in sorted(packs, key=lambda pack: pack.began_ns):
         name = pack.graph, pack.index
         if name in records:
@@ -133,12 +133,12 @@ def records_of(events: Iterable[Event]) -> dict[tuple[int, int], int]:
 
 
 def thread_names_of(trace: RecordedTrace) -> dict[int, str]:
-    """Of the threads that entered a scope, by their number."""
+    """Names of the threads that entered a scope, by thread number."""
     return {event.thread: event.thread_name for event in trace.events if isinstance(event, Scope)}
 
 
 class _Events:
-    """The events of a trace by kind. What is asked for must have the fields that the question is about."""
+    """The events of a trace by kind. Each method needs a kind of event that has the fields it looks at."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._by_kind: dict[type, list[Any]] = {}
@@ -154,7 +154,7 @@ class _Events:
         return [event for event in self._by_kind.get(kind, []) if event.graph == graph]
 
     def lasting(self, kind: type[_T], began_ns: int, ended_ns: int) -> list[_T]:
-        """Events of a kind that has a beginning and an end, as far as they were under way in that time."""
+        """Events of a kind with a beginning and an end that were under way between the two moments."""
         events = self._by_kind.get(kind, [])
         return [event for event in events if event.end_ns > began_ns and event.began_ns < ended_ns]
 
@@ -199,12 +199,12 @@ def _step(number: int, first: Pack, events: _Events) -> Step:
 
 def _waits(stalls: Iterable[Stall]) -> list[Wait]:
     waits: list[Wait] = []
-    last: dict[int, int] = {}  # of each thread, the index of its last wait
+    last: dict[int, int] = {}  # index of each thread's last wait
     for stall in sorted(stalls, key=lambda stall: stall.began_ns):
         before = waits[last[stall.thread]] if stall.thread in last else None
         is_same = before is not None and (before.cause, before.record) == (stall.cause, stall.record)
         if before is not None and is_same and stall.began_ns - before.end_ns < _ONE_WAIT_NS:
-            end_ns = max(before.end_ns, stall.end_ns)  # they may overlap by what rounding makes of a time
+            end_ns = max(before.end_ns, stall.end_ns)  # rounded times may overlap
             waits[last[stall.thread]] = Wait(before.began_ns, end_ns, stall.thread, stall.cause, stall.record)
         else:
             last[stall.thread] = len(waits)

@@ -14,19 +14,19 @@ from .steps import Step
 __all__ = ["Direction", "StepSummary", "summarize"]
 
 _WORTH_A_WORD = 0.03
-"""Of a phase: who waited less than that need not look for a cause."""
+"""Share of a phase. A thread that waited less gets no sentence about the cause."""
 
 
 @dataclass(frozen=True)
 class Direction:
-    """What moved one way in a step.
+    """The transfers of a step in one direction.
 
     Attributes:
-        num_records, nbytes, stored_bytes: how many, logical bytes, and those on disk for them.
-        busy_seconds: for how long anything moved; `lane_seconds`: all transfers added up.
-        codec_seconds: of all transfers, in codecs.
-        cpu_seconds: CPU time of it all, as far as it is known.
-        num_demanded: of reads: not ahead of being asked for.
+        num_records, nbytes, stored_bytes: records, their logical bytes, and the bytes that they take on disk.
+        busy_seconds: for how long anything moved; `lane_seconds`: the times of all transfers added up.
+        codec_seconds: the part of `lane_seconds` in codecs.
+        cpu_seconds: CPU time of all transfers for which it is known.
+        num_demanded: reads that were queued only when a thread asked for them; 0 for writes.
     """
 
     num_records: int
@@ -40,22 +40,22 @@ class Direction:
 
     @property
     def bytes_per_second(self) -> float:
-        """Logical bytes, while anything moved."""
+        """Logical bytes per second of `busy_seconds`; 0 if nothing moved."""
         return self.nbytes / self.busy_seconds if self.busy_seconds else 0.0
 
 
 @dataclass(frozen=True)
 class StepSummary:
-    """One step. A wait counts for the thread that packed the graph, or for any other while backward runs there.
+    """The figures of one step. Waits of packs count as forward, waits of unpacks as backward.
 
     Attributes:
         headline: why it is slow, one sentence for each phase that is.
-        seconds: from its first scope on until it was gone.
+        seconds: from its first scope until it was gone.
         forward_seconds: until its last scope was left; `backward_seconds`: from the first unpack on, or None.
-        resident_bytes, allocator_free_bytes: what the process held at the end of forward, and what of that was freed
-            and kept by its allocator; None: the trace does not tell.
+        resident_bytes, allocator_free_bytes: memory of the process at the end of forward, and the part of it that was
+            freed but kept by its allocator; None: not recorded.
         wait_seconds: by phase and cause, all threads added up.
-        num_waits: likewise.
+        num_waits: number of waits, by phase and cause.
     """
 
     number: int
@@ -75,7 +75,7 @@ class StepSummary:
 
     @property
     def memory(self) -> str | None:
-        """What the process held at the end of forward, in words; None: the trace does not tell."""
+        """The memory of the process at the end of forward, in words; None: not recorded."""
         if self.resident_bytes is None:
             return None
         words = f"At the end of forward the process held {format_bytes(self.resident_bytes)}"
@@ -124,7 +124,7 @@ _PHASES: Mapping[str, Callable[[Step], tuple[int, int]]] = {
     "forward": lambda step: (step.began_ns, step.forward_ended_ns),
     "backward": lambda step: (step.backward_began_ns or step.forward_ended_ns, step.ended_ns),
 }
-"""From when to when."""
+"""When each phase begins and ends."""
 
 
 def _by_cause(waits: Sequence[ExplainedWait]) -> dict[Cause, float]:
@@ -183,7 +183,7 @@ def _sentence(
 
 
 def _thread_of(waits: Sequence[ExplainedWait]) -> int | None:
-    """Who waited longest: of several threads that wait at once, each has the whole phase."""
+    """The thread that waited longest. Waits of several threads overlap, so they cannot be added up."""
     seconds: dict[int, float] = {}
     for wait in waits:
         seconds[wait.wait.thread] = seconds.get(wait.wait.thread, 0.0) + wait.seconds

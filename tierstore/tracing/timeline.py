@@ -1,7 +1,7 @@
-"""A step as lanes of boxes and curves, which the pictures and Perfetto's file are made of. Pure.
+"""A step as lanes of boxes and curves. Pictures, pages and Perfetto's files are made of them. Pure.
 
-A transfer is in a codec and at the drive in turns. Its box is cut in two, as if one came after the other: how much of
-each is true, their order within the box is not.
+A transfer alternates between a codec and the drive. Its box is cut into one part for each: the lengths of the two
+parts are true, their order is not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLOURS: Mapping[str, str] = {
     "decode": "#f7d9a8",
     "copy": "#26a69a",
 }
-"""Of every kind of box: what a thread does, what it waits for, and what moves."""
+"""The colour of each kind of box: what a thread does, what it waits for, and what moves."""
 
 TIERS: Mapping[str, tuple[str, str]] = {
     "device_bytes": ("device", "#5c6bc0"),
@@ -40,7 +40,7 @@ TIERS: Mapping[str, tuple[str, str]] = {
     "lent_bytes": ("host: lent", "#d7ccc8"),
     "disk_bytes": ("disk", "#455a64"),
 }
-"""Of every field of `Levels`: what it is, and its colour."""
+"""The name and colour of each field of `Levels`."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Lane:
-    """Boxes that do not overlap, but for what lies over a phase; `group` is what it is a lane of."""
+    """Boxes that do not overlap, except that waits lie over a phase. `group`: the kind of lane."""
 
     group: str
     name: str
@@ -64,7 +64,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Curve:
-    """How much a tier holds, from each of the times on."""
+    """How many bytes a tier holds from each of the times on."""
 
     field: str
     times_ns: Sequence[int]
@@ -72,13 +72,13 @@ class Curve:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The tier's name for people."""
         return TIERS[self.field][0]
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One step; times as in the trace."""
+    """One step as lanes and curves; times as in the trace."""
 
     began_ns: int
     ended_ns: int
@@ -87,7 +87,7 @@ class Timeline:
 
 
 def timeline_of(step: Step, thread_names: Mapping[int, str]) -> Timeline:
-    """Lanes: the threads, then copies, codec, and drive, as far as there was anything in them."""
+    """The timeline of a step. Its lanes: threads, copies, codec, drive; empty lanes are left out."""
     lanes = [
         *_threads(step, thread_names),
         *_copies(step),

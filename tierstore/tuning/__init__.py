@@ -1,6 +1,6 @@
-"""Settings for one program on one machine: recorded, searched in the simulator, and measured before they are believed.
+"""Finds settings for one program on one machine: a step is recorded, settings are simulated, and the best are measured.
 
-Start reading at `tune.py`. `tune_loop` is for a training loop of one's own, `tierstore tune` for a program; the two
+Start reading at `tune.py`. `tune_loop` tunes a training loop in this process, `tierstore tune` a program; the two
 differ only in how a trial runs (`loop.py`, `program.py`).
 """
 

@@ -1,12 +1,12 @@
-"""What recorded steps say of their accelerator: how long it computed, and how fast copies went. Pure.
+"""How long an accelerator computed in recorded steps, and how fast copies were. Pure.
 
-A trace has the host's times, and the host is ahead of its device. So in trials marks in the stream that computes tell
-what forward and backward took there, and what of it was waiting for copies (`Computed`).
+A trace has the host's times, and the host runs ahead of its device. So in trials, marks in the stream that computes
+measure how long forward and backward took there, and how much of that was waiting for copies (`Computed`).
 
 NOTE [Speed of the link]
-Where computing waited much for copies, and the host for nothing, the link was busy all along: it carries what was
-copied in that time. Elsewhere it carries at least so much, and how much it could is for a measurement to say. A little
-waiting says nothing: a link of twice the speed that a step needs is waited for too, where backward begins.
+If computing waited much for copies, and the host for nothing, the link was busy all the time. Its speed is then the
+bytes copied divided by that time. Otherwise this is only a lower bound, and the speed has to be measured. A little
+waiting proves nothing: where backward begins, computing waits even for a link twice as fast as the step needs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Way(NamedTuple):
     """Forward, or backward, of a recorded step.
 
     Attributes:
-        seconds: on the accelerator.
-        copy_wait_seconds: of them, computing waited for copies.
-        host_wait_seconds: so long the host waited, for room or for bytes; then it queued nothing.
+        seconds: time on the accelerator.
+        copy_wait_seconds: the part of it in which computing waited for copies.
+        host_wait_seconds: how long the host waited, for room or for bytes; meanwhile it queued nothing.
         copied_bytes: out in forward, back in backward.
     """
 
@@ -46,12 +46,12 @@ class Way(NamedTuple):
 
     @property
     def compute_seconds(self) -> float:
-        """What is left of it when nothing is waited for."""
+        """The time without the waits."""
         return max(0.0, self.seconds - self.copy_wait_seconds - self.host_wait_seconds)
 
     @property
     def link_bytes_per_second(self) -> float | None:
-        """See NOTE [Speed of the link]; None: it does not tell."""
+        """See NOTE [Speed of the link]; None: the step does not show it."""
         is_awaited = self.copy_wait_seconds > _AWAITED_SHARE * self.seconds
         is_alone = self.host_wait_seconds <= _NOISE * self.seconds
         return self.copied_bytes / self.seconds if self.copied_bytes and is_awaited and is_alone else None
@@ -62,7 +62,7 @@ def ways_of(step: Step, computed: Computed) -> tuple[Way, Way]:
     turned_ns = step.ended_ns if step.backward_began_ns is None else step.backward_began_ns
     forward_ns = sum(wait.end_ns - wait.began_ns for wait in step.waits if wait.began_ns < turned_ns)
     backward_ns = sum(wait.end_ns - wait.began_ns for wait in step.waits) - forward_ns
-    is_ahead = step.scope is None or step.scope.prefetch != "none"  # else the link waits to be asked
+    is_ahead = step.scope is None or step.scope.prefetch != "none"  # else the link idles until backward asks
     return (
         Way(computed.forward_seconds, computed.forward_wait_seconds, forward_ns / 1e9, computed.out_bytes),
         Way(computed.backward_seconds, computed.backward_wait_seconds, backward_ns / 1e9, is_ahead * computed.in_bytes),
@@ -71,11 +71,11 @@ def ways_of(step: Step, computed: Computed) -> tuple[Way, Way]:
 
 @dataclass(frozen=True)
 class LinkSpeeds:
-    """Of one link, and where they are from.
+    """The speeds of one link, and where each is from.
 
     Attributes:
         link: as the simulator takes it.
-        out_is_recorded, back_is_recorded: that speed is what the recorded copies came to; else it was measured alone.
+        out_is_recorded, back_is_recorded: the speed is that of the recorded copies; else it was measured separately.
     """
 
     link: Link
@@ -84,28 +84,28 @@ class LinkSpeeds:
 
     @property
     def is_recorded(self) -> bool:
-        """Any of it."""
+        """Whether at least one speed is from recorded copies."""
         return self.out_is_recorded or self.back_is_recorded
 
     def times(self, factor: float) -> LinkSpeeds:
-        """What was recorded, so many times as fast."""
+        """The same, with the recorded speeds multiplied by `factor`."""
         out = self.link.to_host_bytes_per_second * (factor if self.out_is_recorded else 1.0)
         back = self.link.to_device_bytes_per_second * (factor if self.back_is_recorded else 1.0)
         return replace(self, link=Link(out, back, self.link.both_bytes_per_second))
 
     def __str__(self) -> str:
-        """In one line, for people."""
+        """The speeds in one line, for people."""
         out = _speed(self.link.to_host_bytes_per_second, is_recorded=self.out_is_recorded)
         back = _speed(self.link.to_device_bytes_per_second, is_recorded=self.back_is_recorded)
         return f"copies to the host at {out}, back at {back}"
 
 
 def link_speeds(recorded: Sequence[tuple[Way, Way]], described: Sequence[AcceleratorLink]) -> LinkSpeeds | None:
-    """Those that the steps tell, for each direction; else what was measured. None: nobody knows of one of them.
+    """The speed of each direction: from the recorded steps, else as measured. None: one direction has neither.
 
     Args:
         recorded: steps that are alike.
-        described: links that were measured; of several the first counts.
+        described: links that were measured; only the first counts.
     """
     out, back = (_median_speed([step[place] for step in recorded]) for place in (0, 1))
     if described:
@@ -123,11 +123,11 @@ def link_speeds(recorded: Sequence[tuple[Way, Way]], described: Sequence[Acceler
 
 
 def paced(workload: Workload, recorded: Sequence[tuple[Way, Way]], step_seconds: float) -> Workload:
-    """The step at its accelerator's pace. What passed between two calls on the host has its share of forward, or of
-    backward; what a step takes beyond both comes at its end.
+    """The step with the accelerator's times: those between the host's calls are scaled, so that forward and backward
+    each take as long as on the accelerator. The rest of a step's time comes at its end.
 
     Args:
-        workload: at the host's pace.
+        workload: with the host's times.
         recorded: steps like it, at least one.
         step_seconds: from the end of one step to the end of the next.
     """
@@ -156,7 +156,7 @@ def _without_compute(actions: Sequence[Action]) -> list[Action]:
 
 
 def _median_speed(ways: Sequence[Way]) -> float | None:
-    """None: most of them do not tell."""
+    """The median speed of the link; None: most steps do not show it."""
     speeds = [speed for way in ways if (speed := way.link_bytes_per_second) is not None]
     return statistics.median(speeds) if len(speeds) > len(ways) / 2 else None
 

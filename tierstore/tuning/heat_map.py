@@ -18,13 +18,13 @@ __all__ = ["as_html", "check_heat_map", "draw_heat_map", "heat_table", "write_he
 
 _TITLE = "Predicted seconds of a step"
 _FAST, _SLOW = (34, 139, 84), (190, 50, 50)
-"""Red, green, blue."""
+"""Each as red, green, blue."""
 _WHITE = (255, 255, 255)
 _INCHES = 1.1
 
 
 def heat_table(found: Found) -> Table:
-    """For a terminal: the darker green, the faster."""
+    """The map for a terminal. Darker green is faster."""
     table = Table(title=f"{_TITLE}, by host_bytes and {found.down}", title_justify="left", box=None)
     table.add_column("ahead" if found.down == "lookahead_bytes" else "device", justify="right")
     for host in found.hosts:
@@ -36,10 +36,10 @@ def heat_table(found: Found) -> Table:
 
 
 def write_heat_map(found: Found, file: Path) -> None:
-    """As HTML if that is the suffix, else as a picture.
+    """Write the map, as HTML if the suffix says so, else as a picture.
 
     Raises:
-        ConfigError: the file cannot be written, or the suffix is one that nobody knows.
+        ConfigError: the file cannot be written, or its suffix is unknown.
     """
     try:
         if file.suffix == ".html":
@@ -51,7 +51,7 @@ def write_heat_map(found: Found, file: Path) -> None:
 
 
 def check_heat_map(file: Path) -> None:
-    """Whether it could be written. Raises ConfigError."""
+    """Check that the map can be written there. Raises ConfigError if not."""
     if file.suffix not in (".html", ".png", ".svg", ".pdf"):
         raise ConfigError("--heat-map", str(file), "give a file with the suffix .html, .png, .svg or .pdf")
     if file.suffix != ".html" and find_spec("matplotlib") is None:
@@ -61,7 +61,7 @@ def check_heat_map(file: Path) -> None:
 
 
 def as_html(found: Found) -> str:
-    """A page that needs no other file."""
+    """The map as a page that needs no other file."""
     head = "".join(f"<th>{format_bytes(host)}</th>" for host in found.hosts)
     rows = "".join(
         f"<tr><th>{_size(value)}</th>"
@@ -78,7 +78,7 @@ def as_html(found: Found) -> str:
 
 
 def draw_heat_map(found: Found, file: Path) -> None:
-    """A picture, with matplotlib, which is no dependency of this package. Raises OSError."""
+    """Draw the map with matplotlib, which is no dependency of this package. Raises OSError."""
     from matplotlib.figure import Figure
 
     rows = _rows(found)
@@ -101,7 +101,7 @@ def _rows(found: Found) -> list[list[float | None]]:
 
 
 def _colour(found: Found, seconds: float | None) -> tuple[int, int, int]:
-    """From the fastest to the slowest of the map; white: not known."""
+    """The colour between the map's fastest and slowest; white: not known."""
     known = [each for row in _rows(found) for each in row if each is not None]
     if seconds is None:
         return _WHITE
@@ -116,7 +116,7 @@ def _hex(colour: Sequence[int]) -> str:
 
 
 def _size(value: int | None) -> str:
-    """None: of a lookahead that has no limit of its own."""
+    """A size in words. None: a lookahead without a limit of its own."""
     return "as needed" if value is None else format_bytes(value)
 
 

@@ -1,4 +1,4 @@
-"""Trials of a training loop in this process, for programs that know their own step."""
+"""Trials of a training loop in this process, for programs that can call their step as a function."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tune_loop(
     rounds: int = 5,
     hardware: str | PathLike[str] | None = None,
 ) -> Tuned:
-    """Find settings for a step of one's own. Blocks for minutes, while it runs the step some hundred times.
+    """Find settings for a training step. Blocks for minutes, while it runs the step a few hundred times.
 
     ::
 
@@ -53,21 +53,21 @@ def tune_loop(
     Args:
         step: called on this thread with the scope for its forward; backward included. It should do the same each time.
         path: as `TierStore`'s.
-        host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: what `start` has.
-        device_bytes: the most that may stay on an accelerator; None: what `start` has.
-        start: the settings that it has now, which others must beat; None: the defaults.
+        host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: as in `start`.
+        device_bytes: the most that may stay on an accelerator; None: as in `start`.
+        start: the present settings, which others must beat; None: the defaults.
         min_bytes: as `tiered_offload`'s; not searched.
         steps: measured in each trial, after two that are not.
         rounds: how often each candidate is measured.
-        hardware: file of `tierstore doctor --hardware`; None: the machine is measured, in some ten seconds.
+        hardware: file of `tierstore doctor --hardware`; None: the machine is measured, in about ten seconds.
 
     Raises:
-        ConfigError: an argument cannot be used, or what the step saves cannot be simulated: it is on several
-            accelerators, or on one whose link nobody could measure.
+        ConfigError: an argument cannot be used, or the saved tensors cannot be simulated: they are on several
+            accelerators, or on one whose link could not be measured.
         TrialFailedError: the step packs nothing, or keeps the graphs of all steps.
 
-    What the step or the store raises under the settings that are recorded first goes through; the store is closed then.
-    Under others it does so too, but for memory that is used up, of an accelerator or of the store: those have failed.
+    Errors of the step or the store are passed on; the store is closed then. There is one exception: if settings other
+    than those recorded first run out of memory, on an accelerator or in the store, only that candidate has failed.
     """
     for name, number, least in (("steps", steps, 1), ("rounds", rounds, LEAST_ROUNDS)):
         if number < least:

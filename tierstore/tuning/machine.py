@@ -1,4 +1,4 @@
-"""The machine, as a simulation needs it."""
+"""Measures the machine as far as a simulation needs it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .program import TrialFailedError
 __all__ = ["measure_links", "measure_machine"]
 
 _SECONDS = 10.0
-"""A simulation needs speeds; that is enough for them."""
+"""Enough for the speeds that a simulation needs."""
 _LINK_SECONDS = 1.0
 _LINK_BUFFER_BYTES = 64 * 2**20
 
 
 def measure_machine(directory: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Hardware:
-    """Measure it. Blocks for some ten seconds. `progress`: it has come so far, of so many.
+    """Measure the machine. Blocks for about ten seconds. `progress`: called with the steps done and their total.
 
     Raises:
         ConfigError: there is no such directory (any more).
@@ -43,5 +43,5 @@ def measure_machine(directory: Path, progress: Callable[[int, int], None] = lamb
 
 
 def measure_links() -> Sequence[AcceleratorLink]:
-    """Those to the accelerators of this machine, alone. Blocks for a second; nothing where there is none."""
+    """Measure only the links to this machine's accelerators. Blocks for a second; empty if there are none."""
     return measure_accelerators(_LINK_SECONDS, _LINK_BUFFER_BYTES).links

@@ -1,4 +1,4 @@
-"""What steps of a recorded workload would take with other settings: on the machine, as the recorded steps show it."""
+"""Predicts how long steps of a recorded workload take with other settings. The machine is fitted to the record."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _NUM_SIMULATED_FOR_FIT = 20
 
 @dataclass(frozen=True)
 class FittedMachine:
-    """What is simulated.
+    """The machine to simulate.
 
     Attributes:
-        hardware: all of it.
-        link: to its accelerator, and who says so; None: the step does not need it.
+        hardware: the whole machine, link included.
+        link: speeds of the link to its accelerator, and where they are from; None: the step does not need it.
     """
 
     hardware: SimulatedHardware
@@ -37,13 +37,13 @@ class FittedMachine:
 
 
 def machine_of(described: Hardware, workload: Workload, recording: Recording, seconds: float) -> FittedMachine:
-    """The machine as it was described and the recorded steps show it. May measure the accelerator; blocks then.
+    """The described machine, fitted to the recorded steps. May measure the accelerator; blocks then.
 
     Args:
-        seconds: in half of them what is fitted has to be found; else nothing is.
+        seconds: if fitting would take more than half of them, nothing is fitted.
 
     Raises:
-        ConfigError: nobody knows how fast copies from or to the accelerator are.
+        ConfigError: the speed of copies from or to the accelerator is not known and could not be measured.
     """
     hardware = hardware_of(described, kinds=_kinds(workload))
     if not workload.uses_device:
@@ -52,28 +52,28 @@ def machine_of(described: Hardware, workload: Workload, recording: Recording, se
     if link is None:
         what = "give a file with the link to the accelerator: the copies of the recorded steps do not tell its speed"
         raise ConfigError("hardware", None, what)
-    # The host is ahead of its accelerator, which does not wait for calls of the store.
+    # The host runs ahead of its accelerator, which does not wait for calls of the store.
     return _with_fitted_link(replace(hardware, call_seconds_per_record=0.0), link, workload, recording, seconds)
 
 
 def fitted(hardware: SimulatedHardware, workload: Workload, recording: Recording, seconds: float) -> SimulatedHardware:
-    """With the contention that the recorded steps show, if that is found in half of the time.
+    """The hardware with the contention that the recorded steps show, if half of the time is enough to find it.
 
-    What training lost to the store in those steps is part of their compute already, so that little contention is found;
-    it is what lets the predictions begin at what was measured.
+    The recorded compute already contains what training lost to the store, so little contention is found. It makes the
+    prediction for the recorded settings equal the measured time.
     """
     observed = Observation(workload, recording.simulated, recording.step_seconds)
     try:
         return fit(hardware, [observed]) if _can_be_fitted(hardware, recording, observed, seconds) else hardware
-    except StoreFullError:  # on the machine that was described, which may not be this one
+    except StoreFullError:  # the described machine may be another, with a smaller drive
         return hardware
 
 
 def _with_fitted_link(
     hardware: SimulatedHardware, link: LinkSpeeds, workload: Workload, recording: Recording, seconds: float
 ) -> FittedMachine:
-    """Likewise what the recorded copies say of the link, which is a little more than it carries: some were still on
-    their way when forward, or backward, ended."""
+    """The hardware with the recorded speeds of the link, fitted if there is time. They are a little too high as
+    recorded: some copies were still on their way when forward, or backward, ended."""
 
     def machine(factor: float) -> SimulatedHardware:
         return replace(hardware, link=link.times(factor).link)
@@ -88,8 +88,8 @@ def _with_fitted_link(
 
 
 def _can_be_fitted(hardware: SimulatedHardware, recording: Recording, observed: Observation, seconds: float) -> bool:
-    """Whether there is the time. Raises StoreFullError."""
-    if recording.num_ranks > 1:  # ranks that hold each other up are not what is fitted
+    """Whether there is time for it, and only one rank. Raises StoreFullError."""
+    if recording.num_ranks > 1:  # the fit does not model ranks that slow each other down
         return False
     began_at = time.monotonic()
     steady_seconds(observed.workload, hardware, observed.settings)
@@ -97,10 +97,10 @@ def _can_be_fitted(hardware: SimulatedHardware, recording: Recording, observed: 
 
 
 class Steps:
-    """Predicts the steps of a workload on a machine, as the last of several.
+    """Predicts step times of a workload on a machine: the last of several simulated steps.
 
     Args:
-        progress: told how many were predicted.
+        progress: called with the number of predictions begun.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Steps:
         self._num_done = 0
 
     def predict(self, settings: TrialSettings) -> float | None:
-        """See `search.Predict`. What "auto" would find on an accelerator nobody knows before."""
+        """See `search.Predict`. None too for `device_bytes="auto"`: the size that it finds is not known beforehand."""
         self._num_done += 1
         self._progress(self._num_done)
         if settings.device_bytes == AUTO and self._workload.uses_device:
@@ -132,7 +132,7 @@ class Steps:
 
 
 def _kinds(workload: Workload) -> Mapping[str, str]:
-    """The sample data whose codec speeds stand for each kind of content; of others nothing is known."""
+    """For each kind of content, the sample data whose codec speeds are taken. Other kinds are left out."""
     samples = {
         "bfloat16": "activations, bfloat16",
         "float16": "activations, bfloat16",

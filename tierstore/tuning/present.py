@@ -1,4 +1,4 @@
-"""Tunes a program in front of somebody: a bar on standard error, the result on standard output."""
+"""Tunes a program from the command line: a progress bar on standard error, the result on standard output."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["Wanted", "present"]
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What to write, and where from.
+    """The files to read and write.
 
     Attributes:
         config: file to make.
         heat_map: file to write; None: none.
         hardware: file that describes the machine; None: it is measured.
-        as_json: the outcome as JSON, and nothing else, on standard output.
+        as_json: print the outcome as JSON, and nothing else, on standard output.
     """
 
     config: Path
@@ -40,13 +40,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def present(program: Program, plan: Plan, wanted: Wanted) -> None:
-    """Tune, print, and write what was asked for. Blocks for minutes.
+    """Tune, print, and write the files asked for. Blocks for minutes.
 
     Raises:
         ConfigError: an argument cannot be used, or a file is there already or cannot be made.
         TrialFailedError: see `tune`.
 
-    Main thread only: SIGTERM ends it as Ctrl-C does, which ends the trial.
+    Main thread only. SIGTERM ends it, and the running trial, as Ctrl-C does.
     """
     check_distinct({"--hardware": wanted.hardware}, {"--config": wanted.config, "--heat-map": wanted.heat_map})
     check_new_file("--config", wanted.config)
@@ -71,7 +71,7 @@ def present(program: Program, plan: Plan, wanted: Wanted) -> None:
     try:
         make_file("--config", wanted.config, tuned.toml)
     except ConfigError:
-        messages.print(tuned.toml, markup=False)  # what took minutes is not lost with a full disk
+        messages.print(tuned.toml, markup=False)  # so that a full disk does not lose the work of minutes
         raise
     messages.print(f"wrote {wanted.config}", markup=False)
     if wanted.heat_map is not None:
@@ -80,7 +80,7 @@ def present(program: Program, plan: Plan, wanted: Wanted) -> None:
 
 
 class _Told:
-    """A bar for each stage."""
+    """Shows a bar for each stage."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
@@ -93,7 +93,7 @@ class _Told:
 
 
 def _bars(console: Console) -> Bars:
-    """On a terminal; nothing at all elsewhere."""
+    """Bars on a terminal; nothing at all elsewhere."""
     return Bars(
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),

@@ -28,11 +28,11 @@ _INTERRUPTS = (signal.SIGINT, *ENDINGS)
 
 @dataclass(eq=False)
 class TrialFailedError(TierStoreError):
-    """A trial did not come to its end, or recorded no steps. Whatever it had started has ended.
+    """A trial did not come to its end, or recorded no steps. All processes that it had started have ended.
 
     Attributes:
-        what: in words.
-        last_words: the end of what the program wrote; "": nothing.
+        what: what went wrong, in words.
+        last_words: the end of the program's output; "": there was none.
     """
 
     what: str
@@ -44,12 +44,12 @@ class TrialFailedError(TierStoreError):
 
 @dataclass(frozen=True)
 class Program:
-    """A program that can be tried.
+    """A program that can be run for a trial.
 
     Attributes:
-        command: its arguments, the first of which is found as a shell does.
-        num_graphs: to record in each trial.
-        trial_seconds: after so many it is ended; what it has recorded by then counts.
+        command: program and arguments; the program is looked up as a shell does.
+        num_graphs: graphs to record in each trial.
+        trial_seconds: the program is ended after this time; what it has recorded by then counts.
     """
 
     command: Sequence[str]
@@ -57,8 +57,8 @@ class Program:
     trial_seconds: float
 
     def run(self, settings: TrialSettings | None, folder: Path) -> None:
-        """Run it once, with these settings or its own, and have it traced to `folder`. Blocks; an interrupt ends it.
-        Main thread only.
+        """Run it once, traced to `folder`, with these settings or (None) its own. Blocks; an interrupt ends the
+        program. Main thread only.
 
         Raises:
             ConfigError: there is no such program.
@@ -84,7 +84,7 @@ class Program:
             raise TrialFailedError(f"{self.command[0]} entered no scope of tiered_offload {when}", _last_words(said))
 
     def _run(self, environment: dict[str, str], said: Path) -> int | None:
-        """The exit code; None: it was ended because its time was up."""
+        """Run the program and return its exit code; None: it was ended because its time was up."""
         with said.open("wb") as output, _interrupts_held_back() as let_through:
             process = self._start(environment, output)
             ended = os.pidfd_open(process.pid)
@@ -114,8 +114,8 @@ class Program:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[Callable[[], None]]:
-    """Ctrl-C, SIGTERM and SIGHUP wait until what this gives is called, or for the end: a process that has just been
-    started is nobody's until it has a name."""
+    """Hold back Ctrl-C, SIGTERM and SIGHUP until the yielded function is called, or until the end. Otherwise an
+    interrupt just after a process was started would leave it running, before its `Popen` is known."""
     came: list[int] = []
     handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _INTERRUPTS}
 
@@ -132,17 +132,17 @@ def _interrupts_held_back() -> Iterator[Callable[[], None]]:
 
 
 def _has_ended(ended: int, seconds: float) -> bool:
-    """Wait for a process that is not reaped yet, by its descriptor."""
+    """Wait for a process by its descriptor, without reaping it. Whether it ended in time."""
     return bool(select.select([ended], [], [], seconds)[0])
 
 
 def _end_group(process: subprocess.Popen[bytes], ended: int) -> None:
-    """End it and whatever it has started. Until it is reaped, its number cannot be another group's."""
+    """End the process and all that it has started. Before it is reaped, no other group can get its number."""
     try:
         if not _has_ended(ended, 0):
             os.killpg(process.pid, signal.SIGTERM)
             _has_ended(ended, _END_SECONDS)
-    finally:  # where a second Ctrl-C comes meanwhile, too
+    finally:  # even if a second Ctrl-C comes meanwhile
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

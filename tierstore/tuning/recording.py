@@ -1,4 +1,4 @@
-"""What a trial's traces say: how long its steps took, and what the simulator needs to run one again."""
+"""Reads a trial's traces: how long its steps took, and what the simulator needs to repeat one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .settings import AUTO, TrialSettings
 __all__ = ["NUM_WARMUPS", "Recording", "read_recording", "step_seconds_of"]
 
 NUM_WARMUPS = 2
-"""Graphs that are not counted: the first teaches the order, the second finds what the first has left behind."""
+"""Graphs that are not counted: the first teaches the order, the second starts with the state that the first left."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Recording:
     """One trial.
 
     Attributes:
-        trace: of the store that did most.
-        num_threads: that torch computed with.
-        num_ranks: processes that trained beside each other.
+        trace: the trace of the store with the most events, in the process with the most.
+        num_threads: threads that torch computed with.
+        num_ranks: processes that trained side by side.
         step_seconds: see `step_seconds_of`.
     """
 
@@ -48,7 +48,7 @@ class Recording:
 
     @property
     def settings(self) -> TrialSettings:
-        """Those that the program ran with.
+        """The settings that the program ran with.
 
         Raises:
             ConfigError: nothing was packed, or the store is a daemon's.
@@ -57,7 +57,7 @@ class Recording:
         if store.codec is None:
             raise ConfigError("COMMAND", store.place, "its store is a daemon's; only embedded stores are tuned")
         scope = self.scope
-        # A trace has the distance that the default comes to, and 0 where nothing is fetched ahead.
+        # For the default, a trace has the distance that it results in; 0 if nothing is fetched ahead.
         is_default = scope.lookahead_bytes == store.host_bytes + store.staging_bytes or scope.prefetch == "none"
         return TrialSettings(
             store.host_bytes,
@@ -72,7 +72,7 @@ class Recording:
 
     @property
     def scope(self) -> Scope:
-        """The first one in which something was packed. Raises ConfigError: there is none."""
+        """The first scope in which something was packed. Raises ConfigError if there is none."""
         packing = {event.scope for event in self.trace.events if isinstance(event, Pack)}
         scopes = (event for event in self.trace.events if isinstance(event, Scope) and event.scope in packing)
         if (scope := next(scopes, None)) is None:
@@ -81,7 +81,7 @@ class Recording:
 
     @property
     def device_bytes(self) -> int:
-        """What may have stayed on the accelerator at most: as the scopes say, or what "auto" had found."""
+        """The most that may have stayed on the accelerator: the scopes' `device_bytes`, or what "auto" had found."""
         return max(scope.device_bytes for scope in self.trace.events if isinstance(scope, Scope))
 
     @property
@@ -105,12 +105,12 @@ class Recording:
         return replace(workload, actions=[*actions, Compute(_between_seconds(steps_of(self.trace)))])
 
     def ways(self) -> Sequence[tuple[Way, Way]]:
-        """What steps like that took on their accelerator; nothing where it was not told. Raises ConfigError."""
+        """How long the steps of the largest graph took on their accelerator, if recorded. Raises ConfigError."""
         computed = {event.graph: event for event in self.trace.events if isinstance(event, Computed)}
         return [ways_of(step, computed[step.graph]) for step in self._alike() if step.graph in computed]
 
     def _alike(self) -> Sequence[Step]:
-        """The whole steps of the largest graph, by how long they took. Raises ConfigError: there is none."""
+        """The whole steps of the largest graph, the shortest first. Raises ConfigError if there is none."""
         steps = steps_of(self.trace)[NUM_WARMUPS:]
         whole = [step for step in steps if step.is_whole and step.backward_began_ns is not None]
         if not whole:
@@ -120,10 +120,10 @@ class Recording:
 
 
 def read_recording(folder: Path) -> Recording:
-    """What a trial has left in its folder. Blocks.
+    """Read the traces that a trial has left in its folder. Blocks.
 
     Raises:
-        TrialFailedError: it has traced nothing, or too few steps.
+        TrialFailedError: the trial has traced nothing, or too few steps.
         ConfigError: a file is damaged.
     """
     found = [msgspec.json.decode(file.read_bytes(), type=TracedStore) for file in sorted(folder.glob("*-*.json"))]
@@ -146,8 +146,8 @@ def read_recording(folder: Path) -> Recording:
 def step_seconds_of(traces: Sequence[RecordedTrace]) -> float | None:
     """How long a step takes, from the end of one graph to the end of the next. None: too few were recorded.
 
-    A graph ends where it is gone; on an accelerator, where that is through with it, as far as it was told.
-    Graphs of several sizes (two models in turn) are not mixed: the median of each size counts by how often it comes.
+    A graph ends when it is gone; on an accelerator, when that has finished it, if the trace says so.
+    Graphs of different sizes (two models in turn) are not mixed: each size's median is weighted by how often it comes.
 
     Args:
         traces: of one process.
@@ -172,7 +172,7 @@ def step_seconds_of(traces: Sequence[RecordedTrace]) -> float | None:
 
 
 def _has_line(trace: Path) -> bool:
-    """A program that was killed early may have written none."""
+    """Whether the trace has a whole line. A program that was killed early may have written none."""
     return trace.exists() and b"\n" in trace.read_bytes()
 
 
@@ -181,10 +181,10 @@ def _saved_bytes(step: Step) -> int:
 
 
 def _call_seconds(step: Step) -> float:
-    """What its calls have taken for the records that they moved: a simulation adds that for those which it moves.
+    """The time of the step's calls that is due to moved records. It is left out of compute: a simulation adds it again.
 
-    Taken to be what the simulator takes, so that the recorded settings come to what they came to; a trace does not tell
-    it from what calls take anyway.
+    A trace does not show this time, so the simulator's figure is used. A simulation of the recorded settings then takes
+    as long as the recorded step.
     """
     moved: list[Spill | Restore] = [*step.spills, *step.restores]
     return CALL_SECONDS_PER_RECORD * sum(step.began_ns <= each.queued_ns <= step.ended_ns for each in moved)
@@ -195,6 +195,6 @@ def _lasted_ns(step: Step) -> int:
 
 
 def _between_seconds(steps: Sequence[Step]) -> float:
-    """From the end of a step to the next scope: the optimizer, data."""
+    """The median time from the end of a step to the next scope: optimizer and data."""
     gaps = [max(0, after.began_ns - before.ended_ns) / 1e9 for before, after in pairwise(steps)]
     return statistics.median(gaps) if gaps else 0.0

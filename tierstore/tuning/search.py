@@ -1,8 +1,8 @@
-"""Searches settings by their predicted step time. Pure: who predicts is a function.
+"""Searches settings by their predicted step time. Pure: predictions come from a function that the caller gives.
 
-The space is small and smooth enough that no optimizer is needed: two sizes are tried on a grid, which is also the heat
-map, and then each other setting in turn from the best point, as long as that gains something. The two are `host_bytes`
-and `lookahead_bytes`, or `device_bytes`, where some of that is allowed on an accelerator.
+The space is small and smooth, so no optimizer is needed. Two sizes are tried on a grid, which is also the heat map:
+`host_bytes`, and `lookahead_bytes` or, if tensors may stay on an accelerator, `device_bytes`. Then settings are changed
+one at a time from the best point, in a few passes.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ IO_DEPTHS = (2, 4, 8, 16)
 _NUM_OTHER_CODECS = 2
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.125, 0.0)
 _TIE = 1.005
-"""Predictions this close are the same: then less memory is better."""
+"""Predictions within this factor of the best tie with it; then less memory is better."""
 _MOST_PASSES = 4
 
 Predict = Callable[[TrialSettings], float | None]
-"""Seconds of a step; None: the step would fail."""
+"""Predicts the seconds of a step; None: the step would fail, or the time is not known."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """What may be tried.
+    """The settings that may be tried.
 
     Attributes:
-        memory_bytes: the most that `host_bytes` and `staging_bytes` may be together, and what depth takes beyond the
-            usual one.
-        saved_bytes: of one step: a larger lookahead, or host budget, does nothing more.
-        device_bytes: the most that `device_bytes` may be and does anything.
+        memory_bytes: the most for `host_bytes`, `staging_bytes` and `working_bytes(io_depth)` together.
+        saved_bytes: bytes that a step saves; a lookahead or host budget above that has no further effect.
+        device_bytes: the most that is allowed for `device_bytes` and has an effect.
     """
 
     memory_bytes: int
@@ -45,41 +44,41 @@ class Space:
     device_bytes: int = 0
 
     def most_host_bytes(self, staging_bytes: int, io_depth: int) -> int:
-        """What the limit leaves beside this window at this depth; below 0: they cannot be had together."""
+        """The most for `host_bytes` with this window and depth; below 0: the limit excludes this pair."""
         return self.memory_bytes - staging_bytes - working_bytes(io_depth)
 
     def hosts(self, staging_bytes: int, io_depth: int) -> Sequence[int]:
-        """Host budgets to try beside this window, rising."""
+        """Values of `host_bytes` to try with this window and depth, rising."""
         most = self.most_host_bytes(staging_bytes, io_depth)
         useful = min(most, self.saved_bytes)
         return sorted({int(useful * share) for share in _SHARES} | {most})
 
     @property
     def lookaheads(self) -> Sequence[int | None]:
-        """Distances to try; the last is "as far as it takes"."""
+        """Values of `lookahead_bytes` to try, rising; the last is None, "as far as needed"."""
         return (*sorted({int(self.saved_bytes * share) for share in _SHARES if share}), None)
 
     @property
     def devices(self) -> Sequence[int]:
-        """`device_bytes` to try, rising."""
+        """Values of `device_bytes` to try, rising."""
         return sorted({int(self.device_bytes * share) for share in _SHARES})
 
     def windows(self) -> Sequence[int]:
-        """Staging windows to try, rising."""
+        """Values of `staging_bytes` to try, rising."""
         sizes = (USUAL_STAGING_BYTES // 4, USUAL_STAGING_BYTES // 2, USUAL_STAGING_BYTES, 2 * USUAL_STAGING_BYTES)
         return [size for size in sizes if LEAST_STAGING_BYTES <= size <= self.memory_bytes]
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has seen.
+    """The result of a search.
 
     Attributes:
-        predicted: step seconds of everything that was tried; None: it would fail, or nobody knows.
-        hosts, downs: of the heat map: `host_bytes`, and values of the setting `down`. The others are those of `start`.
+        predicted: step seconds of all settings that were tried; None: the step would fail, or the time is not known.
+        hosts, downs: axes of the heat map: `host_bytes`, and the setting `down`. Other settings are as in `start`.
         start: where the search began.
         is_whole: it was not cut short.
-        down: of the heat map.
+        down: the setting on the heat map's second axis.
     """
 
     predicted: Mapping[TrialSettings, float | None]
@@ -90,14 +89,14 @@ class Found:
     down: Literal["lookahead_bytes", "device_bytes"] = "lookahead_bytes"
 
     def at(self, host_bytes: int, down: int | None) -> float | None:
-        """The heat map there, in seconds; None: not known."""
+        """The predicted seconds at a point of the heat map; None: not known."""
         return self.predicted.get(_with(self.start, {"host_bytes": host_bytes, self.down: down}))
 
     def best(self, number: int) -> list[TrialSettings]:
-        """So many that are worth measuring.
+        """At most `number` settings that are worth measuring.
 
-        First the best; then the fastest, where that takes more memory; then the best with other codecs, since what a
-        codec makes of a program's tensors is what a prediction knows least of; then those that are predicted to differ.
+        First the best; then the fastest, if that is another, with more memory; then the best with other codecs, since
+        predictions know least about how a program's tensors compress; then others with different predicted times.
         """
         ranked = _ranked(self.predicted)
         chosen = dict.fromkeys(ranked[:1] + sorted(ranked, key=self._seconds)[:1])
@@ -109,19 +108,19 @@ class Found:
         return list(chosen | dict.fromkeys(by_seconds.values()))[:number]
 
     def _seconds(self, settings: TrialSettings) -> float:
-        """Predicted; infinite where that is not known, or it would fail."""
+        """The predicted seconds; infinite if they are not known, or the step would fail."""
         seconds = self.predicted.get(settings)
         return inf if seconds is None else seconds
 
 
 def search(space: Space, known: Sequence[TrialSettings], predict: Predict, goes_on: Callable[[], bool]) -> Found:
-    """Try what may be tried.
+    """Search the space.
 
     Args:
-        space: what may be tried.
+        space: the settings that may be tried.
         known: settings within the space, predicted in any case; the search begins at the first.
         predict: see `Predict`.
-        goes_on: asked before each other prediction; False: what was found by then is it.
+        goes_on: asked before each other prediction; False ends the search with what was found so far.
     """
     start = known[0]
     predicted = {settings: predict(settings) for settings in known}
@@ -148,7 +147,7 @@ def _try(
     predict: Predict,
     goes_on: Callable[[], bool],
 ) -> bool:
-    """Predict all that are not known. False: it was told to stop."""
+    """Predict all candidates that are not predicted yet. False: `goes_on` ended it."""
     for candidate in candidates:
         if candidate not in predicted:
             if not goes_on():
@@ -158,7 +157,8 @@ def _try(
 
 
 def _untried(space: Space, best: TrialSettings, known: Mapping[TrialSettings, float | None]) -> list[TrialSettings]:
-    """One setting changed; another window, or depth, takes from the host budget what it needs, or gives it the rest."""
+    """Settings that differ from `best` in one value. If the window or the depth changes, `host_bytes` is also tried
+    at the most that the limit leaves, and lowered to that if needed."""
     nearby = [replace(best, codec=codec) for codec in CODECS]
     nearby += [replace(best, prefetch=prefetch) for prefetch in PREFETCHES if best.device_bytes != AUTO]
     nearby += [replace(best, lookahead_bytes=lookahead) for lookahead in space.lookaheads]
@@ -176,8 +176,8 @@ def _untried(space: Space, best: TrialSettings, known: Mapping[TrialSettings, fl
 
 
 def _ranked(predicted: Mapping[TrialSettings, float | None]) -> list[TrialSettings]:
-    """The best first; of those that tie with the best, the one with the least memory, of the accelerator before that of
-    the host; then what was tried first."""
+    """The best first. Those that tie with the best are sorted by accelerator memory, then host memory, then by which
+    was tried first."""
     sound = {settings: seconds for settings, seconds in predicted.items() if seconds is not None}
     tied_seconds = _TIE * min(sound.values(), default=0.0)
     return sorted(

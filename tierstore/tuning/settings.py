@@ -28,18 +28,18 @@ USUAL_STAGING_BYTES = 112 * 2**20
 LEAST_STAGING_BYTES = 16 * 2**20
 USUAL_INLINE_BYTES = 128 * 2**10
 AUTO: Literal["auto"] = "auto"
-"""Of `device_bytes`: the store finds it."""
-_MOST_STAGING_SHARE = 0.75  # where little memory is allowed, what moves needs it more than what stays
+"""As `device_bytes`: the store finds the size."""
+_MOST_STAGING_SHARE = 0.75  # if little memory is allowed, tensors on their way need it more than those that stay
 
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """Arguments of `TierStore`, and behind them of `tiered_offload`.
+    """The arguments of `TierStore` and `tiered_offload` that are searched.
 
     Attributes:
-        lookahead_bytes: None: as far as it takes.
-        inline_bytes: None: everything lives in LMDB.
-        device_bytes: of no effect without an accelerator.
+        lookahead_bytes: None: as far as needed.
+        inline_bytes: None: all records are stored in LMDB.
+        device_bytes: has no effect without an accelerator.
     """
 
     host_bytes: int
@@ -53,7 +53,7 @@ class TrialSettings:
 
     @property
     def memory_bytes(self) -> int:
-        """Of host memory, what both windows may hold, and what the depth takes beyond the usual one's share."""
+        """Host memory: `host_bytes`, `staging_bytes`, and `working_bytes` of the depth."""
         return self.host_bytes + self.staging_bytes + working_bytes(self.io_depth)
 
     @property
@@ -69,7 +69,7 @@ class TrialSettings:
 
     @property
     def simulated(self) -> Settings:
-        """The same for the simulator, which does not know "auto"."""
+        """The same for the simulator. It does not know "auto", which counts as 0 here."""
         return Settings(
             host_bytes=self.host_bytes,
             staging_bytes=self.staging_bytes,
@@ -83,7 +83,7 @@ class TrialSettings:
         )
 
     def __str__(self) -> str:
-        """In one line, for people."""
+        """The settings in one line, for people."""
         lookahead = "" if self.lookahead_bytes is None else f" {format_bytes(self.lookahead_bytes)} ahead"
         text = (
             f"{format_bytes(self.host_bytes)} + {format_bytes(self.staging_bytes)}, "
@@ -100,12 +100,12 @@ class TrialSettings:
 
 @dataclass(frozen=True)
 class Limits:
-    """What settings may take.
+    """Limits on the memory that settings may take.
 
     Attributes:
         memory_bytes: of host memory.
-        device_bytes: of an accelerator's.
-        is_for_auto: the latter holds for what "auto" finds, too.
+        device_bytes: of an accelerator's memory.
+        is_for_auto: `device_bytes` limits what "auto" finds, too.
     """
 
     memory_bytes: int
@@ -113,7 +113,7 @@ class Limits:
     is_for_auto: bool
 
     def allow(self, settings: TrialSettings, found_bytes: int = 0) -> bool:
-        """Whether they keep to it. `found_bytes`: where their `device_bytes` is "auto", what that has found."""
+        """Whether the settings keep to the limits. `found_bytes`: the size that "auto" has found, if it is used."""
         if settings.memory_bytes > self.memory_bytes:
             return False
         if settings.device_bytes == AUTO:
@@ -122,18 +122,18 @@ class Limits:
 
 
 def working_bytes(io_depth: int) -> int:
-    """What the I/O jobs of that depth work in, both ways, beyond those of the usual depth; below that it is negative.
+    """Memory that I/O jobs work in at that depth, both ways, more than at the usual depth; negative below that depth.
 
-    The usual 16 MiB are nobody's choice, so a limit on host memory does not count them.
+    A limit on host memory does not count the 16 MiB of the usual depth, since the user did not choose them.
     """
     return 2 * (io_depth - NUM_AT_ONCE) * SCRATCH_BYTES
 
 
 def default_settings(memory_bytes: int) -> TrialSettings:
-    """All defaults, with as much of `host_bytes` as a limit on both windows leaves.
+    """All defaults, except that both windows share `memory_bytes`: `host_bytes` is what `staging_bytes` leaves.
 
     Raises:
-        ConfigError: it leaves no room for what is on its way.
+        ConfigError: the limit leaves no room for staging.
     """
     if memory_bytes < LEAST_STAGING_BYTES:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""How settings are found: one trial is recorded, many are simulated, and a few are measured by turns.
+"""Finds settings: one trial is recorded, many settings are simulated, and a few are measured in turn.
 
 Start here. A *trial* is a run of some steps with given settings, of a program (`program.py`) or of a loop (`loop.py`);
 it leaves traces, and everything about it is read from them (`recording.py`).
@@ -28,10 +28,10 @@ from .tuned import Candidate, Tuned, choose
 __all__ = ["Plan", "Progress", "Run", "tune"]
 
 _MOST_INLINE_BYTES = 2**20  # beyond that, extents are faster on any drive that was seen (bench/disk_layouts.py)
-_LEAST_INLINE_SHARE = 0.05  # of the bytes of a step; moving less cannot gain what a choice asks for
+_LEAST_INLINE_SHARE = 0.05  # of the bytes of a step; moving less cannot gain enough to be chosen
 
 Run = Callable[[TrialSettings | None, Path], None]
-"""Runs a trial with these settings, or those that it has of itself, traced to the folder. Blocks.
+"""Runs a trial with these settings, or (None) with the program's own, traced to the folder. Blocks.
 
 Raises TrialFailedError, and ConfigError where no trial can be run at all."""
 
@@ -40,10 +40,10 @@ Measure = Callable[[Path], Hardware]
 
 
 class Progress(Protocol):
-    """Told how it goes on."""
+    """Receives progress."""
 
     def __call__(self, stage: str, done: int, total: int | None = None, what: str = "") -> None:
-        """The stage has come to `done` of `total`; None: nobody knows of how many. `what`: is at hand."""
+        """`done` of `total` (None: not known) parts of a stage are over. `what`: the part that begins."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Plan:
     """How much is tried.
 
     Attributes:
-        host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: what they are.
-        device_bytes: the most that may stay on an accelerator; None: what the program lets stay.
+        host_bytes: the most that `host_bytes` and `staging_bytes` may be together; None: as the program has them.
+        device_bytes: the most that may stay on an accelerator; None: as the program has it.
         rounds: how often each candidate is measured.
-        num_found: so many candidates from the simulator.
-        search_seconds: for all simulations.
+        num_found: number of candidates from the simulator.
+        search_seconds: time for all simulations of the search.
     """
 
     host_bytes: int | None = None
@@ -75,8 +75,8 @@ def tune(run: Run, measure: Measure, plan: Plan, progress: Progress) -> Tuned:
         progress: called on this thread.
 
     Raises:
-        ConfigError: the limit cannot be kept, or what was recorded is nothing that can be tuned.
-        TrialFailedError: the trial that is recorded failed, or the reference did.
+        ConfigError: the limit cannot be kept, or the recorded trial cannot be tuned.
+        TrialFailedError: the recorded trial failed, or the reference did.
     """
     if plan.host_bytes is not None:
         default_settings(plan.host_bytes)  # refused before minutes of work rather than after
@@ -120,7 +120,7 @@ def tune(run: Run, measure: Measure, plan: Plan, progress: Progress) -> Tuned:
 
 
 def _limits(plan: Plan, recording: Recording) -> Limits:
-    """What is not given is what the program has; "auto" may then find what it likes."""
+    """The plan's limits; those not given are the program's own. Without `device_bytes`, "auto" is not limited."""
     memory_bytes, device_bytes = plan.host_bytes, plan.device_bytes
     return Limits(
         recording.settings.memory_bytes if memory_bytes is None else memory_bytes,
@@ -138,7 +138,7 @@ def _search(
     seconds: float,
     progress: Progress,
 ) -> Found:
-    """What the simulator finds, from the first of what is known."""
+    """Search in the simulator, beginning at the first of the known settings."""
     progress("simulating", 0)
     simulated = Steps(workload, machine.hardware, num_ranks, lambda done: progress("simulating", done))
     ends_at = time.monotonic() + seconds
@@ -149,7 +149,7 @@ def _search(
 
 
 def _try(run: Run, settings: TrialSettings | None) -> Recording:
-    """One trial, and what it has left. Raises TrialFailedError, ConfigError."""
+    """Run one trial and read what it recorded. Raises TrialFailedError, ConfigError."""
     with tempfile.TemporaryDirectory(prefix="tierstore-tune-") as name:
         folder = Path(name)
         run(settings, folder)
@@ -157,20 +157,20 @@ def _try(run: Run, settings: TrialSettings | None) -> Recording:
 
 
 def _saved_bytes(workload: Workload) -> int:
-    """Of one step, views once."""
+    """Bytes that one step saves; each storage counts once."""
     return sum(saved.nbytes for saved in workload.saved if saved.record is None)
 
 
 def _device_bytes(workload: Workload) -> int:
-    """Of that, what is on an accelerator and may leave it."""
+    """The part of the saved bytes that is on an accelerator and may leave it."""
     saved = (saved for saved in workload.saved if saved.record is None)
     return sum(each.nbytes for each in saved if each.on_device and not each.is_shared)
 
 
 def _inline_limits(workload: Workload, has_bytes: int | None) -> list[int]:
-    """Other values of `inline_bytes` that are worth a trial: nothing in LMDB, and everything that is small.
+    """Other values of `inline_bytes` that are worth a trial: nothing in LMDB, and all small records in LMDB.
 
-    None where hardly a byte is in records that they would move. The simulator does not know LMDB, so it is not asked.
+    A value that would move hardly any bytes is left out. The simulator does not model LMDB, so it is not asked.
     """
     sizes = [saved.nbytes for saved in workload.saved if saved.record is None and not saved.is_shared]
 
@@ -185,7 +185,7 @@ def _inline_limits(workload: Workload, has_bytes: int | None) -> list[int]:
 def _measure_by_turns(
     run: Run, candidates: list[Candidate], limits: Limits, rounds: int, progress: Progress
 ) -> list[Candidate]:
-    """Every candidate once in each round; each round begins with another, so that none is always behind the same."""
+    """Measure every candidate once in each round. Each round begins with another one, so none is always the first."""
     places, total = range(len(candidates)), rounds * len(candidates)
     for number in range(rounds):
         first = number % len(candidates)
@@ -200,7 +200,8 @@ def _measure_by_turns(
 
 
 def _measured_once(run: Run, candidate: Candidate, limits: Limits) -> Candidate:
-    """With one round more. What fails once is not tried again; what "auto" finds above the limit is not allowed."""
+    """Measure one more round. A candidate that failed is not tried again. One whose "auto" finds more than the limit is
+    no longer allowed."""
     if candidate.failure is not None:
         return candidate
     try:

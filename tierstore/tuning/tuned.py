@@ -1,4 +1,4 @@
-"""What came of tuning, and the file that says it. Pure."""
+"""The outcome of tuning, and the configuration file made of it. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .settings import AUTO, TrialSettings
 __all__ = ["LEAST_ROUNDS", "Candidate", "Tuned", "choose"]
 
 LEAST_ROUNDS = 3
-"""In fewer, being faster every time says nothing."""
+"""With fewer rounds, being faster every time proves nothing."""
 _TIE = 1.005
-"""As fast: then less of an accelerator's memory is better."""
+"""Step times within this factor count as equal; then less of an accelerator's memory is better."""
 _LEAST_GAIN = 0.02
-"""What is less than this faster is not worth other settings than the ones that are known to work."""
+"""A smaller gain does not justify leaving settings that are known to work."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,12 @@ class Candidate:
 
     Attributes:
         name: "as it is", "defaults", "found 1", ...
-        settings: them.
+        settings: the settings.
         predicted_seconds: of a step; None: the simulator could not say, or was not asked.
-        step_seconds: by round; one that failed has no more.
+        step_seconds: by round, up to a failure.
         is_allowed: it keeps to the limit.
         failure: why it failed, or None.
-        found_bytes: what may have stayed on the accelerator, at most in any round; where that was to be found, nobody
-            knew before.
+        found_bytes: the most that was allowed to stay on the accelerator in any round: with "auto", the size it found.
     """
 
     name: str
@@ -47,16 +46,16 @@ class Candidate:
 
     @property
     def device_bytes(self) -> int:
-        """What it lets stay on an accelerator."""
+        """How much it lets stay on an accelerator."""
         return self.found_bytes if self.settings.device_bytes == AUTO else self.settings.device_bytes
 
     @property
     def median_seconds(self) -> float | None:
-        """Of the rounds; None: it failed."""
+        """The median of its step seconds; None: it failed, or was not measured."""
         return statistics.median(self.step_seconds) if self.step_seconds and self.failure is None else None
 
     def ratios_to(self, other: Candidate) -> list[float]:
-        """Of its step to the other's, by round."""
+        """Its step seconds divided by the other's, by round."""
         return [mine / its for mine, its in zip(self.step_seconds, other.step_seconds, strict=False)]
 
 
@@ -67,11 +66,11 @@ class Tuned:
     Attributes:
         place: the store's directory, as it goes into the file.
         min_bytes: as the program has it: it was not searched.
-        candidates: what was measured, the reference first.
-        chosen: of them.
-        found: what the simulator said.
-        reason: why this one, in a sentence.
-        link: how fast copies from and to the accelerator were taken to be, and who says so; None: it saves nothing
+        candidates: what was measured; the first one that `is_allowed` is the reference.
+        chosen: the one of them to use.
+        found: the result of the search in the simulator.
+        reason: why this one was chosen, in a sentence.
+        link: the assumed speed of copies from and to the accelerator, and where it is from; None: nothing is saved
             there.
     """
 
@@ -85,13 +84,13 @@ class Tuned:
 
     @property
     def config(self) -> Mapping[str, Mapping[str, Any]]:
-        """For `TierStore.from_config` and `tiered_offload.from_config`."""
+        """The chosen settings, for `TierStore.from_config` and `tiered_offload.from_config`."""
         store = {"path": self.place, **self.chosen.settings.store}
         return {"store": store, "offload": {"min_bytes": self.min_bytes, **self.chosen.settings.offload}}
 
     @property
     def toml(self) -> str:
-        """The same as a file, which begins with how it was found. What is None there is left out: it is a default."""
+        """The same as a file, which begins with how it was found. Values of None are defaults and left out."""
         title = ["Found by tierstore tune for the program and the machine that it was run on.", self.reason]
         if self.link is not None:
             title.append(f"Simulated with {self.link}.")
@@ -100,7 +99,7 @@ class Tuned:
             f"with {each.settings}"
             for each in self.candidates
         ]
-        # TOML has no None. Of inline_bytes it is no default, so it cannot be left out.
+        # TOML has no None. For inline_bytes None is not the default, so it cannot be left out.
         tables = {
             name: {key: value for key, value in table.items() if value is not None}
             for name, table in self.config.items()
@@ -110,7 +109,7 @@ class Tuned:
         return "".join(f"# {_one_line(line)}\n" for line in title) + toml_text(tables)
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs: figures by name."""
+        """Plain values by name, for programs."""
         return {
             "chosen": self.chosen.name,
             "reason": self.reason,
@@ -132,8 +131,8 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
     """The best that was measured, and why.
 
     The first candidate that keeps to the limit is the reference. Another takes its place only if it was faster in every
-    round, and by more than the reference differs from itself. Of those that are as fast as what is chosen, the one that
-    leaves most of an accelerator's memory free is taken instead: that is what a store is for.
+    round, and by more than half of the reference's own spread. If candidates are as fast as the chosen one with less of
+    an accelerator's memory, the one with the least is taken instead: a store is for saving that memory.
     """
     allowed = [each for each in candidates if each.is_allowed]
     chosen, reason = _fastest(allowed)
@@ -168,13 +167,13 @@ def _is_as_fast(candidate: Candidate, chosen: Candidate) -> bool:
 
 
 def _steady_ratios(candidate: Candidate, reference: Candidate) -> list[float]:
-    """By round, where it never failed and was always faster; else nothing."""
+    """Its ratios to the reference by round; empty if it failed, was once not faster, or had too few rounds."""
     ratios = candidate.ratios_to(reference)
     return ratios if candidate.failure is None and len(ratios) >= LEAST_ROUNDS and max(ratios) < 1 else []
 
 
 def _spread(candidate: Candidate) -> float:
-    """From its fastest to its slowest round, relative to the median."""
+    """The difference between its slowest and fastest round, relative to the median."""
     middle = candidate.median_seconds
     return 0.0 if not middle else (max(candidate.step_seconds) - min(candidate.step_seconds)) / middle
 
@@ -198,5 +197,5 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _one_line(text: str) -> str:
-    """A comment ends with its line, and has no control characters."""
+    """Make a text fit into a comment: on one line, without control characters."""
     return "".join(each if each.isprintable() else "?" for each in text)

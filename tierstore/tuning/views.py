@@ -1,4 +1,4 @@
-"""What tuning found, as people read it."""
+"""The outcome of tuning as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_SPACED_COLUMNS = 6
 
 
 def tuned_view(tuned: Tuned) -> Group:
-    """Tables of what was measured and of its settings, the heat map, and the outcome. 80 columns are enough."""
+    """Tables of measurements and settings, the heat map, and the outcome. Fits into 80 columns."""
     notes = [f"{len(tuned.found.predicted)} settings were simulated{'' if tuned.found.is_whole else ' in the time'}."]
     for each in tuned.candidates:
         if not each.is_allowed:
@@ -53,7 +53,7 @@ def _steps(tuned: Tuned) -> Table:
 
 
 def _settings(tuned: Tuned) -> Table:
-    """`inline_bytes` only where they differ in it, or it is not the default."""
+    """The candidates' settings. `inline_bytes` is shown only if they differ in it, or it is not the default."""
     with_inline = any(each.settings.inline_bytes != USUAL_INLINE_BYTES for each in tuned.candidates)
     names = ("host", "staging", "codec", "prefetch", "ahead", "depth", *(["inline"] if with_inline else []))
     table = _table("Their settings", names)

@@ -1,4 +1,4 @@
-"""Machines to plan for: files of hardware, and those that come with the package, which are called by name."""
+"""Machines to plan for: hardware files of the package, found by name, and those of the user, found by path."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Machine:
     """A machine to plan for.
 
     Attributes:
-        name: of the file, without its suffix.
-        title: its first comment; "" where it has none.
-        hardware: what it can do.
+        name: name of the file, without its suffix.
+        title: the file's first comment; "" if it has none.
+        hardware: the hardware that the file describes.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Machine:
 
 
 def shipped_machines() -> list[Machine]:
-    """All that come with the package, by name. Blocks for the files."""
+    """The machines that come with the package, sorted by name. Reads files."""
     folder = files(__package__)
     names = sorted(each.name.removesuffix(_SUFFIX) for each in folder.iterdir() if each.name.endswith(_SUFFIX))
     machines = []
@@ -41,10 +41,10 @@ def shipped_machines() -> list[Machine]:
 
 
 def find_machine(name_or_path: str) -> Machine:
-    """The machine that comes with the package under that name, or else the one that a file describes. Blocks.
+    """The machine of that name in the package, or else the machine that the file at that path describes. Reads files.
 
     Raises:
-        ConfigError: there is neither; or what `read_hardware` says of the file.
+        ConfigError: there is neither; or `read_hardware` refuses the file.
     """
     shipped = {machine.name: machine for machine in shipped_machines()}
     if name_or_path in shipped:
