@@ -113,7 +113,7 @@ def forget_cached(store: TierStore) -> None:
         raise TypeError("only a local disk has a page cache to forget")
     index = disk._shelf._index
     os.fsync(index.file.fileno())
-    found = mapping_around(index._map_start or 0)
+    found = mapping_around(index._environment.map_start or 0)
     if found is not None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(found[0]), ctypes.c_size_t(found[1]), mmap.MADV_DONTNEED)
     os.posix_fadvise(index.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -69,7 +69,7 @@ class QueuedWrites:
         if not self._in_backward:
             self._in_backward = True
             with self._books.lock:
-                queued = [r for r in self._books.moves._records.values() if r.state is State.QUEUED]
+                queued = [r for r in self._books.records if r.state is State.QUEUED]
                 self._queued = {record.key for record in queued}
             self.queued_bytes += sum(record.nbytes for record in queued)
         return self._fetch(*arguments)

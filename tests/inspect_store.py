@@ -33,7 +33,7 @@ class InsideStore:
     Attributes:
         name: of the store, in messages.
         residency: what the hooks and the store call, under the lock.
-        moves: what is done under it.
+        rules: what is decided under it.
         engine, loop, thread: what moves bytes, its event loop, and the thread that runs that.
         disk: the disk tier.
         slab: pinned host memory.
@@ -45,14 +45,14 @@ class InsideStore:
         self._store = store
         self.name = store._core.name
         self.residency = store.books
-        self.moves = store.books.moves
+        self.rules = store.books.rules
         self.engine = store._core.engine
         self.loop, self.thread = self.engine._loop, self.engine._thread
         self.disk: Any = self.engine.disk
-        self.slab = self.moves.slots.slab
-        self.devices = self.moves.devices
-        self.copies: Any = self.devices._copies
-        self.device_window = self.devices._window
+        self.slab = self.residency.slab
+        self.devices = self.residency._devices
+        self.copies: Any = self.devices.streams._copies
+        self.device_window = self.devices.window
         self.returner = store._core.returner
 
     # --- who may call, and who waits ------------------------------------------------------------------------------
@@ -100,86 +100,86 @@ class InsideStore:
     @property
     def records(self) -> list[Record]:
         """Those that are booked, oldest first."""
-        return list(self.moves.booking.records.values())
+        return self.residency.records
 
     @property
     def noted(self) -> list[NotedTensor]:
         """What is only noted, and alive."""
-        return list(self.moves.noted.living())
+        return list(self.residency._noted.living())
 
     @property
     def noted_bytes(self) -> int:
         """All that is noted; what has died since the last call included."""
-        return self.moves.noted.num_bytes
+        return self.residency._noted.num_bytes
 
     @property
     def newest_noted_bytes(self) -> list[int]:
         """The newest entry of each log in which something is noted."""
-        logs = (reference() for reference in self.moves.noted._logs.values())
+        logs = (reference() for reference in self.residency._noted._logs.values())
         return [log.sizes[-1] for log in logs if log is not None]
 
     def drop_ended(self) -> None:
         """Account for what was noted and is gone."""
-        self.moves.noted.drop_ended()
+        self.residency._noted.drop_ended()
 
     @property
     def num_held(self) -> dict[str, int]:
         """How many records or slots each list of the store has."""
-        moves = self.moves
+        rules = self.rules
         return {
-            "booked": len(moves.booking.records),
-            "to be evicted": len(moves._eviction),
-            "parked": len(moves._parked),
-            "blocked": len(moves.blocked),
-            "handed out": len(moves.slots._handed_out),
+            "booked": len(self.residency.records),
+            "to be evicted": len(rules._eviction),
+            "parked": len(rules._parked),
+            "blocked": len(rules.blocked),
+            "handed out": len(self.residency._slots._handed_out),
         }
 
     @property
     def num_released(self) -> int:
         """Records whose handle is gone, and that no call has accounted for yet."""
-        return len(self.moves.released)
+        return len(self.rules.released)
 
     @property
     def num_restores(self) -> int:
         """Reads that are queued or running."""
-        return self.moves.num_restores
+        return self.rules.num_restores
 
     @property
     def num_discards(self) -> int:
         """Records to be freed on disk, queued or running."""
-        return self.moves.num_discards
+        return self.rules.num_discards
 
     @property
     def is_fetching_by_hand(self) -> bool:
         """Whether something that was named to `prefetch` is still to be fetched."""
-        return self.moves.by_hand.peek() is not None
+        return self.rules.by_hand.peek() is not None
 
     # --- memory ---------------------------------------------------------------------------------------------------
 
     def window(self, name: Literal["host", "staging", "lent"]) -> Window:
         """One of the windows of host memory."""
-        window: Window = getattr(self.moves.books, name)
+        window: Window = getattr(self.rules.windows, name)
         return window
 
     @property
     def used_bytes(self) -> tuple[int, int]:
         """Held within host memory's budget, and beside it."""
-        return self.moves.books.used_bytes
+        return self.rules.windows.used_bytes
 
     @property
     def noted_bytes_in_staging(self) -> int:
         """What is noted, as far as staging is charged with it."""
-        return self.moves.books.noted_bytes
+        return self.rules.windows.noted_bytes
 
     @property
     def uncharged_bytes(self) -> int:
         """What was saved, and no window is charged with."""
-        return self.moves.uncharged_bytes()
+        return self.residency._ledger.uncharged_bytes()
 
     @property
     def pending_bytes(self) -> int:
         """Booked, but not yet known to be the store's alone."""
-        return self.moves.pending.num_bytes
+        return self.rules.pending.num_bytes
 
     @property
     def has_slots(self) -> bool:
@@ -188,7 +188,7 @@ class InsideStore:
 
     def let_staging_grow(self, grows: bool = True) -> None:
         """As where no `staging_bytes` is given."""
-        set_existing(self.moves.books, grows=grows)
+        set_existing(self.rules.windows, grows=grows)
 
     # --- engine, daemon and trace ---------------------------------------------------------------------------------
 
@@ -209,12 +209,12 @@ class InsideStore:
     @property
     def counters(self) -> Any:
         """Totals since it was opened."""
-        return self.moves.counters
+        return self.rules.counters
 
     @property
     def observer(self) -> Any:
         """It is told of every move."""
-        return self.moves.observer
+        return self.rules.observer
 
     @property
     def recorder(self) -> Any:

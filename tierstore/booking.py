@@ -10,13 +10,11 @@ from __future__ import annotations
 import torch
 
 from .handle import Handle, Record
-from .host import HostBooks
 from .layout import Layout, layout_of
 from .lent import LentViews
 from .noted import NotedLog, NotedTensor, NotedTensors
 from .ownership import records_over
-from .pending import Pending
-from .stats import Counters
+from .rules.ledger import Ledger
 
 __all__ = ["Booking"]
 
@@ -25,26 +23,24 @@ class Booking:
     """All records of a store, and the saved tensors that have none yet.
 
     Args:
-        pending: receives the records that are booked here.
-        counters: the store's; tensors that turn out to be views of one storage are counted once.
+        ledger: receives the records that are booked here.
+        noted: saved tensors that have no record yet.
         lent_views: the store's; receives tensors that were handed out before they were booked.
-        books: the books of host memory; some noted tensors are charged there.
 
     Attributes:
-        records: the records of all living handles, by key.
-        noted: saved tensors that have no record yet.
+        noted: as above.
     """
 
-    def __init__(self, pending: Pending[Record], counters: Counters, lent_views: LentViews, books: HostBooks) -> None:
-        self.records: dict[int, Record] = {}
-        self.noted = NotedTensors(books)
-        self._pending = pending
-        self._counters = counters
+    def __init__(self, ledger: Ledger[Record], noted: NotedTensors, lent_views: LentViews) -> None:
+        self.noted = noted
+        self._records = ledger.records
+        self._pending = ledger.pending
+        self._counters = ledger.counters
         self._lent_views = lent_views
 
     def num_live(self) -> int:
         """The number of records, and of noted tensors that live."""
-        return len(self.records) + sum(1 for _ in self.noted.living())
+        return len(self._records) + sum(1 for _ in self.noted.living())
 
     def book_all(self) -> None:
         """Book everything that is settled."""
@@ -84,7 +80,7 @@ class Booking:
         handle = log.maker.handle_for(noted)
         record = handle.record
         log.place(record, noted.index)
-        self.records[record.key] = record
+        self._records[record.key] = record
         self._pending.settle((record,))
         log.come_in(noted.index, record)
         self._become(noted, handle, record.layout)

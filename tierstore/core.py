@@ -79,15 +79,19 @@ class Core:
         self.name = name
         self._opened_at = time.monotonic()
         self._closed_at: float | None = None
-        self.books = Residency(
-            name, host_bytes=host_bytes, staging_bytes=staging_bytes, staging_grows=staging_grows, copies=copies
-        )
-        self.returner = Returner(return_memory, self.books.has_any)
         num_lanes = NUM_BESIDE_DEVICE + (NUM_AT_ONCE if disk_options is None else disk_options.io_depth)
         self._start_engine(store, open_disk, num_lanes)
-        self.books.moves.engine = self.engine
+        self.books = Residency(
+            name,
+            host_bytes=host_bytes,
+            staging_bytes=staging_bytes,
+            staging_grows=staging_grows,
+            copies=copies,
+            engine=self.engine,
+        )
+        self.engine.serve(self.books)
+        self.returner = Returner(return_memory, self.books.has_any)
         usage = self.engine.disk.usage()
-        self.books.disk_budget_bytes = usage.budget_bytes
         settings = StoreSettings(
             place=name,
             is_connected=disk_options is None,
@@ -111,7 +115,6 @@ class Core:
         try:
             self.engine = Engine(
                 open_disk,
-                self.books,
                 "tierstore",
                 num_spills=num_lanes,
                 num_restores=num_lanes,
@@ -154,10 +157,10 @@ class Core:
 
     def _store_died(self) -> None:
         """Nobody refers to the store any more. If its constructor was interrupted, it may be incomplete."""
-        self.returner.request_stop()
-        traces: Recordings | None = getattr(self, "traces", None)
-        if traces is not None:
-            traces.request_stop()
+        for name in ("returner", "traces"):
+            part: Returner | Recordings | None = getattr(self, name, None)
+            if part is not None:
+                part.request_stop()
 
     def end_at_exit(self, deadline_seconds: float) -> None:
         """See `Mortal`."""

@@ -62,12 +62,11 @@ def _do_nothing() -> None: ...
 class Engine:
     """Owns the loop's thread, the I/O threads and the disk tier.
 
-    The constructor blocks until the disk tier is open, or raises what opening it raised. `submit_*` and
-    `request_stop` never block and may be called from any thread; `stop` blocks.
+    The constructor blocks until the disk tier is open, or raises what opening it raised. Jobs begin with `serve`.
+    `submit_*` and `request_stop` never block and may be called from any thread; `stop` blocks.
 
     Args:
         open_disk: opens the disk tier, on the loop.
-        transfers: the books; called on the loop.
         name: begins the threads' names, and stands in messages.
         num_spills, num_restores: the most records in flight at once in each direction.
         owner: an object that the thread keeps alive until it has ended.
@@ -85,7 +84,6 @@ class Engine:
     def __init__(
         self,
         open_disk: OpenDisk,
-        transfers: Transfers,
         name: str,
         *,
         num_spills: int = NUM_SPILLS,
@@ -96,7 +94,7 @@ class Engine:
     ) -> None:
         self._name = name
         self._num_spills, self._num_restores = num_spills, num_restores
-        self._transfers = transfers
+        self._transfers: Transfers | None = None  # until `serve`
         self._inbox: deque[tuple[_Queue, tuple[int, int, Record]]] = deque()
         self._held: list[tuple[int, Record]] = []
         self._held_bytes = 0
@@ -105,11 +103,11 @@ class Engine:
         self._awake = False
         self._error: BaseException | None = None
         self._opening: SimpleQueue[DiskTier | BaseException] = SimpleQueue()
-        self._is_open = False
         self._spills: _Queue = asyncio.PriorityQueue()
         self._restores: _Queue = asyncio.PriorityQueue()
         self._discard_wanted = asyncio.Event()
         self._stop_wanted = asyncio.Event()
+        self._may_begin = asyncio.Event()  # to serve, or to stop
         self._on_death = on_death
         self._loop = uvloop.new_event_loop()
         self._user = None if user is None else self._remains_of(user)
@@ -134,6 +132,16 @@ class Engine:
             raise
         finally:
             del opened  # otherwise an error and its traceback would refer to each other
+
+    def serve(self, transfers: Transfers) -> None:
+        """Begin the jobs that are submitted. `transfers`: the books, called on the loop. To be called once."""
+        self._transfers = transfers
+        self._call_on_loop(self._may_begin.set)
+
+    @property
+    def disk_budget_bytes(self) -> int:
+        """See `DiskSubmissions`."""
+        return self.disk.usage().budget_bytes
 
     # --- any thread -------------------------------------------------------------------------------------------
 
@@ -169,15 +177,12 @@ class Engine:
         self._wake()
 
     def confirms(self, key: int, memory: memoryview) -> bool:
-        """See `Submissions`."""
+        """See `DiskSubmissions`."""
         return self.disk.confirms(key, memory)
 
     def request_stop(self) -> None:
         """Ask the engine to end: what runs is finished, what is queued is abandoned. Returns at once."""
-        try:
-            self._loop.call_soon_threadsafe(self._stop_wanted.set)
-        except RuntimeError:
-            pass  # the loop is closed: it has stopped already
+        self._call_on_loop(self._begin_to_stop)
 
     def stop(self, deadline_seconds: float) -> None:
         """End the engine and free what the disk tier holds. Idempotent.
@@ -216,10 +221,13 @@ class Engine:
         # Items are appended before the flag is read; `_deliver` clears the flag before it empties: nothing is missed.
         if not self._awake:
             self._awake = True
-            try:
-                self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:
-                pass  # the loop is closed: `engine_ended` has ended every wait
+            self._call_on_loop(self._deliver)
+
+    def _call_on_loop(self, call: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            pass  # the loop is closed: the engine has stopped, and `engine_ended` has ended every wait
 
     # --- the loop's thread ------------------------------------------------------------------------------------
 
@@ -238,31 +246,39 @@ class Engine:
             error = failure
         finally:
             self._error = error
-            if self._is_open:
+            if self._transfers is not None:
                 self._transfers.engine_ended(error)
             elif error is not None:
-                self._opening.put(error)
+                self._opening.put(error)  # read only if the disk tier is not open yet
             del owner
 
     async def _main(self, open_disk: OpenDisk) -> None:
         disk = await open_disk(self._io_threads)
-        self._is_open = True
         self._opening.put(disk)
         try:
-            async with asyncio.TaskGroup() as lanes:
-                for _ in range(self._num_spills):
-                    lanes.create_task(self._spill_lane(disk))
-                for _ in range(self._num_restores):
-                    lanes.create_task(self._restore_lane(disk))
-                lanes.create_task(self._discard_lane(disk))
-                await self._stop_wanted.wait()
-                self._end_lanes()
+            await self._may_begin.wait()
+            if self._transfers is not None:
+                await self._serve(disk, self._transfers)
         finally:
             await disk.close()
 
+    async def _serve(self, disk: DiskTier, transfers: Transfers) -> None:
+        async with asyncio.TaskGroup() as lanes:
+            for _ in range(self._num_spills):
+                lanes.create_task(self._spill_lane(disk, transfers))
+            for _ in range(self._num_restores):
+                lanes.create_task(self._restore_lane(disk, transfers))
+            lanes.create_task(self._discard_lane(disk, transfers))
+            await self._stop_wanted.wait()
+            self._end_lanes()
+
     def _user_died(self, _: Remains[object]) -> None:
-        self._stop_wanted.set()
+        self._begin_to_stop()
         self._on_death()
+
+    def _begin_to_stop(self) -> None:
+        self._stop_wanted.set()
+        self._may_begin.set()
 
     def _end_lanes(self) -> None:
         for queue, num_lanes in ((self._spills, self._num_spills), (self._restores, self._num_restores)):
@@ -280,9 +296,9 @@ class Engine:
         if self._discards:
             self._discard_wanted.set()
 
-    async def _spill_lane(self, disk: DiskTier) -> None:
+    async def _spill_lane(self, disk: DiskTier, transfers: Transfers) -> None:
         while (record := (await self._spills.get())[2]) is not None:
-            if (spill := self._transfers.begin_spill(record)) is None:
+            if (spill := transfers.begin_spill(record)) is None:
                 continue
             try:
                 if spill.ready is not None:
@@ -291,25 +307,25 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - delivered: the books raise it on the thread that trains
                 outcome = error
             del spill
-            self._transfers.end_spill(record, outcome)
+            transfers.end_spill(record, outcome)
             del record, outcome  # an idle lane keeps nobody's memory alive
 
-    async def _restore_lane(self, disk: DiskTier) -> None:
+    async def _restore_lane(self, disk: DiskTier, transfers: Transfers) -> None:
         while (record := (await self._restores.get())[2]) is not None:
-            if (destination := self._transfers.begin_restore(record)) is None:
+            if (destination := transfers.begin_restore(record)) is None:
                 continue
             try:
                 outcome: Loaded | Exception = await disk.read(record.key, destination)
             except Exception as error:  # noqa: BLE001 - delivered: the books raise it on the thread that trains
                 outcome = error
             del destination
-            self._transfers.end_restore(record, outcome)
+            transfers.end_restore(record, outcome)
             del record, outcome
 
-    async def _discard_lane(self, disk: DiskTier) -> None:
+    async def _discard_lane(self, disk: DiskTier, transfers: Transfers) -> None:
         while not self._stop_wanted.is_set():  # closing the disk tier frees the rest
             await self._discard_wanted.wait()
             self._discard_wanted.clear()
             keys = [self._discards.popleft() for _ in range(len(self._discards))]
             await disk.discard(keys)
-            self._transfers.end_discard(len(keys))
+            transfers.end_discard(len(keys))

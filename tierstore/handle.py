@@ -189,6 +189,22 @@ class Record(Remains["Handle"]):
         return None if handle is None else handle.source
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the handle lives, so that somebody can ask for the bytes."""
+        return self() is not None
+
+    @property
+    def has_device_bytes(self) -> bool:
+        """Whether the source carries the bytes; on a device, it drops them when they have been copied out."""
+        return self.claims is not None
+
+    @property
+    def span_bytes(self) -> int:
+        """The number of bytes that are stored; 0 until that is decided."""
+        first, end = self.span or (0, 0)
+        return end - first
+
+    @property
     def views(self) -> Mapping[Layout, torch.Tensor]:
         """See `Handle`; empty once the handle is gone."""
         handle = self()

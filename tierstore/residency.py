@@ -1,9 +1,10 @@
 """The books behind one lock: who may call, who waits, and for what.
 
 Training threads call `note`, `track`, `settle`, `fetch` and `flush`, among others. The engine's loop calls the methods
-of `Transfers`. All of them hold the lock for a short time; `moves.py` makes the changes under it. Only training threads
-may wait, and only for progress that the engine makes without them. A waiting thread holds no slot and no staging that
-this progress could need. So every wait ends: with progress, with an error, or with the end of the engine.
+of `Transfers`. All of them hold the lock for a short time; the rules (`rules/`) make the changes under it. Only
+training threads may wait, and only for progress that the engine makes without them. A waiting thread holds no slot and
+no staging that this progress could need. So every wait ends: with progress, with an error, or with the end of the
+engine.
 
 NOTE [Stolen gradients]
 A function may return its saved tensor as a gradient. If nobody else refers to that tensor, autograd takes it as it is
@@ -21,17 +22,20 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, Never, ParamSpec, TypeVar
 
 import torch
 
+from .booking import Booking
+from .copies import AcceleratorCopies
+from .device import DeviceTier
 from .disk.tier import Loaded, Stored
-from .errors import ModifiedInPlaceError, StoreBusyError, StoreClosedError, StoreFullError, TierStoreError
+from .errors import ModifiedInPlaceError, StoreBusyError, StoreClosedError, TierStoreError
 from .handle import IN_MEMORY, Record, State
+from .host import HostBooks
 from .interrupts import is_half_changed, is_interrupt
 from .layout import (
     Layout,
@@ -42,12 +46,17 @@ from .layout import (
     rebuild,
     unseen_by_modes,
 )
-from .moves import Moves
-from .ownership import claims_of
+from .lent import LentViews
+from .noted import NotedTensors
+from .ownership import claims_of, is_sole_owner
 from .pending import NUM_EXAMINED_PER_PACK
-from .stats import STALL_CAUSES
+from .rules.ledger import Ledger
+from .rules.rules import Rules
+from .slots import Slots
+from .stats import STALL_CAUSES, Counters
+from .store_memory import StoreMemory
 from .tracing.observer import Observer
-from .transfers import Spill
+from .transfers import DiskSubmissions, Spill
 
 if TYPE_CHECKING:
     from .copies import Copies
@@ -98,9 +107,12 @@ class Residency:
         host_bytes, staging_bytes: the limits of the two windows of host memory.
         staging_grows: see NOTE [Large tensors] in `host.py`.
         copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
+        engine: moves bytes between host memory and disk.
 
     Attributes:
-        disk_budget_bytes: for messages; the disk tier enforces it.
+        rules: what is decided, and the state of it. Only under the lock.
+        slab: host memory for restored bytes, and for copies from accelerators.
+        note_release: takes a record whose handle has died. Any thread, without the lock.
         closed: the error that says why the store cannot be used any more; None: it can.
         device_of: the accelerator that a tensor lives on; None: it is in host memory. Any thread, without the lock.
     """
@@ -113,16 +125,25 @@ class Residency:
         staging_bytes: int,
         staging_grows: bool = False,
         copies: Copies | None = None,
+        engine: DiskSubmissions,
     ) -> None:
         self._name = name
-        self.disk_budget_bytes = 0
-        self.moves = Moves(
-            host_bytes=host_bytes, staging_bytes=staging_bytes, staging_grows=staging_grows, copies=copies
-        )
-        self.device_of = self.moves.devices.device_of
+        self._engine = engine
+        windows = HostBooks(host_bytes, staging_bytes, grows=staging_grows)
+        self._noted = NotedTensors(windows)
+        ledger = Ledger[Record](windows, self._noted, is_sole_owner)
+        self._counters, self._lent_views = ledger.counters, LentViews()
+        slots = Slots(windows, host_bytes + staging_bytes, ledger.uncharged_bytes, counters=ledger.counters)
+        self._booking = Booking(ledger, self._noted, self._lent_views)
+        devices = DeviceTier(copies or AcceleratorCopies(), lent_views=self._lent_views, note_copy=slots.note_copy)
+        self._memory = StoreMemory(self._booking, slots, devices, self._lent_views)
+        self._ledger, self._slots, self._devices = ledger, slots, devices
+        self.rules = Rules[Record](ledger, self._memory, devices, engine, engine.disk_budget_bytes)
+        self.slab = slots.slab
+        self.note_release = self.rules.released.append
+        self.device_of = devices.streams.device_of
         self._begin_lock()
         self._num_getting = 0  # threads that wait for bytes, or whose bytes are there but which have not woken yet
-        self._num_packing = 0  # threads that wait for room
         self.closed: StoreClosedError | None = None
         self._interrupted_wait: BaseException | None = None
 
@@ -143,23 +164,23 @@ class Residency:
             with self._lock:
                 if self.closed is not None:
                     self._check_open()
-                moves = self.moves
+                rules = self.rules
                 noted.log.newest_node = node
-                is_short = moves.is_short_of(nbytes)
-                is_planned = noted.log.plan is not None and not moves.uses_staging
+                is_short = rules.is_short_of(nbytes)
+                is_planned = noted.log.plan is not None and not rules.uses_staging
                 is_short |= is_planned
                 if is_short:
                     self._relieve(is_planned=is_planned)
                 is_changing = True
-                counters = moves.counters
+                counters = self._counters
                 counters.packed_tensors += 1
                 counters.packed_bytes += nbytes
-                moves.noted.add(noted, node, nbytes)
+                self._noted.add(noted, node, nbytes)
                 if is_short:
                     self._join_if_booked(noted)
-                    moves.slots.trim()
-                elif moves.uses_staging:
-                    moves.charge_noted(nbytes)
+                    self._slots.trim()
+                elif rules.uses_staging:
+                    rules.charge_noted(nbytes)
                 is_changing = False  # noqa: F841 - `is_half_changed` reads it
         except BaseException as error:  # as `_whole` does, but without its extra call: every saved tensor passes here
             self.end_interrupted(error)
@@ -180,8 +201,8 @@ class Residency:
             self._check_open()
             self._drain()
             is_changing = True
-            self.moves.register(record)
-            self.moves.pending.settle(settled)
+            self._register(record)
+            self.rules.pending.settle(settled)
             try:
                 self._relieve()
             except BaseException:
@@ -191,7 +212,7 @@ class Residency:
 
     def begin_log(self, log: NotedLog) -> LogRemains:
         """Register a new log. Any thread, without the lock."""
-        return self.moves.noted.begin(log)
+        return self._noted.begin(log)
 
     @_whole
     def enter(self, log: NotedLog, record: Record, node: int) -> int:
@@ -199,7 +220,7 @@ class Residency:
         with self.lock:
             is_changing = True
             if not log.nodes:
-                self.moves.noted.drop_ended()  # orders learned from earlier logs are needed for this one
+                self._noted.drop_ended()  # orders learned from earlier logs are needed for this one
             index = log.append_booked(record, node)
             is_changing = False  # noqa: F841
             return index
@@ -211,18 +232,24 @@ class Residency:
             self._check_open()
             self._drain()
             is_changing = True
-            if self.moves.books.noted_bytes:
-                self.moves.examine(0)
-            self.moves.register(record)
+            if self.rules.windows.noted_bytes:
+                self.rules.examine(0)
+            self._register(record)
             record.forced = True
             if record.nbytes:
-                self.moves.admit(record)
+                self.rules.admit(record)
                 try:
                     self._make_room()
                 except BaseException:
                     self._withdraw(record)
                     raise
             is_changing = False  # noqa: F841
+
+    def _register(self, record: Record) -> None:
+        self._ledger.register(record)
+        if record.device is not None:
+            self.slab.begin_to_pin(record.device)
+            self._devices.streams.note_stream(record)
 
     @_whole
     def settle(self, records: Iterable[Record] = ()) -> None:
@@ -231,8 +258,8 @@ class Residency:
             if self.closed is None:
                 self._drain()
                 is_changing = True
-                self.moves.pending.settle(records)
-                self.moves.slots.trim()
+                self.rules.pending.settle(records)
+                self._slots.trim()
                 is_changing = False  # noqa: F841
 
     @_whole
@@ -245,8 +272,9 @@ class Residency:
             if self.closed is None:
                 self._drain()
                 is_changing = True
-                self.moves.relieve(None)
-                self.moves.survey(log)
+                self.rules.relieve(None)
+                self._booking.survey(log)
+                self.rules.pending.survey()
                 is_changing = False  # noqa: F841
 
     @_whole
@@ -261,7 +289,7 @@ class Residency:
                 self._check_open()
                 self._drain()
                 is_changing = True
-                self.moves.booking.book_one(noted)
+                self._booking.book_one(noted)
                 is_changing = False  # noqa: F841
 
     @_whole
@@ -292,7 +320,7 @@ class Residency:
             if record.state is not State.CLEAN or record.device is not None or record.claims is not claims_of(storage):
                 return None
             memory = memory_at(record.address, record.nbytes)  # the caller's tensor keeps it alive
-        if not self.moves.engine.confirms(record.key, memory):
+        if not self._engine.confirms(record.key, memory):
             return None
         with self.lock:
             is_changing = True
@@ -301,8 +329,8 @@ class Residency:
         return layout._replace(offset=layout.offset + record.first_byte // layout.dtype.itemsize)
 
     def _count_join(self, nbytes: int) -> None:
-        self.moves.counters.packed_tensors += 1
-        self.moves.counters.deduplicated_bytes += nbytes
+        self._counters.packed_tensors += 1
+        self._counters.deduplicated_bytes += nbytes
 
     @_whole
     def fetch(
@@ -325,24 +353,14 @@ class Residency:
             StoreClosedError: the store is closed; they are gone.
         """
         with self.lock:
-            moves = self.moves
+            rules = self.rules
             if record.state is not State.CLOSED:
                 self._check_open()
             self._drain()
             self._check_unchanged(record, layout)
             is_changing = True
-            self._count_request(record)
-            if record.state is State.DISK:
-                moves.start_restore(record, demanded=True)
-            if ahead is not None:
-                moves.ahead = ahead
-                ahead.asked_for(index)
-                ahead.reach.asked_for(record.nbytes)
-                if record.state is State.DISK or record.state is State.READING:
-                    ahead.reach.wait()
-                self._go_ahead()
-            elif moves.by_hand.forget(record):
-                self._go_ahead()
+            if rules.ask_for(record, ahead, index):
+                self._progress.notify_all()  # `flush` waits for the write that was cancelled, and nobody else tells it
             if record.state in IN_MEMORY:
                 is_changing = False
                 return self._hand_over(record, layout, reload_ahead, index)
@@ -354,7 +372,7 @@ class Residency:
             finally:
                 record.demanded -= 1
                 self._num_getting -= 1
-                self.moves.used(record)
+                rules.used(record)
                 self._advance()
                 is_changing = False  # noqa: F841
 
@@ -365,7 +383,7 @@ class Residency:
             if self.closed is None:
                 self._drain()
                 is_changing = True
-                self.moves.ahead = ahead
+                self.rules.ahead = ahead
                 self._go_ahead()
                 is_changing = False  # noqa: F841
 
@@ -375,7 +393,7 @@ class Residency:
         with self.lock:
             if self.closed is None:
                 self._drain()
-                self.moves.name(records)
+                self.rules.name(records)
                 self._go_ahead()
 
     @_whole
@@ -390,24 +408,29 @@ class Residency:
             self._check_open()
             self._drain()
             is_changing = True
-            self.moves.disk_is_full = False  # others may have freed something
-            self.moves.examine()
+            self.rules.disk_is_full = False  # others may have freed something
+            self.rules.examine()
             self._make_room()
             while True:
                 is_changing = False
-                while self.moves.num_spills or self.moves.num_discards or self.moves.has_doomed:
+                while self.rules.num_spills or self.rules.num_discards or self.rules.has_doomed:
                     self._wait(_PACK_WAITS)
                 self._raise_spill_error()
-                if not self.moves.unwritten_bytes:
+                if not self.rules.unwritten_bytes:
                     return
-                if self.moves.disk_is_full:
-                    raise self._full_error(self.moves.unwritten_bytes) from self.moves.full_error
+                if self.rules.disk_is_full:
+                    raise self.rules.full_error(self.rules.unwritten_bytes) from self.rules.disk_error
                 is_changing = True  # noqa: F841
-                self.moves.retry_unwritten()
+                self.rules.retry_unwritten()
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of all living handles, oldest first."""
+        return list(self._ledger.records.values())
 
     def has_any(self) -> bool:
         """Whether anything is kept here. Any thread, without the lock: it may be out of date."""
-        return bool(self.moves.booking.records or self.moves.noted.num_bytes)
+        return bool(self._ledger.records or self._noted.num_bytes)
 
     def check_open(self) -> None:
         """Raise StoreClosedError if the store is closed."""
@@ -417,7 +440,7 @@ class Residency:
     def count_kept(self, reason: str, nbytes: int) -> None:
         """Count `nbytes` of a saved tensor that stays where it is."""
         with self.lock:
-            self.moves.counters.kept_bytes[reason] += nbytes
+            self._counters.kept_bytes[reason] += nbytes
 
     def close(self, reason: str = "it was closed") -> None:
         """Give up every record and wake all waiting threads. Idempotent."""
@@ -453,51 +476,75 @@ class Residency:
         """
         self._begin_lock()
         self.closed = StoreClosedError(self._name, reason)
-        self.moves.abandon()
+        self.rules.abandon()
 
     @_whole
     def tidy(self) -> None:
         """Account for everything that has died, and for everything that is ours by now. Does not wait."""
         with self.lock:
             is_changing = True
-            self.moves.lent_views.take_back(None)
+            self._lent_views.take_back(None)
             self._drain()
             if self.closed is None:
-                self.moves.examine()
-                self.moves.engine.hurry()
+                self.rules.examine()
+                self._engine.hurry()
             is_changing = False  # noqa: F841
+
+    @contextmanager
+    def counted(self) -> Iterator[tuple[Counters, Mapping[str, int]]]:
+        """Hold the lock while the caller reads: all counters, and the levels of now. See `StoreStats`."""
+        with self.lock:
+            rules, windows = self.rules, self.rules.windows
+            host_bytes, staging_bytes = windows.used_bytes
+            yield (
+                self._counters,
+                {
+                    "live_handles": self._booking.num_live(),
+                    "device_bytes": self._devices.held_bytes,
+                    "device_limit_bytes": self.device_limit_bytes,
+                    "host_bytes": host_bytes,
+                    "host_bytes_peak": windows.host_bytes_peak,
+                    "staging_used_bytes": staging_bytes,
+                    "lent_bytes": windows.lent.used_bytes,
+                    "disk_bytes": rules.disk_bytes,
+                    "disk_bytes_peak": rules.disk_bytes_peak,
+                },
+            )
 
     @property
     def device_limit_bytes(self) -> int:
         """Bytes of saved tensors that may stay on accelerators now. Any thread, without the lock."""
-        return self.moves.devices.resident.limit_bytes or 0
+        return self._devices.window.resident.limit_bytes or 0
 
     @property
     def window_limits(self) -> tuple[int, int]:
         """The limits of the host window and of the staging window, as they are now. Any thread, without the lock."""
-        return self.moves.books.limits
+        return self.rules.windows.limits
 
     @_whole
     def keep_on_device(self, device_bytes: int) -> None:
         """Let the last `device_bytes` that are saved stay on the accelerator from now on. Spoils times being taken."""
         with self.lock:
-            self.moves.devices.keep(device_bytes)
+            self._devices.keep(device_bytes)
 
     @_whole
     def time_graph(self, record: Record) -> GraphTimes:
         """Begin to take the times of the graph whose first pack the record is; they tell what stays on its device."""
         with self.lock:
-            return self.moves.devices.time_graph(record)
+            return self._devices.time_graph(record)
 
     # --- traces: the caller holds the lock ------------------------------------------------------------------------
 
     def observe(self, observer: Observer) -> None:
         """See `Observed`."""
-        self.moves.observer = observer
+        self.rules.observer = observer
 
     def levels(self) -> tuple[int, ...]:
         """See `Observed`."""
-        return self.moves.levels()
+        host_bytes, staging_bytes = self.rules.windows.used_bytes
+        uncharged_bytes, lent_bytes = self._ledger.uncharged_bytes(), self.rules.windows.lent.used_bytes
+        disk_bytes = self.rules.disk_bytes
+        return self._devices.held_bytes, uncharged_bytes, host_bytes, staging_bytes, lent_bytes, disk_bytes
 
     # --- the engine's loop: `Transfers` -------------------------------------------------------------------------
 
@@ -505,39 +552,33 @@ class Residency:
         """See `Transfers`."""
         with self.lock:
             self._drain()
-            if record.state is not State.QUEUED:
+            if not self.rules.begin_write(record):
+                self._progress.notify_all()  # the record may have been withdrawn
                 return None
-            source = record.source
-            if source is None:  # its handle is dying on another thread, and nobody is told
-                self.moves.withdraw(record)
-                self._advance()
-                return None
-            address, nbytes = self.moves.span_to_write(record, source)
-            return Spill(memory_at(address, nbytes), record.kind, record.ready)
+            return Spill(self._memory.bytes_held(record), record.kind, record.ready)
 
     def end_spill(self, record: Record, outcome: Stored | Exception) -> None:
         """See `Transfers`."""
         with self.lock:
-            self.moves.spilled(record, outcome)
+            self.rules.end_write(record, outcome)
             self._advance()
 
     def begin_restore(self, record: Record) -> memoryview | None:
         """See `Transfers`."""
         with self.lock:
             self._drain()
-            slot = self.moves.slot_to_fill(record)
-            return None if slot is None else slot.memory
+            return self._memory.bytes_held(record) if self.rules.begin_read(record) else None
 
     def end_restore(self, record: Record, outcome: Loaded | Exception) -> None:
         """See `Transfers`."""
         with self.lock:
-            self.moves.restored(record, outcome)
+            self.rules.end_read(record, outcome)
             self._advance()
 
     def end_discard(self, num_records: int) -> None:
         """See `Transfers`."""
         with self.lock:
-            self.moves.discarded(num_records)
+            self.rules.end_discards(num_records)
             self._advance()
 
     def engine_ended(self, error: BaseException | None) -> None:
@@ -548,16 +589,16 @@ class Residency:
             closed.__cause__ = error
         with self.lock:
             self._end(closed)
-            self.moves.end_jobs()
-            under_way = self.moves.devices.under_way()
+            self.rules.end_jobs()
+            under_way = self._devices.under_way()
         for marker in under_way:
             try:
                 marker.synchronize()
             except Exception:  # noqa: BLE001 - the device has failed, or its copies were given up
                 pass
         with self.lock:
-            self.moves.devices.finish()
-            self.moves.slots.slab.unpin()
+            self._devices.finish()
+            self.slab.unpin()
 
     # --- the lock -----------------------------------------------------------------------------------------------
 
@@ -591,31 +632,25 @@ class Residency:
         try:
             if self.closed is None:
                 self.closed = closed
-                self.moves.end_all()
+                self.rules.end_all()
         finally:
             self._progress.notify_all()
 
     def _drain(self) -> None:
         """Account for everything that has died; if there was anything, let others go on."""
-        if self.moves.drain():
+        if self.rules.drain():
             is_changing = True
             self._advance()
             is_changing = False  # noqa: F841
 
     def _advance(self) -> None:
         """Use the room of what was freed: for blocked records, writes, prefetches and waiting threads."""
-        self.moves.admit_blocked(is_awaited=self._num_packing > 0)
-        self.moves.send_ahead()
-        self._go_ahead()
+        self.rules.advance()
         self._progress.notify_all()
 
     def _go_ahead(self) -> None:
-        """Restore what will be asked for next, unless a pack waits: a prefetch would take the room it waits for."""
-        if self.closed is None and not self._num_packing:
-            num_spills = self.moves.num_spills
-            self.moves.go_ahead()
-            if self.moves.num_spills < num_spills:
-                self._progress.notify_all()  # a write that `flush` waits for was cancelled, and nobody else tells it
+        if self.rules.go_ahead():
+            self._progress.notify_all()  # a write that `flush` waits for was cancelled, and nobody else tells it
 
     def _check_unchanged(self, record: Record, layout: Layout) -> torch.Tensor:
         source = record.source
@@ -630,7 +665,7 @@ class Residency:
 
         `record`: the record whose bytes are waited for; None: the wait is for room.
         """
-        self.moves.engine.hurry()
+        self._engine.hurry()
         began = time.perf_counter()
         try:
             self._progress.wait()
@@ -640,8 +675,8 @@ class Residency:
             self._interrupted_wait = interrupt
             raise
         seconds = time.perf_counter() - began
-        self.moves.counters.stall_seconds[cause] += seconds
-        self.moves.observer.stalled(seconds, cause, None if record is None else record.key)
+        self.rules.counters.stall_seconds[cause] += seconds
+        self.rules.observer.stalled(seconds, cause, None if record is None else record.key)
         self._check_open()
         self._drain()
 
@@ -650,42 +685,42 @@ class Residency:
         """Book what may have to leave, and make room; may wait."""
         self._drain()
         is_changing = True
-        self.moves.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
-        if self.moves.blocked or self.moves.spill_error is not None:
+        self.rules.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
+        if self.rules.blocked or self.rules.spill_error is not None:
             self._make_room()
         is_changing = False  # noqa: F841
 
     @unseen_by_modes
     def _join_if_booked(self, noted: NotedTensor) -> None:
-        self.moves.booking.join_if_booked(noted)
+        self._booking.join_if_booked(noted)
 
     def _withdraw(self, record: Record) -> None:
         """Remove a record that is refused; the caller still has the tensor."""
-        self.moves.withdraw(record)
+        self.rules.withdraw(record)
         self._advance()
 
     def _make_room(self) -> None:
         """Wait until no record is blocked, or raise the reason why that cannot be."""
-        moves = self.moves
+        rules = self.rules
         collected = False
-        while moves.blocked:
+        while rules.blocked:
             self._raise_spill_error()
-            if moves.num_jobs or self._num_getting:
+            if rules.num_jobs or self._num_getting:
                 self._wait_for_room()
             elif not collected:
                 collected = True
                 self._collect_garbage()
             else:
-                raise self._full_error(moves.blocked[0].nbytes) from moves.full_error
-            moves.admit_blocked(is_awaited=True)
+                raise rules.full_error(rules.blocked[0].nbytes) from rules.disk_error
+            rules.admit_blocked(is_awaited=True)
         self._raise_spill_error()
 
     def _wait_for_room(self) -> None:
-        self._num_packing += 1
+        self.rules.num_packing += 1
         try:
             self._wait(_PACK_WAITS)
         finally:
-            self._num_packing -= 1
+            self.rules.num_packing -= 1
 
     def _collect_garbage(self) -> None:
         """Collect garbage, without the lock: graphs in reference cycles may be all that fills the store."""
@@ -695,19 +730,10 @@ class Residency:
         finally:
             self._lock.acquire()
         self._drain()
-        self.moves.disk_is_full = False  # try once more
-
-    def _full_error(self, needed_bytes: int) -> StoreFullError:
-        books, found = self.moves.books, self.moves.full_error
-        return replace(
-            found or StoreFullError(needed_bytes, self.moves.disk_bytes, self.disk_budget_bytes),
-            needed_bytes=needed_bytes,
-            host_bytes=books.used_bytes[0],
-            host_budget_bytes=books.host_bytes,
-        )
+        self.rules.disk_is_full = False  # try once more
 
     def _raise_spill_error(self) -> None:
-        error, self.moves.spill_error = self.moves.spill_error, None
+        error, self.rules.spill_error = self.rules.spill_error, None
         if isinstance(error, TierStoreError):
             raise _copy_of(error) from error
         if error is not None:
@@ -715,14 +741,10 @@ class Residency:
 
     def _await_bytes(self, record: Record) -> None:
         if record.state is State.QUEUED:
-            self.moves.cancel_spill(record)
+            self.rules.cancel_spill(record)
         while record.state not in IN_MEMORY:
             self._raise_cause(record)
-            if record.state is State.DISK:
-                self.moves.start_restore(record, demanded=True)
-            elif record.state is State.READING and not record.urgent:
-                record.urgent = True
-                self.moves.engine.submit_restore(record, demanded=True)  # overtakes its own prefetch
+            self.rules.hasten(record)
             self._wait(_UNPACK_WAITS, record)
 
     def _hand_over(
@@ -730,13 +752,7 @@ class Residency:
     ) -> torch.Tensor:
         source = self._check_unchanged(record, layout)
         is_changing = True
-        if record.device is not None:
-            self.moves.reload_demanded(record)
-            self.moves.devices.hand_over(record)
-            if reload_ahead is not None:
-                reload_ahead.asked_for(index)
-                self.moves.reload_ahead(reload_ahead)
-        self.moves.used(record)
+        self.rules.hand_over(record, reload_ahead, index)
         is_changing = False  # noqa: F841 - a new view that is not kept does no harm
         return self._view_of(record, source, layout)
 
@@ -759,18 +775,6 @@ class Residency:
         if isinstance(cause, TierStoreError):
             raise _copy_of(cause) from cause
         raise cause
-
-    def _count_request(self, record: Record) -> None:
-        counters = self.moves.counters
-        if record.state is State.DISK:
-            counters.prefetch_misses += 1
-        elif record.state is State.READING:
-            counters.prefetch_late += not record.demanded
-        elif record.state is State.CLEAN and record.fetched:
-            counters.prefetch_hits += 1
-            record.fetched = False
-        elif record.state in (State.QUEUED, State.WRITING):
-            counters.forwarded_bytes += record.nbytes
 
 
 def _copy_of(error: TierStoreError) -> TierStoreError:

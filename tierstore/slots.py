@@ -9,6 +9,7 @@ import torch
 
 from .host import HostBooks
 from .slab import Slab, Slot, SlotWatch
+from .stats import Counters
 
 __all__ = ["Slots"]
 
@@ -23,6 +24,7 @@ class Slots:
         books: its window `lent` is charged here; the unused bytes of `host` and `staging` may be kept as free pages.
         size_bytes, spare_bytes: as `Slab`'s. `spare_bytes` None: `size_bytes`, within limits; gaps never cost more.
         uncharged_bytes: returns how many bytes are in memory, but not charged to `host` yet.
+        counters: the store's; None: new ones.
     """
 
     def __init__(
@@ -31,12 +33,14 @@ class Slots:
         size_bytes: int,
         uncharged_bytes: Callable[[], int],
         spare_bytes: int | None = None,
+        counters: Counters | None = None,
     ) -> None:
         if spare_bytes is None:
             spare_bytes = min(max(size_bytes, _LEAST_SPARE_BYTES), _MOST_SPARE_BYTES)
         self.slab = Slab(size_bytes, spare_bytes)
         self._books = books
         self._uncharged_bytes = uncharged_bytes
+        self._counters = Counters() if counters is None else counters
         self._returned: deque[SlotWatch] = deque()  # see NOTE [No finalizers] in `remains.py`
         self._handed_out: set[Slot] = set()  # keeps their watches alive
 
@@ -48,6 +52,16 @@ class Slots:
     def allocate(self, nbytes: int, phase: int = 0) -> Slot:
         """See `Slab.allocate`."""
         return self.slab.allocate(nbytes, phase)
+
+    def note_copy(self, slot: Slot) -> bool:
+        """Count a copy to or from the slot. False: later copies will be faster, since the slab is being pinned.
+
+        For a slot that is not pinned, the host waits, and with it compute.
+        """
+        if self.slab.is_pinned(slot):
+            return True
+        self._counters.pageable_copy_bytes += slot.nbytes
+        return not self.slab.is_being_pinned
 
     def hand_out(self, slot: Slot) -> torch.Tensor:
         """A uint8 tensor over the slot, shape [slot.nbytes], for others too: in use until its storage dies."""

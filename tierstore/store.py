@@ -273,7 +273,7 @@ class TierStore:
         )
         self.books = self._core.books
         self.traces = self._core.traces
-        self._note_release = self.books.moves.released.append
+        self._note_release = self.books.note_release
         self._layouts: dict[Layout, Layout] = {}
         self.learned_orders = LearnedOrders()
         self.keys = itertools.count(1)
@@ -384,24 +384,15 @@ class TierStore:
     @uncompiled
     def stats(self) -> StoreStats:
         """Return an immutable snapshot. Does no I/O; may wait while memory is being returned (`return_memory`)."""
-        moves, disk = self.books.moves, self._core.engine.disk
-        usage, returner = disk.usage(), self._core.returner
+        disk, returner = self._core.engine.disk, self._core.returner
+        usage = disk.usage()
         self.books.tidy()
         memory = self.memory_use()
-        with self.books.lock:
-            host_bytes, staging_used_bytes = moves.books.used_bytes
+        with self.books.counted() as (counters, levels):
             return StoreStats.of(
-                moves.counters,
-                live_handles=moves.booking.num_live(),
-                device_bytes=moves.devices.held_bytes,
-                device_limit_bytes=moves.devices.resident.limit_bytes or 0,
-                host_bytes=host_bytes,
-                host_bytes_peak=moves.books.host_bytes_peak,
+                counters,
+                **levels,
                 staging_bytes=self.staging_bytes + disk.scratch_bytes,
-                staging_used_bytes=staging_used_bytes,
-                lent_bytes=moves.books.lent.used_bytes,
-                disk_bytes=moves.disk_bytes,
-                disk_bytes_peak=moves.disk_bytes_peak,
                 write_allowance_bytes=usage.write_allowance_bytes,
                 resident_bytes=memory.resident_bytes,
                 allocator_free_bytes=memory.allocator_free_bytes,
@@ -410,7 +401,7 @@ class TierStore:
                 memory_return=returner.description,
                 open_seconds=self._core.open_seconds,
                 io_mode=usage.io_mode,
-                host_memory=moves.slots.slab.description,
+                host_memory=self.books.slab.description,
                 codec_choices=disk.codec_choices(),
             )
 
@@ -448,12 +439,12 @@ class TierStore:
 
     def warn_if_memory_stays(self) -> None:
         """Warn, once, if the process's memory did not fall, and say why. For the end of a scope. Warnings may raise."""
-        reason = self._core.returner.why_memory_stays(self.books.moves.disk_bytes, self._mapped_bytes())
+        reason = self._core.returner.why_memory_stays(self.books.rules.disk_bytes, self._mapped_bytes())
         if reason is not None:
             warnings.warn(f"{self!r}: {reason}", TierStoreWarning, stacklevel=stacklevel_of_user())
 
     def _mapped_bytes(self) -> int:
-        return self.books.moves.slots.slab.mapped_bytes + self._core.engine.disk.scratch_bytes
+        return self.books.slab.mapped_bytes + self._core.engine.disk.scratch_bytes
 
     # --- for the hooks ----------------------------------------------------------------------------------------
 

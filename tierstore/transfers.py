@@ -1,19 +1,21 @@
 """How the books of records and the engine call each other.
 
-The books submit records to the engine (`Submissions`). The engine asks the books for the memory that a record is about,
-and reports back (`Transfers`). Both sides import this module, and neither imports the other.
+The books submit records to the engine (`DiskSubmissions`). The engine asks the books for the memory that a record is
+about, and reports back (`Transfers`). Both sides import this module, and neither imports the other.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from .rules.memory import Submissions
+
 if TYPE_CHECKING:
     from .copies import Marker
     from .disk.tier import Kind, Loaded, Stored
     from .handle import Record
 
-__all__ = ["Spill", "Submissions", "Transfers"]
+__all__ = ["DiskSubmissions", "Spill", "Transfers"]
 
 
 class Spill(NamedTuple):
@@ -52,20 +54,15 @@ class Transfers(Protocol):
         """End every wait: the engine takes no more work. `error`: why it ended; None: it was asked to stop."""
 
 
-class Submissions(Protocol):
-    """The engine, as the books see it. Any thread may call it; no call blocks."""
+class DiskSubmissions(Submissions["Record"], Protocol):
+    """The engine, as the books see it."""
 
-    def submit_spill(self, record: Record) -> None:
-        """Have the record written. A small one may be held back until `hurry`."""
+    @property
+    def disk_budget_bytes(self) -> int:
+        """The disk tier's budget."""
 
     def hurry(self) -> None:
         """Hold no record back: a thread waits, or wants to see progress."""
-
-    def submit_restore(self, record: Record, *, demanded: bool) -> None:
-        """Have the record read. A second call with `demanded` lets it overtake reads that nobody waits for yet."""
-
-    def submit_discard(self, key: int) -> None:
-        """Have the record's bytes on disk freed."""
 
     def confirms(self, key: int, memory: memoryview) -> bool:
         """Whether `memory` has the bytes stored under the key, by their checksum. Blocks while it is computed."""

@@ -11,7 +11,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through
-from tierstore import ConfigError, TierStore, moves, tiered_offload
+from tierstore import ConfigError, TierStore, residency, tiered_offload
 from tierstore.device import DeviceTier
 from tierstore.tracing.events import Scope
 from tierstore.tracing.reader import read_trace
@@ -38,7 +38,7 @@ FORWARD_SECONDS, BACKWARD_SECONDS = NUM_LAYERS * LAYER_SECONDS, 2 * NUM_LAYERS *
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of the size that they have beside a real model's saved tensors, without its gigabytes."""
     small = partial(DeviceTier, flight_bytes=FLIGHT_BYTES, reload_bytes=FLIGHT_BYTES)
-    monkeypatch.setattr(moves, "DeviceTier", small)
+    monkeypatch.setattr(residency, "DeviceTier", small)
 
 
 def _step(

@@ -32,13 +32,13 @@ from tierstore.disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
 from tierstore.engine import NUM_RESTORES, NUM_SPILLS, OpenDisk
 from tierstore.errors import StoreFullError
 from tierstore.hooks import scope
+from tierstore.host import HostBooks
 from tierstore.lookahead import LearnedOrders
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Settings, Unpack, Workload
 from tierstore.simulator.clock import Clock, Process
 from tierstore.simulator.copies import Copy
 from tierstore.simulator.device import SimulatedDevice
 from tierstore.simulator.flows import Flows
-from tierstore.simulator.moves import SimulatedMoves
 from tierstore.simulator.rank import Rank
 from tierstore.simulator.record import Budgets, GraphLog, SimulatedRecord
 from tierstore.stats import Counters
@@ -763,20 +763,14 @@ def simulated_decisions(
     clock = Clock(Flows(lambda counts: {}))
     engine = _SteppedEngine(decisions, followed, drive)
     copies = _StreamsOfSimulation(decisions.copies)
-    moves = SimulatedMoves(
-        host_bytes=settings.host_bytes,
-        staging_bytes=settings.staging_bytes,
-        staging_grows=settings.staging_grows,
-        device=SimulatedDevice(copies, settings.device_bytes, *windows),
-        observer=decisions,
-    )
-    moves.engine = engine
-    rank = engine.transfers = Rank(clock, moves, copies, workload)
+    books = HostBooks(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
+    device = SimulatedDevice(copies, settings.device_bytes, *windows)
+    rank = engine.transfers = Rank(clock, books, device, copies, engine, 0, workload, decisions)
     orders = LearnedOrders() if settings.prefetch == "learned" else None
     next_key = 0
     try:
         for _ in range(num_steps):
-            host_bytes, staging_bytes = moves.books.limits
+            host_bytes, staging_bytes = books.limits
             budgets = Budgets(host_bytes, settings.device_bytes, staging_bytes)
             log = GraphLog(workload.saved, next_key, settings.scope_lookahead_bytes, orders, budgets)
             _step(rank, clock, engine, log, workload, followed)
@@ -787,7 +781,7 @@ def simulated_decisions(
             engine.finish_one()
     except StoreFullError:
         decisions.seen.append(_FULL)
-    return decisions.seen, moves.counters
+    return decisions.seen, rank.ledger.counters
 
 
 def _step(rank: Rank, clock: Clock, engine: _SteppedEngine, log: GraphLog, workload: Workload, script: _Script) -> None:
@@ -809,4 +803,4 @@ def _step(rank: Rank, clock: Clock, engine: _SteppedEngine, log: GraphLog, workl
         for _ in range(script.num_after_action()):
             engine.finish_one()
             clock.run()
-    rank.end()
+    rank.end(log)

@@ -222,7 +222,7 @@ def _save(tier: DeviceTier, tensor: torch.Tensor, key: int) -> Handle:
     handle.record = record
     record.device = CPU
     claim(record, tensor.untyped_storage())
-    tier.note_stream(record)
+    tier.streams.note_stream(record)
     tier.hold(record)
     return handle
 
@@ -230,7 +230,8 @@ def _save(tier: DeviceTier, tensor: torch.Tensor, key: int) -> Handle:
 def _offload(tier: DeviceTier, slab: Slab, record: Record) -> Slot:
     assert record.source is not None
     record.slot = slab.allocate(record.nbytes)
-    tier.offload(record, record.source, record.slot, 0, record.nbytes)
+    record.span = 0, record.nbytes
+    tier.offload(record)
     return record.slot
 
 
@@ -245,7 +246,7 @@ def _offloaded(tier: DeviceTier, slab: Slab, tensor: torch.Tensor) -> Handle:
 def _reload(tier: DeviceTier, record: Record) -> torch.Tensor:
     assert record.source is not None
     assert record.slot is not None
-    tier.reload(record, record.source, record.slot)
+    tier.reload(record)
     tier.hand_over(record)
     return record.source.detach()
 
@@ -260,17 +261,17 @@ def _poll_until(tier: DeviceTier, condition: Callable[[], bool]) -> None:
 
 def test_hold_keeps_what_was_saved_last_within_the_limit(accelerator: Accelerator) -> None:
     tier = DeviceTier(accelerator)
-    tier.resident.limit_bytes = 2 * NBYTES
+    tier.window.resident.limit_bytes = 2 * NBYTES
     handles = [_save(tier, accelerator.computed(i), i) for i in range(2)]
     records = [handle.record for handle in handles]
-    assert tier.surplus() is None
+    assert tier.window.surplus() is None
     handles.append(_save(tier, accelerator.computed(2), 2))
     records.append(handles[2].record)
-    assert tier.surplus() is records[0]
+    assert tier.window.surplus() is records[0]
     assert tier.held_bytes == 3 * NBYTES
-    tier.leave(records[0])
-    tier.leave(records[0])
-    assert (tier.surplus(), tier.held_bytes) == (None, 2 * NBYTES)
+    tier.window.leave(records[0])
+    tier.window.leave(records[0])
+    assert (tier.window.surplus(), tier.held_bytes) == (None, 2 * NBYTES)
     tier.release(records[2])
     assert tier.held_bytes == NBYTES
 
@@ -284,14 +285,14 @@ def test_offload_copies_what_the_kernel_wrote_and_then_lets_go(accelerator: Acce
     tier.poll()
     assert record.state is State.OFFLOADING
     assert accelerator.held_bytes == NBYTES
-    assert tier.has_bytes(record)
+    assert record.has_device_bytes
     accelerator.compute.let_go()
     assert record.ready is not None
     record.ready.synchronize()
     tier.poll()
     assert record.state is State.HOST
     assert torch.equal(_bytes_in(slot), _content(5))
-    assert not tier.has_bytes(record)
+    assert not record.has_device_bytes
     assert (accelerator.held_bytes, tier.held_bytes) == (0, 0)
 
 
@@ -314,9 +315,8 @@ def test_offload_of_a_part_copies_that_part(accelerator: Accelerator, slab: Slab
     tier = DeviceTier(accelerator)
     handle = _save(tier, accelerator.computed(5), 1)
     record = handle.record
-    record.nbytes, record.slot = 640, slab.allocate(640)
-    assert record.source is not None
-    tier.offload(record, record.source, record.slot, 128, 768)
+    record.nbytes, record.slot, record.span = 640, slab.allocate(640), (128, 768)
+    tier.offload(record)
     assert record.ready is not None
     record.ready.synchronize()
     assert torch.equal(_bytes_in(record.slot), _content(5)[128:768])
@@ -380,7 +380,7 @@ def test_offload_room_that_device_bytes_leave_is_lent_to_copies_until_it_is_need
     accelerator: Accelerator, slab: Slab
 ) -> None:
     tier = DeviceTier(accelerator, flight_bytes=NBYTES)
-    tier.resident.limit_bytes = 3 * NBYTES
+    tier.window.resident.limit_bytes = 3 * NBYTES
     accelerator.out.hold()
     handles, slots = [], []
     for i in range(6):
@@ -391,7 +391,7 @@ def test_offload_room_that_device_bytes_leave_is_lent_to_copies_until_it_is_need
         handles.append(_save(tier, accelerator.computed(i), i))
         assert tier.held_bytes == 4 * NBYTES
     assert accelerator.num_waits[accelerator.compute] == 6 - 1
-    assert tier.surplus() is None
+    assert tier.window.surplus() is None
     accelerator.out.let_go()
     accelerator.out.synchronize()
     for i, slot in enumerate(slots):
@@ -423,7 +423,7 @@ def test_offload_of_another_streams_block_is_copied_before_that_stream_uses_it_a
 
 def test_reload_ahead_goes_as_far_as_device_bytes_leave_room(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator, reload_bytes=NBYTES)
-    tier.resident.limit_bytes = 3 * NBYTES
+    tier.window.resident.limit_bytes = 3 * NBYTES
     handles = [_save(tier, accelerator.computed(i), i) for i in range(6)]
     for handle in handles[:4]:
         _offload(tier, slab, handle.record)
@@ -434,7 +434,7 @@ def test_reload_ahead_goes_as_far_as_device_bytes_leave_room(accelerator: Accele
         assert source is not None
         assert slot is not None
         if tier.has_room_to_reload(NBYTES):
-            tier.reload(handle.record, source, slot)
+            tier.reload(handle.record, must=True)
             num_reloaded += 1
     assert num_reloaded == 1 + 1  # its own window, and what two that stay leave of three
     tier.release(handles[5].record)
@@ -444,17 +444,17 @@ def test_reload_ahead_goes_as_far_as_device_bytes_leave_room(accelerator: Accele
 
 def test_reload_ahead_room_that_copies_out_have_is_not_given_twice(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator, flight_bytes=NBYTES, reload_bytes=NBYTES)
-    tier.resident.limit_bytes = 3 * NBYTES
+    tier.window.resident.limit_bytes = 3 * NBYTES
     handles = [_save(tier, accelerator.computed(i), i) for i in range(4)]
     first = handles[0].record
-    slot = _offload(tier, slab, first)
+    _offload(tier, slab, first)
     _poll_until(tier, lambda: first.state is State.HOST)
     accelerator.out.hold()
     for handle in handles[1:]:
         _offload(tier, slab, handle.record)
     source = first.source
     assert source is not None
-    tier.reload(first, source, slot)
+    tier.reload(first)
     assert tier.has_room_to_reload(NBYTES)
     assert not tier.has_room_to_reload(2 * NBYTES)
     accelerator.out.let_go()
@@ -467,7 +467,7 @@ def test_reload_is_seen_by_every_later_kernel(accelerator: Accelerator, slab: Sl
     accelerator.into.hold()
     tensor = _reload(tier, record)
     result = accelerator.read_by_kernel(tensor)
-    assert tier.has_bytes(record)
+    assert record.has_device_bytes
     assert accelerator.num_waits[accelerator.compute] == 1
     accelerator.into.let_go()
     assert torch.equal(result(), _content(5))
@@ -490,10 +490,10 @@ def test_reload_on_another_stream_than_the_records_waits_there_too(accelerator: 
 def test_reload_ahead_no_stream_waits_before_somebody_asks(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator)
     handle = _offloaded(tier, slab, accelerator.computed(5))
-    record, slot = handle.record, handle.record.slot
+    record = handle.record
     accelerator.into.hold()
     assert record.source is not None
-    tier.reload(record, record.source, slot)
+    tier.reload(record)
     accelerator.compute.synchronize()  # a kernel that needs nothing of it
     assert not accelerator.num_waits[accelerator.compute]
     tier.hand_over(record)
@@ -509,10 +509,10 @@ def test_reload_ahead_that_nobody_asked_for_holds_its_block_until_it_is_over(
 ) -> None:
     tier = DeviceTier(accelerator)
     handle = _offloaded(tier, slab, accelerator.computed(5))
-    record, slot = handle.record, handle.record.slot
+    record = handle.record
     accelerator.into.hold()
     assert record.source is not None
-    tier.reload(record, record.source, slot)
+    tier.reload(record)
     del handle
     tier.release(record)
     assert accelerator.held_bytes == NBYTES
@@ -535,9 +535,9 @@ def test_reload_ahead_one_that_is_larger_than_the_bound_while_another_is_in_use(
     for record in records[1:]:
         assert record.source is not None
         assert record.slot is not None
-        tier.reload(record, record.source, record.slot)
+        tier.reload(record)
         assert not tier.has_room_to_reload(NBYTES)
-    assert [tier.has_bytes(record) for record in records] == [False, True, True]
+    assert [record.has_device_bytes for record in records] == [False, True, True]
     for record in records:
         tier.release(record)
     _poll_until(tier, lambda: not tier.is_busy)
@@ -554,13 +554,13 @@ def test_make_room_lets_go_at_once_of_copies_that_still_run_each_way(accelerator
     result = accelerator.read_by_kernel(_reload(tier, records[0]))  # asked for
     assert records[1].source is not None
     assert records[1].slot is not None
-    tier.reload(records[1], records[1].source, records[1].slot)  # ahead
+    tier.reload(records[1])  # ahead
     accelerator.out.hold()
     slot = _offload(tier, slab, records[2])
     assert accelerator.held_bytes == 3 * NBYTES
     tier.make_room()
     assert (accelerator.held_bytes, tier.held_bytes) == (0, 0)
-    assert [tier.has_bytes(record) for record in records] == [False, False, False]
+    assert [record.has_device_bytes for record in records] == [False, False, False]
     assert records[1].ready is not None
     assert not records[1].ready.query()  # so its slot is not free yet
     accelerator.out.let_go()
@@ -578,7 +578,7 @@ def test_reload_waits_for_the_copy_out_that_still_runs(accelerator: Accelerator,
     records = [handle.record for handle in handles]
     for record in records:
         _offload(tier, slab, record)
-    assert not tier.has_bytes(records[0])
+    assert not records[0].has_device_bytes
     result = accelerator.read_by_kernel(_reload(tier, records[0]))
     assert accelerator.num_waits[accelerator.into] == 2  # for the allocation, and for that copy
     accelerator.out.let_go()
@@ -610,7 +610,7 @@ def test_reload_beyond_its_bound_forgets_the_oldest(accelerator: Accelerator, sl
     _poll_until(tier, lambda: all(record.state is State.HOST for record in records))
     assert tier.has_room_to_reload(2 * NBYTES)
     results = [accelerator.read_by_kernel(_reload(tier, record)) for record in records]
-    assert [tier.has_bytes(record) for record in records] == [False, False, False, True, True]
+    assert [record.has_device_bytes for record in records] == [False, False, False, True, True]
     gc.collect()
     assert accelerator.held_bytes == 2 * NBYTES
     for i, result in enumerate(results):
@@ -624,6 +624,7 @@ def test_slot_is_not_free_before_the_last_copy_from_it(accelerator: Accelerator,
     tier = DeviceTier(accelerator)
     handle = _offloaded(tier, slab, accelerator.computed(5))
     record, slot = handle.record, handle.record.slot
+    assert slot is not None
     accelerator.into.hold()
     result = accelerator.read_by_kernel(_reload(tier, record))
     freed = threading.Event()
@@ -649,7 +650,7 @@ def test_any_interleaving_brings_back_the_bytes(accelerator: Accelerator, seed: 
     chance = random.Random(seed)
     slab = Slab(8 * NBYTES)
     tier = DeviceTier(accelerator, flight_bytes=3 * NBYTES, reload_bytes=2 * NBYTES)
-    tier.resident.limit_bytes = 2 * NBYTES
+    tier.window.resident.limit_bytes = 2 * NBYTES
     live: dict[int, Handle] = {}
     results: list[tuple[int, Callable[[], torch.Tensor]]] = []
 
@@ -670,14 +671,14 @@ def test_any_interleaving_brings_back_the_bytes(accelerator: Accelerator, seed: 
                 stream.let_go()
         if chance.random() < 0.5 or not live:
             live[number] = _save(tier, accelerator.computed(number), number)
-            while (surplus := tier.surplus()) is not None:
+            while (surplus := tier.window.surplus()) is not None:
                 _offload(tier, slab, surplus)
         else:
             wanted = chance.choice(list(live))
             record = live[wanted].record
             assert record.source is not None
             tier.hand_over(record)
-            tensor = record.source.detach() if tier.has_bytes(record) else _reload(tier, record)
+            tensor = record.source.detach() if record.has_device_bytes else _reload(tier, record)
             results.append((wanted, accelerator.read_by_kernel(tensor)))
             del tensor, record
             if chance.random() < 0.6:

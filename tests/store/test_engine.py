@@ -92,7 +92,8 @@ def open_engine(store_directory: Path) -> Iterator[Callable[[], tuple[Engine, Le
 
     def make() -> tuple[Engine, Ledger]:
         ledger = Ledger()
-        engines.append(Engine(open_disk, ledger, "tierstore-test"))
+        engines.append(Engine(open_disk, "tierstore-test"))
+        engines[-1].serve(ledger)
         return engines[-1], ledger
 
     yield make
@@ -280,11 +281,9 @@ def test_open_that_fails_raises_in_the_constructor_and_ends_the_threads() -> Non
         raise ValueError("cannot open")
 
     before = set(threading.enumerate())
-    ledger = Ledger()
     with pytest.raises(ValueError, match="cannot open"):
-        Engine(fail, ledger, "tierstore-test")
+        Engine(fail, "tierstore-test")
     assert set(threading.enumerate()) <= before
-    assert ledger.endings == []
 
 
 # --- threads ------------------------------------------------------------------------------------------------------

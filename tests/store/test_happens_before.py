@@ -33,7 +33,7 @@ class Program:
         self.chance = random.Random(seed)
         self.copies = ClockedCopies(lambda: self.chance.random() < 0.3)
         self.tier = DeviceTier(self.copies, flight_bytes=3 * BLOCK_BYTES, reload_bytes=2 * BLOCK_BYTES)
-        self.tier.resident.limit_bytes = 2 * BLOCK_BYTES
+        self.tier.window.resident.limit_bytes = 2 * BLOCK_BYTES
         self.slab = Slab(64 * 4096)
         self.live: dict[int, Record] = {}
         self.handles: dict[int, Handle] = {}
@@ -55,7 +55,7 @@ class Program:
         record.device = DEVICE
         claim(record, tensor.untyped_storage())
         self.copies.current = packer
-        self.tier.note_stream(record)
+        self.tier.streams.note_stream(record)
         self.tier.hold(record)
         self.live[number], self.handles[number] = record, handle
         self.owners[number] = owner
@@ -66,10 +66,9 @@ class Program:
         self.copies.work(stream, "a kernel that uses it", reads=tensor.data_ptr())
 
     def offload_surplus(self) -> None:
-        while (record := self.tier.surplus()) is not None:
-            assert record.source is not None
-            record.slot = self.slab.allocate(BLOCK_BYTES)
-            self.tier.offload(record, record.source, record.slot, 0, BLOCK_BYTES)
+        while (record := self.tier.window.surplus()) is not None:
+            record.slot, record.span = self.slab.allocate(BLOCK_BYTES), (0, BLOCK_BYTES)
+            self.tier.offload(record)
 
     def spill(self, record: Record) -> None:
         """To disk, and out of memory."""
@@ -104,10 +103,8 @@ class Program:
         """Have it on the device, for whoever asks later."""
         if record.state is State.DISK:
             self.restore(record)
-        if not self.tier.has_bytes(record):
-            assert record.source is not None
-            assert record.slot is not None
-            self.tier.reload(record, record.source, record.slot)
+        if not record.has_device_bytes:
+            self.tier.reload(record, must=True)
 
     def look_ahead(self, record: Record) -> None:
         if self.tier.has_room_to_reload(BLOCK_BYTES):

@@ -15,7 +15,7 @@ import torch
 from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through
 from tests.inspect_store import inspect_scope
 from tests.tuning.conftest import HARDWARE
-from tierstore import ConfigError, TierStore, moves, tiered_offload
+from tierstore import ConfigError, TierStore, residency, tiered_offload
 from tierstore.device import DeviceTier
 from tierstore.hardware import AcceleratorLink, Hardware, hardware_text
 from tierstore.hooks import owners, recorded
@@ -63,8 +63,8 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Make:
             return round(engine.host_seconds * 1e9)
 
         small = {"flight_bytes": SAVED_BYTES // 16, "reload_bytes": SAVED_BYTES // 16}
-        monkeypatch.setattr(moves, "AcceleratorCopies", lambda: engine)
-        monkeypatch.setattr(moves, "DeviceTier", partial(DeviceTier, **small))
+        monkeypatch.setattr(residency, "AcceleratorCopies", lambda: engine)
+        monkeypatch.setattr(residency, "DeviceTier", partial(DeviceTier, **small))
         simulated = partial(SimulatedDevice, **small)
         monkeypatch.setattr(sys.modules["tierstore.simulator.simulate"], "SimulatedDevice", simulated)
         monkeypatch.setattr(owners, "time", SimpleNamespace(perf_counter_ns=now))

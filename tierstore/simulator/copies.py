@@ -26,6 +26,10 @@ class Copy:
         self.is_over = False
         self._waiting: list[Resume] = []
 
+    def query(self) -> bool:
+        """See `Marker`."""
+        return self.is_over
+
     def wait(self, resume: Resume) -> None:
         """A `Wait`: go on when it is over."""
         if self.is_over:

@@ -25,9 +25,7 @@ _BLOCK_BYTES = 4096
 
 
 class Transfers(Protocol):
-    """The rank's records, as the simulated engine sees them. See `tierstore.engine.Transfers`."""
-
-    disk_bytes: int
+    """The rank's records, as the simulated engine sees them. See `tierstore.transfers.Transfers`."""
 
     def begin_spill(self, record: SimulatedRecord) -> bool:
         """A write is about to begin. Returns whether the record is still to be written."""
@@ -103,10 +101,12 @@ class SimulatedEngine:
         self._device = device
         self._codecs = codecs
         self._disk_bytes = disk_bytes
+        self._stored: dict[int, int] = {}  # bytes taken on disk, by the record's key
+        self._taken_bytes = 0
         self._writes, self._reads = Turns(num_turns), Turns(num_turns)
         self._spills = _Lanes(clock, num_spill_lanes, self._spill)
         self._restores = _Lanes(clock, num_restore_lanes, self._restore)
-        self._num_discards = 0
+        self._discards: list[int] = []
 
     def submit_spill(self, record: SimulatedRecord) -> None:
         """See `Engine`."""
@@ -118,27 +118,30 @@ class SimulatedEngine:
 
     def submit_discard(self, key: int) -> None:
         """See `Engine`. A discard takes no time, but is done after the actions that are already due."""
-        self._num_discards += 1
-        if self._num_discards == 1:
+        self._discards.append(key)
+        if len(self._discards) == 1:
             self._clock.call_soon(self._discard)
 
     def _discard(self) -> None:
-        num_records, self._num_discards = self._num_discards, 0
-        self.transfers.end_discard(num_records)
+        keys, self._discards = self._discards, []
+        for key in keys:
+            self._taken_bytes -= self._stored.pop(key)
+        self.transfers.end_discard(len(keys))
 
     def _spill(self, record: SimulatedRecord) -> Process:
         if not self.transfers.begin_spill(record):
             return
         if record.ready is not None:
             yield record.ready.wait
-        room_bytes = self._disk_bytes - self.transfers.disk_bytes
+        room_bytes = self._disk_bytes - self._taken_bytes
         encoded = self._codecs.choose(record, is_space_short=room_bytes - record.nbytes < self._disk_bytes // 8)
         stored_bytes = -(-encoded.stored_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
         if stored_bytes > room_bytes:
-            full = StoreFullError(record.nbytes, self.transfers.disk_bytes, self._disk_bytes)
+            full = StoreFullError(record.nbytes, self._taken_bytes, self._disk_bytes)
             self.transfers.end_spill(record, full)
             return
-        self.transfers.disk_bytes += stored_bytes
+        self._stored[record.key] = stored_bytes
+        self._taken_bytes += stored_bytes
         yield self._clock.work(Activity.CPU, self._raw_cpu_seconds(record))
         yield self._writes.take
         yield self._clock.work(Activity.CPU, encoded.encode_seconds)

@@ -1,16 +1,22 @@
-"""One rank: its training thread, which does what the workload says and waits as `residency.py` does, and its books."""
+"""One rank: its training thread, which does what the workload says and waits as `residency.py` does."""
 
 from __future__ import annotations
 
 from ..disk.tier import Loaded, Stored
 from ..errors import StoreFullError
 from ..handle import IN_MEMORY, State
+from ..host import HostBooks
 from ..pending import NUM_EXAMINED_PER_PACK
+from ..rules.ledger import Ledger
+from ..rules.memory import Submissions
+from ..rules.rules import Rules
 from ..stats import STALL_CAUSES
+from ..tracing.observer import Observer
 from .clock import Clock, Process, Progress
 from .copies import Copies
+from .device import SimulatedDevice
 from .hardware import Activity
-from .moves import SimulatedMoves
+from .memory import SimulatedBooking, SimulatedMemory, SimulatedNoted, is_sole_owner
 from .record import GraphLog, SimulatedRecord
 from .workload import Action, Compute, EndScope, LetGo, Pack, Release, Unpack, Workload
 
@@ -21,34 +27,60 @@ _ON_DISK_ALONE = frozenset({State.DISK, State.READING})
 
 
 class Rank:
-    """Drives the moves of one rank. Methods as `Residency`'s; those that may wait are processes.
+    """One rank's records, and the thread that trains. Methods as `Residency`'s; those that may wait are processes.
 
     Args:
         clock: what it waits by.
-        moves: its records.
-        copies: of its accelerator.
+        windows: the windows of host memory.
+        device: its accelerator.
+        copies: of that accelerator.
+        engine: moves its bytes.
+        disk_bytes: its budget on disk.
         workload: what a step does.
+        observer: is told of every move.
+
+    Attributes:
+        rules: what is decided, and the state of it.
+        ledger: what is booked.
+        device: as above.
     """
 
-    def __init__(self, clock: Clock, moves: SimulatedMoves, copies: Copies, workload: Workload) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        windows: HostBooks,
+        device: SimulatedDevice,
+        copies: Copies,
+        engine: Submissions[SimulatedRecord],
+        disk_bytes: int,
+        workload: Workload,
+        observer: Observer,
+    ) -> None:
+        self.device = device
+        noted = SimulatedNoted(windows)
+        self.ledger = Ledger[SimulatedRecord](windows, noted, is_sole_owner)
+        self._booking = SimulatedBooking(self.ledger, noted)
+        self._memory = SimulatedMemory(self._booking, device)
+        self.rules = Rules[SimulatedRecord](self.ledger, self._memory, device, engine, disk_bytes)
+        self.rules.observer = observer
+        self._noted = noted
         self._clock = clock
-        self._moves = moves
         self._copies = copies
         self._workload = workload
         self._compute = Activity.KERNELS if workload.uses_device else Activity.COMPUTE
         self._progress = Progress(clock)
-        self._num_packing = 0
 
     # --- the training thread ------------------------------------------------------------------------------------------
 
     def begin(self, log: GraphLog) -> None:
         """A graph begins."""
         log.held.update(log.root_of(action.saved) for action in self._workload.actions if isinstance(action, LetGo))
-        self._moves.begin_graph(log)
+        self._booking.begin_graph(log)
 
-    def end(self) -> None:
-        """All of the graph is gone."""
-        self._moves.end_graph()
+    def end(self, log: GraphLog) -> None:
+        """All of the graph is gone. As in the store, that is noticed only when something is drained."""
+        for index in range(len(log.records)):
+            self._let_go(log, index)
 
     def act(self, log: GraphLog, action: Action) -> Process:
         """Do what the workload says next; may wait."""
@@ -62,12 +94,25 @@ class Rank:
             case LetGo(index):
                 log.others_let_go(index)
             case Release(index):
-                self._moves.let_go(index)
+                self._let_go(log, index)
             case EndScope():
                 self._settle_fresh(log)
                 log.is_settled = True
-                self._survey()
+                self._survey(log)
         yield from self._copies.catch_up()
+
+    def _let_go(self, log: GraphLog, index: int) -> None:
+        """The graph lets go of a saved tensor: with the last one of a record, that is in the queue to be released."""
+        if index in log.let_go:
+            return
+        log.release(index)
+        record = log.records[index]
+        if record is not None:
+            record.users.remove(index)
+            if not record.users:
+                self.rules.released.append(record)
+        if len(log.let_go) == len(log.saved):
+            self._noted.ended.append(log)
 
     def _pack(self, log: GraphLog, index: int) -> Process:
         """See `OffloadScope.pack`."""
@@ -81,23 +126,20 @@ class Rank:
 
     def _settle_fresh(self, log: GraphLog) -> None:
         self._drain()
-        self._moves.pending.settle(log.fresh)
+        self.rules.pending.settle(log.fresh)
         log.fresh = []
 
     def _book(self, log: GraphLog, index: int) -> Process:
         """See `OffloadScope._book` and `Residency.track`."""
-        moves = self._moves
-        record = moves.join(index)
+        record = self._booking.join(log, index)
         if record is None:
             self._drain()
-            record = log.make_record(index)
-            moves.counters.packed_tensors += 1
-            self._drain()
-            moves.relieve(NUM_EXAMINED_PER_PACK)
+            record = self._booking.register(log, index)
+            self.rules.relieve(NUM_EXAMINED_PER_PACK)
             try:
                 yield from self._make_room()
             except StoreFullError:
-                moves.withdraw(record)
+                self.rules.withdraw(record)
                 self._advance()
                 raise
             log.fresh.append(record)
@@ -109,34 +151,39 @@ class Rank:
 
     def _note(self, log: GraphLog, index: int) -> Process:
         """See `Residency.note`."""
-        moves, saved = self._moves, log.saved[index]
+        rules, saved = self.rules, log.saved[index]
         log.newest_node, log.is_settled = saved.node, False
-        is_short = moves.is_short_of(saved.nbytes)
-        is_planned = log.plan is not None and not moves.uses_staging
+        is_short = rules.is_short_of(saved.nbytes)
+        is_planned = log.plan is not None and not rules.uses_staging
         is_short |= is_planned
         if is_short:
             self._drain()
-            moves.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
+            rules.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
             yield from self._make_room()
-        moves.note(index, is_short=is_short)
+        self._booking.note(log, index)
+        if is_short:
+            self._booking.join_if_booked(log, index)
+        elif rules.uses_staging:
+            rules.charge_noted(saved.nbytes)
         if log.plan is not None or index == 0:
             log.follow_plan(index)
 
     def _make_room(self) -> Process:
-        moves = self._moves
+        """See `Residency._make_room`."""
+        rules = self.rules
         collected = False
-        while moves.blocked:
-            if moves.num_jobs:
-                self._num_packing += 1
+        while rules.blocked:
+            if rules.num_jobs:
+                rules.num_packing += 1
                 yield from self._wait(_PACK_WAITS)
-                self._num_packing -= 1
+                rules.num_packing -= 1
             elif not collected:
                 collected = True
                 self._drain()
-                moves.disk_is_full = False
+                rules.disk_is_full = False
             else:
-                raise self._full_error()
-            moves.admit_blocked(is_awaited=True)
+                raise rules.full_error(rules.blocked[0].nbytes)
+            rules.admit_blocked(is_awaited=True)
 
     def _unpack(self, log: GraphLog, index: int) -> Process:
         """See `SavedTensor.unpack` and `PackLog.fetch`."""
@@ -157,8 +204,8 @@ class Rank:
             self._start(log)
             if log.has_trace and log.records[index] is None:
                 self._drain()
-                self._moves.ahead = log.lookahead
-                self._go_ahead()
+                self.rules.ahead = log.lookahead
+                self.rules.go_ahead()
         log.ask_for(index)
 
     def _start(self, log: GraphLog) -> None:
@@ -168,29 +215,21 @@ class Rank:
         for record in log.records:
             if record is not None:
                 record.place = None
-        self._survey()
+        self._survey(log)
         if any(record is not None and record.state is not State.PENDING for record in log.records):
             log.look_ahead()
 
-    def _survey(self) -> None:
+    def _survey(self, log: GraphLog) -> None:
         self._drain()
-        self._moves.relieve(None)
-        self._moves.survey()
+        self.rules.relieve(None)
+        self._booking.survey(log)
+        self.rules.pending.survey()
 
     def _fetch(self, log: GraphLog, record: SimulatedRecord, index: int) -> Process:
         """See `Residency.fetch`."""
-        moves = self._moves
+        rules, lookahead = self.rules, log.lookahead if log.has_trace else None
         self._drain()
-        self._count_request(record)
-        if record.state is State.DISK:
-            moves.start_restore(record, demanded=True)
-        if log.has_trace:
-            moves.ahead = log.lookahead
-            log.lookahead.asked_for(index)
-            log.lookahead.reach.asked_for(record.nbytes)
-            if record.state is State.DISK or record.state is State.READING:
-                log.lookahead.reach.wait()
-            self._go_ahead()
+        rules.ask_for(record, lookahead, index)
         if record.state in IN_MEMORY:
             self._hand_over(log, record, index)
             return
@@ -198,112 +237,63 @@ class Rank:
         yield from self._await_bytes(record)
         self._hand_over(log, record, index)
         record.demanded -= 1
-        moves.used(record)
+        rules.used(record)
         self._advance()
         if record.device is None and record.state in _ON_DISK_ALONE:
-            moves.has_returned = True  # lent: whoever was given it is about to let go
+            self._memory.give_back_lent()  # whoever was given it is about to let go
 
     def _hand_over(self, log: GraphLog, record: SimulatedRecord, index: int) -> None:
-        """See `Residency`."""
-        moves = self._moves
-        if record.device is not None:
-            moves.reload(record)
-            moves.device.hand_over(record)
-            if log.has_trace:
-                log.reload_ahead.asked_for(index)
-                moves.reload_ahead(log.reload_ahead)
-        moves.used(record)
+        self.rules.hand_over(record, log.reload_ahead if log.has_trace else None, index)
 
     def _await_bytes(self, record: SimulatedRecord) -> Process:
-        moves = self._moves
+        """See `Residency._await_bytes`."""
         if record.state is State.QUEUED:
-            moves.cancel_spill(record)
+            self.rules.cancel_spill(record)
         while record.state not in IN_MEMORY:
-            if record.state is State.DISK:
-                moves.start_restore(record, demanded=True)
-            elif record.state is State.READING and not record.urgent:
-                record.urgent = True
-                moves.engine.submit_restore(record, demanded=True)
+            self.rules.hasten(record)
             yield from self._wait(_UNPACK_WAITS, record)
-
-    def _count_request(self, record: SimulatedRecord) -> None:
-        counters = self._moves.counters
-        if record.state is State.DISK:
-            counters.prefetch_misses += 1
-        elif record.state is State.READING:
-            counters.prefetch_late += 1
-        elif record.state is State.CLEAN and record.fetched:
-            counters.prefetch_hits += 1
-            record.fetched = False
-        elif record.state in (State.QUEUED, State.WRITING):
-            counters.forwarded_bytes += record.nbytes
 
     def _wait(self, cause: str, record: SimulatedRecord | None = None) -> Process:
         began_seconds = self._clock.now_seconds
         yield self._progress.wait
         seconds = self._clock.now_seconds - began_seconds
-        self._moves.counters.stall_seconds[cause] += seconds
-        self._moves.observer.stalled(seconds, cause, None if record is None else record.key)
+        self.ledger.counters.stall_seconds[cause] += seconds
+        self.rules.observer.stalled(seconds, cause, None if record is None else record.key)
         self._drain()
 
-    def _full_error(self) -> StoreFullError:
-        moves, books = self._moves, self._moves.books
-        disk_budget_bytes = 0 if moves.full_error is None else moves.full_error.disk_budget_bytes
-        held_bytes = books.used_bytes[0]
-        return StoreFullError(
-            moves.blocked[0].nbytes, moves.disk_bytes, disk_budget_bytes, held_bytes, books.host_bytes
-        )
-
     # --- the engine: `Transfers` --------------------------------------------------------------------------------------
-
-    @property
-    def disk_bytes(self) -> int:
-        """Taken by records, written or being written."""
-        return self._moves.disk_bytes
-
-    @disk_bytes.setter
-    def disk_bytes(self, nbytes: int) -> None:
-        self._moves.disk_bytes = nbytes
-        self._moves.disk_bytes_peak = max(self._moves.disk_bytes_peak, nbytes)
 
     def begin_spill(self, record: SimulatedRecord) -> bool:
         """See `Transfers`."""
         self._drain()
-        return self._moves.begin_spill(record)
+        return self.rules.begin_write(record)
 
     def end_spill(self, record: SimulatedRecord, outcome: Stored | StoreFullError) -> None:
         """See `Transfers`."""
-        self._moves.spilled(record, outcome)
+        self.rules.end_write(record, outcome)
         self._advance()
 
     def begin_restore(self, record: SimulatedRecord) -> bool:
         """See `Transfers`."""
         self._drain()
-        return self._moves.begin_restore(record)
+        return self.rules.begin_read(record)
 
     def end_restore(self, record: SimulatedRecord, outcome: Loaded) -> None:
         """See `Transfers`."""
-        self._moves.restored(record, outcome)
+        self.rules.end_read(record, outcome)
         self._advance()
 
     def end_discard(self, num_records: int) -> None:
         """See `Transfers`."""
-        self._moves.discarded(num_records)
+        self.rules.end_discards(num_records)
         self._advance()
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        if self._moves.drain():
-            self._moves.observer.changed()
+        if self.rules.drain():
             self._advance()
 
     def _advance(self) -> None:
-        self._moves.admit_blocked(is_awaited=self._num_packing > 0)
-        self._moves.send_ahead()
-        self._go_ahead()
+        self.rules.advance()
         self._progress.notify_all()
-
-    def _go_ahead(self) -> None:
-        if self._moves.ahead is not None and not self._num_packing:
-            self._moves.prefetch(self._moves.ahead)

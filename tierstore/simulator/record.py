@@ -29,28 +29,27 @@ class Budgets(NamedTuple):
 
 
 class SimulatedRecord:
-    """The bytes of one storage. Attributes as `Record`'s, of which it has those that decide something, and:
+    """The bytes of one storage. Attributes as `RuledRecord`'s, and:
 
     Attributes:
         saved: the index of the first saved tensor that is a view of it.
+        log: of the graph that it is saved by.
         users: the indices of those that the graph has not let go of.
         codec: what it is stored with.
         is_in_place: its bytes have not left the storage that autograd saved.
-        has_device_bytes: they are on the device: still, or again.
-        has_slot: a slot of host memory holds them, or will.
-        ready: the last copy from or to that.
         is_read: its bytes have been read: no other saved tensor becomes a view of it.
-        is_running: a job of the engine is about it.
     """
 
-    def __init__(self, key: int, index: int, saved: Saved) -> None:
+    def __init__(self, key: int, index: int, saved: Saved, log: GraphLog) -> None:
         self.key = key
         self.saved = index
-        self.nbytes = saved.nbytes
+        self.log = log
+        self.nbytes = self.span_bytes = saved.nbytes
         self.kind = saved.kind
         self.device = "accelerator" if saved.on_device else None
         self.has_device_bytes = saved.on_device
-        self.has_slot = False
+        self.slot: object = None
+        self.held: object = None
         self.ready: Copy | None = None
         self.is_in_place = True
         self.users = {index}
@@ -62,7 +61,13 @@ class SimulatedRecord:
         self.stored_bytes = 0
         self.codec = ""
         self.demanded = 0
-        self.shared = self.wanted = self.urgent = self.fetched = self.is_read = self.is_running = False
+        self.cause: BaseException | None = None
+        self.shared = self.forced = self.wanted = self.urgent = self.fetched = self.is_read = False
+
+    @property
+    def is_alive(self) -> bool:
+        """See `RuledRecord`."""
+        return bool(self.users)
 
     def move(self, to: State) -> None:
         """Change the state; an illegal move is a bug of ours (RuntimeError)."""
@@ -195,19 +200,19 @@ class GraphLog:
     def unread_record_of(self, index: int) -> SimulatedRecord | None:
         """The record that tensor `index` is a view of, if there is one whose bytes have not been read."""
         record = self._by_root.get(self.root_of(index))
-        return None if record is None or record.is_read else record
+        return None if record is None or record.is_read or not record.users else record
 
     def has_record_in_place(self, index: int) -> bool:
         """Whether the storage of tensor `index` is that of a record too."""
         record = self._by_root.get(self.root_of(index))
-        return record is not None and record.is_in_place
+        return record is not None and record.is_in_place and record.is_alive
 
     def make_record(self, index: int) -> SimulatedRecord:
         """Tensor `index` is booked, the first of its storage."""
         saved = self.saved[index]
         root = self.root_of(index)
         key = self._keys[index] if index in self._keys else self.take_key()
-        record = self._by_root[root] = SimulatedRecord(key, index, saved)
+        record = self._by_root[root] = SimulatedRecord(key, index, saved, self)
         return record
 
     def take_key(self) -> int:
@@ -220,12 +225,6 @@ class GraphLog:
         """See `NotedLog.place`."""
         if self.plan is not None:
             self.plan.place(record, index, self.first_key)
-
-    def forget(self, record: SimulatedRecord) -> None:
-        """The record is released: nothing can join it any more."""
-        root = self.root_of(record.saved)
-        if self._by_root.get(root) is record:
-            del self._by_root[root]
 
     def others_let_go(self, index: int) -> None:
         """Nobody else holds the storage of tensor `index` any more."""

@@ -11,6 +11,7 @@ from functools import partial
 from ..disk.local import NUM_AT_ONCE
 from ..engine import NUM_RESTORES, NUM_SPILLS
 from ..errors import ConfigError
+from ..host import HostBooks
 from ..lookahead import LearnedOrders
 from ..stats import Counters
 from ..tracing.events import Event
@@ -23,7 +24,6 @@ from .events import EventsSeen
 from .flows import Flows
 from .hardware import Activity, Hardware, Sharing
 from .link import LinkCopies
-from .moves import SimulatedMoves
 from .rank import Rank
 from .record import Budgets, GraphLog
 from .timeline import JobsSeen, Transfer
@@ -161,6 +161,7 @@ def simulate(
             hardware.call_seconds_per_record,
             LinkCopies(clock, number),
             _engine(clock, flows, device, workload, hardware, settings, disk_bytes),
+            disk_bytes,
             observer if number == 0 else None,
             events if number == 0 else None,
         )
@@ -214,6 +215,7 @@ class _Run:
         call_seconds: float,
         copies: LinkCopies,
         engine: SimulatedEngine,
+        disk_bytes: int,
         observer: Observer | None,
         events: list[Event] | None,
     ) -> None:
@@ -226,15 +228,9 @@ class _Run:
         self._next_key = 0
         self._seen = None if events is None else EventsSeen(clock, observer, self._levels, events)
         self._jobs = self._seen or JobsSeen(clock, observer)
-        self._moves = SimulatedMoves(
-            host_bytes=settings.host_bytes,
-            staging_bytes=settings.staging_bytes,
-            staging_grows=settings.staging_grows,
-            device=SimulatedDevice(copies, settings.device_bytes),
-            observer=self._jobs,
-        )
-        self._moves.engine = engine
-        self._rank = Rank(clock, self._moves, copies, workload)
+        self._windows = HostBooks(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
+        self._device = SimulatedDevice(copies, settings.device_bytes)
+        self._rank = Rank(clock, self._windows, self._device, copies, engine, disk_bytes, workload, self._jobs)
         engine.transfers = self._rank
         self._orders = LearnedOrders() if settings.prefetch == "learned" else None
 
@@ -242,9 +238,9 @@ class _Run:
         """One after the other."""
         settings = self._settings
         for number in range(num_steps):
-            host_bytes, staging_bytes = self._moves.books.limits
+            host_bytes, staging_bytes = self._windows.limits
             budgets = Budgets(host_bytes, settings.device_bytes, staging_bytes)
-            began_seconds, before = self._clock.now_seconds, deepcopy(self._moves.counters)
+            began_seconds, before = self._clock.now_seconds, deepcopy(self._rank.ledger.counters)
             waited_seconds = self._copies.waited_seconds
             self._begin_peaks()
             log = GraphLog(self._workload.saved, self._next_key, settings.scope_lookahead_bytes, self._orders, budgets)
@@ -266,33 +262,32 @@ class _Run:
                     yield self._clock.work(Activity.COMPUTE, call_seconds)
             if self._seen is not None:
                 self._seen.acted(number, log, action, began_seconds)
-        self._rank.end()
+        self._rank.end(log)
         if self._seen is not None:
             self._seen.step_ended(number)
 
     def _levels(self) -> tuple[int, ...]:
-        moves, books = self._moves, self._moves.books
-        in_host_memory = *books.used_bytes, books.lent.used_bytes
-        return moves.device.held_bytes, moves.uncharged_bytes(), *in_host_memory, moves.disk_bytes
+        in_host_memory = *self._windows.used_bytes, self._windows.lent.used_bytes
+        disk_bytes = self._rank.rules.disk_bytes
+        return self._device.held_bytes, self._rank.ledger.uncharged_bytes(), *in_host_memory, disk_bytes
 
     def _begin_peaks(self) -> None:
-        for window in (self._moves.books.host, self._moves.books.staging):
+        for window in (self._windows.host, self._windows.staging):
             window.peak_bytes = window.used_bytes
-        self._moves.disk_bytes_peak = self._moves.disk_bytes
-        self._moves.device.begin_peak()
+        self._rank.rules.disk_bytes_peak = self._rank.rules.disk_bytes
+        self._device.begin_peak()
 
     def _step_since(self, began_seconds: float, before: Counters, waited_seconds: float) -> SimulatedStep:
-        books = self._moves.books
         return SimulatedStep(
             began_seconds,
             self._clock.now_seconds - began_seconds,
             self._workload.compute_seconds,
-            _difference(self._moves.counters, before),
+            _difference(self._rank.ledger.counters, before),
             self._copies.waited_seconds - waited_seconds,
-            books.host.peak_bytes,
-            books.staging.peak_bytes,
-            self._moves.disk_bytes_peak,
-            self._moves.device.peak_bytes,
+            self._windows.host.peak_bytes,
+            self._windows.staging.peak_bytes,
+            self._rank.rules.disk_bytes_peak,
+            self._device.peak_bytes,
             self._jobs.take_ended(),
         )
 

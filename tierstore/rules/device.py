@@ -1,0 +1,293 @@
+"""Copies between an accelerator and host memory: which begin, which the stream has to wait for, when memory is free.
+
+NOTE [Stream order] in `tierstore/device.py` says why. The copies themselves are `DeviceMemory`'s: real ones there, and
+simulated ones in `tierstore/simulator/device.py`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from ..device_window import DeviceWindow
+from ..handle import State
+from .record import R, RuledRecord
+
+__all__ = ["CopyBack", "CopyOut", "DeviceMemory", "DeviceRules", "End"]
+
+
+class End(Protocol):
+    """The end of a copy, on the stream of its direction."""
+
+    def query(self) -> bool:
+        """Whether the copy is over. Does not block."""
+
+
+class CopyOut(NamedTuple):
+    """A copy from the device, queued.
+
+    Attributes:
+        memory: keeps the device memory that is copied.
+        nbytes: its size.
+        end: the end of the copy.
+    """
+
+    memory: object
+    nbytes: int
+    end: Any
+
+
+class CopyBack(NamedTuple):
+    """A copy to the device, queued. Attributes as `CopyOut`'s; `memory` is what is copied to."""
+
+    memory: object
+    end: Any
+
+
+R_contra = TypeVar("R_contra", bound=RuledRecord, contravariant=True)
+
+
+class DeviceMemory(Protocol[R_contra]):
+    """Device memory and the streams, as the rules see them. No call blocks the host."""
+
+    def copy_out(self, record: R_contra) -> CopyOut:
+        """Queue the copy from the device to the record's slot."""
+
+    def copy_back(self, record: R_contra, *, must: bool) -> CopyBack | None:
+        """Queue the copy from the record's slot to the device, and give the record that memory.
+
+        None: the device has no room, and nothing was changed. With `must` its error is raised instead.
+        """
+
+    def wait_where_packed(self, record: R_contra, end: Any) -> None:
+        """Have the stream that packed the record wait for the end of a copy."""
+
+    def share(self, record: R_contra, copy: CopyOut) -> None:
+        """Tell the allocator of every stream that may use the memory of the copy."""
+
+    def forget(self, record: R_contra) -> None:
+        """Drop the record's bytes on the device. Tensors in use keep theirs."""
+
+    def asked_on(self, record: R_contra) -> Any:
+        """The stream on which the record is asked for now."""
+
+    def wait_where_asked(self, record: R_contra, stream: Any, end: Any) -> None:
+        """Have the stream, on which the record was asked for, wait for the copy back."""
+
+
+class _Flight(NamedTuple, Generic[R]):
+    record: R
+    copy: CopyOut
+
+
+class _Reload(Generic[R]):
+    """A copy back, under way or over.
+
+    Attributes:
+        record, nbytes: the record that is copied, and its size.
+        memory: the target; None once a stream waits for the copy, since the record's own tensor then keeps it.
+        end: the end of the copy.
+        streams: the streams that wait for the copy.
+    """
+
+    __slots__ = ("end", "memory", "nbytes", "record", "streams")
+
+    def __init__(self, record: R, copy: CopyBack) -> None:
+        self.record = record
+        self.nbytes = record.nbytes
+        self.memory: object | None = copy.memory
+        self.end = copy.end
+        self.streams: list[Any] = []
+
+
+class DeviceRules(Generic[R]):
+    """The records with bytes on accelerators. Guarded by the store's lock; no call blocks the host.
+
+    Args:
+        memory: see `DeviceMemory`.
+        window: how much may stay, be on its way out, and be copied back ahead.
+
+    Attributes:
+        window: as above.
+        peak_bytes: the most device memory that only the store held at once, since `begin_peak`.
+    """
+
+    def __init__(self, memory: DeviceMemory[R], window: DeviceWindow[R]) -> None:
+        self._memory = memory
+        self.window = window
+        self.peak_bytes = 0
+        self._flights: deque[_Flight[R]] = deque()
+        self._reloaded: OrderedDict[int, _Reload[R]] = OrderedDict()
+        self._num_ahead = 0  # those in `_reloaded` that nobody has asked for yet
+        self._busy: deque[tuple[End, Callable[[], None]]] = deque()
+        self._may_ask = True
+
+    @property
+    def held_bytes(self) -> int:
+        """Device memory of records that are ours alone and of copies out under way."""
+        return self.window.resident.used_bytes + self.window.in_flight.used_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Device memory that only the store holds: the same, and what was copied back."""
+        return self.held_bytes + self.window.reloaded.used_bytes
+
+    def begin_peak(self) -> None:
+        """Count the peak from here."""
+        self.peak_bytes = self.used_bytes
+
+    def _note_peak(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `poll` may find a copy that is over."""
+        return bool(self._flights or self._busy)
+
+    def hold(self, record: R) -> None:
+        """The record is ours alone now, and stays on the device until it is chosen to leave."""
+        record.move(State.DEVICE)
+        if self.window.hold(record):
+            self._bound_flight()  # room that was lent to copies is needed now
+        self._note_peak()
+
+    def offload(self, record: R) -> None:
+        """Begin to copy the record to its slot."""
+        self.window.leave(record)
+        copy = self._memory.copy_out(record)
+        record.move(State.OFFLOADING)
+        self._flights.append(_Flight(record, copy))
+        self.window.in_flight.charge(copy.nbytes)
+        self._note_peak()
+        self._bound_flight()
+
+    def _bound_flight(self) -> None:
+        self.poll()
+        while self.window.flies_too_much() and len(self._flights) > 1:
+            self._land_early()
+
+    def _land_early(self) -> None:
+        """Have the stream that packed wait for the oldest copy out, and release its device memory."""
+        flight = self._flights.popleft()
+        self._memory.wait_where_packed(flight.record, flight.copy.end)
+        self._land(flight)
+        self._busy.append((flight.copy.end, partial(_arrive, flight.record)))
+
+    def poll(self) -> None:
+        """Release the memory of copies that are over. (The event of a device cannot be awaited, so it is polled.)"""
+        if not self._may_ask:
+            return
+        while self._flights and self._flights[0].copy.end.query():
+            flight = self._flights.popleft()
+            self._land(flight)
+            _arrive(flight.record)
+        while self._busy and self._busy[0][0].query():
+            self._busy.popleft()[1]()
+
+    def _land(self, flight: _Flight[R]) -> None:
+        self.window.in_flight.discharge(flight.copy.nbytes)
+        record = flight.record
+        self._memory.share(record, flight.copy)
+        if record.has_device_bytes and record.key not in self._reloaded:
+            self._memory.forget(record)
+
+    def reload(self, record: R, *, must: bool = False) -> bool:
+        """Begin to copy the record's slot back to the device. Call `hand_over` before the bytes are used.
+
+        False: the device has no room. With `must`, its error is raised instead.
+        """
+        copy = self._memory.copy_back(record, must=must)
+        if copy is None:
+            return False
+        self._reloaded[record.key] = _Reload(record, copy)
+        self.window.reloaded.charge(record.nbytes)
+        self._note_peak()
+        self._num_ahead += 1
+        while self.window.reloads_too_much() and len(self._reloaded) > 2:  # one in use, and the next
+            self._forget(next(iter(self._reloaded.values())).record)
+        return True
+
+    def hand_over(self, record: R) -> None:
+        """Order this thread's stream: work that is queued on it from now on finds the record's bytes on the device."""
+        stream = self._memory.asked_on(record)
+        reload = self._reloaded.get(record.key)
+        if reload is None or not record.is_alive:
+            return
+        self._reloaded.move_to_end(record.key)  # a copy ahead does not take its place
+        if stream in reload.streams:
+            return
+        self._memory.wait_where_asked(record, stream, reload.end)
+        self._note_awaited(reload)
+        reload.streams.append(stream)
+
+    def _note_awaited(self, reload: _Reload[R]) -> None:
+        self._num_ahead -= reload.memory is not None
+        reload.memory = None
+
+    def make_room(self) -> None:
+        """Release the device memory of all copies, out and back. Tensors in use keep theirs.
+
+        A block goes back to its own stream. That stream is made to wait for the copy, so its next user comes after it.
+        """
+        while self._flights:
+            self._land_early()
+        for reload in list(self._reloaded.values()):
+            if reload.memory is not None:
+                self._memory.wait_where_packed(reload.record, reload.end)
+                self._note_awaited(reload)
+            self._forget(reload.record)
+
+    def has_room_to_reload(self, nbytes: int) -> bool:
+        """Whether `nbytes` more may be copied back before they are asked for."""
+        return self.window.fits_reload(nbytes) or not self._num_ahead
+
+    def _forget(self, record: R) -> None:
+        self.unload(record)
+        self._memory.forget(record)
+
+    def unload(self, record: R) -> None:
+        """Count the record's copy on the device no longer."""
+        reload = self._reloaded.pop(record.key, None)
+        if reload is not None:
+            self.window.reloaded.discharge(reload.nbytes)
+            if reload.memory is not None:  # no stream waits for the copy: it is kept until that is over
+                self._num_ahead -= 1
+                self.when_copied(reload.end, partial(_drop, reload.memory))
+
+    def release(self, record: R) -> None:
+        """The record is gone: forget it."""
+        self.window.leave(record)
+        self.unload(record)
+
+    def when_copied(self, end: End, then: Callable[[], None]) -> None:
+        """Call `then` once the copy is over: at once if it is already, otherwise in a later `poll`."""
+        if self._may_ask and end.query():
+            then()
+        else:
+            self._busy.append((end, then))
+
+    def stop_asking(self) -> None:
+        """Query no event any more: the store is closed, and a failed device raises. The engine waits for the copies."""
+        self._may_ask = False
+
+    def under_way(self) -> Sequence[Any]:
+        """The ends of all copies that may still run."""
+        return [flight.copy.end for flight in self._flights] + [end for end, _ in self._busy]
+
+    def finish(self) -> None:
+        """Release everything: all copies are over, or the device has failed and they never will be."""
+        while self._flights:
+            self.window.in_flight.discharge(self._flights.popleft().copy.nbytes)
+        while self._busy:
+            self._busy.popleft()[1]()
+
+
+def _arrive(record: RuledRecord) -> None:
+    if record.state is State.OFFLOADING:
+        record.move(State.HOST)
+
+
+def _drop(memory: object) -> None:
+    """Does nothing. The reference passed in was the last one, so the memory is freed."""

@@ -1,0 +1,313 @@
+"""The way down: which records leave memory, and when. From where autograd left the bytes to the host, and to disk.
+
+`examine` finds the pending records that are ours alone. `admit` gives each a place in the host window or sends it out
+at once. `_spill` makes room by sending out what is needed last. `end_write` ends a write.
+
+The caller holds the store's lock; nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic
+
+from ..by_hand import ByHand
+from ..disk.tier import Stored
+from ..errors import StoreFullError
+from ..eviction import EvictionOrder
+from ..handle import State
+from ..host import Window
+from ..lookahead import Lookahead
+from ..plan import Place
+from ..tracing.observer import Observer
+from .device import DeviceRules
+from .ledger import Ledger
+from .memory import Memory, Submissions
+from .record import R
+
+__all__ = ["Down"]
+
+
+class Down(Generic[R]):
+    """The state that all rules share, and the way down.
+
+    Args:
+        ledger: the records and the windows.
+        memory: the bytes in host memory.
+        device: the bytes on accelerators.
+        engine: executes the jobs that are decided on here.
+
+    Attributes:
+        windows, pending, noted, counters: those of the ledger.
+        device: as above.
+        observer: is told of every event; does nothing unless a trace is recorded.
+        blocked: records that are ours, and for which there is no room; packs wait until it is empty.
+        ahead: lookahead of the backward that asked last; None: none has.
+        by_hand: records that were named to `TierStore.prefetch`.
+        disk_bytes, disk_bytes_peak: bytes taken on disk, now and at most so far.
+        num_spills, num_restores, num_discards: jobs of the engine, queued or running, also of records that are gone.
+        disk_is_full: a write found no room, and nothing was freed on disk since.
+        disk_error: the disk tier's latest error for lack of room; None: it never was full.
+        spill_error: the error of a failed write, which the next pack raises; None: it was raised, or no write failed.
+        uses_staging: whether the pack that `is_short_of` was last asked about takes room of staging.
+        is_closed: nothing can be stored any more.
+    """
+
+    def __init__(self, ledger: Ledger[R], memory: Memory[R], device: DeviceRules[R], engine: Submissions[R]) -> None:
+        self.windows = ledger.windows
+        self.pending = ledger.pending
+        self.noted = ledger.noted
+        self.counters = ledger.counters
+        self.device = device
+        self.observer = Observer()
+        self.blocked: deque[R] = deque()
+        self.ahead: Lookahead[R] | None = None
+        self.by_hand = ByHand[R]()
+        self.disk_bytes = 0
+        self.disk_bytes_peak = 0
+        self.num_spills = 0
+        self.num_restores = 0
+        self.num_discards = 0
+        self.disk_is_full = False
+        self.disk_error: StoreFullError | None = None
+        self.spill_error: Exception | None = None
+        self.uses_staging = False
+        self.is_closed = False
+        self._ledger = ledger
+        self._memory = memory
+        self._engine = engine
+        self._uncharged_bytes = ledger.uncharged_bytes
+        self._jobs: set[R] = set()  # records that a running job of the engine works on
+        self._eviction = EvictionOrder[R]()
+        self._parked: dict[int, R] = {}  # in HOST, but charged to staging: they were on their way out
+
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that the engine was given and has not reported back."""
+        return self.num_spills + self.num_restores + self.num_discards
+
+    # --- before anything leaves ---------------------------------------------------------------------------------
+
+    def is_short_of(self, nbytes: int) -> bool:
+        """Whether a pack of `nbytes` has something to do first: make room, move a record out, or raise an error.
+
+        If not, `uses_staging` tells whether it takes room of staging: see NOTE [Small tensors] in `host.py`.
+        """
+        self.uses_staging = False
+        windows, pending = self.windows, self.pending
+        if pending.must_be_examined or self.blocked or self.spill_error is not None:
+            return True
+        limit_bytes = windows.host.limit_bytes or 0
+        held_bytes = windows.host.used_bytes + pending.num_bytes + self.noted.num_bytes - windows.noted_bytes
+        if held_bytes + self._memory.cached_bytes + nbytes <= limit_bytes:
+            return False
+        self.uses_staging = held_bytes <= limit_bytes and windows.may_stay_noted(nbytes)
+        return not self.uses_staging
+
+    def charge_noted(self, nbytes: int) -> None:
+        """Charge `nbytes` that were just noted to staging."""
+        self.windows.charge_noted(nbytes)
+        self._memory.trim()
+
+    def relieve(self, how_many: int | None, *, is_planned: bool = False) -> None:
+        """Admit what is ours, if not everything that may be ours fits.
+
+        See NOTE [No sooner than needed] in `pending.py`.
+
+        Examines `how_many` (None: all) of the records that others held at the last look again. `is_planned`: the plan
+        may send something away even if there is room.
+        """
+        if is_planned or self.pending.must_be_examined or not self.windows.host.fits(self._uncharged_bytes()):
+            self.examine(how_many)
+        self._memory.trim()
+
+    def examine(self, how_many: int | None = None) -> None:
+        """Admit the records that are ours alone now, among all fresh ones and `how_many` (None: all) shared ones."""
+        if self.windows.noted_bytes:
+            self.windows.keep_noted(0)
+        self._memory.book_settled()
+        for record in self.pending.take(how_many):
+            if record.state is not State.PENDING:
+                continue
+            if self._memory.is_ours(record):
+                self.admit(record)
+            else:
+                self.pending.share(record)
+
+    # --- into the windows ---------------------------------------------------------------------------------------
+
+    def admit(self, record: R) -> None:
+        """Charge a record whose bytes are ours, or let it wait for room in `blocked`."""
+        if record.device is not None:
+            self.device.hold(record)
+            self._offload_surplus()
+        elif not self._try_admit(record):
+            self.blocked.append(record)
+        self._memory.trim()
+
+    def admit_blocked(self, *, is_awaited: bool) -> None:
+        """Try again to find room for blocked records; `is_awaited`: a thread waits for that.
+
+        Bytes that backward is about to ask for make room only for a waiting thread. Otherwise prefetched bytes would be
+        dropped, read again at once, dropped again, and so on; and records whose writes backward has cancelled would be
+        written before anything else is read.
+        """
+        while self.blocked:
+            record = self.blocked[0]
+            if record.state in (State.PENDING, State.DEVICE):
+                if not self._memory.is_ours(record):
+                    self._hand_back(record)
+                elif not self._try_admit(record, takes_from_backward=is_awaited):
+                    return
+            self.blocked.popleft()
+            self._offload_surplus()
+
+    def _offload_surplus(self) -> None:
+        """Begin to copy out the records beyond the device's limit."""
+        while (record := self.device.window.surplus()) is not None and record not in self.blocked:
+            if not self._try_admit(record):
+                self.blocked.append(record)
+
+    def _try_admit(self, record: R, *, takes_from_backward: bool = True) -> bool:
+        """Find room in host memory; to make it, other records begin to move out. False: there is none yet."""
+        order = self._eviction
+        next_to_spill = order.next_dirty if takes_from_backward else order.next_unasked
+        next_to_drop = order.next_clean if takes_from_backward else order.next_used
+        nbytes, host, staging = record.nbytes, self.windows.host, self.windows.staging
+        if not host.fits(nbytes):
+            self.windows.grow_staging(nbytes)
+        window = staging if nbytes > (host.limit_bytes or 0) or self._goes_at_once(record) else host
+        while not (self._may_move(nbytes) if window is staging else host.fits(nbytes)):
+            if not (self._spill(next_to_spill()) or self._drop(next_to_drop())):
+                return False
+        if record.device is None:
+            record.move(State.HOST)
+            self.windows.charge(record, window)
+        else:
+            self._offload(record, window)
+        self._eviction.add_dirty(record)
+        if window is staging:
+            self._queue_spill(record)
+        return True
+
+    def _goes_at_once(self, record: R) -> bool:
+        """Whether the plan sends it to disk, or host memory is full and it is needed later than anything there."""
+        if not self._may_move(record.nbytes):
+            return False
+        if record.place is Place.DISK:
+            return self._eviction.next_leaving() is None
+        victim = None if self.windows.host.fits(record.nbytes) else self._eviction.next_dirty()
+        return victim is not None and record.worth < victim.worth
+
+    def _offload(self, record: R, window: Window) -> None:
+        self._memory.prepare_offload(record)
+        self.windows.charge(record, window)
+        self.device.offload(record)
+        self.counters.offloaded_bytes += record.nbytes
+        self.observer.offloaded(record.key, record.nbytes)
+
+    def _hand_back(self, record: R) -> None:
+        """Return a record to PENDING: somebody else holds its storage again, so its removal would free nothing."""
+        self._eviction.remove(record)
+        self._parked.pop(record.key, None)
+        self.device.window.leave(record)
+        self.windows.charge(record, None)
+        if record.state is not State.PENDING:
+            record.move(State.PENDING)
+        self.pending.share(record)
+
+    # --- from host memory to disk -------------------------------------------------------------------------------
+
+    def send_ahead(self) -> None:
+        """Begin to move out the records that the plan sends to disk, as far as staging has room."""
+        while (record := self._eviction.next_leaving()) is not None and self.windows.staging.fits(record.nbytes):
+            if not self._spill(record):
+                return
+
+    def _spill(self, victim: R | None) -> bool:
+        """Begin to move the victim out, or make another step towards that; False: nothing can be done now."""
+        if victim is None or victim.demanded or self.disk_is_full or self.is_closed:
+            return False
+        if not self._memory.is_ours(victim):
+            self._hand_back(victim)
+        elif victim.window is self.windows.staging or self._may_move(victim.nbytes, from_host=True):
+            self._queue_spill(victim)
+        elif self._parked and not self.num_spills:
+            self._queue_spill(next(iter(self._parked.values())))  # parked records hold the staging the victim needs
+        else:
+            return False
+        return True
+
+    def _may_move(self, nbytes: int, *, from_host: bool = False) -> bool:
+        return not self.disk_is_full and self.windows.admits_move(nbytes, from_host=from_host)
+
+    def _queue_spill(self, record: R) -> None:
+        self._parked.pop(record.key, None)
+        self._eviction.remove(record)
+        self.windows.charge(record, self.windows.staging)
+        self._memory.trim()
+        record.move(State.QUEUED)
+        self.num_spills += 1
+        self.observer.spill_queued(record.key, record.nbytes)
+        self._engine.submit_spill(record)
+
+    def cancel_spill(self, record: R) -> None:
+        """Take a QUEUED record that is asked for off the queue of writes; it becomes the last to leave."""
+        self.num_spills -= 1
+        self._stay(record)
+        self.observer.spill_cancelled(record.key, record.nbytes)
+        self._eviction.add_asked(record)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """Bytes of records that stay in staging: they could not be written, or were asked for in time."""
+        return sum(record.nbytes for record in self._parked.values())
+
+    def retry_unwritten(self) -> None:
+        """Queue the writes of those records again."""
+        for record in list(self._parked.values()):
+            self._queue_spill(record)
+
+    def _stay(self, record: R) -> None:
+        """Keep a record that was on its way out: in the host window if it fits, else in its room in staging."""
+        record.move(State.HOST)
+        if self.windows.host.fits(record.nbytes):
+            self.windows.charge(record, self.windows.host)
+        else:
+            self._parked[record.key] = record
+
+    def _drop(self, record: R | None, *, is_for_read: bool = False) -> bool:
+        """Free the memory of a record whose bytes are on disk too. False: `record` is None.
+
+        `is_for_read`: it makes way for a read. Then a record that was prefetched by hand is prefetched again.
+        """
+        if record is None:
+            return False
+        self._eviction.remove(record)
+        if self.ahead is not None:
+            self.ahead.come_back_for(record)
+        if is_for_read:
+            self.by_hand.come_back_for(record)
+        else:
+            self.by_hand.forget_fetched(record)
+        record.nbytes = record.span_bytes
+        record.fetched = record.wanted = False
+        self.device.unload(record)
+        self._memory.let_go(record)
+        self._free_memory(record)
+        self._memory.take_back()  # so that the next user of this room gets these very pages
+        record.move(State.DISK)
+        self.observer.freed(record.key, record.nbytes)
+        return True
+
+    def _free_memory(self, record: R) -> None:
+        self._parked.pop(record.key, None)
+        self.windows.charge(record, None)
+        self._memory.free(record)
+
+    def _note_written(self, record: R, stored: Stored) -> None:
+        record.stored_bytes = stored.stored_bytes
+        self.disk_bytes += stored.stored_bytes
+        self.disk_bytes_peak = max(self.disk_bytes_peak, self.disk_bytes)
+        self.counters.spilled_bytes += record.span_bytes
+        self.counters.written_bytes += stored.stored_bytes

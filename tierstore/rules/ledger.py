@@ -1,0 +1,54 @@
+"""What is booked: the records, the tensors before they have one, and what each window is charged with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, Protocol
+
+from ..host import HostBooks
+from ..pending import Pending
+from ..stats import Counters
+from .record import R
+
+__all__ = ["Ledger", "Noted"]
+
+
+class Noted(Protocol):
+    """The tensors that are only noted: see `tierstore/noted.py`."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Their bytes; an upper bound."""
+
+
+class Ledger(Generic[R]):
+    """Made first, since the memory and the rules both need it. Guarded by the store's lock.
+
+    Args:
+        windows: the windows of host memory.
+        noted: see above.
+        is_sole_owner: whether only the store holds the memory of a pending record.
+
+    Attributes:
+        windows, noted: as above.
+        pending: records whose bytes are where autograd left them.
+        records: all records whose handle lives, by key.
+        counters: totals since the store was opened.
+    """
+
+    def __init__(self, windows: HostBooks, noted: Noted, is_sole_owner: Callable[[R], bool]) -> None:
+        self.windows = windows
+        self.noted = noted
+        self.pending = Pending[R](is_sole_owner)
+        self.records: dict[int, R] = {}
+        self.counters = Counters()
+
+    def uncharged_bytes(self) -> int:
+        """Bytes of pending and noted tensors that no window is charged with yet."""
+        return self.pending.num_bytes + self.noted.num_bytes - self.windows.noted_bytes
+
+    def register(self, record: R) -> None:
+        """Take a new record into the books."""
+        self.records[record.key] = record
+        self.counters.packed_tensors += 1
+        self.counters.packed_bytes += record.nbytes

@@ -1,0 +1,95 @@
+"""The seam of the rules: what they ask of the memory that holds the bytes, and of the engine that moves them.
+
+The store answers with tensors, slots and a real engine (`tierstore/store_memory.py`, `tierstore/engine.py`); the
+simulator with numbers in virtual time (`tierstore/simulator/memory.py`, `tierstore/simulator/engine.py`). No call
+waits.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from .record import RuledRecord
+
+__all__ = ["Memory", "Submissions"]
+
+R_contra = TypeVar("R_contra", bound=RuledRecord, contravariant=True)
+
+
+class Memory(Protocol[R_contra]):
+    """The bytes of the records in host memory, and the tensors that refer to them."""
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of free memory that is kept for the next records."""
+
+    def is_ours(self, record: R_contra) -> bool:
+        """Whether the record's memory may be taken away: nobody else holds it, or it is to be stored in any case."""
+
+    def book_settled(self) -> None:
+        """Make records of the noted tensors whose bytes may be read."""
+
+    def trim(self) -> None:
+        """Give back free memory that the windows leave no room for. Called when they leave less free than before."""
+
+    def prepare_offload(self, record: R_contra) -> None:
+        """Decide which bytes are copied from the device, set `record.nbytes` to that, and give the record a slot."""
+
+    def prepare_read(self, record: R_contra) -> None:
+        """Give the record a slot for the bytes that are read.
+
+        Raises:
+            OSError: the system has no memory.
+        """
+
+    def begin_write(self, record: R_contra) -> int | None:
+        """Hold the record's memory for a write; returns the bytes to write. None: its handle is just dying."""
+
+    def begin_read(self, record: R_contra) -> None:
+        """Hold the record's slot for a read."""
+
+    def end_job(self, record: R_contra) -> None:
+        """Hold the memory no longer."""
+
+    def has_moved(self, record: R_contra) -> bool:
+        """Whether the memory that a write reads was moved or resized by others while it ran."""
+
+    def disown(self, record: R_contra) -> None:
+        """The record's memory belongs to others for good."""
+
+    def put_back(self, record: R_contra) -> bool:
+        """Let the record's tensors use the bytes in its slot. False: its handle is just dying."""
+
+    def let_go(self, record: R_contra) -> None:
+        """Let the record's tensors use its memory no longer: the bytes leave memory."""
+
+    def free(self, record: R_contra) -> None:
+        """Free the record's slot once nobody uses it any more, if it has one."""
+
+    def forget(self, record: R_contra) -> None:
+        """The handle is gone: the record has no claim to any memory."""
+
+    def take_back(self) -> None:
+        """Free the slots whose last user has gone."""
+
+    def has_changed(self) -> bool:
+        """Whether `catch_up` would find something that has ended."""
+
+    def catch_up(self) -> None:
+        """Account for graphs that have died and for slots that are free again."""
+
+    def give_up(self) -> None:
+        """The store is closed: let go of all that others may still use, and of all noted tensors."""
+
+
+class Submissions(Protocol[R_contra]):
+    """The engine, as the rules see it. Any thread may call it; no call blocks."""
+
+    def submit_spill(self, record: R_contra) -> None:
+        """Have the record written. A small one may be held back."""
+
+    def submit_restore(self, record: R_contra, *, demanded: bool) -> None:
+        """Have the record read. A second call with `demanded` lets it overtake reads that nobody waits for yet."""
+
+    def submit_discard(self, key: int) -> None:
+        """Have the record's bytes on disk freed."""

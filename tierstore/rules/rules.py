@@ -1,0 +1,345 @@
+"""All rules of one store: requests, jobs that begin and end, and the end of records.
+
+The way down is in `down.py`, the way up in `up.py`. `advance` is called whenever room was freed: it lets the blocked
+records in, and the next writes and reads begin. The caller holds the store's lock; nothing here waits.
+
+A handle that dies puts its record into the queue `released`; `drain` does the rest at the start of every call: see NOTE
+[No finalizers] in `remains.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from ..disk.tier import Loaded, Stored
+from ..errors import CorruptDataError, StoreFullError
+from ..handle import State
+from ..lookahead import Lookahead
+from .device import DeviceRules
+from .ledger import Ledger
+from .memory import Memory, Submissions
+from .record import R
+from .up import Up
+
+__all__ = ["Rules"]
+
+
+class Rules(Up[R]):
+    """See the module's docstring. Arguments and further attributes as `Down`'s.
+
+    Args:
+        disk_budget_bytes: for messages; the disk tier enforces it.
+
+    Attributes:
+        released: records whose handle is gone; `drain` accounts for them.
+        num_packing: how many threads wait for room.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger[R],
+        memory: Memory[R],
+        device: DeviceRules[R],
+        engine: Submissions[R],
+        disk_budget_bytes: int,
+    ) -> None:
+        super().__init__(ledger, memory, device, engine)
+        self.released: deque[R] = deque()
+        self.num_packing = 0
+        self._disk_budget_bytes = disk_budget_bytes
+        self._is_abandoned = False
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def ask_for(self, record: R, ahead: Lookahead[R] | None = None, index: int = 0) -> bool:
+        """A thread asks for the record, which is pack `index` of the graph that `ahead` is of; begin its read.
+
+        True: a write was cancelled.
+        """
+        self._count_request(record)
+        if record.state is State.DISK:
+            self.start_restore(record, demanded=True)
+        if ahead is None:
+            return self.by_hand.forget(record) and self.go_ahead()
+        self.ahead = ahead
+        ahead.asked_for(index)
+        ahead.reach.asked_for(record.nbytes)
+        if record.state is State.DISK or record.state is State.READING:
+            ahead.reach.wait()
+        return self.go_ahead()
+
+    def _count_request(self, record: R) -> None:
+        counters = self.counters
+        if record.state is State.DISK:
+            counters.prefetch_misses += 1
+        elif record.state is State.READING:
+            counters.prefetch_late += not record.demanded
+        elif record.state is State.CLEAN and record.fetched:
+            counters.prefetch_hits += 1
+            record.fetched = False
+        elif record.state in (State.QUEUED, State.WRITING):
+            counters.forwarded_bytes += record.nbytes
+
+    def hand_over(self, record: R, reload_ahead: Lookahead[R] | None, index: int) -> None:
+        """The record, whose bytes are in memory, is handed to the thread that asked for pack `index`."""
+        if record.device is not None:
+            self.reload_demanded(record)
+            self.device.hand_over(record)
+            if reload_ahead is not None:
+                reload_ahead.asked_for(index)
+                self.reload_ahead(reload_ahead)
+        self.used(record)
+
+    def go_ahead(self) -> bool:
+        """Restore what will be asked for next, unless a pack waits: a prefetch would take the room it waits for.
+
+        True: a write was cancelled, for which somebody may wait.
+        """
+        if self.is_closed or self.num_packing:
+            return False
+        num_spills = self.num_spills
+        self._prefetch_all()
+        return self.num_spills < num_spills
+
+    def advance(self) -> None:
+        """Use the room of what was freed: for blocked records, writes and prefetches."""
+        self.admit_blocked(is_awaited=self.num_packing > 0)
+        self.send_ahead()
+        self.go_ahead()
+
+    def full_error(self, needed_bytes: int) -> StoreFullError:
+        """The error that says why there is no room for `needed_bytes`."""
+        found = self.disk_error or StoreFullError(needed_bytes, self.disk_bytes, self._disk_budget_bytes)
+        return replace(
+            found,
+            needed_bytes=needed_bytes,
+            host_bytes=self.windows.used_bytes[0],
+            host_budget_bytes=self.windows.host_bytes,
+        )
+
+    # --- the engine's jobs --------------------------------------------------------------------------------------
+
+    def begin_write(self, record: R) -> bool:
+        """A lane takes the record. False: it is not to be written any more."""
+        if record.state is not State.QUEUED:
+            return False
+        nbytes = self._memory.begin_write(record)
+        if nbytes is None:  # its handle is dying on another thread, and nobody is told
+            self.withdraw(record)
+            self.advance()
+            return False
+        record.move(State.WRITING)
+        self._jobs.add(record)
+        self.observer.spill_began(record.key, nbytes)
+        return True
+
+    def end_write(self, record: R, outcome: Stored | Exception) -> None:
+        """The write has ended."""
+        self.drain()  # while the record still holds the job's memory: by that a release knows of the job
+        has_moved = self._memory.has_moved(record)
+        self._end_job(record)
+        self.num_spills -= 1
+        if isinstance(outcome, Stored):
+            self._note_written(record, outcome)
+        self.observer.spill_ended(record.key, outcome)
+        if record.state is not State.WRITING:
+            self._end_orphaned_job(record)
+        elif has_moved:
+            self._leave_moved(record)
+        elif isinstance(outcome, Stored):
+            record.move(State.CLEAN)
+            if record.wanted:
+                self._eviction.add_clean(record)
+            else:
+                self._drop(record)
+        else:
+            self._stay(record)
+            record.place = None  # not again before it must
+            self._eviction.add_dirty(record)
+            self._note_failure(outcome)
+
+    def _leave_moved(self, record: R) -> None:
+        """Discard what was written, which may be other bytes; whoever moved the memory manages it from now on."""
+        record.move(State.HOST)
+        record.forced = False
+        self._memory.disown(record)  # it is never ours again
+        if record.stored_bytes:
+            self._discard(record)
+        self._hand_back(record)
+
+    def _note_failure(self, error: Exception) -> None:
+        if isinstance(error, StoreFullError):
+            self.disk_is_full = True
+            self.disk_error = error
+        elif self.spill_error is None:
+            self.spill_error = error
+
+    def begin_read(self, record: R) -> bool:
+        """A lane takes the record. False: it is not wanted, or another submission has begun its read."""
+        if record.state is not State.READING or record.held is not None:
+            return False
+        self._memory.begin_read(record)
+        self._jobs.add(record)
+        self.observer.restore_began(record.key)
+        return True
+
+    def end_read(self, record: R, outcome: Loaded | Exception) -> None:
+        """The read has ended."""
+        self.drain()  # see `end_write`
+        self._end_job(record)
+        self.num_restores -= 1
+        if self.ahead is not None:
+            self.ahead.reach.read_ended(record.key)
+        is_wanted = record.state is State.READING and record.is_alive
+        self.observer.restore_ended(record.key, outcome, is_wanted=is_wanted)
+        if record.state is not State.READING:
+            self._end_orphaned_job(record)
+        elif isinstance(outcome, Exception):
+            self._leave_unread(record, outcome)
+        elif not self._memory.put_back(record):
+            record.move(State.DOOMED)  # its handle dies just now, on another thread
+            self._bury(record)
+        else:
+            self._begin_to_use(record)
+            self.counters.restored_bytes += record.nbytes
+            self.counters.read_bytes += outcome.read_bytes
+
+    def _begin_to_use(self, record: R) -> None:
+        record.fetched = not record.demanded
+        record.move(State.CLEAN)
+        if not record.demanded:  # else it may not leave before the waiting thread has it
+            self._eviction.add_clean(record)
+
+    def _leave_unread(self, record: R, error: Exception) -> None:
+        self._free_memory(record)
+        if isinstance(error, CorruptDataError):
+            record.move(State.FAILED)
+            record.cause = error
+        else:
+            record.move(State.DISK)
+            record.cause = error if record.demanded else None
+
+    def _end_job(self, record: R) -> None:
+        self._jobs.discard(record)
+        self._memory.end_job(record)
+
+    def _end_orphaned_job(self, record: R) -> None:
+        """End a record that was released or closed while its job ran."""
+        if record.state is State.CLOSED:
+            self._free_memory(record)
+            self._forget_stored(record)
+        else:
+            self._bury(record)
+
+    @property
+    def has_doomed(self) -> bool:
+        """Whether a job still holds memory of a record whose handle is gone."""
+        return any(record.state is State.DOOMED for record in self._jobs)
+
+    def end_jobs(self) -> None:
+        """Free the memory of all jobs. The engine has ended: no job runs any more, and none reports back."""
+        for record in list(self._jobs):
+            self._end_job(record)
+            self._free_memory(record)
+        self.drain()
+
+    # --- the end of records -------------------------------------------------------------------------------------
+
+    def drain(self) -> bool:
+        """Account for what has died, and for finished copies; returns whether there was anything to do."""
+        if self._is_abandoned or not (self._memory.has_changed() or self.released or self.device.is_busy):
+            return False
+        is_changing = True
+        while self.released:
+            self._release(self.released.popleft())
+        self._memory.catch_up()
+        self.device.poll()
+        self.observer.changed()
+        is_changing = False  # noqa: F841 - see `interrupts.is_half_changed`
+        return True
+
+    def withdraw(self, record: R) -> None:
+        """Remove a record that was refused, or whose handle is dying, whether the handle lives on or not."""
+        if record in self.blocked:
+            self.blocked.remove(record)
+        self._release(record)
+
+    def _release(self, record: R) -> None:
+        """Release a record whose handle is gone; a running job ends it later."""
+        if self._ledger.records.pop(record.key, None) is None:
+            return  # it was never registered: the store refused it
+        state = record.state
+        if state is State.FREED or (state is State.CLOSED and record.held is not None):
+            return  # its job has ended it, or will
+        if record.held is not None:
+            self.by_hand.forget(record)
+            record.move(State.DOOMED)
+            return
+        if state is State.QUEUED:
+            self.counters.cancelled_bytes += record.nbytes
+            self.num_spills -= 1
+            self.observer.spill_cancelled(record.key, record.nbytes)
+        elif state is State.READING:
+            self.num_restores -= 1
+            self.observer.restore_cancelled(record.key, record.nbytes)
+        elif state is State.PENDING:
+            self.pending.forget(record)
+            if record.shared:
+                self.counters.kept_bytes["alive elsewhere"] += record.nbytes
+        self._eviction.remove(record)
+        self.by_hand.forget(record)
+        self._bury(record)
+
+    def _bury(self, record: R) -> None:
+        """Free all that a record still has, on every tier. Its handle is gone, and no job works on it."""
+        self.device.release(record)
+        self._memory.forget(record)
+        self._free_memory(record)
+        if record.stored_bytes:
+            self._discard(record)
+        record.move(State.FREED)
+
+    def _discard(self, record: R) -> None:
+        """Free a record's bytes on disk."""
+        self._forget_stored(record)
+        if not self.is_closed:
+            self.num_discards += 1
+            self._engine.submit_discard(record.key)
+
+    def _forget_stored(self, record: R) -> None:
+        self.disk_bytes -= record.stored_bytes
+        record.stored_bytes = 0
+
+    def end_discards(self, num_records: int) -> None:
+        """Note that the bytes on disk of `num_records` records have been freed."""
+        self.num_discards -= num_records
+        self.disk_is_full = False
+
+    def end_all(self) -> None:
+        """Close all records, because the store closes. Running jobs keep the memory that they hold."""
+        self.is_closed = True
+        self.device.stop_asking()
+        self.drain()
+        for record in self._ledger.records.values():
+            self._eviction.remove(record)
+            self.device.release(record)
+            self._memory.let_go(record)
+            if record.held is None:
+                self._free_memory(record)
+            self._forget_stored(record)
+            if record.state is not State.CLOSED:
+                record.move(State.CLOSED)
+        self._memory.give_up()
+        self.windows.keep_noted(0)
+        self.pending.clear()
+        self.blocked.clear()
+        self.by_hand.clear()
+        self.drain()
+
+    def abandon(self) -> None:
+        """In a forked child: close all records, and free nothing."""
+        self.is_closed = self._is_abandoned = True
+        for record in list(self._ledger.records.values()):
+            if record.state is not State.CLOSED:
+                record.move(State.CLOSED)

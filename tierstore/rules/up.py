@@ -1,0 +1,166 @@
+"""The way up: from disk to host memory, and from there to the device. On demand, and ahead of it.
+
+The caller holds the store's lock; nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..by_hand import ByHand
+from ..errors import StorageIOError
+from ..handle import State
+from ..interrupts import is_interrupt
+from ..lookahead import Lookahead
+from .down import Down
+from .record import R
+
+__all__ = ["Up"]
+
+_IN_HOST_MEMORY = frozenset({State.OFFLOADING, State.HOST, State.WRITING, State.CLEAN})
+
+
+class Up(Down[R]):
+    """The way up, which needs the way down to make room."""
+
+    # --- from disk to host memory -------------------------------------------------------------------------------
+
+    def start_restore(self, record: R, *, demanded: bool, is_far: bool = True) -> bool:
+        """Give the record a slot and queue its read; False: there is no room, and it is not demanded.
+
+        `is_far`: it may take room of the host window too, not only of staging.
+
+        Raises:
+            StorageIOError: the system has no memory for a demanded record, which stays on disk.
+        """
+        windows = self.windows
+        if windows.noted_bytes or not windows.host.fits(self._uncharged_bytes() + record.nbytes):
+            self.examine(0)
+        window = windows.window_for_prefetch(record.nbytes, is_far=is_far)
+        if window is None:
+            if not demanded:
+                return False
+            while (window := windows.window_for_prefetch(record.nbytes)) is None:
+                if not self._drop(self._eviction.next_clean(), is_for_read=True):
+                    break
+            window = window or windows.staging  # overdrawn, by one tensor for each thread that waits
+        try:
+            self._memory.prepare_read(record)
+        except OSError as error:
+            if is_interrupt(error):  # a time limit's TimeoutError is an OSError too
+                raise
+            if not demanded:
+                return False
+            place = f"{record.nbytes} bytes of host memory"
+            raise StorageIOError("read", place, str(error), "the record is on disk") from error
+        windows.charge(record, window)
+        self._memory.trim()
+        record.move(State.READING)
+        record.urgent = demanded
+        self.num_restores += 1
+        self.observer.restore_queued(record.key, record.nbytes, demanded=demanded)
+        self._engine.submit_restore(record, demanded=demanded)
+        return True
+
+    def hasten(self, record: R) -> None:
+        """Begin what brings a record to memory that a thread waits for, or let it overtake others."""
+        if record.state is State.DISK:
+            self.start_restore(record, demanded=True)
+        elif record.state is State.READING and not record.urgent:
+            record.urgent = True
+            self._engine.submit_restore(record, demanded=True)  # overtakes its own prefetch
+
+    def name(self, records: Iterable[R]) -> None:
+        """Add the records to the list for prefetching by hand, in this order."""
+        for record in records:
+            is_known = record.key in self._ledger.records  # else its handle is gone
+            if is_known and (record.state is State.DISK or not self.by_hand.has_fetched(record)):
+                self.by_hand.name(record)
+
+    def _prefetch_all(self) -> None:
+        """Restore what lies ahead of backward, then what was named by hand, if backward wants nothing more for now."""
+        if self.ahead is not None:
+            self._prefetch(self.ahead)
+        if self.by_hand.peek() is not None and not self.blocked and (self.ahead is None or self.ahead.peek() is None):
+            self._prefetch(self.by_hand)
+
+    def _prefetch(self, ahead: Lookahead[R] | ByHand[R]) -> None:
+        """Restore what lies ahead, and keep what is on its way out, as far as there is room for it."""
+        while (record := ahead.peek()) is not None:
+            fetched_bytes = record.nbytes
+            if record.state is State.DISK:
+                while not self.start_restore(record, demanded=False, is_far=ahead.reach.is_far):
+                    if not self._make_way(ahead):
+                        return
+                if isinstance(ahead, Lookahead):
+                    ahead.reach.read_began(record.key)
+            elif record.state is State.QUEUED:
+                self.cancel_spill(record)
+                self.counters.forwarded_bytes += record.nbytes
+            elif record.state is State.WRITING:
+                record.wanted = True
+            else:
+                fetched_bytes = 0
+                if isinstance(ahead, ByHand):
+                    self._eviction.want_again(record)
+            ahead.advance(fetched_bytes)
+
+    def _make_way(self, ahead: Lookahead[R] | ByHand[R]) -> bool:
+        """Drop a record that was asked for already, to make room for what lies ahead; False: there is none.
+
+        For backward, a record that was prefetched by hand may also go, if nothing else can.
+        """
+        if isinstance(ahead, ByHand):
+            return self._drop(self._eviction.first_used(self._is_free_of_backward), is_for_read=True)
+        used = self._eviction.next_used()
+        if used is None or ahead.needs_first(used):
+            used = self.by_hand.last_fetched(self._eviction.is_clean)
+            if used is None:
+                return False
+        return (ahead.reach.is_far or used.window is self.windows.staging) and self._drop(used, is_for_read=True)
+
+    def _is_free_of_backward(self, record: R) -> bool:
+        return self.ahead is None or not self.ahead.needs_first(record)
+
+    # --- from host memory to the device -------------------------------------------------------------------------
+
+    def reload_demanded(self, record: R) -> None:
+        """Copy a record's bytes, which are in host memory, to its device now.
+
+        If the device has no room, all its other copies are dropped, and the copy is tried once more. The error of that
+        is raised; the bytes are still in host memory.
+        """
+        if not self._reload(record):
+            self.device.make_room()
+            self._reload(record, must=True)
+
+    def _reload(self, record: R, *, must: bool = False) -> bool:
+        """Copy a record's bytes, which are in host memory, to its device, unless they are there. False: no room."""
+        if record.device is None or not record.is_alive or record.slot is None or record.has_device_bytes:
+            return True
+        if not self.device.reload(record, must=must):
+            return False
+        self.counters.reloaded_bytes += record.nbytes
+        self.observer.reloaded(record.key, record.nbytes)
+        return True
+
+    def reload_ahead(self, ahead: Lookahead[R]) -> None:
+        """Copy what lies ahead to the device, as far as its bytes are in host memory and there is room.
+
+        Stops for good once the device has refused: each try would empty the allocator's cache, and wait for the device.
+        """
+        while (record := ahead.peek()) is not None:
+            fetched_bytes = 0
+            if record.device is not None and not record.has_device_bytes and record.is_alive:
+                if record.state not in _IN_HOST_MEMORY or not self.device.has_room_to_reload(record.nbytes):
+                    return
+                if not self._reload(record):
+                    ahead.give_up()
+                    return
+                fetched_bytes = record.nbytes
+            ahead.advance(fetched_bytes)
+
+    def used(self, record: R) -> None:
+        """Note that the record was handed over."""
+        if record.state is State.CLEAN and not record.demanded:
+            self._eviction.use(record)

@@ -1,0 +1,214 @@
+"""Real memory for the rules: saved tensors, slots of the slab, and the handles that refer to them. A `Memory`.
+
+NOTE [Who owns the bytes]
+A saved CPU tensor is not copied: its record keeps a detached alias (`source`). Restored bytes lie in a slot of the
+slab, and the alias is pointed at them (`source.data = ...`). So one tensor serves a record for its whole life: it
+refers to the bytes, wherever they are, and shares its version counter with the saved tensor and with every tensor that
+was handed out. `source._version != version` is autograd's own test for in-place changes.
+When the bytes leave memory, the alias is pointed at an empty storage. A tensor over the slot that was handed out may
+still be in use then: the slot is *lent* until the storage over it dies.
+Device memory of an accelerator is handled likewise; the slot then holds a copy that nobody else ever sees.
+
+A handle that dies takes its alias along, and its record goes into the queue `Rules.released`. When the storage over a
+slot dies, the slot goes into a queue of `slots.py`; when a log dies, its remains go into a queue of `noted.py`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from .booking import Booking
+from .device import DeviceTier
+from .handle import Record
+from .layout import in_dtype, memory_at, span_of, storage_address
+from .lent import LentViews
+from .ownership import claim, is_sole_owner, unclaim
+from .slab import Slot
+from .slots import Slots
+
+__all__ = ["StoreMemory"]
+
+_PAGE_BYTES = 4096
+_BLOCK_BYTES = 512
+"""Alignment of blocks in the allocators of accelerators (torch's for CUDA). A tensor comes back at the same address
+modulo this: alignment takes part in the choice of a kernel, and so in the order of its additions."""
+
+
+class _Held(NamedTuple):
+    """Memory of torch that a write reads, its address and size when the write began, and the bytes that are read."""
+
+    storage: torch.UntypedStorage
+    address: int
+    nbytes: int
+    span: tuple[int, int]
+
+
+class StoreMemory:
+    """See `Memory`. Guarded by the store's lock.
+
+    Args:
+        booking: makes records of noted tensors.
+        slots: memory for restored bytes, and for copies from accelerators.
+        devices: the records on accelerators, whose copies may still use a slot.
+        lent_views: tensors that were handed out and are still in use after their record's bytes have left memory.
+    """
+
+    def __init__(self, booking: Booking, slots: Slots, devices: DeviceTier, lent_views: LentViews) -> None:
+        self._booking = booking
+        self._noted = booking.noted
+        self._slots = slots
+        self._slab = slots.slab
+        self._devices = devices
+        self._lent_views = lent_views
+        self._empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self.book_settled = booking.book_all
+        self.trim = slots.trim
+        self.take_back = slots.take_back
+
+    @property
+    def cached_bytes(self) -> int:
+        """See `Memory`."""
+        return self._slab.cached_bytes
+
+    @staticmethod
+    def is_ours(record: Record) -> bool:
+        """See `Memory`. Nobody else sees a slot."""
+        return record.forced or record.slot is not None or is_sole_owner(record)
+
+    # --- slots --------------------------------------------------------------------------------------------------
+
+    def prepare_offload(self, record: Record) -> None:
+        """See `Memory`."""
+        source = record.source
+        if source is None:
+            raise RuntimeError(f"handle {record.key}: offloaded after its release")
+        record.first_byte, end = _cut_span(record, source)
+        record.nbytes = end - record.first_byte
+        record.slot = self._slots.allocate(record.nbytes)
+
+    def prepare_read(self, record: Record) -> None:
+        """See `Memory`."""
+        record.slot = self._slots.allocate(record.nbytes, record.phase)
+
+    def put_back(self, record: Record) -> bool:
+        """See `Memory`."""
+        source, slot = record.source, record.slot
+        if source is None or slot is None:
+            return False
+        if record.device is None:
+            base = self._slots.hand_out(slot)
+            source.data = in_dtype(base, record.layout.dtype)
+            record.address = base.data_ptr()
+            claim(record, base.untyped_storage())
+        return True
+
+    def free(self, record: Record) -> None:
+        """See `Memory`."""
+        slot, record.slot = record.slot, None
+        if slot is None:
+            return
+        if record.ready is not None:
+            self._devices.when_copied(record.ready, partial(self._slots.free, slot))
+        else:
+            self._slots.let_go(slot)
+
+    # --- jobs ---------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def begin_write(record: Record) -> int | None:
+        """See `Memory`."""
+        source = record.source
+        if source is None:
+            return None
+        if record.slot is not None:
+            record.held = record.slot
+            return record.slot.nbytes
+        storage, address = source.untyped_storage(), storage_address(source)
+        first, end = span = _cut_span(record, source)
+        record.held = _Held(storage, address, storage.nbytes(), span)  # handle and alias may go while the job runs
+        return end - first
+
+    @staticmethod
+    def begin_read(record: Record) -> None:
+        """See `Memory`."""
+        record.held = record.slot
+
+    @staticmethod
+    def bytes_held(record: Record) -> memoryview:
+        """The bytes that the running job reads or fills; valid until it ends."""
+        held = record.held
+        if isinstance(held, _Held):
+            first, end = held.span
+            return memory_at(held.address + first, end - first)
+        if isinstance(held, Slot):
+            return held.memory
+        raise RuntimeError(f"handle {record.key}: no job is running")
+
+    @staticmethod
+    def end_job(record: Record) -> None:
+        """See `Memory`."""
+        record.held = None
+
+    @staticmethod
+    def has_moved(record: Record) -> bool:
+        """See `Memory`.
+
+        A reference to a storage does not keep its memory in place: `share_memory_`, a queue of `torch.multiprocessing`
+        and `UntypedStorage.resize_` replace it.
+        """
+        held, source = record.held, record.source
+        if source is None or not isinstance(held, _Held):
+            return False
+        return storage_address(source) != held.address or held.storage.nbytes() != held.nbytes
+
+    # --- tensors ------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def disown(record: Record) -> None:
+        """See `Memory`."""
+        unclaim(record)
+
+    forget = disown
+
+    def let_go(self, record: Record) -> None:
+        """See `Memory`."""
+        source = record.source
+        if record.span is not None:
+            record.first_byte = record.span[0]
+        self._lent_views.let_go(record)
+        unclaim(record)
+        if source is not None:
+            source.data = self._empty if record.device is None else torch.empty(0, device=record.device)
+
+    # --- what has died ------------------------------------------------------------------------------------------
+
+    def has_changed(self) -> bool:
+        """See `Memory`."""
+        self._lent_views.take_back()
+        return bool(self._noted.ended or self._slots.has_returned)
+
+    def catch_up(self) -> None:
+        """See `Memory`."""
+        self._noted.drop_ended()
+        self._slots.take_back()
+
+    def give_up(self) -> None:
+        """See `Memory`."""
+        self._lent_views.forget()
+        self._noted.give_up()
+
+
+def _cut_span(record: Record, source: torch.Tensor) -> tuple[int, int]:
+    """Decide which bytes of the storage are stored; after this no other view can join the record."""
+    if record.span is None:
+        first, end = span_of((record.layout, *record.joined), source.untyped_storage().nbytes())
+        if record.device is None:
+            record.phase = (storage_address(source) + first) % _PAGE_BYTES
+        else:
+            first -= first % _BLOCK_BYTES
+        record.span = first, end
+        record.joined = ()
+    return record.span
