@@ -15,15 +15,9 @@ when the graph comes again, if the device has passed all marks by then.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    import torch
-
-    from .copies import Copies, Marker
-
-__all__ = ["Coverage", "GraphTimes", "Measured"]
+__all__ = ["Coverage", "Measured", "StepTimes"]
 
 _TOLERATED_SHARE = 0.01
 """A share of forward or backward. Shorter waits are noise."""
@@ -58,102 +52,22 @@ def _excess(nbytes: int, wait_seconds: float, seconds: float) -> int:
     return int(nbytes * wait_seconds / seconds) if wait_seconds > _TOLERATED_SHARE * seconds else 0
 
 
-class GraphTimes:
-    """The marks of one step of a graph in its streams. Guarded by the store's lock until `end`.
+class StepTimes(Protocol):
+    """The times of one step, as they are taken: `residency.graph_times.GraphTimes`."""
 
-    Args:
-        copies: the copy engine of the streams.
-        device: the accelerator on which the graph saves.
-        stream: the stream of the first pack.
-        staying_bytes: how many bytes may stay on the device in this step.
-    """
-
-    def __init__(self, copies: Copies, device: torch.device, stream: Any, staying_bytes: int) -> None:
-        self._copies = copies
-        self._device = device
-        self.staying_bytes = staying_bytes
-        self.is_open = True
-        self._is_whole = True
-        self._out_bytes = self._in_bytes = 0
-        self._waits: tuple[list[tuple[Marker, Marker]], list[tuple[Marker, Marker]]] = [], []  # of forward, of backward
-        self._began = self._mark(stream)
-        self._turned: Marker | None = None
-        self._ended: Marker | None = None
-
-    def _mark(self, stream: Any) -> Marker | None:
-        mark = self._copies.mark(stream)
-        if mark is None:
-            self.spoil()
-        return mark
-
-    def spoil(self) -> None:
-        """Something else disturbed the step: ignore its times."""
-        self._is_whole = self.is_open = False
+    staying_bytes: int
 
     def end(self) -> None:
         """The graph is gone: take no more marks."""
-        self.is_open = False
-
-    def asked_for(self, stream: Any) -> None:
-        """Backward asks for a saved tensor on that stream."""
-        self._ended = self._mark(stream)
-        if self._turned is None:
-            self._turned = self._ended
-
-    def waits(self, stream: Any, wait: Callable[[], None]) -> None:
-        """Call `wait`, which makes the stream wait, and mark the stream before and after it."""
-        before = self._mark(stream)
-        wait()
-        after = self._mark(stream)
-        if before is not None and after is not None:
-            self._waits[self._turned is not None].append((before, after))
-            if self._turned is not None:
-                self._ended = after
-
-    def copies_out(self, nbytes: int) -> None:
-        """`nbytes` are copied out; those of forward are counted."""
-        if self._turned is None:
-            self._out_bytes += nbytes
-
-    def copies_in(self, nbytes: int) -> None:
-        """`nbytes` are copied back; those of backward are counted."""
-        if self._turned is not None:
-            self._in_bytes += nbytes
 
     def is_over(self) -> bool:
         """Whether the device has passed all marks, or the times are ignored. Does not block."""
-        return not self._is_whole or all(mark.query() for mark in self._marks())
-
-    def wait(self) -> bool:
-        """Block until the device has passed all marks. Not under the store's lock.
-
-        Returns False at once if this thread captures a graph: waiting would break the capture off.
-        """
-        if self._copies.mark(self._copies.current_stream(self._device)) is None:
-            return False
-        for mark in self._marks():
-            mark.synchronize()
-        return True
-
-    def _marks(self) -> list[Marker]:
-        points = self._began, self._turned, self._ended
-        marks = [mark for mark in points if mark is not None]
-        return marks + [mark for waits in self._waits for pair in waits for mark in pair]
 
     def measured(self) -> Measured | None:
         """The figures of the step, once `is_over`; None: they are incomplete or spoilt."""
-        if not self._is_whole or self._began is None or self._turned is None or self._ended is None:
-            return None
-        between = self._copies.seconds_between
-        forward, backward = (sum(between(*pair) for pair in waits) for waits in self._waits)
-        return Measured(
-            between(self._began, self._turned), forward, self._out_bytes,
-            between(self._turned, self._ended), backward, self._in_bytes,
-        )  # fmt: skip
 
     def spare_bytes(self) -> int | None:
         """Bytes of device memory that were never in use so far; None: unknown."""
-        return self._copies.spare_bytes(self._device)
 
 
 class Coverage:
@@ -161,9 +75,9 @@ class Coverage:
 
     def __init__(self) -> None:
         self._staying: OrderedDict[int, int] = OrderedDict()
-        self._unread: deque[tuple[int, GraphTimes]] = deque()
+        self._unread: deque[tuple[int, StepTimes]] = deque()
 
-    def note(self, signature: int, times: GraphTimes) -> None:
+    def note(self, signature: int, times: StepTimes) -> None:
         """A step of the graph is over; its times are read later."""
         times.end()
         self._unread.append((signature, times))
@@ -186,7 +100,7 @@ class Coverage:
         except IndexError:
             pass  # no more
 
-    def _learn(self, signature: int, times: GraphTimes) -> None:
+    def _learn(self, signature: int, times: StepTimes) -> None:
         measured = times.measured()
         uncovered = 0 if measured is None else measured.uncovered_bytes()
         if uncovered:

@@ -1,40 +1,19 @@
-"""Handles, the records behind them, and the one table of states and legal moves.
+"""Handles, and the records behind them.
 
 Code outside the store holds a `Handle`. When its last reference goes, the record behind it is released. A `Record` is
 the store's own bookkeeping of the same bytes. They are separate so that the store's queues can hold records without
 keeping data alive: the handle owns the tensors, so they are freed with it, at once.
-
-State of a record        the bytes are                          who may move it
----------------------    -----------------------------------    ------------------------------------------
-PENDING                  where autograd left them; somebody     sole owner → HOST or DEVICE
-                         else holds them too, or may still
-                         write to them
-DEVICE                   on the accelerator, ours alone         chosen → OFFLOADING; shared again → PENDING
-OFFLOADING               on the accelerator, being copied       copied → HOST; chosen as victim → QUEUED
-HOST                     in host memory                         chosen as victim → QUEUED; shared again → PENDING
-QUEUED                   in host memory, write not begun        asked for → HOST; write begins → WRITING
-WRITING                  in host memory, being written          written → CLEAN; full or failed → HOST
-CLEAN                    in host memory and on disk             memory needed → DISK
-DISK                     on disk                                asked for or prefetched → READING
-READING                  on disk, being read                    read → CLEAN; retryable → DISK; damaged → FAILED
-FAILED                   nowhere                                every request raises the same cause
-DOOMED                   the running job's; the handle is gone  job ends → FREED
-FREED                    nowhere; the handle is gone            -
-CLOSED                   nowhere; the store is closed           released → FREED
-
-In addition, a record whose handle is gone moves to FREED from any state, or to DOOMED while a job works on it. All
-records move to CLOSED when the store is closed.
 """
 
 from __future__ import annotations
 
-import enum
 import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .remains import Remains
+from .state import MOVES, State
 
 if TYPE_CHECKING:
     import torch
@@ -46,49 +25,7 @@ if TYPE_CHECKING:
     from .plan import Place
     from .slab import Slot
 
-__all__ = ["IN_MEMORY", "MOVES", "Handle", "Record", "State"]
-
-
-class State(enum.Enum):
-    """Where a record's bytes are; the module's docstring has the table."""
-
-    PENDING = "pending"
-    DEVICE = "device"
-    OFFLOADING = "offloading"
-    HOST = "host"
-    QUEUED = "queued"
-    WRITING = "writing"
-    CLEAN = "clean"
-    DISK = "disk"
-    READING = "reading"
-    FAILED = "failed"
-    DOOMED = "doomed"
-    FREED = "freed"
-    CLOSED = "closed"
-
-
-_END = frozenset({State.FREED, State.CLOSED})
-_JOB_END = frozenset({State.DOOMED, State.CLOSED})
-
-MOVES: Mapping[State, frozenset[State]] = {
-    State.PENDING: frozenset({State.HOST, State.DEVICE}) | _END,
-    State.DEVICE: frozenset({State.OFFLOADING, State.PENDING}) | _END,
-    State.OFFLOADING: frozenset({State.HOST, State.QUEUED}) | _END,
-    State.HOST: frozenset({State.QUEUED, State.PENDING}) | _END,
-    State.QUEUED: frozenset({State.HOST, State.WRITING}) | _END,
-    State.WRITING: frozenset({State.CLEAN, State.HOST}) | _JOB_END,
-    State.CLEAN: frozenset({State.DISK}) | _END,
-    State.DISK: frozenset({State.READING}) | _END,
-    State.READING: frozenset({State.CLEAN, State.DISK, State.FAILED, State.FREED}) | _JOB_END,
-    State.FAILED: _END,
-    State.DOOMED: _END,
-    State.FREED: frozenset(),
-    State.CLOSED: frozenset({State.FREED}),
-}
-"""Every legal move. `Record.move` refuses all others."""
-
-IN_MEMORY = frozenset({State.PENDING, State.DEVICE, State.OFFLOADING, State.HOST, State.WRITING, State.CLEAN})
-"""States in which the bytes can be handed over at once. From QUEUED too, but then the write has to be cancelled."""
+__all__ = ["Handle", "Record"]
 
 
 _NO_VIEWS: Mapping[Layout, torch.Tensor] = MappingProxyType({})
@@ -101,7 +38,7 @@ class Record(Remains["Handle"]):
 
     Attributes:
         key: unique in this store, growing in the order of packing.
-        state: see the table above; assigned by `move` alone.
+        state: see the table in `rules/state.py`; assigned by `move` alone.
         version: the tensor's version counter when it was saved.
         root: the tensor that was saved, or its base, for as long as that lives.
         address: where the source's storage lay when it was saved or restored. If it has moved since, others manage it.

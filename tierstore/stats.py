@@ -1,41 +1,15 @@
-"""What a store tells about itself: counters that only grow, and a snapshot of them with what the tiers hold now."""
+"""What a store tells about itself: a snapshot of its counters, and of what the tiers hold now."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["KEPT_REASONS", "STALL_CAUSES", "Counters", "StoreStats"]
+from .counters import Counters
 
-KEPT_REASONS = ("parameter", "small", "alive elsewhere", "unsupported", "selected out")
-STALL_CAUSES = ("pack waits for budget", "unpack waits for restore")
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the store was opened. Changed under the store's lock."""
-
-    packed_tensors: int = 0
-    packed_bytes: int = 0
-    deduplicated_bytes: int = 0
-    kept_bytes: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(KEPT_REASONS, 0)))
-    spilled_bytes: int = 0
-    written_bytes: int = 0
-    restored_bytes: int = 0
-    read_bytes: int = 0
-    cancelled_bytes: int = 0
-    forwarded_bytes: int = 0
-    offloaded_bytes: int = 0
-    reloaded_bytes: int = 0
-    pageable_copy_bytes: int = 0
-    prefetch_hits: int = 0
-    prefetch_late: int = 0
-    prefetch_misses: int = 0
-    stall_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STALL_CAUSES, 0.0))
-
+__all__ = ["StoreStats"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:
