@@ -42,7 +42,7 @@ from .job_parts import PARTS, JobParts
 
 if TYPE_CHECKING:
     from tierstore import TierStore
-    from tierstore.handle import Handle
+    from tierstore.residency.handle import Handle
 
 TENSOR_BYTES = 16 * 2**20
 NUM_TENSORS = 64

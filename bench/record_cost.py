@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from tierstore import TierStore, tiered_offload
-from tierstore.handle import Handle
+from tierstore.residency.handle import Handle
 
 from .disk_throughput import LOOKAHEAD, raw_device
 from .harness import Benchmark, main_of_one_variant

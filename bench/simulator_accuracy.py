@@ -24,7 +24,6 @@ import torch
 from tierstore import TierStore, tiered_offload
 from tierstore.doctor.diagnosis import hardware_of as described
 from tierstore.doctor.examine import examine
-from tierstore.engine import NUM_SPILLS
 from tierstore.hardware import hardware_text, read_hardware
 from tierstore.simulator import (
     Compute,
@@ -38,6 +37,7 @@ from tierstore.simulator import (
 )
 from tierstore.simulator.from_hardware import hardware_of
 from tierstore.simulator.from_trace import workload_of
+from tierstore.store.engine import NUM_SPILLS
 from tierstore.tracing.reader import read_trace
 from tierstore.tracing.steps import steps_of
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from tierstore import TierStore
-from tierstore.handle import Record, State
+from tierstore.residency.handle import Record
+from tierstore.rules.state import State
 
 from .branching import SAVED_BYTES, SETTINGS, medians, train
 from .goals import Goal

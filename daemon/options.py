@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tierstore.config import parse_size
+from tierstore.base.config import parse_size
 from tierstore.disk.codec.codec import parse_codec
 from tierstore.errors import ConfigError
 

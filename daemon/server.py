@@ -22,12 +22,12 @@ from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tierstore.config import format_bytes, free_disk_bytes
+from tierstore.base.config import format_bytes, free_disk_bytes
+from tierstore.base.threads import IoThreads
 from tierstore.disk.boundary import translated
 from tierstore.disk.home import NamedHome
 from tierstore.disk.local import NUM_AT_ONCE, LocalDisk
 from tierstore.errors import StorageIOError, StoreFullError
-from tierstore.threads import IoThreads
 
 from .acceptor import Acceptor
 from .connection import Shared

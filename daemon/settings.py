@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tierstore.config import DEFAULT_ADDRESS
+from tierstore.base.config import DEFAULT_ADDRESS
 
 __all__ = ["Limits", "ServeSettings"]
 

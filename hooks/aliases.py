@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import torch
 
-from tierstore.handle import Handle
-from tierstore.layout import Layout
-from tierstore.ownership import records_over
-from tierstore.residency import Residency
+from tierstore.residency.handle import Handle
+from tierstore.residency.layout import Layout
+from tierstore.residency.ownership import records_over
+from tierstore.residency.residency import Residency
 
 __all__ = ["Joined", "join_record"]
 

@@ -22,8 +22,8 @@ from typing import Protocol
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from tierstore.torch_names import AD_INPLACE_OR_VIEW, AUTOGRAD, SetExcludeDispatchKeyGuard, is_key_excluded
-from tierstore.uncompiled import uncompiled
+from tierstore.residency.torch_names import AD_INPLACE_OR_VIEW, AUTOGRAD, SetExcludeDispatchKeyGuard, is_key_excluded
+from tierstore.residency.uncompiled import uncompiled
 
 __all__ = [
     "HOOKS_ARE_CALLED_BELOW",

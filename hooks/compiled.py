@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Iterable
 
 from tierstore.errors import TierStoreWarning
-from tierstore.torch_names import current_autograd_node
-from tierstore.uncompiled import uncompiled
+from tierstore.residency.torch_names import current_autograd_node
+from tierstore.residency.uncompiled import uncompiled
 
 __all__ = ["large_nodes", "warn_if_region", "warn_of_compiled_caller"]
 

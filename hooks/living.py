@@ -12,8 +12,8 @@ from typing import Protocol
 
 import torch
 
-from tierstore.layout import Layout
-from tierstore.remains import Remains
+from tierstore.base.remains import Remains
+from tierstore.residency.layout import Layout
 
 __all__ = ["Log", "enlist", "living_log"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from tierstore.errors import ConfigTypeError
-from tierstore.store import TierStore
+from tierstore.store.tier_store import TierStore
 
 from .deferred import refuse_deferred
 from .offload import tiered_offload

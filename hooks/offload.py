@@ -17,13 +17,13 @@ from typing import Any, Never, ParamSpec, Self, TypeVar
 
 import torch
 
-from tierstore.config import SizeLike, parse_size
-from tierstore.config_file import ConfigSource, offload_options
+from tierstore.base.config import SizeLike, parse_size
+from tierstore.base.config_file import ConfigSource, offload_options
 from tierstore.errors import ConfigError, ConfigTypeError
-from tierstore.store import TierStore, refuse_unknown
-from tierstore.torch_names import pop_hooks, push_hooks
-from tierstore.trial import trial_of_process
-from tierstore.uncompiled import is_compiled_call, uncompiled, uncompiled_itself
+from tierstore.residency.torch_names import pop_hooks, push_hooks
+from tierstore.residency.uncompiled import is_compiled_call, uncompiled, uncompiled_itself
+from tierstore.store.tier_store import TierStore, refuse_unknown
+from tierstore.store.trial import trial_of_process
 
 from .compiled import warn_of_compiled_caller
 from .deferred import refuse_deferred

@@ -18,15 +18,17 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from tierstore.coverage import Coverage, GraphTimes
-from tierstore.handle import Record, State
-from tierstore.layout import Layout
-from tierstore.lookahead import LearnedOrders, Lookahead, reverse_topological
-from tierstore.noted import NotedLog
-from tierstore.plan import Plan, Trace, add_pack
-from tierstore.reach import Reach
-from tierstore.residency import Residency
-from tierstore.store import TierStore
+from tierstore.residency.graph_times import GraphTimes
+from tierstore.residency.handle import Record
+from tierstore.residency.layout import Layout
+from tierstore.residency.noted import NotedLog
+from tierstore.residency.residency import Residency
+from tierstore.rules.coverage import Coverage
+from tierstore.rules.lookahead import LearnedOrders, Lookahead, reverse_topological
+from tierstore.rules.plan import Plan, Trace, add_pack
+from tierstore.rules.reach import Reach
+from tierstore.rules.state import State
+from tierstore.store.tier_store import TierStore
 
 from .compiled import large_nodes, warn_if_region
 from .living import enlist

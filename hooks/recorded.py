@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import torch
 
-from tierstore.handle import Record
+from tierstore.residency.handle import Record
+from tierstore.residency.uncompiled import uncompiled
 from tierstore.tracing.events import Pack, Release, Scope, ScopeEnd, Unpack
 from tierstore.tracing.recorder import Recorder
 from tierstore.tracing.recordings import Recordings
-from tierstore.uncompiled import uncompiled
 
 from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd
 from .order import PackLog

@@ -20,10 +20,10 @@ import weakref
 import torch
 
 from tierstore.errors import ModifiedInPlaceError
-from tierstore.handle import Handle
-from tierstore.layout import Layout, alias_of, describe, is_same_view, outside_of_modes
-from tierstore.noted import NotedTensor
-from tierstore.uncompiled import uncompiled
+from tierstore.residency.handle import Handle
+from tierstore.residency.layout import Layout, alias_of, describe, is_same_view, outside_of_modes
+from tierstore.residency.noted import NotedTensor
+from tierstore.residency.uncompiled import uncompiled
 
 from .order import PackLog
 from .traced import check_unchanged, traced_saved
@@ -88,7 +88,7 @@ class SavedTensor(NotedTensor):
         else:
             check_unchanged(alias, self.version)
             log.asked_for(self.index)
-        itself = None if self.itself is None else self.itself()  # NOTE [Stolen gradients] in tierstore/residency.py
+        itself = None if self.itself is None else self.itself()  # NOTE [Stolen gradients] in `residency.py`
         if itself is None or (itself.requires_grad and not is_same_view(itself, alias)):
             return alias
         return itself

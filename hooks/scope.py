@@ -19,13 +19,13 @@ from collections.abc import Callable
 
 import torch
 
-from tierstore.capture import is_capturing
-from tierstore.handle import Record
-from tierstore.layout import layout_of, storage_of
-from tierstore.storages import is_foreign
-from tierstore.store import TierStore
-from tierstore.torch_names import sequence_nr
-from tierstore.uncompiled import uncompiled
+from tierstore.residency.capture import is_capturing
+from tierstore.residency.handle import Record
+from tierstore.residency.layout import layout_of, storage_of
+from tierstore.residency.storages import is_foreign
+from tierstore.residency.torch_names import sequence_nr
+from tierstore.residency.uncompiled import uncompiled
+from tierstore.store.tier_store import TierStore
 
 from .aliases import join_record
 from .below import HOOKS_ARE_CALLED_BELOW, HeldTensor, is_below_autograd

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import Parameter
 
-from tierstore.torch_names import DisableTorchFunction
-from tierstore.uncompiled import uncompiled
+from tierstore.residency.torch_names import DisableTorchFunction
+from tierstore.residency.uncompiled import uncompiled
 
 from .below import may_become_an_output, sharing_versions
 from .traced import check_unchanged, traced_kept

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from tierstore.torch_names import TorchDispatchMode, top_hooks, tree_leaves, tree_map_only
+from tierstore.residency.torch_names import TorchDispatchMode, top_hooks, tree_leaves, tree_map_only
 
 from .below import HeldTensor
 from .thread_hooks import enclosing_scope

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from tierstore.torch_names import pop_hooks, push_hooks, top_hooks
-from tierstore.uncompiled import traceable, uncompiled
+from tierstore.residency.torch_names import pop_hooks, push_hooks, top_hooks
+from tierstore.residency.uncompiled import traceable, uncompiled
 
 from .below import Packed
 from .recorded import RecordedScope

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from tierstore.errors import ModifiedInPlaceError
-from tierstore.layout import Layout
+from tierstore.residency.layout import Layout
 
 from .living import living_log
 

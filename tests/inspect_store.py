@@ -17,10 +17,10 @@ from tests.existing import set_existing
 if TYPE_CHECKING:
     from tierstore import TierStore, tiered_offload
     from tierstore.disk.local import LocalDisk
-    from tierstore.engine import Engine
-    from tierstore.handle import Record
-    from tierstore.host import Window
-    from tierstore.noted import NotedTensor
+    from tierstore.residency.handle import Record
+    from tierstore.residency.noted import NotedTensor
+    from tierstore.rules.windows import Window
+    from tierstore.store.engine import Engine
 
 __all__ = ["inspect", "inspect_engine", "inspect_scope", "inspect_tier"]
 

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
         TierStoreWarning,
         UnsupportedTorchError,
     )
-    from .handle import Handle
     from .hooks import keep_resident, offload_module, selective_checkpoint_contexts, tiered_offload
-    from .stats import StoreStats
-    from .store import TierStore
+    from .residency.handle import Handle
+    from .store.stats import StoreStats
+    from .store.tier_store import TierStore
 
 __all__ = [
     "ConfigError",
@@ -65,9 +65,9 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Handle": ".handle",
-    "StoreStats": ".stats",
-    "TierStore": ".store",
+    "Handle": ".residency.handle",
+    "StoreStats": ".store.stats",
+    "TierStore": ".store.tier_store",
     "keep_resident": ".hooks",
     "offload_module": ".hooks",
     "selective_checkpoint_contexts": ".hooks",

@@ -13,8 +13,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, structs, to_builtins
 
+from .base.toml_file import read_toml, toml_text, typed
 from .errors import ConfigError
-from .toml_file import read_toml, toml_text, typed
 
 __all__ = [
     "HARDWARE_VERSION",

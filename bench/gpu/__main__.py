@@ -15,7 +15,7 @@ import torch
 from bench.harness import RESULTS
 from bench.machine import describe_machine, describe_versions
 from tierstore.demo.place import store_directory
-from tierstore.device_window import FLIGHT_BYTES, RELOAD_BYTES
+from tierstore.rules.device_window import FLIGHT_BYTES, RELOAD_BYTES
 
 from .cases import CASES, TINY_CASES
 from .runner import Budget, Outcome, run_cases, run_tests

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from tierstore.config import available_host_bytes
+from tierstore.base.config import available_host_bytes
 
 from .targets import covered_fraction
 

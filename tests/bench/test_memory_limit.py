@@ -147,5 +147,5 @@ def test_host_peak_store_holds_less_than_it_promises(tmp_path: Path, monkeypatch
 @pytest.mark.usefixtures("_one_thread")
 def test_host_peak_store_that_holds_more_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_peak, "NUM_TENSORS", 24)
-    monkeypatch.setattr("tierstore.host.Window.fits", lambda window, nbytes: True)  # a store that keeps no limit
+    monkeypatch.setattr("tierstore.rules.windows.Window.fits", lambda window, nbytes: True)
     assert host_peak.measure("budget 0", tmp_path)["held_of_promised"] > 1

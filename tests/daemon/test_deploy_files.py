@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from tests.daemon.dockerfile import Instruction, stages_of
+from tierstore.base.config import DEFAULT_ADDRESS
 from tierstore.commands.serve import serve
-from tierstore.config import DEFAULT_ADDRESS
 from tierstore.daemon.options import OPTIONS, settings_of
 
 ROOT = Path(__file__).parents[2]

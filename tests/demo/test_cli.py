@@ -14,7 +14,8 @@ import pytest
 from tierstore import cli
 from tierstore.demo import DemoResult, DemoSettings, present
 from tierstore.demo.runs import RunReport
-from tierstore.stats import Counters, StoreStats
+from tierstore.rules.counters import Counters
+from tierstore.store.stats import StoreStats
 
 SMALL = ("--steps", "2", "--layers", "1", "--width", "64", "--context", "256", "--batch", "16")
 

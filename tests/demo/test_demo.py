@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tierstore.config import format_bytes
+from tierstore.base.config import format_bytes
 from tierstore.demo import DemoFailedError, DemoResult, DemoSettings
 from tierstore.demo.launch import Watch, run_in_fresh_process
 from tierstore.demo.memory import PeakHostMemory, resident_bytes

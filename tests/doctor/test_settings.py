@@ -13,8 +13,8 @@ from msgspec import structs
 
 from tests.doctor.machines import GIB, LINK, MIB, drive_of_speed, machine
 from tierstore import TierStore, tiered_offload
-from tierstore.config import parse_size
-from tierstore.config_file import offload_options, store_options
+from tierstore.base.config import parse_size
+from tierstore.base.config_file import offload_options, store_options
 from tierstore.disk.codec.codec import parse_codec
 from tierstore.disk.codec.figures import Load
 from tierstore.doctor.diagnosis import config_text

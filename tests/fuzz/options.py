@@ -14,8 +14,8 @@ import msgspec
 from rich.console import Console
 
 from tests.fuzz.target import Target, raises
+from tierstore.base.config import check_directory, local_world_size, parse_size, rank_of_process
 from tierstore.commands.views import decode_report, rates_between, stat_view, top_view
-from tierstore.config import check_directory, local_world_size, parse_size, rank_of_process
 from tierstore.daemon.options import OPTIONS, settings_of
 from tierstore.daemon.report import DiskState, Jobs, JobTimes, Report, SessionState, Spread, Totals
 from tierstore.daemon.settings import ServeSettings
@@ -174,7 +174,7 @@ TARGETS = (
         tuple(name.encode() for name in _NAMES),
         result_bytes=64 * 2**20,  # tomllib keeps every prefix of a dotted key: their square
     ),
-    Target("option_texts", _run_environment, _environment_seeds, ("tierstore.daemon.options", "tierstore.config")),
-    Target("words", _run_words, _word_seeds, ("tierstore.config", "tierstore.disk.codec.codec")),
+    Target("option_texts", _run_environment, _environment_seeds, ("tierstore.daemon.options", "tierstore.base.config")),
+    Target("words", _run_words, _word_seeds, ("tierstore.base.config", "tierstore.disk.codec.codec")),
     Target("reports", _run_report, _report_seeds, ("tierstore.commands.views",)),
 )

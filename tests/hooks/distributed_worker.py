@@ -119,7 +119,7 @@ def close_early(directory: Path) -> dict[str, Any]:
 
 def default_budgets(directory: Path) -> dict[str, Any]:
     """What stores promise that are opened with the defaults, all at once, and what there is to promise."""
-    from tierstore.config import available_host_bytes, free_disk_bytes
+    from tierstore.base.config import available_host_bytes, free_disk_bytes
 
     dist.barrier()
     free = [free_disk_bytes(directory), available_host_bytes()]

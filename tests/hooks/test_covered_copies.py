@@ -11,8 +11,9 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through
-from tierstore import ConfigError, TierStore, residency, tiered_offload
-from tierstore.device import DeviceTier
+from tierstore import ConfigError, TierStore, tiered_offload
+from tierstore.residency import residency
+from tierstore.residency.device import DeviceTier
 from tierstore.tracing.events import Scope
 from tierstore.tracing.reader import read_trace
 

@@ -9,7 +9,7 @@ import torch
 
 from tierstore.hooks import living
 from tierstore.hooks.living import enlist, living_log
-from tierstore.layout import Layout
+from tierstore.residency.layout import Layout
 
 
 class FakeLog:

@@ -15,8 +15,8 @@ from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, Around, Mlp, assert_same_gradients, training
 from tests.inspect_store import inspect
 from tierstore import StoreStats, TierStore, offload_module, tiered_offload
-from tierstore.handle import State
-from tierstore.plan import Place
+from tierstore.rules.plan import Place
+from tierstore.rules.state import State
 
 Settle = Callable[[], None]
 

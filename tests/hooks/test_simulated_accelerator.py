@@ -22,9 +22,10 @@ from tests.gpu.seen_copies import SeenCopies
 from tests.hooks.programs import forget_after_error
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
-from tierstore.copies import Marker
-from tierstore.coverage import Coverage, GraphTimes
-from tierstore.slab import Slab
+from tierstore.residency.copies import Marker
+from tierstore.residency.graph_times import GraphTimes
+from tierstore.residency.slab import Slab
+from tierstore.rules.coverage import Coverage
 from tierstore.testing import SimulatedCopies
 
 

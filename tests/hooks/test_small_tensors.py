@@ -1,4 +1,4 @@
-"""Small tensors stay noted where staging has room for them: NOTE [Small tensors] in `tierstore/host.py`."""
+"""Small tensors stay noted where staging has room for them: NOTE [Small tensors] in `tierstore/rules/windows.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
-from tierstore import TierStore, host, tiered_offload
+from tierstore import TierStore, tiered_offload
+from tierstore.rules import windows as host
 
 _KIB = 2**10
 _MOST_BYTES = 512 * _KIB

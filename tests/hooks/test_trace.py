@@ -16,7 +16,7 @@ from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, Mlp, assert_same_bits, bits, grads, run_plain
 from tests.inspect_store import inspect
 from tierstore import ConfigError, StorageIOError, TierStore, keep_resident, tiered_offload
-from tierstore.stats import STALL_CAUSES
+from tierstore.rules.counters import STALL_CAUSES
 from tierstore.testing import SimulatedCopies
 from tierstore.tracing.events import (
     Booked,

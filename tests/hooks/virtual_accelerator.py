@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tierstore.copies import Marker
+from tierstore.residency.copies import Marker
 
 __all__ = ["VirtualAccelerator", "forward_through"]
 

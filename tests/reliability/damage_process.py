@@ -24,7 +24,7 @@ import torch
 from tests.inspect_store import inspect, inspect_tier
 from tierstore import CorruptDataError, StorageIOError, StoreClosedError, StoreFullError, TierStore
 from tierstore.disk.local import LocalDisk
-from tierstore.handle import Handle
+from tierstore.residency.handle import Handle
 
 LARGE, MIDDLE, SMALL = 300_000, 25_000, 600
 """Numbers of float32: an extent; a value that is read where it lies in LMDB's file; one that is read through LMDB."""

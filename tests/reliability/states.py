@@ -1,4 +1,4 @@
-"""A record brought to a state of `tierstore/handle.py`, and held there."""
+"""A record brought to a state of `tierstore/residency/handle.py`, and held there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 
 from tests.inspect_store import inspect
 from tierstore import CorruptDataError, TierStore, tiered_offload
-from tierstore.handle import Record, State
+from tierstore.residency.handle import Record
+from tierstore.rules.state import State
 from tierstore.testing import SimulatedCopies
 
 HELD_SECONDS = 60.0

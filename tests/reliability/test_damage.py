@@ -27,7 +27,7 @@ from tierstore import (
     TierStore,
 )
 from tierstore.disk.home import FOLDER_NAME
-from tierstore.handle import Handle
+from tierstore.residency.handle import Handle
 
 FEW = range(6)
 MANY = range(100, 700)

@@ -26,7 +26,7 @@ from tests.reliability.drives import used_bytes
 from tests.reliability.states import STATES, content, copies_for, held_at, host_bytes_for
 from tests.reliability.supervised import SupervisedDaemon
 from tierstore import CorruptDataError, StoreClosedError, TierStore
-from tierstore.handle import State
+from tierstore.rules.state import State
 
 WAIT_SECONDS = 60.0
 FEW_STATES = ["offloading", "writing", "writing, stored", "reading", "doomed"]

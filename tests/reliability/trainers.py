@@ -15,8 +15,9 @@ import torch
 
 from tests.daemon.training import gradients, make_model
 from tests.reliability.states import HELD_SECONDS, copies_for, held_at, host_bytes_for
-from tierstore import TierStore, host
-from tierstore.device import Copies
+from tierstore import TierStore
+from tierstore.residency.device import Copies
+from tierstore.rules import windows as host
 
 
 def say(words: str) -> None:

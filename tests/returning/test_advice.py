@@ -12,7 +12,7 @@ import torch
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tierstore import TierStore, TierStoreWarning, offload_module, tiered_offload
-from tierstore.config import Mode
+from tierstore.base.config import Mode
 from tierstore.returning.advice import why_memory_stays
 
 MIB = 2**20

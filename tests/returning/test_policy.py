@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.config import Mode
+from tierstore.base.config import Mode
 from tierstore.returning.policy import ReturnPolicy
 from tierstore.returning.room import Room, reserve_of
 

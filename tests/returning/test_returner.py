@@ -22,7 +22,7 @@ from tests.conftest import MakeStore
 from tests.existing import set_existing
 from tests.inspect_store import inspect
 from tierstore import StorageIOError, TierStore, tiered_offload
-from tierstore.config import Mode
+from tierstore.base.config import Mode
 from tierstore.returning import returner as subject
 from tierstore.returning.allocator import Allocator
 from tierstore.returning.returner import Returner

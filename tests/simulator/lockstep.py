@@ -26,14 +26,15 @@ import torch
 from tests.existing import set_existing
 from tests.inspect_store import inspect, inspect_engine
 from tierstore import TierStore, tiered_offload
-from tierstore.copies import Copies, Marker
-from tierstore.device_window import FLIGHT_BYTES, RELOAD_BYTES
 from tierstore.disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
-from tierstore.engine import NUM_RESTORES, NUM_SPILLS, OpenDisk
 from tierstore.errors import StoreFullError
 from tierstore.hooks import scope
-from tierstore.host import HostBooks
-from tierstore.lookahead import LearnedOrders
+from tierstore.residency.copies import Copies, Marker
+from tierstore.rules.counters import Counters
+from tierstore.rules.device_window import FLIGHT_BYTES, RELOAD_BYTES
+from tierstore.rules.lookahead import LearnedOrders
+from tierstore.rules.observer import Observer
+from tierstore.rules.windows import HostBooks
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Settings, Unpack, Workload
 from tierstore.simulator.clock import Clock, Process
 from tierstore.simulator.copies import Copy
@@ -41,8 +42,7 @@ from tierstore.simulator.device import SimulatedDevice
 from tierstore.simulator.flows import Flows
 from tierstore.simulator.rank import Rank
 from tierstore.simulator.record import Budgets, GraphLog, SimulatedRecord
-from tierstore.stats import Counters
-from tierstore.tracing.observer import Observer
+from tierstore.store.engine import NUM_RESTORES, NUM_SPILLS, OpenDisk
 
 _WAIT_SECONDS = 20.0
 _PAUSE_SECONDS = 0.001

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulator.made_up import chain, drive
-from tierstore.device_window import FLIGHT_BYTES, RELOAD_BYTES
 from tierstore.errors import ConfigError
+from tierstore.rules.device_window import FLIGHT_BYTES, RELOAD_BYTES
 from tierstore.simulator import (
     Action,
     Compute,

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
 
 from tests.simulator.lockstep import Script, Windows, real_decisions, simulated_decisions
-from tierstore import host
+from tierstore.rules import windows as host
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Saved, Settings, Unpack, Workload
 
 _UNIT = 64 * 2**10
@@ -188,7 +188,7 @@ def test_decisions_random_steps_are_those_of_the_store(workload: Workload, how: 
 def test_decisions_random_steps_of_small_tensors_are_those_of_the_store(
     workload: Workload, how: Settings, script: Script
 ) -> None:
-    """See NOTE [Small tensors] in `tierstore/host.py`."""
+    """See NOTE [Small tensors] in `tierstore/rules/windows.py`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "SMALL_BYTES", 2 * _UNIT)  # but no record is held back by the engine
         patch.setattr(host, "MOST_NOTED_BYTES", 8 * _UNIT)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.simulator.made_up import chain, drive
 from tierstore.disk.tier import Loaded
 from tierstore.errors import ConfigError, StoreFullError
+from tierstore.rules.observer import Observer
 from tierstore.simulator import (
     CodecSpeed,
     Compute,
@@ -31,7 +32,6 @@ from tierstore.simulator import (
     simulate,
 )
 from tierstore.tracing.events import Restore, Spill
-from tierstore.tracing.observer import Observer
 
 _MIB = 2**20
 _TOLERANCE = 1e-9
@@ -110,7 +110,7 @@ def test_step_any_settings_stays_within_its_budgets(workload: Workload, how: Set
     largest = max(saved.nbytes for saved in workload.saved)
     for step in _steps(workload, _drive_alone(speed), how):
         assert step.host_bytes_peak <= how.host_bytes
-        assert step.staging_bytes_peak <= how.staging_bytes + 2 * largest  # see `tierstore/host.py`
+        assert step.staging_bytes_peak <= how.staging_bytes + 2 * largest  # see `tierstore/rules/windows.py`
 
 
 @settings(deadline=None)

@@ -16,7 +16,7 @@ from tests.hooks.programs import Bits, all_bits, forget_after_error
 from tests.soak.graphs import Graph, InjectedError, loss_of, make_graph
 from tests.soak.payloads import is_payload, payload
 from tierstore import ModifiedInPlaceError, TierStore, TierStoreError, keep_resident, tiered_offload
-from tierstore.handle import Handle
+from tierstore.residency.handle import Handle
 
 __all__ = ["EPISODES", "Worker", "WrongBytesError"]
 

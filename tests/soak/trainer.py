@@ -27,7 +27,7 @@ from tests.soak.orders import Order, Said
 from tests.soak.plan import TrainerPlan
 from tierstore import DaemonUnavailableError, StoreClosedError, TierStore, TierStoreError, tiered_offload
 from tierstore.demo.vector_math import choose_vector_kernels
-from tierstore.handle import Handle
+from tierstore.residency.handle import Handle
 
 _JOIN_SECONDS = 120.0
 _ROOM_SECONDS = 60.0  # both together are less than the conductor waits

@@ -14,9 +14,9 @@ from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tests.waiting import until
 from tierstore import Handle, TierStore
-from tierstore.by_hand import ByHand
-from tierstore.handle import State
-from tierstore.lookahead import Lookahead
+from tierstore.rules.by_hand import ByHand
+from tierstore.rules.lookahead import Lookahead
+from tierstore.rules.state import State
 
 NBYTES = 40_000
 ROOM = 4

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tests.cgroups import made_cgroup
 from tests.inspect_store import inspect
-from tierstore import ConfigError, TierStore, config
-from tierstore.config import available_host_bytes, check_directory, free_disk_bytes, local_world_size, parse_size
+from tierstore import ConfigError, TierStore
+from tierstore.base import config
+from tierstore.base.config import available_host_bytes, check_directory, free_disk_bytes, local_world_size, parse_size
 
 LIMIT_BYTES = 300 * 2**20
 
@@ -216,7 +217,7 @@ def small_cgroup() -> Iterator[Path]:
 
 def test_cgroup_limit_lowers_what_is_available(small_cgroup: Path) -> None:
     program = (
-        "import os, sys; from pathlib import Path; from tierstore.config import available_host_bytes\n"
+        "import os, sys; from pathlib import Path; from tierstore.base.config import available_host_bytes\n"
         "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
         "print(available_host_bytes())\n"
         "held = bytearray(os.urandom(2**20)) * 64\n"

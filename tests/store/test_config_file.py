@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.daemon.conftest import StartDaemon, short_directory, start_daemon
 from tests.inspect_store import inspect
 from tierstore import ConfigError, TierStore, tiered_offload
-from tierstore.config_file import offload_options, store_options
-from tierstore.toml_file import toml_text
+from tierstore.base.config_file import offload_options, store_options
+from tierstore.base.toml_file import toml_text
 
 __all__ = ["short_directory", "start_daemon"]
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from tierstore import capture
-from tierstore.capture import beside_captures, is_capturing
-from tierstore.copies import AcceleratorCopies, _Point
-from tierstore.threads import start_thread
+from tierstore.base.threads import start_thread
+from tierstore.residency import capture
+from tierstore.residency.capture import beside_captures, is_capturing
+from tierstore.residency.copies import AcceleratorCopies, _Point
 
 GLOBAL, RELAXED = 0, 2
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.hooks.virtual_accelerator import VirtualAccelerator
-from tierstore.coverage import Coverage, GraphTimes, Measured
+from tierstore.residency.graph_times import GraphTimes
+from tierstore.rules.coverage import Coverage, Measured
 
 
 def _measured(forward_wait: float = 0.0, backward_wait: float = 0.0) -> Measured:

@@ -17,13 +17,14 @@ import pytest
 import torch
 
 from tests.waiting import until
-from tierstore.copies import Marker
-from tierstore.device import DeviceTier
 from tierstore.disk.tier import Kind
-from tierstore.handle import Handle, Record, State
-from tierstore.layout import layout_of
-from tierstore.ownership import claim
-from tierstore.slab import Slab, Slot
+from tierstore.residency.copies import Marker
+from tierstore.residency.device import DeviceTier
+from tierstore.residency.handle import Handle, Record
+from tierstore.residency.layout import layout_of
+from tierstore.residency.ownership import claim
+from tierstore.residency.slab import Slab, Slot
+from tierstore.rules.state import State
 
 CPU = torch.device("cpu")
 NBYTES = 4096

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tierstore.device_window import DeviceWindow
-from tierstore.plan import Place
+from tierstore.rules.device_window import DeviceWindow
+from tierstore.rules.plan import Place
 
 
 @dataclass

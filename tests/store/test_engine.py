@@ -15,13 +15,13 @@ import uvloop
 
 from tests.inspect_store import inspect_engine
 from tests.waiting import until
+from tierstore.base.threads import IoThreads, start_thread
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
-from tierstore.engine import NUM_RESTORES, Engine
 from tierstore.errors import StorageIOError
-from tierstore.handle import State
-from tierstore.threads import IoThreads, start_thread
-from tierstore.transfers import Spill
+from tierstore.residency.transfers import Spill
+from tierstore.rules.state import State
+from tierstore.store.engine import NUM_RESTORES, Engine
 
 NBYTES = 50_000
 

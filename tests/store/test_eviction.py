@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.eviction import EvictionOrder
-from tierstore.plan import Place
+from tierstore.rules.eviction import EvictionOrder
+from tierstore.rules.plan import Place
 
 
 def _record(key: int, worth: int | None = None, place: Place | None = None) -> Any:

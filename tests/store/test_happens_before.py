@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from tests.store.happens_before import BLOCK_BYTES, DEVICE, HOST, ClockedCopies, UnorderedError
-from tierstore.device import DeviceTier
 from tierstore.disk.tier import Kind
-from tierstore.handle import Handle, Record, State
-from tierstore.layout import layout_of
-from tierstore.ownership import claim
-from tierstore.slab import Slab
+from tierstore.residency.device import DeviceTier
+from tierstore.residency.handle import Handle, Record
+from tierstore.residency.layout import layout_of
+from tierstore.residency.ownership import claim
+from tierstore.residency.slab import Slab
+from tierstore.rules.state import State
 
 STREAMS = ("compute", "side")
 OWNERS = (*STREAMS, "elsewhere")  # a stream that computes, but on which nothing is ever packed

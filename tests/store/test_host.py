@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.host import HostBooks, Window
+from tierstore.rules.windows import HostBooks, Window
 
 
 def _record(nbytes: int) -> Any:

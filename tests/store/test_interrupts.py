@@ -18,11 +18,11 @@ from tests.daemon.conftest import environment_of_tests
 from tests.inspect_store import inspect
 from tests.moments import MOST_MOMENTS, Moment, interrupt
 from tierstore import StoreBusyError, StoreClosedError, TierStore, tiered_offload
-from tierstore.engine import Engine
 from tierstore.hooks.saved import SavedTensor
 from tierstore.hooks.scope import OffloadScope
-from tierstore.lifetime import watch_over
-from tierstore.torch_names import pop_hooks, top_hooks
+from tierstore.residency.torch_names import pop_hooks, top_hooks
+from tierstore.store.engine import Engine
+from tierstore.store.lifetime import watch_over
 from tierstore.tracing.recordings import Recordings
 
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 
 from tierstore.disk.tier import Kind
-from tierstore.handle import Handle, Record
-from tierstore.layout import layout_of
-from tierstore.lent import LentViews, in_use
+from tierstore.residency.handle import Handle, Record
+from tierstore.residency.layout import layout_of
+from tierstore.residency.lent import LentViews, in_use
 
 
 def _handle() -> Handle:

@@ -10,9 +10,9 @@ import torch
 
 from tests.conftest import MakeStore
 from tierstore import Handle, TierStore
-from tierstore.handle import Record
-from tierstore.layout import layout_of
-from tierstore.ownership import claims_of, is_sole_owner, unclaim
+from tierstore.residency.handle import Record
+from tierstore.residency.layout import layout_of
+from tierstore.residency.ownership import claims_of, is_sole_owner, unclaim
 
 
 def _handle(store: TierStore, tensor: torch.Tensor) -> Handle:

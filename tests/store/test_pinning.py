@@ -17,10 +17,10 @@ import torch
 from tests.conftest import MakeStore
 from tests.existing import set_existing
 from tests.inspect_store import inspect
-from tierstore import pinning
 from tierstore.disk.linux import address_of
-from tierstore.pinning import Pinning, cpus_near
-from tierstore.slab import Slab
+from tierstore.residency import pinning
+from tierstore.residency.pinning import Pinning, cpus_near
+from tierstore.residency.slab import Slab
 
 DEVICE = torch.device("cuda", 0)
 CHUNK = 2 * 2**20
@@ -45,7 +45,7 @@ class Held:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Held:
     driver = Held()
-    monkeypatch.setattr("tierstore.slab._register", driver)
+    monkeypatch.setattr("tierstore.residency.slab._register", driver)
     return driver
 
 
@@ -115,7 +115,7 @@ def test_store_closed_while_its_slab_is_pinned_unpins_it(
 ) -> None:
     unregistered: list[int] = []
     runtime = SimpleNamespace(cudaHostUnregister=unregistered.append)
-    monkeypatch.setattr("tierstore.slab._cuda_runtime", lambda: runtime)
+    monkeypatch.setattr("tierstore.residency.slab._cuda_runtime", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     store = make_store(host_bytes="4MiB")
     slab = inspect(store).slab

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.plan import Place, Trace, make_plan
+from tierstore.rules.plan import Place, Trace, make_plan
 
 DEVICE, HOST, STAGING, DISK = Place
 

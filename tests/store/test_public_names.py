@@ -69,7 +69,7 @@ def test_store_has_the_methods_of_the_contract() -> None:
     [
         "import tierstore",
         "from tierstore import StoreFullError, StoreStats, TierStoreError",
-        "import tierstore.config, tierstore.errors, tierstore.stats",
+        "import tierstore.base.config, tierstore.errors, tierstore.store.stats",
         "import tierstore.cli",
         "import tierstore.disk.local",
     ],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tierstore.host import HostBooks
-from tierstore.reach import Reach, Reaches
+from tierstore.rules.reach import Reach, Reaches
+from tierstore.rules.windows import HostBooks
 
 STAGING = 100
 

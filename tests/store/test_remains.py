@@ -18,7 +18,7 @@ import torch
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tierstore import TierStore, tiered_offload
-from tierstore.remains import Remains
+from tierstore.base.remains import Remains
 
 NBYTES = 2**20
 

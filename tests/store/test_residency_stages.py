@@ -20,9 +20,9 @@ from tests.waiting import until, until_empty
 from tierstore import Handle, ModifiedInPlaceError, StorageIOError, StoreClosedError, TierStore
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
-from tierstore.engine import NUM_RESTORES, NUM_SPILLS
-from tierstore.handle import State
-from tierstore.layout import layout_of, memory_at, storage_address
+from tierstore.residency.layout import layout_of, memory_at, storage_address
+from tierstore.rules.state import State
+from tierstore.store.engine import NUM_RESTORES, NUM_SPILLS
 
 NBYTES = 40_000
 
@@ -116,7 +116,7 @@ class Bench:
 
 @pytest.fixture
 def bench(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr("tierstore.store.LocalDisk", HeldDisk)
+    monkeypatch.setattr("tierstore.store.tier_store.LocalDisk", HeldDisk)
     bench = Bench(make_store)
     yield bench
     bench.end()

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierstore.slab import Slab, Slot, SlotWatch
+from tierstore.residency.slab import Slab, Slot, SlotWatch
 
 CHUNK = 2 * 2**20
 _MCL_FUTURE = 2  # asm-generic/mman.h
@@ -111,7 +111,7 @@ def test_slab_of_a_kernel_that_moves_no_pages_takes_fresh_ones(monkeypatch: pyte
     def refuse(*_: int) -> None:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr("tierstore.slab.move_pages", refuse)
+    monkeypatch.setattr("tierstore.residency.slab.move_pages", refuse)
     slab = Slab(16 * CHUNK)
     slots = [_filled(slab, 2 * CHUNK) for _ in range(6)]
     for number in (0, 2, 4):
@@ -183,7 +183,7 @@ def test_slab_of_a_process_that_locks_what_it_maps_takes_no_more_than_its_slots(
 
 
 def test_so_many_mappings_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tierstore.slab._MOST_MOVED", 4)
+    monkeypatch.setattr("tierstore.residency.slab._MOST_MOVED", 4)
     slab = Slab(64 * CHUNK)
     slots = [_filled(slab, CHUNK) for _ in range(20)]
     for slot in slots[::2]:
@@ -375,8 +375,8 @@ class Driver:
 
 def _with_driver(monkeypatch: pytest.MonkeyPatch, error: int) -> Driver:
     driver = Driver(error)
-    monkeypatch.setattr("tierstore.slab._cuda_runtime", lambda: driver)
-    monkeypatch.setattr("tierstore.slab._forget_cuda_error", lambda device: None)
+    monkeypatch.setattr("tierstore.residency.slab._cuda_runtime", lambda: driver)
+    monkeypatch.setattr("tierstore.residency.slab._forget_cuda_error", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     return driver
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tierstore.host import HostBooks
-from tierstore.slots import Slots
+from tierstore.residency.slots import Slots
+from tierstore.rules.windows import HostBooks
 
 NBYTES = 2 * 2**20
 

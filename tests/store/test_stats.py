@@ -11,7 +11,7 @@ import torch
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tierstore import StoreStats, TierStore
-from tierstore.stats import KEPT_REASONS, STALL_CAUSES
+from tierstore.rules.counters import KEPT_REASONS, STALL_CAUSES
 
 PROMISED = {
     "live_handles", "device_bytes", "host_bytes", "host_bytes_peak", "staging_bytes", "lent_bytes", "disk_bytes",

@@ -23,7 +23,7 @@ from tests.conftest import MakeStore
 from tests.inspect_store import inspect, inspect_engine
 from tests.waiting import until, until_empty
 from tierstore import ConfigError, Handle, ModifiedInPlaceError, StoreClosedError, TierStore
-from tierstore.handle import State
+from tierstore.rules.state import State
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-import tierstore.torch_names
+import tierstore.residency.torch_names
 
 ROOT = Path(__file__).parents[2]
-HOME = Path(tierstore.torch_names.__file__)
+HOME = Path(tierstore.residency.torch_names.__file__)
 _FOUND = set(re.findall(r'"(torch\.[\w.]+)"', HOME.read_text(encoding="utf-8")))
 NAMES = sorted(_FOUND - {"torch._C._dynamo.eval_frame"})
 SOURCES = [file for folder in ("tierstore", "hooks", "daemon") for file in (ROOT / folder).rglob("*.py")]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.store.test_trace_file import HEADER
-from tierstore.stats import STALL_CAUSES
+from tierstore.rules.counters import STALL_CAUSES
 from tierstore.tracing.causes import explain, union_ns
 from tierstore.tracing.events import Event, Gone, Levels, Pack, Restore, Scope, ScopeEnd, Spill, Stall, Unpack
 from tierstore.tracing.page import page_of

@@ -20,10 +20,10 @@ from tests.descriptors import descriptors_of
 from tests.inspect_store import inspect
 from tests.store.test_residency_stages import HeldDisk
 from tierstore import ConfigError, StoreClosedError, TierStore, tiered_offload
-from tierstore.engine import NUM_RESTORES
+from tierstore.rules.observer import Observer
+from tierstore.store.engine import NUM_RESTORES
 from tierstore.tracing import recorder as recording
 from tierstore.tracing.events import Cancelled, End, Lost, Pack, Release, Restore, Spill, Unpack
-from tierstore.tracing.observer import Observer
 from tierstore.tracing.reader import read_trace
 
 ELEMENTS = 2**16
@@ -102,7 +102,7 @@ def test_trace_of_put_and_get_has_their_transfers(store: TierStore, file: Path) 
 def test_trace_of_reads_that_are_let_go_of_tells_which_were_begun(
     make_store: MakeStore, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tierstore.store.LocalDisk", HeldDisk)
+    monkeypatch.setattr("tierstore.store.tier_store.LocalDisk", HeldDisk)
     with make_store() as store, store.trace(file):
         disk: Any = inspect(store).disk
         handles = [store.put(torch.ones(ELEMENTS)) for _ in range(2 * NUM_RESTORES)]

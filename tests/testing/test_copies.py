@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tierstore.copies import Copies
+from tierstore.residency.copies import Copies
 from tierstore.testing import Fails, FaultPlan, Faults, FaultyCopies, Late, Latency, Rule, SimulatedCopies
 
 CPU = torch.device("cpu")

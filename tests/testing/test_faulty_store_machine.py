@@ -30,7 +30,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.census import Census
 from tests.testing.faulty_step import flush_to_the_end
 from tierstore import CorruptDataError, Handle, StorageIOError, StoreClosedError, StoreFullError
-from tierstore.handle import MOVES, Record, State
+from tierstore.residency.handle import Record
+from tierstore.rules.state import MOVES, State
 from tierstore.testing import Bandwidth, Fails, FaultPlan, FaultyStore, Late, Latency, Rule, Short, Torn
 
 NUM_THREADS = 4

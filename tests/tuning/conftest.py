@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tierstore.hardware import CodecSpeed, DriveHardware, Hardware, HostHardware, Transfer, hardware_text
-from tierstore.trial import VARIABLE, trial_of_process
+from tierstore.store.trial import VARIABLE, trial_of_process
 
 MIB = 2**20
 HARDWARE = Hardware(

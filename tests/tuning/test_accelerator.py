@@ -15,10 +15,11 @@ import torch
 from tests.hooks.virtual_accelerator import VirtualAccelerator, forward_through
 from tests.inspect_store import inspect_scope
 from tests.tuning.conftest import HARDWARE
-from tierstore import ConfigError, TierStore, residency, tiered_offload
-from tierstore.device import DeviceTier
+from tierstore import ConfigError, TierStore, tiered_offload
 from tierstore.hardware import AcceleratorLink, Hardware, hardware_text
 from tierstore.hooks import owners, recorded
+from tierstore.residency import residency
+from tierstore.residency.device import DeviceTier
 from tierstore.simulator.device import SimulatedDevice
 from tierstore.tracing import recorder
 from tierstore.tuning import TrialSettings, Tuned, tune_loop

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.tuning.traces import graph_of_steps
+from tierstore.base.new_file import make_file
 from tierstore.errors import ConfigError
-from tierstore.new_file import make_file
 from tierstore.tuning.present import Wanted, present
 from tierstore.tuning.program import Program
 from tierstore.tuning.settings import TrialSettings

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tierstore.errors import ConfigError
-from tierstore.trial import VARIABLE
+from tierstore.store.trial import VARIABLE
 from tierstore.tuning.program import Program, TrialFailedError
 
 _NEVER = 1000.0

@@ -12,10 +12,10 @@ from torch import nn
 from tests.conftest import MakeStore
 from tierstore import TierStore, offload_module, tiered_offload
 from tierstore.errors import ConfigError
+from tierstore.store.trial import VARIABLE, TrialEndedError, trial_of_process
 from tierstore.testing import SimulatedCopies
 from tierstore.tracing.events import Computed, Gone
 from tierstore.tracing.reader import read_trace
-from tierstore.trial import VARIABLE, TrialEndedError, trial_of_process
 from tierstore.tuning.recording import read_recording
 
 MIB = 2**20

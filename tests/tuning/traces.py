@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from tierstore.store.trial import TracedStore
 from tierstore.tracing.events import (
     End,
     Event,
@@ -19,7 +20,6 @@ from tierstore.tracing.events import (
     StoreSettings,
     Unpack,
 )
-from tierstore.trial import TracedStore
 from tierstore.tuning.settings import TrialSettings
 
 _SECOND = 1_000_000_000

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from ..planning import Answer, Costs, Machine, Misfit, Prediction, Use
 from ..simulator import Settings
 from ..tracing.steps import Step

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..config import DEFAULT_ADDRESS
+from ..base.config import DEFAULT_ADDRESS
 
 __all__ = ["SocketOption", "stat"]
 

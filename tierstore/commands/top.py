@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..config import DEFAULT_ADDRESS
+from ..base.config import DEFAULT_ADDRESS
 from .stat import SocketOption
 
 __all__ = ["top"]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..base.new_file import check_distinct
 from ..errors import ConfigError
-from ..new_file import check_distinct
 from .files import unwritable, write_file
 
 if TYPE_CHECKING:

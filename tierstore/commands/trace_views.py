@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from ..tracing.causes import CAUSES
 from ..tracing.summary import StepSummary
 

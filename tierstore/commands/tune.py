@@ -51,7 +51,7 @@ def tune(
 
     Ends with exit code 1 if the program fails or enters no scope of `tiered_offload`, 2 if an argument cannot be used.
     """
-    from ..config import parse_size
+    from ..base.config import parse_size
     from ..tuning.present import Wanted, present
     from ..tuning.program import Program
     from ..tuning.recording import NUM_WARMUPS

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from ..daemon.report import JobTimes, Report, SessionState, Totals
 from ..errors import ProtocolError
 

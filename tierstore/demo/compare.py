@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import SizeLike, parse_size
+from ..base.config import SizeLike, parse_size
 from .launch import DemoFailedError, Watch, run_in_fresh_process
 from .place import store_directory
 from .runs import Difference, RunReport, RunRequest, first_difference

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..config import check_directory
+from ..base.config import check_directory
 from ..errors import ConfigError
 
 __all__ = ["file_system_of", "is_in_memory", "store_directory"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from ..config import SizeLike, format_bytes
+from ..base.config import SizeLike, format_bytes
 from .compare import DemoResult, DemoWatch, run_demo
 from .launch import Watch
 from .place import file_system_of, is_in_memory

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from .compare import DemoResult
 
 __all__ = ["result_table", "verdict"]

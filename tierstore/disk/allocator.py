@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
-from ..free_runs import FreeRuns
+from ..base.free_runs import FreeRuns
 
 __all__ = ["ALIGNMENT_BYTES", "ExtentAllocator", "round_up"]
 

@@ -29,7 +29,7 @@ from typing import Annotated, Protocol
 import lmdb
 import msgspec
 
-from ..config import check_directory
+from ..base.config import check_directory
 from .allocator import ALIGNMENT_BYTES
 from .boundary import means_full
 from .codec.codec import DamagedBytesError

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from ..config import check_directory
+from ..base.config import check_directory
 from ..errors import ConfigError, StoreClosedError, StoreFullError
 from .allocator import round_up
 from .boundary import translated

@@ -51,7 +51,7 @@ def measure_accelerators(seconds: float, memory_bytes: int) -> AcceleratorState:
 def _link(device: torch.device, seconds: float, num_bytes: int) -> AcceleratorLink:
     import torch
 
-    from ..slab import Slab
+    from ..residency.slab import Slab
 
     with torch.accelerator.device_index(device.index):
         slab = Slab(num_bytes)

@@ -10,11 +10,11 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..config import check_directory
+from ..base.config import check_directory
+from ..base.interrupts import ended_by_signals
+from ..base.new_file import check_distinct, check_new_file, make_file
 from ..errors import ConfigError
 from ..hardware import hardware_text
-from ..interrupts import ended_by_signals
-from ..new_file import check_distinct, check_new_file, make_file
 from .diagnosis import Report, config_text, hardware_of, report_of
 from .examine import NUM_EXAMINED, examine
 from .views import report_view

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from ..base.toml_file import toml_value
 from ..hardware import HARDWARE_VERSION, DriveHardware, Hardware, HostHardware
-from ..toml_file import toml_value
 from .finding import Finding
 from .findings import findings_of
 from .measurements import Measurements

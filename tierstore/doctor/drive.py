@@ -25,12 +25,12 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from ..base.threads import start_thread
 from ..disk.home import UnnamedHome
 from ..disk.io_mode import IoMode, detect_io_mode
 from ..disk.segments import Segment, close_segments, open_segment
 from ..disk.transfer import read_all, write_all
 from ..hardware import Transfer
-from ..threads import start_thread
 from .measurements import Drive
 from .system import device_bytes
 

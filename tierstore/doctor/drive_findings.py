@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from ..disk.endurance import DAY_SECONDS
 from .finding import Found, note, problem, rate, warning
 from .measurements import Drive, Measurements, fastest

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..config import available_host_bytes, local_world_size
+from ..base.config import available_host_bytes, local_world_size
 from .accelerators import measure_accelerators
 from .codecs import measure_codecs
 from .drive import NUM_STEPS, measure_drive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from .finding import Finding, Found, note, rate, warning
 from .measurements import Measurements
 

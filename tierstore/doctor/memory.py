@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..config import available_host_bytes
+from ..base.config import available_host_bytes
+from ..base.threads import start_thread
 from ..disk.linux import address_of, copy_memory, make_pages_huge
 from ..returning.allocator import allocator_of_process
-from ..threads import start_thread
 from . import system
 from .measurements import HugePages, Memory
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from ..disk.codec.choice import CodecChooser
 from ..disk.codec.codec import BITS, CONSTANT, NO_CODEC, Codec, parse_codec
 from ..disk.codec.figures import Load, Sample

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..config import free_disk_bytes, memory_cgroup_limits
+from ..base.config import free_disk_bytes, memory_cgroup_limits
 from ..demo.place import file_system_of
 from ..disk.codec.load import quota_cores
 from ..errors import TierStoreError

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from ..hardware import Transfer
 from .diagnosis import Report
 from .finding import Finding, rate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-from ..config import Mode, format_bytes
+from ..base.config import Mode, format_bytes
 
 __all__ = ["may_be_told", "stacklevel_of_user", "why_memory_stays"]
 

@@ -15,7 +15,7 @@ slow is better than to be killed.
 
 from __future__ import annotations
 
-from ..config import Mode
+from ..base.config import Mode
 from .room import Room, reserve_of
 
 __all__ = ["ReturnPolicy"]

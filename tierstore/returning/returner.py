@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..config import Mode
-from ..threads import start_thread
+from ..base.config import Mode
+from ..base.threads import start_thread
 from .advice import may_be_told, why_memory_stays
 from .allocator import Allocator, allocator_of_process
 from .policy import ReturnPolicy

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from ..config import memory_cgroup_limits
+from ..base.config import memory_cgroup_limits
 
 __all__ = ["Room", "anonymous_bytes", "find_room", "reserve_of", "resident_bytes"]
 

@@ -1,7 +1,7 @@
 """Copies between an accelerator and host memory: which begin, which the stream has to wait for, when memory is free.
 
-NOTE [Stream order] in `tierstore/device.py` says why. The copies themselves are `DeviceMemory`'s: real ones there, and
-simulated ones in `tierstore/simulator/device.py`.
+NOTE [Stream order] in `tierstore/residency/device.py` says why. The copies themselves are `DeviceMemory`'s: real ones
+there, and simulated ones in `tierstore/simulator/device.py`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from ..device_window import DeviceWindow
-from ..handle import State
+from .device_window import DeviceWindow
 from .record import R, RuledRecord
+from .state import State
 
 __all__ = ["CopyBack", "CopyOut", "DeviceMemory", "DeviceRules", "End"]
 

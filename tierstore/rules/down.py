@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic
 
-from ..by_hand import ByHand
 from ..disk.tier import Stored
 from ..errors import StoreFullError
-from ..eviction import EvictionOrder
-from ..handle import State
-from ..host import Window
-from ..lookahead import Lookahead
-from ..plan import Place
-from ..tracing.observer import Observer
+from .by_hand import ByHand
 from .device import DeviceRules
+from .eviction import EvictionOrder
 from .ledger import Ledger
+from .lookahead import Lookahead
 from .memory import Memory, Submissions
+from .observer import Observer
+from .plan import Place
 from .record import R
+from .state import State
+from .windows import Window
 
 __all__ = ["Down"]
 

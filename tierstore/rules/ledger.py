@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, Protocol
 
-from ..host import HostBooks
-from ..pending import Pending
-from ..stats import Counters
+from .counters import Counters
+from .pending import Pending
 from .record import R
+from .windows import HostBooks
 
 __all__ = ["Ledger", "Noted"]
 
 
 class Noted(Protocol):
-    """The tensors that are only noted: see `tierstore/noted.py`."""
+    """The tensors that are only noted: see `tierstore/residency/noted.py`."""
 
     @property
     def num_bytes(self) -> int:

@@ -1,8 +1,7 @@
 """The seam of the rules: what they ask of the memory that holds the bytes, and of the engine that moves them.
 
-The store answers with tensors, slots and a real engine (`tierstore/store_memory.py`, `tierstore/engine.py`); the
-simulator with numbers in virtual time (`tierstore/simulator/memory.py`, `tierstore/simulator/engine.py`). No call
-waits.
+The store answers with tensors, slots and a real engine (`residency/memory.py`, `store/engine.py`); the simulator with
+numbers in virtual time (`simulator/memory.py`, `simulator/engine.py`). No call waits.
 """
 
 from __future__ import annotations

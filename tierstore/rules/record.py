@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeVar
 
-from ..handle import State
-from ..host import Window
-from ..plan import Place
+from .plan import Place
+from .state import State
+from .windows import Window
 
 __all__ = ["R", "RuledRecord"]
 

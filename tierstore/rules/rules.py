@@ -14,12 +14,12 @@ from dataclasses import replace
 
 from ..disk.tier import Loaded, Stored
 from ..errors import CorruptDataError, StoreFullError
-from ..handle import State
-from ..lookahead import Lookahead
 from .device import DeviceRules
 from .ledger import Ledger
+from .lookahead import Lookahead
 from .memory import Memory, Submissions
 from .record import R
+from .state import State
 from .up import Up
 
 __all__ = ["Rules"]

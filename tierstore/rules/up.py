@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..by_hand import ByHand
+from ..base.interrupts import is_interrupt
 from ..errors import StorageIOError
-from ..handle import State
-from ..interrupts import is_interrupt
-from ..lookahead import Lookahead
+from .by_hand import ByHand
 from .down import Down
+from .lookahead import Lookahead
 from .record import R
+from .state import State
 
 __all__ = ["Up"]
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..base.free_runs import FreeRuns
 from ..disk.allocator import round_up
-from ..free_runs import FreeRuns
 from .shared_slab import SharedSlab
 
 __all__ = ["Window", "WindowSlot"]

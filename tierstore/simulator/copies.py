@@ -46,7 +46,7 @@ class Copy:
 
 
 class Copies(Protocol):
-    """The copy engine. See `tierstore.copies.Copies`."""
+    """The copy engine. See `tierstore.residency.copies.Copies`."""
 
     def copy_out(self, copy: Copy) -> None:
         """Queue a copy to host memory, after the present computation."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
 from ..rules.device import CopyBack, CopyOut, DeviceRules
+from ..rules.device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
 from .copies import Copies, Copy
 from .record import SimulatedRecord
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..disk.tier import Loaded, Stored
+from ..rules.observer import Observer
 from ..tracing.events import (
     Cancelled,
     Event,
@@ -21,7 +22,6 @@ from ..tracing.events import (
     Stall,
     Unpack,
 )
-from ..tracing.observer import Observer
 from . import workload
 from .clock import Clock
 from .record import GraphLog

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..host import HostBooks
 from ..rules.ledger import Ledger
+from ..rules.windows import HostBooks
 from .device import SimulatedDevice
 from .record import GraphLog, SimulatedRecord
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ..disk.tier import Loaded, Stored
 from ..errors import StoreFullError
-from ..handle import IN_MEMORY, State
-from ..host import HostBooks
-from ..pending import NUM_EXAMINED_PER_PACK
+from ..rules.counters import STALL_CAUSES
 from ..rules.ledger import Ledger
 from ..rules.memory import Submissions
+from ..rules.observer import Observer
+from ..rules.pending import NUM_EXAMINED_PER_PACK
 from ..rules.rules import Rules
-from ..stats import STALL_CAUSES
-from ..tracing.observer import Observer
+from ..rules.state import IN_MEMORY, State
+from ..rules.windows import HostBooks
 from .clock import Clock, Process, Progress
 from .copies import Copies
 from .device import SimulatedDevice

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..handle import MOVES, State
-from ..host import Window
-from ..lookahead import LearnedOrders, Lookahead, reverse_topological
-from ..plan import Place, Plan, Trace, add_pack
+from ..rules.lookahead import LearnedOrders, Lookahead, reverse_topological
+from ..rules.plan import Place, Plan, Trace, add_pack
+from ..rules.state import MOVES, State
+from ..rules.windows import Window
 from .workload import Saved
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..disk.local import NUM_AT_ONCE
-from ..engine import NUM_RESTORES, NUM_SPILLS
 from ..errors import ConfigError
-from ..host import HostBooks
-from ..lookahead import LearnedOrders
-from ..stats import Counters
+from ..rules.counters import Counters
+from ..rules.lookahead import LearnedOrders
+from ..rules.observer import Observer
+from ..rules.windows import HostBooks
+from ..store.engine import NUM_RESTORES, NUM_SPILLS
 from ..tracing.events import Event
-from ..tracing.observer import Observer
 from .clock import Clock, Process, Turns
 from .codecs import CodecOfRecords
 from .device import SimulatedDevice

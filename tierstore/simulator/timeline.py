@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..disk.tier import Loaded, Stored
+from ..rules.observer import Observer
 from ..tracing.events import Restore, Spill
 from ..tracing.jobs import OpenJobs
-from ..tracing.observer import Observer
 from .clock import Clock
 
 __all__ = ["JobsSeen", "Transfer"]

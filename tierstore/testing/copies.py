@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..copies import Copies, Marker
+from ..residency.copies import Copies, Marker
 from .faults import Drawn, Faults
 from .plan import Operation
 

@@ -16,13 +16,13 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
+from ..base.threads import start_thread
 from ..daemon.logs import set_up_logging
 from ..daemon.options import settings_of
 from ..daemon.server import Daemon
 from ..daemon.settings import ServeSettings
 from ..disk.home import NamedHome
 from ..disk.local import LocalDisk
-from ..threads import start_thread
 from .faults import Faults
 from .plan import FaultPlan
 from .system_calls import FaultyCalls, FaultyExecutor

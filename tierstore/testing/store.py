@@ -6,11 +6,11 @@ from concurrent.futures import Executor
 from os import PathLike
 from typing import Any, Self
 
-from ..config import DEFAULT_ADDRESS
-from ..copies import AcceleratorCopies, Copies
+from ..base.config import DEFAULT_ADDRESS
 from ..disk.tier import DiskTier
-from ..engine import OpenDisk
-from ..store import TierStore
+from ..residency.copies import AcceleratorCopies, Copies
+from ..store.engine import OpenDisk
+from ..store.tier_store import TierStore
 from .copies import FaultyCopies
 from .faults import Faults
 from .faulty_disk import FaultyDisk

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from .causes import CAUSES
 from .summary import Direction, StepSummary
 from .timeline import COLOURS, TIERS, Timeline

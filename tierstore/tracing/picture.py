@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from ..errors import ConfigError
 from .causes import CAUSES
 from .summary import StepSummary

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..base.remains import Remains
+from ..base.threads import start_thread
 from ..errors import StorageIOError
-from ..remains import Remains
-from ..threads import start_thread
+from ..rules.observer import Observer
 from .events import Booked, Cancelled, Computed, End, Freed, Gone, Header, Levels, Lost, Offload, Reload, Stall
 from .file import TraceFile
 from .jobs import OpenJobs
-from .observer import Observer
 
 if TYPE_CHECKING:
-    from ..coverage import GraphTimes
     from ..disk.tier import Loaded, Stored
+    from ..residency.graph_times import GraphTimes
 
 __all__ = ["MOST_WAITING_EVENTS", "RecordedEvent", "Recorder"]
 

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from ..errors import ConfigError, ConfigTypeError, StorageIOError
+from ..rules.observer import Observer
 from .events import Header
 from .file import TraceFile
-from .observer import Observer
 from .recorder import Recorder
 
 __all__ = ["Observed", "Recordings"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from .causes import CAUSES, Cause, ExplainedWait, codec_ns, explain, union_ns
 from .events import Header, Restore, Spill
 from .steps import Step

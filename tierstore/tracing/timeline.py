@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from .causes import CAUSES, codec_ns, explain
 from .events import Levels, Restore, Spill
 from .steps import Step

@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from ..config import format_bytes
+from ..base.config import format_bytes
+from ..base.new_file import check_folder
 from ..errors import ConfigError
-from ..new_file import check_folder
 from .search import Found
 
 __all__ = ["as_html", "check_heat_map", "draw_heat_map", "heat_table", "write_heat_map"]

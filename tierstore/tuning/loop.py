@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from ..config import SizeLike, check_directory, parse_size
+from ..base.config import SizeLike, check_directory, parse_size
 from ..errors import ConfigError, StoreFullError
 from ..hardware import Hardware, read_hardware
 from ..hooks import tiered_offload
-from ..store import TierStore
-from ..trial import announce_trace
+from ..store.tier_store import TierStore
+from ..store.trial import announce_trace
 from .machine import measure_machine
 from .program import TrialFailedError
 from .recording import NUM_WARMUPS

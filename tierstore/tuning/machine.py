@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..config import DEFAULT_ADDRESS, check_directory
+from ..base.config import DEFAULT_ADDRESS, check_directory
 from ..doctor.accelerators import measure_accelerators
 from ..doctor.diagnosis import hardware_of
 from ..doctor.examine import NUM_EXAMINED, examine

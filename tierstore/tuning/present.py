@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from ..base.interrupts import ended_by_signals
+from ..base.new_file import check_distinct, check_new_file, make_file
 from ..errors import ConfigError
 from ..hardware import Hardware, read_hardware
-from ..interrupts import ended_by_signals
-from ..new_file import check_distinct, check_new_file, make_file
 from .heat_map import check_heat_map, write_heat_map
 from .machine import measure_machine
 from .program import Program

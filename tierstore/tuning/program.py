@@ -14,9 +14,9 @@ from typing import IO
 
 import msgspec
 
+from ..base.interrupts import ENDINGS
 from ..errors import ConfigError, TierStoreError
-from ..interrupts import ENDINGS
-from ..trial import VARIABLE, TrialPlan
+from ..store.trial import VARIABLE, TrialPlan
 from .settings import TrialSettings
 
 __all__ = ["Program", "TrialFailedError"]

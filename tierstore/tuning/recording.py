@@ -16,10 +16,10 @@ from ..errors import ConfigError
 from ..simulator import Compute, Settings, Workload
 from ..simulator.from_hardware import CALL_SECONDS_PER_RECORD
 from ..simulator.from_trace import workload_of
+from ..store.trial import TracedStore
 from ..tracing.events import Computed, Gone, Pack, Restore, Scope, Spill
 from ..tracing.reader import RecordedTrace, read_trace
 from ..tracing.steps import Step, steps_of
-from ..trial import TracedStore
 from .accelerator import Way, paced, ways_of
 from .program import TrialFailedError
 from .settings import AUTO, TrialSettings

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from ..disk.local import NUM_AT_ONCE
 from ..disk.scratch import SCRATCH_BYTES
-from ..engine import NUM_BESIDE_DEVICE
 from ..errors import ConfigError
 from ..simulator import Settings
+from ..store.engine import NUM_BESIDE_DEVICE
 
 __all__ = [
     "AUTO",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from ..errors import ConfigError
 from ..hardware import Hardware
 from ..simulator import Workload

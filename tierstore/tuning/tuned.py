@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import format_bytes
-from ..toml_file import toml_text
+from ..base.config import format_bytes
+from ..base.toml_file import toml_text
 from .search import Found
 from .settings import AUTO, TrialSettings
 

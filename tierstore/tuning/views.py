@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from ..config import format_bytes
+from ..base.config import format_bytes
 from .heat_map import heat_table
 from .settings import AUTO, USUAL_INLINE_BYTES
 from .tuned import Candidate, Tuned

@@ -29,14 +29,20 @@ from typing import TYPE_CHECKING, Concatenate, Never, ParamSpec, TypeVar
 
 import torch
 
+from ..base.interrupts import is_half_changed, is_interrupt
+from ..disk.tier import Loaded, Stored
+from ..errors import ModifiedInPlaceError, StoreBusyError, StoreClosedError, TierStoreError
+from ..rules.counters import STALL_CAUSES, Counters
+from ..rules.ledger import Ledger
+from ..rules.observer import Observer
+from ..rules.pending import NUM_EXAMINED_PER_PACK
+from ..rules.rules import Rules
+from ..rules.state import IN_MEMORY, State
+from ..rules.windows import HostBooks
 from .booking import Booking
 from .copies import AcceleratorCopies
 from .device import DeviceTier
-from .disk.tier import Loaded, Stored
-from .errors import ModifiedInPlaceError, StoreBusyError, StoreClosedError, TierStoreError
-from .handle import IN_MEMORY, Record, State
-from .host import HostBooks
-from .interrupts import is_half_changed, is_interrupt
+from .handle import Record
 from .layout import (
     Layout,
     describe,
@@ -47,21 +53,16 @@ from .layout import (
     unseen_by_modes,
 )
 from .lent import LentViews
+from .memory import StoreMemory
 from .noted import NotedTensors
 from .ownership import claims_of, is_sole_owner
-from .pending import NUM_EXAMINED_PER_PACK
-from .rules.ledger import Ledger
-from .rules.rules import Rules
 from .slots import Slots
-from .stats import STALL_CAUSES, Counters
-from .store_memory import StoreMemory
-from .tracing.observer import Observer
 from .transfers import DiskSubmissions, Spill
 
 if TYPE_CHECKING:
+    from ..rules.lookahead import Lookahead
     from .copies import Copies
-    from .coverage import GraphTimes
-    from .lookahead import Lookahead
+    from .graph_times import GraphTimes
     from .noted import LogRemains, NotedLog, NotedTensor
 
 __all__ = ["Residency"]

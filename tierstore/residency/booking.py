@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import torch
 
+from ..rules.ledger import Ledger
 from .handle import Handle, Record
 from .layout import Layout, layout_of
 from .lent import LentViews
 from .noted import NotedLog, NotedTensor, NotedTensors
 from .ownership import records_over
-from .rules.ledger import Ledger
 
 __all__ = ["Booking"]
 

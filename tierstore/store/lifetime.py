@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Protocol
 
-from .remains import Remains
-from .torch_names import engine_run_backward
+from ..base.remains import Remains
+from ..residency.torch_names import engine_run_backward
 
 __all__ = ["Mortal", "watch_over"]
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
-from .errors import ConfigError, ConfigTypeError
+from ..errors import ConfigError, ConfigTypeError
 
 __all__ = [
     "DEFAULT_ADDRESS",

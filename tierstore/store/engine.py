@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from .errors import StorageIOError
-from .handle import Record, State
-from .host import SMALL_BYTES
-from .remains import Remains
-from .threads import IoThreads, start_thread
-from .transfers import Transfers
+from ..base.remains import Remains
+from ..base.threads import IoThreads, start_thread
+from ..errors import StorageIOError
+from ..residency.handle import Record
+from ..residency.transfers import Transfers
+from ..rules.state import State
+from ..rules.windows import SMALL_BYTES
 
 if TYPE_CHECKING:
-    from .disk.tier import DiskTier, Loaded, Stored
+    from ..disk.tier import DiskTier, Loaded, Stored
 
 __all__ = ["Engine", "OpenDisk"]
 

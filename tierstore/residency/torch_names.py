@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import UnsupportedTorchError
+from ..errors import UnsupportedTorchError
 
 __all__ = [
     "AD_INPLACE_OR_VIEW",

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 __all__ = ["VARIABLE", "TracedStore", "Trial", "TrialEndedError", "TrialPlan", "announce_trace", "trial_of_process"]
 

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-from .handle import State
 from .plan import Place
+from .state import State
 
 __all__ = ["NUM_EXAMINED_PER_PACK", "Pending", "Settled"]
 

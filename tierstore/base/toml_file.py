@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 __all__ = ["read_toml", "toml_text", "toml_value", "typed"]
 

@@ -10,20 +10,20 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from .config import Mode
-from .disk.local import NUM_AT_ONCE
+from ..base.config import Mode
+from ..base.threads import is_thread_of_store
+from ..disk.local import NUM_AT_ONCE
+from ..errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
+from ..residency.residency import Residency
+from ..returning.returner import Returner
+from ..tracing.events import StoreSettings
+from ..tracing.machine import header_of
+from ..tracing.recordings import Recordings
 from .engine import NUM_BESIDE_DEVICE, Engine, OpenDisk
-from .errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
 from .lifetime import watch_over
-from .residency import Residency
-from .returning.returner import Returner
-from .threads import is_thread_of_store
-from .tracing.events import StoreSettings
-from .tracing.machine import header_of
-from .tracing.recordings import Recordings
 
 if TYPE_CHECKING:
-    from .copies import Copies
+    from ..residency.copies import Copies
 
 __all__ = ["Core", "DiskOptions"]
 

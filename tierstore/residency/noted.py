@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from ..base.remains import Remains
+from ..rules.windows import HostBooks
 from .handle import Handle, Record
-from .host import HostBooks
 from .layout import Layout
-from .remains import Remains
 from .torch_names import storage_use_count
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from ..rules.plan import Plan
 
 __all__ = ["HandleMaker", "LogRemains", "NotedLog", "NotedTensor", "NotedTensors"]
 

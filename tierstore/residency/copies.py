@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ..base.threads import is_thread_of_store
 from .capture import beside_captures, is_capturing
-from .threads import is_thread_of_store
 
 __all__ = ["AcceleratorCopies", "Copies", "Marker"]
 

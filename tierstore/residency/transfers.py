@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from .rules.memory import Submissions
+from ..rules.memory import Submissions
 
 if TYPE_CHECKING:
+    from ..disk.tier import Kind, Loaded, Stored
     from .copies import Marker
-    from .disk.tier import Kind, Loaded, Stored
     from .handle import Record
 
 __all__ = ["DiskSubmissions", "Spill", "Transfers"]

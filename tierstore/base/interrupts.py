@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from .errors import StoreBusyError, TierStoreError
+from ..errors import StoreBusyError, TierStoreError
 
 __all__ = ["ENDINGS", "ended_by_signals", "is_half_changed", "is_interrupt"]
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Generic, Protocol, TypeVar
 
-from .host import Window
 from .plan import Place
+from .windows import Window
 
 __all__ = ["FLIGHT_BYTES", "RELOAD_BYTES", "DeviceWindow", "OnDevice"]
 

@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
+from ..base.free_runs import FreeRuns
+from ..base.remains import Remains
+from ..disk.allocator import round_up
+from ..disk.linux import give_back_locked, is_new_memory_locked, move_pages
 from .capture import beside_captures
-from .disk.allocator import round_up
-from .disk.linux import give_back_locked, is_new_memory_locked, move_pages
-from .free_runs import FreeRuns
 from .layout import memory_at
 from .pinning import Pinning
-from .remains import Remains
 from .storages import mark_as_ours
 
 __all__ = ["Slab", "Slot", "SlotWatch"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .coverage import Measured
+from ..rules.coverage import Measured
 
 if TYPE_CHECKING:
     import torch

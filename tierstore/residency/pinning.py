@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from .disk.linux import populate
+from ..base.threads import start_thread
+from ..disk.linux import populate
 from .layout import memory_at
-from .threads import start_thread
 
 __all__ = ["Pinning", "cpus_near"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from .host import HostBooks
+from ..rules.counters import Counters
+from ..rules.windows import HostBooks
 from .slab import Slab, Slot, SlotWatch
-from .stats import Counters
 
 __all__ = ["Slots"]
 

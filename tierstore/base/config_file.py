@@ -24,8 +24,8 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
+from ..errors import ConfigError, ConfigTypeError
 from .config import SizeLike
-from .errors import ConfigError, ConfigTypeError
 from .toml_file import read_toml, typed
 
 __all__ = ["ConfigSource", "FileOptions", "OffloadTable", "StoreTable", "offload_options", "store_options"]

@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .remains import Remains
-from .state import MOVES, State
+from ..base.remains import Remains
+from ..rules.state import MOVES, State
 
 if TYPE_CHECKING:
     import torch
 
+    from ..disk.tier import Kind
+    from ..rules.plan import Place
+    from ..rules.windows import Window
     from .copies import Marker
-    from .disk.tier import Kind
-    from .host import Window
     from .layout import Layout
-    from .plan import Place
     from .slab import Slot
 
 __all__ = ["Handle", "Record"]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 
-from .config import (
+from ..base.config import (
     DEFAULT_ADDRESS,
     Mode,
     SizeLike,
@@ -36,28 +36,28 @@ from .config import (
     program_name,
     rank_of_process,
 )
-from .config_file import ConfigSource, store_options
+from ..base.config_file import ConfigSource, store_options
+from ..disk.codec.codec import parse_codec
+from ..disk.local import NUM_AT_ONCE, LocalDisk
+from ..disk.tier import DiskTier, Kind
+from ..errors import ConfigError, ConfigTypeError, TierStoreWarning
+from ..residency.handle import Handle, Record
+from ..residency.layout import alias_of, layout_of, outside_of_modes, storage_address, storage_of, unseen_by_modes
+from ..residency.ownership import claim
+from ..residency.uncompiled import uncompiled
+from ..returning.advice import stacklevel_of_user
+from ..rules.lookahead import LearnedOrders
+from ..sidecar.remote import RemoteDisk
 from .core import Core, DiskOptions
-from .disk.codec.codec import parse_codec
-from .disk.local import NUM_AT_ONCE, LocalDisk
-from .disk.tier import DiskTier, Kind
 from .engine import OpenDisk
-from .errors import ConfigError, ConfigTypeError, TierStoreWarning
-from .handle import Handle, Record
-from .layout import alias_of, layout_of, outside_of_modes, storage_address, storage_of, unseen_by_modes
-from .lookahead import LearnedOrders
-from .ownership import claim
-from .returning.advice import stacklevel_of_user
-from .sidecar.remote import RemoteDisk
 from .stats import StoreStats
 from .trial import trial_of_process
-from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
-    from .copies import Copies
-    from .layout import Layout
-    from .noted import NotedTensor
-    from .returning.returner import MemoryUse
+    from ..residency.copies import Copies
+    from ..residency.layout import Layout
+    from ..residency.noted import NotedTensor
+    from ..returning.returner import MemoryUse
 
 __all__ = ["TierStore"]
 

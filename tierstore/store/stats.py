@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from .counters import Counters
+from ..rules.counters import Counters
 
 __all__ = ["StoreStats"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStats:

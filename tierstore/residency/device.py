@@ -29,13 +29,13 @@ from typing import Any
 
 import torch
 
+from ..rules.device import CopyBack, CopyOut, DeviceRules
+from ..rules.device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
 from .copies import Copies, Marker
-from .coverage import GraphTimes
-from .device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
+from .graph_times import GraphTimes
 from .handle import Record
 from .lent import LentViews
 from .ownership import unclaim
-from .rules.device import CopyBack, CopyOut, DeviceRules
 from .slab import Slot
 
 __all__ = ["DeviceTier"]

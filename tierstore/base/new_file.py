@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..errors import ConfigError
 from .config import check_directory
-from .errors import ConfigError
 
 __all__ = ["check_distinct", "check_folder", "check_new_file", "make_file"]
 
