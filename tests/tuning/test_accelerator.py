@@ -18,7 +18,7 @@ from tests.tuning.conftest import HARDWARE
 from tierstore import ConfigError, TierStore, tiered_offload
 from tierstore.hardware import AcceleratorLink, Hardware, hardware_text
 from tierstore.hooks import owners, recorded
-from tierstore.residency import residency
+from tierstore.residency import parts
 from tierstore.residency.device import DeviceTier
 from tierstore.simulator.device import SimulatedDevice
 from tierstore.tracing import recorder
@@ -64,8 +64,8 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Make:
             return round(engine.host_seconds * 1e9)
 
         small = {"flight_bytes": SAVED_BYTES // 16, "reload_bytes": SAVED_BYTES // 16}
-        monkeypatch.setattr(residency, "AcceleratorCopies", lambda: engine)
-        monkeypatch.setattr(residency, "DeviceTier", partial(DeviceTier, **small))
+        monkeypatch.setattr(parts, "AcceleratorCopies", lambda: engine)
+        monkeypatch.setattr(parts, "DeviceTier", partial(DeviceTier, **small))
         simulated = partial(SimulatedDevice, **small)
         monkeypatch.setattr(sys.modules["tierstore.simulator.simulate"], "SimulatedDevice", simulated)
         monkeypatch.setattr(owners, "time", SimpleNamespace(perf_counter_ns=now))

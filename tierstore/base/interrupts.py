@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -56,11 +56,11 @@ _CHANGING = "is_changing"
 it after the last. It costs nothing, belongs to one call alone, and keeps its value when something is raised."""
 
 
-def is_half_changed(traceback: TracebackType | None, module: str) -> bool:
+def is_half_changed(traceback: TracebackType | None, modules: Collection[str]) -> bool:
     """Whether the interrupt with this traceback may have left a change of the books half done.
 
     It may if a function in the traceback has the local variable `is_changing`, and it is true. All changes begin in
-    methods of `module`. If the first of them in the traceback has no such variable, it counts as changing throughout.
+    methods of `modules`. If the first of them in the traceback has no such variable, it counts as changing throughout.
     """
     has_begun = False
     while traceback is not None:
@@ -68,7 +68,7 @@ def is_half_changed(traceback: TracebackType | None, module: str) -> bool:
         is_marked = _CHANGING in frame.f_code.co_varnames
         if is_marked and frame.f_locals.get(_CHANGING, False):
             return True
-        if not has_begun and frame.f_globals.get("__name__") == module and frame.f_code.co_name != "call":
+        if not has_begun and frame.f_globals.get("__name__") in modules and frame.f_code.co_name != "call":
             has_begun = True
             if not is_marked:
                 return True

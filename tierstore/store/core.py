@@ -83,11 +83,11 @@ class Core:
         self._start_engine(store, open_disk, num_lanes)
         self.books = Residency(
             name,
+            self.engine,
             host_bytes=host_bytes,
             staging_bytes=staging_bytes,
             staging_grows=staging_grows,
             copies=copies,
-            engine=self.engine,
         )
         self.engine.serve(self.books)
         self.returner = Returner(return_memory, self.books.has_any)

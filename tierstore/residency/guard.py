@@ -1,0 +1,251 @@
+"""The lock of a store, who may hold it, who waits for what, and how everything ends.
+
+Training threads and the engine's loop hold the lock for a short time; the rules (`rules/`) make the changes under it.
+Only training threads may wait, and only for progress that the engine makes without them. A waiting thread holds no slot
+and no staging that this progress could need. So every wait ends: with progress, with an error, or with the end of the
+engine.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import wraps
+from typing import Concatenate, Never, ParamSpec, TypeVar
+
+from ..base.interrupts import is_half_changed, is_interrupt
+from ..errors import StoreBusyError, StoreClosedError, TierStoreError
+from ..rules.counters import STALL_CAUSES
+from .handle import Record
+from .layout import is_inside_modes, outside_of_modes
+from .parts import Parts
+from .transfers import DiskSubmissions
+
+__all__ = ["CALLED_FROM_OUTSIDE", "Guard", "copy_of", "whole"]
+
+CALLED_FROM_OUTSIDE = frozenset(f"{__package__}.{name}" for name in ("guard", "handing_out", "residency", "serving"))
+"""The modules in whose methods all changes of the books begin."""
+
+_PACK_WAITS = STALL_CAUSES[0]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_G = TypeVar("_G", bound="Guard")
+
+
+def whole(
+    method: Callable[Concatenate[_G, _P], _T],
+) -> Callable[Concatenate[_G, _P], _T]:
+    """Decorator: if an interrupt (`interrupts.py`) ends the call in the middle of a change, the store is closed.
+
+    The call runs outside of the caller's modes (`unseen_by_modes`).
+
+    An interrupt may come between any two steps of a change. Half changed books could lose a wake-up, or give one slot
+    to two records: the result would be a hang, or wrong values. The books are whole during a wait, and where no method
+    in the traceback says otherwise. A method says so with its local variable `is_changing`; if the outermost method has
+    no such variable, it counts as changing all the time (`is_half_changed`).
+    """
+
+    @wraps(method)
+    def call(self: _G, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
+        try:
+            if is_inside_modes():  # inlined `unseen_by_modes`, to save a call
+                with outside_of_modes():
+                    return method(self, *arguments, **keywords)
+            return method(self, *arguments, **keywords)
+        except BaseException as error:
+            self.end_interrupted(error)
+            raise
+
+    return call
+
+
+class Guard:
+    """The lock of one store, and what happens under it whenever something has changed.
+
+    Args:
+        name: the store's name, for messages.
+        parts: what the lock guards.
+        engine: moves bytes between host memory and disk.
+
+    Attributes:
+        rules: what is decided, and the state of it. Only under the lock.
+        closed: the error that says why the store cannot be used any more; None: it can.
+    """
+
+    def __init__(self, name: str, parts: Parts, engine: DiskSubmissions) -> None:
+        self._name = name
+        self._engine = engine
+        self.rules = parts.rules
+        self._counters = parts.ledger.counters
+        self._begin_lock()
+        self.closed: StoreClosedError | None = None
+        self._interrupted_wait: BaseException | None = None
+        self._num_getting = 0  # threads that wait for bytes, or whose bytes are there but which have not woken yet
+
+    def _begin_lock(self) -> None:
+        # An RLock because it knows its owner; it is never taken twice: see `lock`.
+        self._lock = threading.RLock()
+        self._lock_is_mine: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # for Condition
+        self._progress = threading.Condition(self._lock)
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """The store's lock, as a context manager.
+
+        Raises:
+            StoreBusyError: this thread holds it already.
+        """
+        if self._lock_is_mine():
+            self._refuse_handler()
+        return self._lock
+
+    def _refuse_handler(self) -> Never:
+        raise StoreBusyError(self._name)
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raise StoreClosedError if the store is closed."""
+        with self.lock:
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if self.closed is not None:
+            raise StoreClosedError(self.closed.store, self.closed.reason) from self.closed.__cause__
+
+    def close(self, reason: str = "it was closed") -> None:
+        """Give up every record and wake all waiting threads. Idempotent."""
+        with outside_of_modes(), self.lock:
+            self._end(StoreClosedError(self._name, reason))
+
+    def _end(self, closed: StoreClosedError) -> None:
+        try:
+            if self.closed is None:
+                self.closed = closed
+                self.rules.end_all()
+        finally:
+            self._progress.notify_all()
+
+    def end_interrupted(self, interrupt: BaseException) -> None:
+        """Close the store if an interrupt has ended a call while the books were half changed. See `_whole`.
+
+        Adds a note to the interrupt, so that its traceback says that the store is closed.
+        """
+        if interrupt is self._interrupted_wait:
+            self._interrupted_wait = None
+            return
+        if not is_interrupt(interrupt) or self._lock_is_mine():  # the latter: a signal handler's call was refused
+            return
+        if not is_half_changed(interrupt.__traceback__, CALLED_FROM_OUTSIDE):
+            return
+        name = type(interrupt).__name__
+        reason = f"a {name} came in the midst of a change of its books, which closed it; open another"
+        with outside_of_modes(), self.lock:
+            try:
+                self._end(StoreClosedError(self._name, reason))
+            except Exception:  # noqa: BLE001 - half changed books cannot always be taken apart; the store is closed
+                pass
+        if self.closed is not None and self.closed.reason == reason:
+            interrupt.add_note(f"tierstore: {self.closed}")
+
+    def abandon(self, reason: str) -> None:
+        """In a forked child: give up every record, free nothing.
+
+        The thread that holds the lock may not exist here, and its change stays half done.
+        """
+        self._begin_lock()
+        self.closed = StoreClosedError(self._name, reason)
+        self.rules.abandon()
+
+    # --- under the lock --------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """Account for everything that has died; if there was anything, let others go on."""
+        if self.rules.drain():
+            is_changing = True
+            self._advance()
+            is_changing = False  # noqa: F841
+
+    def _advance(self) -> None:
+        """Use the room of what was freed: for blocked records, writes, prefetches and waiting threads."""
+        self.rules.advance()
+        self._progress.notify_all()
+
+    def _go_ahead(self) -> None:
+        if self.rules.go_ahead():
+            self._progress.notify_all()  # a write that `flush` waits for was cancelled, and nobody else tells it
+
+    def _wait(self, cause: str, record: Record | None = None) -> None:
+        """Wait for progress. Call it only while the engine has a job, or another thread is about to release its bytes.
+
+        `record`: the record whose bytes are waited for; None: the wait is for room.
+        """
+        self._engine.hurry()
+        began = time.perf_counter()
+        try:
+            self._progress.wait()
+        except BaseException as interrupt:
+            if not self._lock_is_mine():  # the interrupt came as the condition began to wait
+                self._lock.acquire()
+            self._interrupted_wait = interrupt
+            raise
+        seconds = time.perf_counter() - began
+        self.rules.counters.stall_seconds[cause] += seconds
+        self.rules.observer.stalled(seconds, cause, None if record is None else record.key)
+        self._check_open()
+        self._drain()
+
+    def _raise_spill_error(self) -> None:
+        error, self.rules.spill_error = self.rules.spill_error, None
+        if isinstance(error, TierStoreError):
+            raise copy_of(error) from error
+        if error is not None:
+            raise error
+
+    # --- waiting for room ------------------------------------------------------------------------------------------
+
+    def _make_room(self) -> None:
+        """Wait until no record is blocked, or raise the reason why that cannot be."""
+        rules = self.rules
+        collected = False
+        while rules.blocked:
+            self._raise_spill_error()
+            if rules.num_jobs or self._num_getting:
+                self._wait_for_room()
+            elif not collected:
+                collected = True
+                self._collect_garbage()
+            else:
+                raise rules.full_error(rules.blocked[0].nbytes) from rules.disk_error
+            rules.admit_blocked(is_awaited=True)
+        self._raise_spill_error()
+
+    def _wait_for_room(self) -> None:
+        self.rules.num_packing += 1
+        try:
+            self._wait(_PACK_WAITS)
+        finally:
+            self.rules.num_packing -= 1
+
+    def _collect_garbage(self) -> None:
+        """Collect garbage, without the lock: graphs in reference cycles may be all that fills the store."""
+        self._lock.release()
+        try:
+            gc.collect()
+        finally:
+            self._lock.acquire()
+        self._drain()
+        self.rules.disk_is_full = False  # try once more
+
+
+def copy_of(error: TierStoreError) -> TierStoreError:
+    """Make a new exception for each raise: one that is raised twice drags its first traceback along.
+
+    Frames of the engine and of the wait refer to the error that they raised, which makes a cycle. This cycle must not
+    hold the frames of the training thread, and with them its tensors, until garbage is collected.
+    """
+    make, arguments = error.__reduce__()
+    return make(*arguments)

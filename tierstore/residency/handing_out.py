@@ -1,0 +1,149 @@
+"""Saved tensors are asked for: their bytes are waited for, and handed over.
+
+NOTE [Stolen gradients]
+A function may return its saved tensor as a gradient. If nobody else refers to that tensor, autograd takes it as it is
+("steals" it), and later adds to it in place; otherwise autograd copies it into `.grad`. Without hooks, it copies while
+the graph or the user refers to the saved tensor. With hooks, a tensor that is handed out must not look unreferenced
+either: it shares the record's version counter, so an addition to a stolen gradient would be a change of what was saved.
+Hence the same tensor is handed out each time while the bytes stay in memory: the saved one, if it is still alive (NOTE
+[The same object] in `hooks/saved.py`), or one that the record keeps. When the bytes leave memory, because of the next
+tensor of the same node or of another thread, `lent.py` keeps the tensor for as long as anybody uses it. A gradient may
+wait while further nodes run, so the node that asks does not tell how long that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import ModifiedInPlaceError, StoreClosedError, TierStoreError
+from ..rules.counters import STALL_CAUSES
+from ..rules.state import IN_MEMORY, State
+from .guard import copy_of, whole
+from .handle import Record
+from .layout import Layout, describe, rebuild
+from .serving import Serving
+
+if TYPE_CHECKING:
+    from ..rules.lookahead import Lookahead
+
+__all__ = ["HandingOut"]
+
+_UNPACK_WAITS = STALL_CAUSES[1]
+
+
+class HandingOut(Serving):
+    """Requests for bytes. Arguments as `Guard`'s."""
+
+    @whole
+    def fetch(
+        self,
+        record: Record,
+        layout: Layout,
+        ahead: Lookahead[Record] | None = None,
+        reload_ahead: Lookahead[Record] | None = None,
+        index: int = 0,
+    ) -> torch.Tensor:
+        """Return a tensor of the given layout over the record's bytes. Waits if they are not in memory.
+
+        What lies ahead of pack `index` is restored (`ahead`), and copied to its device (`reload_ahead`), as far as
+        there is room.
+
+        Raises:
+            ModifiedInPlaceError: the saved tensor, or one that was handed out, was changed in place.
+            CorruptDataError: the bytes on disk are damaged; they are lost.
+            StorageIOError: they could not be read; they are still on disk.
+            StoreClosedError: the store is closed; they are gone.
+        """
+        with self.lock:
+            rules = self.rules
+            if record.state is not State.CLOSED:
+                self._check_open()
+            self._drain()
+            self._check_unchanged(record, layout)
+            is_changing = True
+            if rules.ask_for(record, ahead, index):
+                self._progress.notify_all()  # `flush` waits for the write that was cancelled, and nobody else tells it
+            if record.state in IN_MEMORY:
+                is_changing = False
+                return self._hand_over(record, layout, reload_ahead, index)
+            record.demanded += 1  # it may not leave memory again before it is handed over
+            self._num_getting += 1
+            try:
+                self._await_bytes(record)
+                return self._hand_over(record, layout, reload_ahead, index)
+            finally:
+                record.demanded -= 1
+                self._num_getting -= 1
+                rules.used(record)
+                self._advance()
+                is_changing = False  # noqa: F841
+
+    @whole
+    def look_ahead(self, ahead: Lookahead[Record]) -> None:
+        """Restore what lies ahead, as far as there is room, because backward begins. Does not wait."""
+        with self.lock:
+            if self.closed is None:
+                self._drain()
+                is_changing = True
+                self.rules.ahead = ahead
+                self._go_ahead()
+                is_changing = False  # noqa: F841
+
+    @whole
+    def prefetch(self, records: Iterable[Record]) -> None:
+        """Fetch the records, in this order, as far as there is room, and go on as room is freed. Does not wait."""
+        with self.lock:
+            if self.closed is None:
+                self._drain()
+                self.rules.name(records)
+                self._go_ahead()
+
+    # --- under the lock --------------------------------------------------------------------------------------------
+
+    def _check_unchanged(self, record: Record, layout: Layout) -> torch.Tensor:
+        source = record.source
+        if source is None:
+            raise StoreClosedError(self._name, "the handle was released")
+        if source._version != record.version:
+            raise ModifiedInPlaceError(describe(layout), record.version, source._version)
+        return source
+
+    def _await_bytes(self, record: Record) -> None:
+        if record.state is State.QUEUED:
+            self.rules.cancel_spill(record)
+        while record.state not in IN_MEMORY:
+            self._raise_cause(record)
+            self.rules.hasten(record)
+            self._wait(_UNPACK_WAITS, record)
+
+    def _hand_over(
+        self, record: Record, layout: Layout, reload_ahead: Lookahead[Record] | None, index: int
+    ) -> torch.Tensor:
+        source = self._check_unchanged(record, layout)
+        is_changing = True
+        self.rules.hand_over(record, reload_ahead, index)
+        is_changing = False  # noqa: F841 - a new view that is not kept does no harm
+        return self._view_of(record, source, layout)
+
+    def _view_of(self, record: Record, source: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Return the same tensor for a layout each time: see NOTE [Stolen gradients]."""
+        view = record.views.get(layout)
+        if view is None:
+            view = rebuild(source, layout, record.first_byte)
+            record.keep_view(layout, view)
+        return view
+
+    def _raise_cause(self, record: Record) -> None:
+        if record.state is State.CLOSED:
+            self._check_open()
+        cause = record.cause
+        if cause is None:
+            return
+        if record.state is not State.FAILED:
+            record.cause = None  # may be tried again
+        if isinstance(cause, TierStoreError):
+            raise copy_of(cause) from cause
+        raise cause

@@ -1,0 +1,72 @@
+"""What the engine's loop calls: a job begins, and a job has ended."""
+
+from __future__ import annotations
+
+from ..disk.tier import Loaded, Stored
+from ..errors import StoreClosedError
+from .guard import Guard
+from .handle import Record
+from .parts import Parts
+from .transfers import DiskSubmissions, Spill
+
+__all__ = ["Serving"]
+
+
+class Serving(Guard):
+    """The `Transfers` of one store. Each call waits for nothing but the lock. Arguments as `Guard`'s."""
+
+    def __init__(self, name: str, parts: Parts, engine: DiskSubmissions) -> None:
+        super().__init__(name, parts, engine)
+        self._memory, self._devices, self._slab = parts.memory, parts.devices, parts.slots.slab
+
+    def begin_spill(self, record: Record) -> Spill | None:
+        """See `Transfers`."""
+        with self.lock:
+            self._drain()
+            if not self.rules.begin_write(record):
+                self._progress.notify_all()  # the record may have been withdrawn
+                return None
+            return Spill(self._memory.bytes_held(record), record.kind, record.ready)
+
+    def end_spill(self, record: Record, outcome: Stored | Exception) -> None:
+        """See `Transfers`."""
+        with self.lock:
+            self.rules.end_write(record, outcome)
+            self._advance()
+
+    def begin_restore(self, record: Record) -> memoryview | None:
+        """See `Transfers`."""
+        with self.lock:
+            self._drain()
+            return self._memory.bytes_held(record) if self.rules.begin_read(record) else None
+
+    def end_restore(self, record: Record, outcome: Loaded | Exception) -> None:
+        """See `Transfers`."""
+        with self.lock:
+            self.rules.end_read(record, outcome)
+            self._advance()
+
+    def end_discard(self, num_records: int) -> None:
+        """See `Transfers`."""
+        with self.lock:
+            self.rules.end_discards(num_records)
+            self._advance()
+
+    def engine_ended(self, error: BaseException | None) -> None:
+        """See `Transfers`."""
+        closed = StoreClosedError(self._name)
+        if error is not None:
+            closed = StoreClosedError(self._name, f"its engine failed ({error!r})")
+            closed.__cause__ = error
+        with self.lock:
+            self._end(closed)
+            self.rules.end_jobs()
+            under_way = self._devices.under_way()
+        for marker in under_way:
+            try:
+                marker.synchronize()
+            except Exception:  # noqa: BLE001 - the device has failed, or its copies were given up
+                pass
+        with self.lock:
+            self._devices.finish()
+            self._slab.unpin()
