@@ -120,7 +120,7 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
         with Sampler(store, host_bytes, max(sizes)) as seen:
             for _ in range(STEPS):
                 run_step(store, sizes)
-        stats, staging = store.stats(), store.books.rules.windows.staging
+        stats, staging = store.stats(), store.residency.rules.windows.staging
     return {
         "held_bytes": seen.held_bytes,
         "promised_bytes": seen.promised_bytes,

@@ -104,7 +104,7 @@ class Contender:
         if self._store is None:
             self._timed_step(nullcontext)
             return
-        before, staging = self._store.stats(), self._store.books.rules.windows.staging
+        before, staging = self._store.stats(), self._store.residency.rules.windows.staging
 
         def forget_peak() -> None:
             staging.peak_bytes = staging.used_bytes

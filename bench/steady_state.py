@@ -56,12 +56,12 @@ class QueuedWrites:
 
     def __init__(self, store: TierStore) -> None:
         self.queued_bytes = self.written_bytes = 0
-        self._books = books = store.books
-        self._fetch, self._begin_spill = books.fetch, books.begin_spill
+        self._residency = residency = store.residency
+        self._fetch, self._begin_spill = residency.fetch, residency.begin_spill
         self._queued: set[int] = set()
         self._in_backward = False
-        books.fetch = self.fetch  # type: ignore[method-assign]
-        books.begin_spill = self.begin_spill  # type: ignore[method-assign]
+        residency.fetch = self.fetch  # type: ignore[method-assign]
+        residency.begin_spill = self.begin_spill  # type: ignore[method-assign]
 
     def forward_ended(self) -> None:
         self._in_backward = False
@@ -69,8 +69,8 @@ class QueuedWrites:
     def fetch(self, *arguments: Any) -> torch.Tensor:
         if not self._in_backward:
             self._in_backward = True
-            with self._books.lock:
-                queued = [r for r in self._books.records if r.state is State.QUEUED]
+            with self._residency.lock:
+                queued = [r for r in self._residency.records if r.state is State.QUEUED]
                 self._queued = {record.key for record in queued}
             self.queued_bytes += sum(record.nbytes for record in queued)
         return self._fetch(*arguments)

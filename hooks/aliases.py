@@ -40,21 +40,21 @@ class Joined(NamedTuple):
 
 
 def join_record(
-    books: Residency, tensor: torch.Tensor, root: weakref.ref[torch.Tensor], layout: Layout
+    residency: Residency, tensor: torch.Tensor, root: weakref.ref[torch.Tensor], layout: Layout
 ) -> Joined | None:
     """Let a tensor share the record that holds its bytes too; None: it needs a record of its own.
 
     Args:
-        books: the store's.
+        residency: the store's.
         tensor: was saved.
         root: the tensor's base, or the tensor itself.
         layout: the tensor's geometry.
     """
-    for record, handle in records_over(tensor.untyped_storage(), tensor._version, books):
+    for record, handle in records_over(tensor.untyped_storage(), tensor._version, residency):
         if record.span is not None:
-            restored = books.rejoin(record, tensor, layout)
+            restored = residency.rejoin(record, tensor, layout)
             if restored is not None:
                 return Joined(handle, restored, is_restored=True)
-        elif record.root is root and books.join(record, layout, tensor.nbytes):
+        elif record.root is root and residency.join(record, layout, tensor.nbytes):
             return Joined(handle, layout, is_restored=False)
     return None

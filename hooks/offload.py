@@ -22,7 +22,8 @@ from tierstore.base.config_file import ConfigSource, offload_options
 from tierstore.errors import ConfigError, ConfigTypeError
 from tierstore.residency.torch_names import pop_hooks, push_hooks
 from tierstore.residency.uncompiled import is_compiled_call, uncompiled, uncompiled_itself
-from tierstore.store.tier_store import TierStore, refuse_unknown
+from tierstore.store.options import refuse_unknown
+from tierstore.store.tier_store import TierStore
 from tierstore.store.trial import trial_of_process
 
 from .compiled import warn_of_compiled_caller
@@ -153,7 +154,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         scopes.append(scope)
         device_bytes = self._log_options.device_bytes
         if device_bytes is not None:
-            self._store.books.keep_on_device(device_bytes)
+            self._store.residency.keep_on_device(device_bytes)
         try:
             push_hooks(scope.pack, unpack)
         except RuntimeError as error:
@@ -167,13 +168,13 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         if recorder is None:
             return scope
         if self._trial is not None:
-            recorder.is_paced = True
+            recorder.pace()
         recorder.tell_times()
         if self._trial is not None:
             self._trial.enter(recorder)
         options = self._options
         if options.is_automatic:
-            options = options._replace(device_bytes=self._store.books.device_limit_bytes)
+            options = options._replace(device_bytes=self._store.residency.device_limit_bytes)
         return RecordedScope(scope, traces, recorder, options, self._store.memory_use)
 
     @uncompiled

@@ -75,8 +75,8 @@ class PackLog(NotedLog):
     """
 
     def __init__(self, store: TierStore, options: LogOptions) -> None:
-        super().__init__(store, store.books, store.books.begin_log)
-        self.books: Residency = store.books
+        super().__init__(store, store.residency, store.residency.begin_log)
+        self.residency: Residency = store.residency
         enlist(self)
         lookahead_bytes = options.lookahead_bytes
         self._finds_reach = lookahead_bytes is None
@@ -87,7 +87,7 @@ class PackLog(NotedLog):
         self.started = False
         self.small_bytes = 0
         self.recording: LogRecording | None = None
-        host_bytes, staging_bytes = self.books.window_limits
+        host_bytes, staging_bytes = self.residency.window_limits
         self._budgets = _Budgets(host_bytes, options.device_bytes, staging_bytes)
         self._orders = options.orders
         self._times: GraphTimes | None = None
@@ -121,14 +121,14 @@ class PackLog(NotedLog):
 
         See NOTE [What compute covers] in `coverage.py`.
         """
-        self.books.keep_on_device(0 if plan is None else coverage.staying_bytes(plan.trace.signatures[-1]))
+        self.residency.keep_on_device(0 if plan is None else coverage.staying_bytes(plan.trace.signatures[-1]))
         record = self.records[index]
         if plan is not None and index == 0 and record is not None and record.device is not None:
-            self._times = self.books.time_graph(record)
+            self._times = self.residency.time_graph(record)
 
     def times_from(self, record: Record) -> GraphTimes:
         """The times of the graph on its accelerator, for a trace. `record`: of its first pack."""
-        return self.books.time_graph(record) if self._times is None else self._times
+        return self.residency.time_graph(record) if self._times is None else self._times
 
     def settle(self) -> None:
         """Every kernel has run whose saved tensors are packed here: see NOTE [Not before the kernel] in `scope.py`."""
@@ -149,7 +149,7 @@ class PackLog(NotedLog):
         if not self.started:
             self._start()
             if self._trace is not None and self.records[index] is None:  # one with a record looks ahead in `fetch`
-                self.books.look_ahead(self.lookahead)
+                self.residency.look_ahead(self.lookahead)
         self._asked_for[index] = None
         if self._large_nodes:
             warn_if_region(self._large_nodes.pop(self.nodes[index], None), self._region_bytes)
@@ -165,18 +165,15 @@ class PackLog(NotedLog):
             raise RuntimeError(f"saved tensor {index} is not booked")
         if self._trace is None:
             if record.state is State.PENDING:
-                return self.books.fetch(record, layout)
+                return self.residency.fetch(record, layout)
             self._look_ahead()
-        return self.books.fetch(record, layout, self.lookahead, self.reload_ahead, index)
+        return self.residency.fetch(record, layout, self.lookahead, self.reload_ahead, index)
 
     def _start(self) -> None:
         """Backward asks for something for the first time."""
         self.started = True
         self.plan = None
-        for record in self.records:
-            if record is not None:
-                record.place = None  # what has not left by now need not leave any more
-        self.books.survey(self)
+        self.residency.begin_backward(self)
         nodes, sizes, records = self._packs()
         self._large_nodes = large_nodes(zip(nodes, self._storages(records), sizes, strict=True), self._region_bytes)
         if any(record is not None and record.state is not State.PENDING for record in self.records):
@@ -194,9 +191,9 @@ class PackLog(NotedLog):
         if self._orders is not None:
             reach = self.lookahead.reach
             if self._finds_reach and not any(trace.on_device):  # ahead of an accelerator, the host waits in any case
-                reach.is_far = not self._orders.reaches.is_near(signatures[-1])
+                reach.begin(is_far=not self._orders.reaches.is_near(signatures[-1]))
             learn = partial(_learn, self._orders, trace, self._asked_for, self._times)
-            self.remains.then = partial(learn, reach, self._budgets.staging_bytes)
+            self.remains.call_at_end(partial(learn, reach, self._budgets.staging_bytes))
 
     def _trace_so_far(self, packs: _Packs, signatures: Sequence[int], known: Trace | None) -> _TraceSoFar:
         """The trace of this graph, but for the order. `known`: a trace of the same packs, if there is one."""

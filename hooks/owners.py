@@ -36,13 +36,13 @@ class OwnerWatch:
     For any thread. Takes the store's lock for some instructions, and keeps no tensor alive.
 
     Args:
-        books: the store's.
+        residency: the store's.
         recorder: is told when a storage is the graph's alone.
         graph: the number of the graph's log.
     """
 
-    def __init__(self, books: Residency, recorder: Recorder, graph: int) -> None:
-        self._books = books
+    def __init__(self, residency: Residency, recorder: Recorder, graph: int) -> None:
+        self._residency = residency
         self._append = recorder.append
         self._graph = graph
         self._saved: dict[int, list[weakref.ref[NotedTensor]]] = {}  # by storage
@@ -54,7 +54,7 @@ class OwnerWatch:
     def add(self, saved: NotedTensor) -> None:
         """Watch the storage of a tensor that was packed."""
         storage = saved.storage_id or -saved.key
-        with self._books.lock:
+        with self._residency.lock:
             if storage in self._saved:
                 self._is_done_with(storage)  # if that storage is gone, this may be another one of the same number
             if storage not in self._saved:
@@ -81,7 +81,7 @@ class OwnerWatch:
 
     @unseen_by_modes
     def _look_at(self, num_old: int) -> None:
-        with self._books.lock:
+        with self._residency.lock:
             self._look(num_old)
 
     def _look(self, num_old: int) -> None:

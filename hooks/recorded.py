@@ -154,7 +154,7 @@ class GraphRecording:
 
     def __init__(self, log: PackLog, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.owners = OwnerWatch(log.books, recorder, log.number)
+        self.owners = OwnerWatch(log.residency, recorder, log.number)
         self._number = log.number
 
     def booked(self, index: int, record: int) -> None:

@@ -82,7 +82,7 @@ class SavedTensor(NotedTensor):
     def unpack(self) -> torch.Tensor:
         """The saved tensor. Waits only if its bytes are not in memory. Raises what `TierStore.get` raises."""
         alias, log = self.alias, self.log
-        if alias is None or log.books.closed is not None:
+        if alias is None or log.residency.closed is not None:
             self._book()
             alias = log.fetch(self.index, self.layout)
         else:
@@ -103,7 +103,7 @@ class SavedTensor(NotedTensor):
 
     def _book(self) -> None:
         if self.handle is None:
-            self.log.books.book(self)
+            self.log.residency.book(self)
 
 
 class RejoinedTensor(SavedTensor):

@@ -57,9 +57,9 @@ class OffloadScope:
         self._unsettled_logs: list[PackLog] = []  # earlier ones
         self._fresh: list[Record] = []  # booked, saved by the newest node: see NOTE [Not before the kernel]
         self._fresh_node = -1
-        self._books = store.books
-        self._note = store.books.note  # bound once: each pack needs them
-        self._device_of = store.books.device_of
+        self._residency = store.residency
+        self._note = store.residency.note  # bound once: each pack needs them
+        self._device_of = store.residency.device_of
         self._keys = store.keys
 
     @uncompiled
@@ -118,7 +118,7 @@ class OffloadScope:
     @uncompiled
     def keep(self, tensor: torch.Tensor, reason: str) -> Kept:
         """Leave a saved tensor where it is, and count its bytes in `stats().kept_bytes` under that reason."""
-        self._books.count_kept(reason, bytes_of(tensor))
+        self._residency.count_kept(reason, bytes_of(tensor))
         return Kept(tensor)
 
     def settle(self, *, failed: bool) -> None:
@@ -126,10 +126,10 @@ class OffloadScope:
         self._settle_fresh()
         for log in (*self._unsettled_logs, self._log):
             log.settle()
-            self._books.survey(log)
+            self._residency.survey(log)
 
     def _settle_fresh(self) -> None:
-        self._books.settle(self._fresh)
+        self._residency.settle(self._fresh)
         self._fresh = []
 
     def _begin_log(self, node: int) -> PackLog:
@@ -150,21 +150,21 @@ class OffloadScope:
     ) -> SavedTensor:
         """Give the tensor a record at once, or a share in one: it is on an accelerator, or lies over restored bytes."""
         layout, log, kind = layout_of(tensor), self._log, SavedTensor
-        joined = join_record(self._books, tensor, root, layout)
+        joined = join_record(self._residency, tensor, root, layout)
         if joined is not None:
             handle, layout = joined.handle, joined.layout
             if joined.is_restored:
                 kind = RejoinedTensor
         else:
             handle = self._store.new_handle(tensor, layout, root=root)
-            self._books.track(handle.record)
+            self._residency.track(handle.record)
             self._fresh.append(handle.record)
             self._fresh_node = node
         record = handle.record
         saved = kind(None, tensor._version, root, 0, 0, record.key, log, itself)
         if isinstance(saved, RejoinedTensor):
             saved.guard(tensor, layout)
-        index = self._books.enter(log, record, node)
+        index = self._residency.enter(log, record, node)
         if log.plan is not None or index == 0:
             log.follow_plan(index)
             log.place(record, index)

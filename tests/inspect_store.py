@@ -44,8 +44,8 @@ class InsideStore:
     def __init__(self, store: TierStore) -> None:
         self._store = store
         self.name = store._core.name
-        self.residency = store.books
-        self.rules = store.books.rules
+        self.residency = store.residency
+        self.rules = store.residency.rules
         self.engine = store._core.engine
         self.loop, self.thread = self.engine._loop, self.engine._thread
         self.disk: Any = self.engine.disk

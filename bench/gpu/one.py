@@ -62,7 +62,7 @@ def _train(
     for _ in range(num_warm_up):
         _step(model, batch, prepared, Stopwatch(device))
         if prepared.store is not None:  # a step through memory that is not pinned yet is of another kind
-            prepared.store.books.slab.wait_until_pinned()
+            prepared.store.residency.slab.wait_until_pinned()
     wait_for(device)
     warm_up_seconds = time.perf_counter() - began
     reset_peak(device)

@@ -46,7 +46,7 @@ MUTATIONS = {
     },
     "test_forked_child_cannot_use_what_it_inherited": {
         "what a closed store had only noted is freed and refused": drop(
-            "SavedTensor.unpack", "log.books.closed is not None"
+            "SavedTensor.unpack", "log.residency.closed is not None"
         ),
     },
     ("test_slots.py", "test_residency_threads.py"): {

@@ -115,7 +115,7 @@ MUTATIONS = {
     },
     "test_known_graph_on_a_fast_drive_is_fetched_near": {
         "near, what is fetched ahead goes into staging alone": replace(
-            "HostBooks.window_for_prefetch", "... if is_far else ...", "..."
+            "HostWindows.window_for_prefetch", "... if is_far else ...", "..."
         ),
     },
     "test_far_from_the_moment_that_it_waits_and_the_next_time": {

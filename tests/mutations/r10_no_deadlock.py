@@ -40,7 +40,7 @@ MUTATIONS = {
         "nothing is prefetched while a pack waits": drop("Residency._go_ahead", "not self._num_packing"),
     },
     "test_every_budget_keeps_its_limits_and_the_bytes": {
-        "no budget at all is enough": drop("HostBooks.admits_move", "self.staging.used_bytes == 0"),
+        "no budget at all is enough": drop("HostWindows.admits_move", "self.staging.used_bytes == 0"),
     },
     (
         "test_small_tensors_stay_only_as_long_as_they_are_few",
@@ -52,7 +52,7 @@ MUTATIONS = {
     },
     "test_small_tensors_are_held_within_host_and_staging": {
         "small tensors that stay noted take no room that is used": always(
-            "HostBooks.may_stay_noted", "self.staging.fits(nbytes + self.excess_bytes)"
+            "HostWindows.may_stay_noted", "self.staging.fits(nbytes + self.excess_bytes)"
         ),
     },
     "test_put_has_the_newest_small_tensor_give_way": {
@@ -70,21 +70,21 @@ MUTATIONS = {
     },
     "test_what_staging_took_counts_for_what_is_new_only_as_host_lets_go_of_it": {
         "what starts to move stays within both windows": replace(
-            "HostBooks.admits_move", "nbytes if from_host else ...", "nbytes"
+            "HostWindows.admits_move", "nbytes if from_host else ...", "nbytes"
         ),
         "what is fetched ahead stays within both windows": replace(
-            "HostBooks.window_for_prefetch", "nbytes + self.excess_bytes", "nbytes"
+            "HostWindows.window_for_prefetch", "nbytes + self.excess_bytes", "nbytes"
         ),
     },
     "test_one_tensor_that_overdraws_staging_is_not_counted_as_the_hosts": {
-        "host memory is told within its budget": drop("HostBooks.used_bytes", "self.host_bytes - host"),
+        "host memory is told within its budget": drop("HostWindows.used_bytes", "self.host_bytes - host"),
     },
     "test_several_of_the_largest_are_written_at_once_out_of_the_host_budget": {
         "several of the largest move at once": drop("Moves._try_admit", "self.books.grow_staging(nbytes)"),
     },
     "test_prefetch_takes_staging_then_host_and_never_overdraws": {
         "what is fetched ahead has its own room": replace(
-            "HostBooks.window_for_prefetch", "return None", "return self.staging"
+            "HostWindows.window_for_prefetch", "return None", "return self.staging"
         ),
     },
     "test_allocate_beyond_the_slab_gives_a_mapping_of_its_own": {

@@ -29,12 +29,12 @@ from tierstore import TierStore, tiered_offload
 from tierstore.disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
 from tierstore.errors import StoreFullError
 from tierstore.hooks import scope
-from tierstore.residency.copies import Copies, Marker
+from tierstore.residency.copies import Marker
 from tierstore.rules.counters import Counters
 from tierstore.rules.device_window import FLIGHT_BYTES, RELOAD_BYTES
 from tierstore.rules.lookahead import LearnedOrders
 from tierstore.rules.observer import Observer
-from tierstore.rules.windows import HostBooks
+from tierstore.rules.windows import HostWindows
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Settings, Unpack, Workload
 from tierstore.simulator.clock import Clock, Process
 from tierstore.simulator.copies import Copy
@@ -42,7 +42,8 @@ from tierstore.simulator.device import SimulatedDevice
 from tierstore.simulator.flows import Flows
 from tierstore.simulator.rank import Rank
 from tierstore.simulator.record import Budgets, GraphLog, SimulatedRecord
-from tierstore.store.engine import NUM_RESTORES, NUM_SPILLS, OpenDisk
+from tierstore.store.engine import NUM_RESTORES, NUM_SPILLS
+from tierstore.store.options import StoreOptions
 
 _WAIT_SECONDS = 20.0
 _PAUSE_SECONDS = 0.001
@@ -295,13 +296,13 @@ class _SteppedDisk:
 class _SteppedStore(TierStore):
     stepper: Stepper
 
-    def _begin(self, name: str, open_disk: OpenDisk, copies: Copies | None) -> None:
+    def _begin(self, options: StoreOptions) -> None:
         stepper = self.stepper = Stepper()
 
         async def open_stepped(executor: Executor) -> DiskTier:
-            return _SteppedDisk(await open_disk(executor), stepper)
+            return _SteppedDisk(await options.open_disk(executor), stepper)
 
-        super()._begin(name, open_stepped, stepper.copies)
+        super()._begin(options._replace(open_disk=open_stepped, copies=stepper.copies))
 
 
 class _SteppedCopy:
@@ -763,7 +764,7 @@ def simulated_decisions(
     clock = Clock(Flows(lambda counts: {}))
     engine = _SteppedEngine(decisions, followed, drive)
     copies = _StreamsOfSimulation(decisions.copies)
-    books = HostBooks(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
+    books = HostWindows(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
     device = SimulatedDevice(copies, settings.device_bytes, *windows)
     rank = engine.transfers = Rank(clock, books, device, copies, engine, 0, workload, decisions)
     orders = LearnedOrders() if settings.prefetch == "learned" else None

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-import tierstore.residency.handle
+import tierstore.rules.state
 from tierstore.disk.tier import Kind
 from tierstore.residency.handle import Handle, Record
 from tierstore.residency.layout import layout_of
@@ -83,7 +83,7 @@ def test_bytes_that_are_gone_never_come_back_without_a_read() -> None:
 
 
 def test_table_in_the_docstring_names_every_state() -> None:
-    documented = re.findall(r"^([A-Z]+)  ", tierstore.residency.handle.__doc__ or "", re.MULTILINE)
+    documented = re.findall(r"^([A-Z]+)  ", tierstore.rules.state.__doc__ or "", re.MULTILINE)
     assert documented == [state.name for state in State]
 
 

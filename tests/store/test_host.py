@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierstore.rules.windows import HostBooks, Window
+from tierstore.rules.windows import HostWindows, Window
 
 
 def _record(nbytes: int) -> Any:
@@ -31,7 +31,7 @@ def test_window_without_limit_fits_anything() -> None:
 
 
 def test_charge_moves_with_the_record_and_remembers_its_size() -> None:
-    books, record = HostBooks(100, 50), _record(30)
+    books, record = HostWindows(100, 50), _record(30)
     books.charge(record, books.host)
     record.nbytes = 10  # only a part of the storage is stored
     assert books.host.used_bytes == 30
@@ -45,7 +45,7 @@ def test_charge_moves_with_the_record_and_remembers_its_size() -> None:
 
 
 def test_move_larger_than_the_staging_begins_only_alone() -> None:
-    books = HostBooks(0, 50)
+    books = HostWindows(0, 50)
     assert books.admits_move(500)
     books.charge(_record(1), books.staging)
     assert not books.admits_move(500)
@@ -54,23 +54,23 @@ def test_move_larger_than_the_staging_begins_only_alone() -> None:
 
 
 def test_move_with_no_staging_at_all_begins_alone() -> None:
-    books = HostBooks(0, 0)
+    books = HostWindows(0, 0)
     assert books.admits_move(1)
     books.charge(_record(1), books.staging)
     assert not books.admits_move(1)
 
 
 def test_prefetch_takes_staging_then_host_and_never_overdraws() -> None:
-    books = HostBooks(20, 10)
+    books = HostWindows(20, 10)
     assert books.window_for_prefetch(10) is books.staging
     assert books.window_for_prefetch(20) is books.host
     assert books.window_for_prefetch(21) is None
-    assert HostBooks(0, 0).window_for_prefetch(1) is None
+    assert HostWindows(0, 0).window_for_prefetch(1) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["host", "staging", None]), st.integers(0, 99))))
 def test_any_sequence_of_charges_adds_up(charges: list[tuple[int, str | None, int]]) -> None:
-    books, records = HostBooks(100, 100), [_record(5 * i) for i in range(5)]
+    books, records = HostWindows(100, 100), [_record(5 * i) for i in range(5)]
     peak = 0
     for number, name, nbytes in charges:
         records[number].nbytes = nbytes
@@ -83,7 +83,7 @@ def test_any_sequence_of_charges_adds_up(charges: list[tuple[int, str | None, in
 
 
 def test_staging_takes_from_host_what_several_of_the_largest_need() -> None:
-    books = HostBooks(160, 15, grows=True)
+    books = HostWindows(160, 15, grows=True)
     books.charge(_record(10), books.host)
     books.grow_staging(3)
     assert books.limits == (135, 40)
@@ -92,14 +92,14 @@ def test_staging_takes_from_host_what_several_of_the_largest_need() -> None:
     assert books.limits == (135, 40)
     books.grow_staging(18)
     assert books.limits == (121, 54)
-    for other in (HostBooks(160, 15), HostBooks(0, 15, grows=True), HostBooks(16, 10, grows=True)):
+    for other in (HostWindows(160, 15), HostWindows(0, 15, grows=True), HostWindows(16, 10, grows=True)):
         other.grow_staging(10)
         assert other.limits == (other.host_bytes, other.staging.limit_bytes)
         assert other.host.limit_bytes == other.host_bytes
 
 
 def test_what_staging_took_counts_for_what_is_new_only_as_host_lets_go_of_it() -> None:
-    books, records = HostBooks(160, 15, grows=True), [_record(10) for _ in range(16)]
+    books, records = HostWindows(160, 15, grows=True), [_record(10) for _ in range(16)]
     for record in records:
         books.charge(record, books.host)
     books.grow_staging(10)
@@ -116,7 +116,7 @@ def test_what_staging_took_counts_for_what_is_new_only_as_host_lets_go_of_it() -
 
 
 def test_one_tensor_that_overdraws_staging_is_not_counted_as_the_hosts() -> None:
-    books = HostBooks(160, 15, grows=True)
+    books = HostWindows(160, 15, grows=True)
     for _ in range(16):
         books.charge(_record(10), books.host)
     books.grow_staging(10)
@@ -132,7 +132,7 @@ _MOVES = st.tuples(st.integers(0, 5), st.sampled_from(["admit", "send", "read", 
 def test_whatever_staging_has_taken_all_is_held_within_the_promise(
     host_bytes: int, staging_bytes: int, sizes: list[int], moves: list[tuple[int, str]]
 ) -> None:
-    books, records = HostBooks(host_bytes, staging_bytes, grows=True), [_record(size) for size in sizes]
+    books, records = HostWindows(host_bytes, staging_bytes, grows=True), [_record(size) for size in sizes]
     for number, move in moves:
         record = records[number]
         if move == "free":

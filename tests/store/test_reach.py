@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tierstore.rules.reach import Reach, Reaches
-from tierstore.rules.windows import HostBooks
+from tierstore.rules.windows import HostWindows
 
 STAGING = 100
 
@@ -73,7 +73,7 @@ def test_graphs_are_known_apart_and_the_oldest_is_forgotten() -> None:
 
 
 def test_what_does_not_fit_into_staging_is_put_elsewhere_only_from_afar() -> None:
-    books = HostBooks(host_bytes=10, staging_bytes=4)
+    books = HostWindows(host_bytes=10, staging_bytes=4)
     for is_far in (True, False):
         assert books.window_for_prefetch(4, is_far=is_far) is books.staging
     assert books.window_for_prefetch(5, is_far=True) is books.host

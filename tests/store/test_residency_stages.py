@@ -116,7 +116,7 @@ class Bench:
 
 @pytest.fixture
 def bench(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr("tierstore.store.tier_store.LocalDisk", HeldDisk)
+    monkeypatch.setattr("tierstore.store.options.LocalDisk", HeldDisk)
     bench = Bench(make_store)
     yield bench
     bench.end()

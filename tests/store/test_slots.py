@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tierstore.residency.slots import Slots
-from tierstore.rules.windows import HostBooks
+from tierstore.rules.windows import HostWindows
 
 NBYTES = 2 * 2**20
 
 
-def _one_slot() -> tuple[HostBooks, Slots]:
+def _one_slot() -> tuple[HostWindows, Slots]:
     """With room for a single slot in the slab."""
-    books = HostBooks(0, NBYTES)
+    books = HostWindows(0, NBYTES)
     return books, Slots(books, NBYTES, lambda: 0, spare_bytes=0)
 
 
@@ -61,7 +61,7 @@ def test_slot_that_was_never_handed_out_is_free_at_once() -> None:
 
 @pytest.mark.parametrize("taken", ["host", "staging", "uncharged"])
 def test_free_pages_are_kept_within_what_both_windows_leave_free(taken: str) -> None:
-    books, uncharged = HostBooks(2 * NBYTES, NBYTES), [0]
+    books, uncharged = HostWindows(2 * NBYTES, NBYTES), [0]
     slots = Slots(books, 4 * NBYTES, lambda: sum(uncharged))
     for slot in [slots.allocate(NBYTES) for _ in range(4)]:
         slots.free(slot)
@@ -75,7 +75,7 @@ def test_free_pages_are_kept_within_what_both_windows_leave_free(taken: str) -> 
 
 
 def test_free_pages_of_a_window_that_is_overdrawn_take_none_of_the_other() -> None:
-    books = HostBooks(NBYTES, NBYTES)
+    books = HostWindows(NBYTES, NBYTES)
     slots = Slots(books, 2 * NBYTES, lambda: 0)
     for slot in [slots.allocate(NBYTES) for _ in range(2)]:
         slots.free(slot)

@@ -63,7 +63,7 @@ class FaultyDisk(LocalDisk):
 
 @pytest.fixture(autouse=True)
 def _faulty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tierstore.store.tier_store.LocalDisk", FaultyDisk)
+    monkeypatch.setattr("tierstore.store.options.LocalDisk", FaultyDisk)
 
 
 @pytest.fixture
@@ -356,7 +356,7 @@ def test_open_failed_cleans_up(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("tierstore.store.tier_store.LocalDisk", fail)
+    monkeypatch.setattr("tierstore.store.options.LocalDisk", fail)
     before = set(threading.enumerate())
     expected = StorageIOError if isinstance(error, (OSError, StoreFullError)) else type(error)
     with pytest.raises(expected) as caught:

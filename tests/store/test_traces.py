@@ -102,7 +102,7 @@ def test_trace_of_put_and_get_has_their_transfers(store: TierStore, file: Path) 
 def test_trace_of_reads_that_are_let_go_of_tells_which_were_begun(
     make_store: MakeStore, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tierstore.store.tier_store.LocalDisk", HeldDisk)
+    monkeypatch.setattr("tierstore.store.options.LocalDisk", HeldDisk)
     with make_store() as store, store.trace(file):
         disk: Any = inspect(store).disk
         handles = [store.put(torch.ones(ELEMENTS)) for _ in range(2 * NUM_RESTORES)]

@@ -96,7 +96,7 @@ class Booking:
         alias = noted.alias
         if alias is None:
             return None
-        for record, handle in records_over(alias.untyped_storage(), noted.version, noted.log.books):
+        for record, handle in records_over(alias.untyped_storage(), noted.version, noted.log.residency):
             if record.span is None and record.source is not None and record.root is noted.root:
                 return handle
         return None

@@ -48,7 +48,7 @@ class Record(Remains["Handle"]):
         nbytes: size of the storage; once the bytes were offloaded or dropped from memory, size of `span`.
         layout: layout of the tensor that was saved first.
         joined: layouts of further views that were saved of the same storage; the stored span covers them too.
-        books: the `Residency` that keeps the record.
+        residency: the `Residency` that keeps the record.
         span: (first byte, end) of the storage that is stored; None until the bytes are first read.
         first_byte: the byte of the saved storage at which the source's storage begins.
         phase: the stored span's address modulo 4096.
@@ -70,8 +70,8 @@ class Record(Remains["Handle"]):
     """
 
     __slots__ = (
-        "__weakref__", "address", "books", "cause", "charged_bytes", "claims", "demanded", "device", "fetched",
-        "first_byte", "forced", "held", "joined", "key", "kind", "layout", "nbytes", "phase", "place", "ready", "root",
+        "__weakref__", "address", "cause", "charged_bytes", "claims", "demanded", "device", "fetched", "first_byte",
+        "forced", "held", "joined", "key", "kind", "layout", "nbytes", "phase", "place", "ready", "residency", "root",
         "shared", "slot", "span", "state", "storage_id", "stored_bytes", "stream", "urgent", "version", "wanted",
         "window", "worth",
     )  # fmt: skip
@@ -98,7 +98,7 @@ class Record(Remains["Handle"]):
         self.nbytes = nbytes
         self.layout = layout
         self.joined: tuple[Layout, ...] = ()
-        self.books: object = None
+        self.residency: object = None
         self.span: tuple[int, int] | None = None
         self.first_byte = 0
         self.phase = 0

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from ..base.remains import Remains
-from ..rules.windows import HostBooks
+from ..rules.windows import HostWindows
 from .handle import Handle, Record
 from .layout import Layout
 from .torch_names import storage_use_count
@@ -109,11 +109,11 @@ class NotedLog:
 
     Args:
         maker: makes the handles of booked tensors; the reference keeps the store open.
-        books: the store's `Residency`, by which its records are told from those of other stores.
+        residency: the store's `Residency`, by which its records are told from those of other stores.
         begin: registers the log and returns its `LogRemains` (`NotedTensors.begin`).
 
     Attributes:
-        maker, books: as above.
+        maker, residency: as above.
         number: unique in this process.
         nodes: the autograd node that saved each tensor.
         newest_node: the node that saved last; its kernel may still have to run.
@@ -129,10 +129,10 @@ class NotedLog:
 
     _numbers = itertools.count()
 
-    def __init__(self, maker: HandleMaker, books: object, begin: Callable[[NotedLog], LogRemains]) -> None:
+    def __init__(self, maker: HandleMaker, residency: object, begin: Callable[[NotedLog], LogRemains]) -> None:
         self.number = next(self._numbers)
         self.maker = maker
-        self.books = books
+        self.residency = residency
         self.nodes: list[int] = []
         self.sizes: list[int] = []
         self.records: list[Record | None] = []
@@ -213,20 +213,24 @@ class LogRemains(Remains[NotedLog]):
         self.sizes = log.sizes
         self.then: Callable[[], None] | None = None
 
+    def call_at_end(self, then: Callable[[], None]) -> None:
+        """Have `then` called when the log has died."""
+        self.then = then
+
 
 class NotedTensors:
     """All tensors that a store has only noted. Guarded by the store's lock.
 
     Args:
-        books: the books of host memory; part of the noted bytes may be charged there.
+        windows: the windows of host memory; part of the noted bytes may be charged there.
 
     Attributes:
         num_bytes: noted bytes, an upper bound: dead tensors that were not found yet are included.
         ended: remains of logs that have died, see NOTE [No finalizers] in `remains.py`.
     """
 
-    def __init__(self, books: HostBooks) -> None:
-        self._books = books
+    def __init__(self, windows: HostWindows) -> None:
+        self._windows = windows
         self.num_bytes = 0
         self.ended: deque[LogRemains] = deque()
         self._begun: set[LogRemains] = set()  # keeps the remains of every log alive
@@ -262,7 +266,7 @@ class NotedTensors:
             self._begun.discard(remains)
             self._logs.pop(remains.number, None)
             self.num_bytes -= sum(remains.sizes[index] for index in remains.noted)
-            self._books.keep_noted(self.num_bytes)
+            self._windows.keep_noted(self.num_bytes)
             if remains.then is not None:
                 remains.then()
 
@@ -295,8 +299,8 @@ class NotedTensors:
 
     def _forget(self, log: NotedLog, index: int) -> None:
         self.num_bytes -= log.forget(index)
-        if self._books.noted_bytes:
-            self._books.keep_noted(self.num_bytes)
+        if self._windows.noted_bytes:
+            self._windows.keep_noted(self.num_bytes)
         if not log.noted:
             del self._logs[log.number]
 

@@ -62,19 +62,19 @@ def unclaim(record: Record) -> None:
     record.claims = None
 
 
-def records_over(storage: torch.UntypedStorage, version: int, books: object) -> list[tuple[Record, Handle]]:
+def records_over(storage: torch.UntypedStorage, version: int, residency: object) -> list[tuple[Record, Handle]]:
     """The store's living records, with their handles, that claim the storage and were made at that version of it.
 
     Not a generator: Python swallows an error that is raised while a generator is closed. If `sys.unraisablehook` keeps
     that error for a report, it keeps the generator's frame, and with it the handle.
 
     Args:
-        books: the store's `Residency`.
+        residency: the store's `Residency`.
     """
     found = []
     for reference in claims_of(storage):
         record = reference()
-        if record is not None and record.books is books and record.version == version:
+        if record is not None and record.residency is residency and record.version == version:
             handle = record()
             if handle is not None:
                 found.append((record, handle))

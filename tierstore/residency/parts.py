@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..rules.ledger import Ledger
 from ..rules.rules import Rules
-from ..rules.windows import HostBooks
+from ..rules.windows import HostWindows
 from .booking import Booking
 from .copies import AcceleratorCopies, Copies
 from .device import DeviceTier
@@ -45,7 +45,7 @@ def make_parts(
         staging_grows: see NOTE [Large tensors] in `windows.py`.
         copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
     """
-    windows = HostBooks(host_bytes, staging_bytes, grows=staging_grows)
+    windows = HostWindows(host_bytes, staging_bytes, grows=staging_grows)
     noted = NotedTensors(windows)
     ledger = Ledger[Record](windows, noted, is_sole_owner)
     lent_views = LentViews()

@@ -178,6 +178,11 @@ class Residency(HandingOut):
                 self._slots.trim()
                 is_changing = False  # noqa: F841
 
+    def begin_backward(self, log: NotedLog) -> None:
+        """Backward of the log begins: its plan ends, and `survey`. Does not wait."""
+        self.rules.end_plan(log.records)
+        self.survey(log)
+
     @whole
     def survey(self, log: NotedLog) -> None:
         """At the end of a scope or a forward, find out which storages others also hold. Does not wait.

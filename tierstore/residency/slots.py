@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ..rules.counters import Counters
-from ..rules.windows import HostBooks
+from ..rules.windows import HostWindows
 from .slab import Slab, Slot, SlotWatch
 
 __all__ = ["Slots"]
@@ -21,7 +21,7 @@ class Slots:
     """Gives out slots, and takes each back when nobody uses its memory any more. Guarded by the store's lock.
 
     Args:
-        books: its window `lent` is charged here; the unused bytes of `host` and `staging` may be kept as free pages.
+        windows: its window `lent` is charged here; the unused bytes of `host` and `staging` may be kept as free pages.
         size_bytes, spare_bytes: as `Slab`'s. `spare_bytes` None: `size_bytes`, within limits; gaps never cost more.
         uncharged_bytes: returns how many bytes are in memory, but not charged to `host` yet.
         counters: the store's; None: new ones.
@@ -29,7 +29,7 @@ class Slots:
 
     def __init__(
         self,
-        books: HostBooks,
+        windows: HostWindows,
         size_bytes: int,
         uncharged_bytes: Callable[[], int],
         spare_bytes: int | None = None,
@@ -38,7 +38,7 @@ class Slots:
         if spare_bytes is None:
             spare_bytes = min(max(size_bytes, _LEAST_SPARE_BYTES), _MOST_SPARE_BYTES)
         self.slab = Slab(size_bytes, spare_bytes)
-        self._books = books
+        self._windows = windows
         self._uncharged_bytes = uncharged_bytes
         self._counters = Counters() if counters is None else counters
         self._returned: deque[SlotWatch] = deque()  # see NOTE [No finalizers] in `remains.py`
@@ -74,7 +74,7 @@ class Slots:
             self.free(slot)
         else:
             slot.lent = True
-            self._books.lent.charge(slot.nbytes)
+            self._windows.lent.charge(slot.nbytes)
 
     def take_back(self) -> None:
         """Free the slots whose last tensor has died, if the store does not use them either."""
@@ -82,7 +82,7 @@ class Slots:
             slot = self._returned.popleft().slot
             slot.returned = True
             if slot.lent:
-                self._books.lent.discharge(slot.nbytes)
+                self._windows.lent.discharge(slot.nbytes)
                 self.free(slot)
 
     def free(self, slot: Slot) -> None:
@@ -97,7 +97,7 @@ class Slots:
         To be called whenever the windows leave less free than before.
         """
         if self.slab.cached_bytes:
-            host, staging = self._books.host, self._books.staging
+            host, staging = self._windows.host, self._windows.staging
             free_host = (host.limit_bytes or 0) - host.used_bytes - self._uncharged_bytes()
-            free_staging = (staging.limit_bytes or 0) - staging.used_bytes - self._books.excess_bytes
+            free_staging = (staging.limit_bytes or 0) - staging.used_bytes - self._windows.excess_bytes
             self.slab.trim(max(0, free_host) + max(0, free_staging))

@@ -9,6 +9,7 @@ The caller holds the store's lock; nothing here waits.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Generic
 
 from ..disk.tier import Stored
@@ -133,6 +134,13 @@ class Down(Generic[R]):
                 self.admit(record)
             else:
                 self.pending.share(record)
+
+    @staticmethod
+    def end_plan(records: Iterable[R | None]) -> None:
+        """Backward begins: the records that have not left by now need not leave any more."""
+        for record in records:
+            if record is not None:
+                record.place = None
 
     # --- into the windows ---------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Generic, Protocol
 from .counters import Counters
 from .pending import Pending
 from .record import R
-from .windows import HostBooks
+from .windows import HostWindows
 
 __all__ = ["Ledger", "Noted"]
 
@@ -36,7 +36,7 @@ class Ledger(Generic[R]):
         counters: totals since the store was opened.
     """
 
-    def __init__(self, windows: HostBooks, noted: Noted, is_sole_owner: Callable[[R], bool]) -> None:
+    def __init__(self, windows: HostWindows, noted: Noted, is_sole_owner: Callable[[R], bool]) -> None:
         self.windows = windows
         self.noted = noted
         self.pending = Pending[R](is_sole_owner)

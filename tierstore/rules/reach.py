@@ -36,6 +36,10 @@ class Reach:
         self._asked_bytes = 0
         self._began_at: dict[int, int] = {}  # by the record's key: bytes asked for when its read began
 
+    def begin(self, *, is_far: bool) -> None:
+        """Backward begins, and near or far is what its graph needed last."""
+        self.is_far = is_far
+
     def asked_for(self, nbytes: int) -> None:
         """Note that backward asks for a record of `nbytes`, wherever they are."""
         self._asked_bytes += nbytes

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["MOST_NOTED_BYTES", "SMALL_BYTES", "Charged", "HostBooks", "Window"]
+__all__ = ["MOST_NOTED_BYTES", "SMALL_BYTES", "Charged", "HostWindows", "Window"]
 
 SMALL_BYTES = 4 * 2**10
 """Larger tensors are never small. See NOTE [Small tensors]."""
@@ -71,7 +71,7 @@ class Charged(Protocol):
 
     Attributes:
         nbytes: its size.
-        window, charged_bytes: the window that is charged, and with how many bytes. Set by `HostBooks.charge` alone.
+        window, charged_bytes: the window that is charged, and with how many bytes. Set by `HostWindows.charge` alone.
     """
 
     nbytes: int
@@ -84,7 +84,7 @@ _MOST_TAKEN = 4
 """As a divisor: staging takes at most a quarter of the host window. See NOTE [Large tensors]."""
 
 
-class HostBooks:
+class HostWindows:
     """The three windows, and the charge of each record in them.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from ..rules.ledger import Ledger
-from ..rules.windows import HostBooks
+from ..rules.windows import HostWindows
 from .device import SimulatedDevice
 from .record import GraphLog, SimulatedRecord
 
@@ -28,7 +28,7 @@ class SimulatedNoted:
         ended: logs of graphs that are gone.
     """
 
-    def __init__(self, windows: HostBooks) -> None:
+    def __init__(self, windows: HostWindows) -> None:
         self._windows = windows
         self.num_bytes = 0
         self.ended: deque[GraphLog] = deque()

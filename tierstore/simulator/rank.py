@@ -11,7 +11,7 @@ from ..rules.observer import Observer
 from ..rules.pending import NUM_EXAMINED_PER_PACK
 from ..rules.rules import Rules
 from ..rules.state import IN_MEMORY, State
-from ..rules.windows import HostBooks
+from ..rules.windows import HostWindows
 from .clock import Clock, Process, Progress
 from .copies import Copies
 from .device import SimulatedDevice
@@ -48,7 +48,7 @@ class Rank:
     def __init__(
         self,
         clock: Clock,
-        windows: HostBooks,
+        windows: HostWindows,
         device: SimulatedDevice,
         copies: Copies,
         engine: Submissions[SimulatedRecord],
@@ -212,9 +212,7 @@ class Rank:
         """See `PackLog._start`."""
         log.is_started = True
         log.plan = None
-        for record in log.records:
-            if record is not None:
-                record.place = None
+        self.rules.end_plan(log.records)
         self._survey(log)
         if any(record is not None and record.state is not State.PENDING for record in log.records):
             log.look_ahead()

@@ -270,7 +270,7 @@ class GraphLog:
             )
         orders = self._orders
         if orders is not None and self._is_reach_found and not any(self._trace[3]):
-            self.lookahead.reach.is_far = not orders.reaches.is_near(self._signatures[-1])
+            self.lookahead.reach.begin(is_far=not orders.reaches.is_near(self._signatures[-1]))
 
     def end(self) -> None:
         """The graph is gone: learn what was seen of it."""

@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from ..rules.counters import Counters
 from ..rules.lookahead import LearnedOrders
 from ..rules.observer import Observer
-from ..rules.windows import HostBooks
+from ..rules.windows import HostWindows
 from ..store.engine import NUM_RESTORES, NUM_SPILLS
 from ..tracing.events import Event
 from .clock import Clock, Process, Turns
@@ -228,7 +228,7 @@ class _Run:
         self._next_key = 0
         self._seen = None if events is None else EventsSeen(clock, observer, self._levels, events)
         self._jobs = self._seen or JobsSeen(clock, observer)
-        self._windows = HostBooks(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
+        self._windows = HostWindows(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
         self._device = SimulatedDevice(copies, settings.device_bytes)
         self._rank = Rank(clock, self._windows, self._device, copies, engine, disk_bytes, workload, self._jobs)
         engine.transfers = self._rank

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ..base.config import Mode
 from ..base.threads import is_thread_of_store
 from ..disk.local import NUM_AT_ONCE
+from ..disk.tier import DiskUsage
 from ..errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
 from ..residency.residency import Residency
 from ..returning.returner import Returner
@@ -21,22 +21,14 @@ from ..tracing.machine import header_of
 from ..tracing.recordings import Recordings
 from .engine import NUM_BESIDE_DEVICE, Engine, OpenDisk
 from .lifetime import watch_over
+from .options import StoreOptions
 
 if TYPE_CHECKING:
-    from ..residency.copies import Copies
+    pass
 
-__all__ = ["Core", "DiskOptions"]
+__all__ = ["Core"]
 
 _OPEN_DEADLINE_SECONDS = 60.0  # to end the parts that were begun, when a store cannot be opened
-
-
-class DiskOptions(NamedTuple):
-    """The options of a store with its own disk tier, as `TierStore` takes them."""
-
-    codec: str
-    inline_bytes: int | None
-    checksum: bool
-    io_depth: int
 
 
 class Core:
@@ -44,13 +36,7 @@ class Core:
 
     Args:
         store: the store that users hold; when it dies, the engine ends.
-        name: the store's, for messages.
-        host_bytes, staging_bytes: the limits of the two windows of host memory.
-        staging_grows: see NOTE [Large tensors] in `host.py`.
-        open_disk: opens the disk tier, on the engine's loop.
-        disk_options: as they were given; None: the disk tier is a daemon's, which has its own options.
-        copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
-        return_memory: when freed memory is returned.
+        options: what it is made with.
 
     Attributes:
         returner: returns freed memory to the system.
@@ -63,51 +49,24 @@ class Core:
         TierStoreError: any other error of `open_disk`, as it is; likewise.
     """
 
-    def __init__(
-        self,
-        store: object,
-        *,
-        name: str,
-        host_bytes: int,
-        staging_bytes: int,
-        staging_grows: bool,
-        open_disk: OpenDisk,
-        disk_options: DiskOptions | None,
-        copies: Copies | None,
-        return_memory: Mode,
-    ) -> None:
-        self.name = name
+    def __init__(self, store: object, options: StoreOptions) -> None:
+        self.name = options.name
         self._opened_at = time.monotonic()
         self._closed_at: float | None = None
-        num_lanes = NUM_BESIDE_DEVICE + (NUM_AT_ONCE if disk_options is None else disk_options.io_depth)
-        self._start_engine(store, open_disk, num_lanes)
-        self.books = Residency(
-            name,
+        num_lanes = NUM_BESIDE_DEVICE + (NUM_AT_ONCE if options.disk is None else options.disk.io_depth)
+        self._start_engine(store, options.open_disk, num_lanes)
+        self.residency = Residency(
+            options.name,
             self.engine,
-            host_bytes=host_bytes,
-            staging_bytes=staging_bytes,
-            staging_grows=staging_grows,
-            copies=copies,
+            host_bytes=options.host_bytes,
+            staging_bytes=options.staging_bytes,
+            staging_grows=options.staging_grows,
+            copies=options.copies,
         )
-        self.engine.serve(self.books)
-        self.returner = Returner(return_memory, self.books.has_any)
-        usage = self.engine.disk.usage()
-        settings = StoreSettings(
-            place=name,
-            is_connected=disk_options is None,
-            host_bytes=host_bytes,
-            staging_bytes=staging_bytes,
-            disk_bytes=usage.budget_bytes,
-            codec=None if disk_options is None else disk_options.codec,
-            inline_bytes=None if disk_options is None else disk_options.inline_bytes,
-            checksum=None if disk_options is None else disk_options.checksum,
-            num_spill_lanes=num_lanes,
-            num_restore_lanes=num_lanes,
-            io_mode=usage.io_mode,
-            io_depth=None if disk_options is None else disk_options.io_depth,
-            staging_grows=staging_grows,
-        )
-        self.traces = Recordings(self.books, partial(header_of, settings))
+        self.engine.serve(self.residency)
+        self.returner = Returner(options.return_memory, self.residency.has_any)
+        settings = _settings(options, self.engine.disk.usage(), num_lanes)
+        self.traces = Recordings(self.residency, partial(header_of, settings))
         watch_over(self)
         self._start_returner()
 
@@ -143,7 +102,7 @@ class Core:
         """See `TierStore.close`."""
         if self._closed_at is None:
             self._closed_at = time.monotonic()
-        self.books.close()
+        self.residency.close()
         self.returner.request_stop()
         if is_thread_of_store():
             self.engine.request_stop()
@@ -164,7 +123,7 @@ class Core:
 
     def end_at_exit(self, deadline_seconds: float) -> None:
         """See `Mortal`."""
-        self.books.close("the interpreter exits")
+        self.residency.close("the interpreter exits")
         self.returner.stop(deadline_seconds)
         try:
             self.engine.stop(deadline_seconds)
@@ -179,4 +138,24 @@ class Core:
         """See `Mortal`."""
         self.engine.disk.abandon_after_fork()  # first: the others may be in the middle of a change
         self.traces.abandon()
-        self.books.abandon("it belongs to the process that this one was forked from")
+        self.residency.abandon("it belongs to the process that this one was forked from")
+
+
+def _settings(options: StoreOptions, usage: DiskUsage, num_lanes: int) -> StoreSettings:
+    """The options as a trace has them."""
+    disk = options.disk
+    return StoreSettings(
+        place=options.name,
+        is_connected=disk is None,
+        host_bytes=options.host_bytes,
+        staging_bytes=options.staging_bytes,
+        disk_bytes=usage.budget_bytes,
+        codec=None if disk is None else disk.codec,
+        inline_bytes=None if disk is None else disk.inline_bytes,
+        checksum=None if disk is None else disk.checksum,
+        num_spill_lanes=num_lanes,
+        num_restore_lanes=num_lanes,
+        io_mode=usage.io_mode,
+        io_depth=None if disk is None else disk.io_depth,
+        staging_grows=options.staging_grows,
+    )

@@ -7,51 +7,31 @@ keeps it.
 
 from __future__ import annotations
 
-import itertools
-import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Executor
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 
-from ..base.config import (
-    DEFAULT_ADDRESS,
-    Mode,
-    SizeLike,
-    available_host_bytes,
-    check_directory,
-    free_disk_bytes,
-    local_world_size,
-    parse_io_depth,
-    parse_return_memory,
-    parse_size,
-    program_name,
-    rank_of_process,
-)
+from ..base.config import DEFAULT_ADDRESS, SizeLike
 from ..base.config_file import ConfigSource, store_options
-from ..disk.codec.codec import parse_codec
-from ..disk.local import NUM_AT_ONCE, LocalDisk
-from ..disk.tier import DiskTier, Kind
+from ..disk.local import NUM_AT_ONCE
+from ..disk.tier import Kind
 from ..errors import ConfigError, ConfigTypeError, TierStoreWarning
 from ..residency.handle import Handle, Record
-from ..residency.layout import alias_of, layout_of, outside_of_modes, storage_address, storage_of, unseen_by_modes
-from ..residency.ownership import claim
+from ..residency.handle_making import HandleFactory
+from ..residency.layout import layout_of, outside_of_modes, storage_of
 from ..residency.uncompiled import uncompiled
 from ..returning.advice import stacklevel_of_user
 from ..rules.lookahead import LearnedOrders
-from ..sidecar.remote import RemoteDisk
-from .core import Core, DiskOptions
-from .engine import OpenDisk
+from .core import Core
+from .options import StoreOptions, connected_options, local_options, refuse_unknown
 from .stats import StoreStats
-from .trial import trial_of_process
 
 if TYPE_CHECKING:
     from ..residency.copies import Copies
@@ -61,13 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TierStore"]
 
-_HOST_SHARE = 4  # a quarter of the memory that is available
-_DISK_SHARE = 0.8  # of the free space
-_STAGING_BYTES = 112 * 2**20
-_CONNECTED_BYTES = 80 * 2**20
 _CLOSE_DEADLINE_SECONDS = 60.0
-_MOST_ADDRESS_BYTES = 107  # unix(7)
-_MOST_LAYOUTS = 4096  # kept to be shared
 
 
 class TierStore:
@@ -106,7 +80,7 @@ class TierStore:
 
     Attributes:
         host_bytes, staging_bytes: the two budgets of host memory, as numbers.
-        books, traces, learned_orders, keys, of_thread: for the hooks.
+        residency, traces, learned_orders, keys, of_thread: for the hooks.
 
     Raises:
         ConfigError: an argument cannot be used; it says which, what was given and what is allowed.
@@ -129,46 +103,20 @@ class TierStore:
         copies: Copies | None = None,
         **unknown: Never,
     ) -> None:
-        options = (
-            "host_bytes, disk_bytes, codec, staging_bytes, inline_bytes, checksum, io_depth, max_write_bytes_per_day, "
-            "return_memory, copies"
-        )
-        refuse_unknown(unknown, options)
-        if (trial := trial_of_process()) is not None:
-            host_bytes = trial.store.get("host_bytes", host_bytes)
-            staging_bytes = trial.store.get("staging_bytes", staging_bytes)
-            codec = trial.store.get("codec", codec)
-            io_depth = trial.store.get("io_depth", io_depth)
-            inline_bytes = trial.store.get("inline_bytes", inline_bytes)
-        directory = check_directory(path)
-        parse_codec(codec)
-        if disk_bytes is None:
-            disk_bytes = int(free_disk_bytes(directory) * _DISK_SHARE) // local_world_size()
-        disk_budget_bytes = parse_size(disk_bytes, "disk_bytes")
-        inline_limit_bytes = None if inline_bytes is None else parse_size(inline_bytes, "inline_bytes")
-        depth = parse_io_depth(io_depth)
-        day_bytes = max_write_bytes_per_day
-        if day_bytes is not None:
-            day_bytes = parse_size(day_bytes, "max_write_bytes_per_day")
-        self.host_bytes = _host_budget(host_bytes)
-        self.staging_bytes = _STAGING_BYTES if staging_bytes is None else parse_size(staging_bytes, "staging_bytes")
-        self._staging_grows = staging_bytes is None
-        self._return_memory: Mode = parse_return_memory(return_memory)
-        self._disk_options: DiskOptions | None = DiskOptions(codec, inline_limit_bytes, checksum, depth)
-
-        async def open_disk(executor: Executor) -> DiskTier:
-            return LocalDisk(
-                directory,
-                disk_bytes=disk_budget_bytes,
-                inline_bytes=inline_limit_bytes,
-                codec=codec,
-                checksum=checksum,
-                executor=executor,
-                num_at_once=depth,
-                max_write_bytes_per_day=day_bytes,
-            )
-
-        self._begin(str(path), open_disk, copies)
+        given = {
+            "host_bytes": host_bytes,
+            "disk_bytes": disk_bytes,
+            "codec": codec,
+            "staging_bytes": staging_bytes,
+            "inline_bytes": inline_bytes,
+            "checksum": checksum,
+            "io_depth": io_depth,
+            "max_write_bytes_per_day": max_write_bytes_per_day,
+            "return_memory": return_memory,
+            "copies": copies,
+        }
+        refuse_unknown(unknown, ", ".join(given))
+        self._begin(local_options(path, given))
 
     @classmethod
     def connect(
@@ -208,34 +156,18 @@ class TierStore:
             ProtocolError: the daemon speaks another version.
             StorageIOError: there is no memory for the window.
         """
-        options = "host_bytes, staging_bytes, window_bytes, reconnect_seconds, name, return_memory, copies"
-        refuse_unknown(unknown, options)
-        if not isinstance(reconnect_seconds, (int, float)):
-            raise ConfigTypeError("reconnect_seconds", reconnect_seconds, "give a number of seconds")
-        if not reconnect_seconds >= 0:  # NaN neither
-            raise ConfigError("reconnect_seconds", reconnect_seconds, "give 0 or more seconds")
-        shared_bytes = parse_size(window_bytes, "window_bytes")
-
-        path = _lasting(address)
-
-        async def open_disk(executor: Executor) -> DiskTier:
-            return await RemoteDisk.open(
-                path,
-                name=name if name is not None else program_name(),
-                rank=rank_of_process(),
-                pid=os.getpid(),
-                window_bytes=shared_bytes,
-                reconnect_seconds=reconnect_seconds,
-                executor=executor,
-            )
-
+        given = {
+            "host_bytes": host_bytes,
+            "staging_bytes": staging_bytes,
+            "window_bytes": window_bytes,
+            "reconnect_seconds": reconnect_seconds,
+            "name": name,
+            "return_memory": return_memory,
+            "copies": copies,
+        }
+        refuse_unknown(unknown, ", ".join(given))
         store = cls.__new__(cls)
-        store.host_bytes = _host_budget(host_bytes)
-        store.staging_bytes = _CONNECTED_BYTES if staging_bytes is None else parse_size(staging_bytes, "staging_bytes")
-        store._staging_grows = staging_bytes is None
-        store._return_memory = parse_return_memory(return_memory)
-        store._disk_options = None
-        store._begin(str(address), open_disk, copies)
+        store._begin(connected_options(address, given))
         return store
 
     @classmethod
@@ -258,25 +190,15 @@ class TierStore:
                 return cls(**options.values)
             return cls.connect(options.values.pop("connect"), **options.values)
 
-    def _begin(self, name: str, open_disk: OpenDisk, copies: Copies | None) -> None:
+    def _begin(self, options: StoreOptions) -> None:
         """Open the store. `tierstore.testing.FaultyStore` overrides this to wrap `open_disk` and `copies`."""
-        self._core = Core(
-            self,
-            name=name,
-            host_bytes=self.host_bytes,
-            staging_bytes=self.staging_bytes,
-            staging_grows=self._staging_grows,
-            open_disk=open_disk,
-            disk_options=self._disk_options,
-            copies=copies,
-            return_memory=self._return_memory,
-        )
-        self.books = self._core.books
+        self.host_bytes, self.staging_bytes = options.host_bytes, options.staging_bytes
+        self._core = Core(self, options)
+        self.residency = self._core.residency
         self.traces = self._core.traces
-        self._note_release = self.books.note_release
-        self._layouts: dict[Layout, Layout] = {}
+        self._handles = HandleFactory(self.residency)
         self.learned_orders = LearnedOrders()
-        self.keys = itertools.count(1)
+        self.keys = self._handles.keys
         self.of_thread = threading.local()  # the hooks' own
 
     # --- by hand ----------------------------------------------------------------------------------------------
@@ -309,7 +231,7 @@ class TierStore:
         if storage_of(tensor) is None:
             raise ConfigError("tensor", type(tensor).__name__, what)
         handle = self.new_handle(tensor, layout_of(tensor))
-        self.books.store(handle.record)
+        self.residency.store(handle.record)
         return handle
 
     @uncompiled
@@ -327,7 +249,7 @@ class TierStore:
             StoreClosedError: the store is closed; they are gone.
         """
         record = self._record_of(handle)
-        return self.books.fetch(record, record.layout)
+        return self.residency.fetch(record, record.layout)
 
     @uncompiled
     def prefetch(self, handles: Iterable[Handle]) -> None:
@@ -341,7 +263,7 @@ class TierStore:
         Raises:
             ConfigError: not a handle of this store; nothing was done.
         """
-        self.books.prefetch([self._record_of(handle) for handle in handles])
+        self.residency.prefetch([self._record_of(handle) for handle in handles])
 
     @uncompiled
     def flush(self) -> None:
@@ -353,7 +275,7 @@ class TierStore:
             StoreFullError, StorageIOError: a write failed; the bytes are in memory.
             StoreClosedError: the store is closed.
         """
-        self.books.flush()
+        self.residency.flush()
         self.traces.flush()
 
     @contextmanager
@@ -386,9 +308,9 @@ class TierStore:
         """Return an immutable snapshot. Does no I/O; may wait while memory is being returned (`return_memory`)."""
         disk, returner = self._core.engine.disk, self._core.returner
         usage = disk.usage()
-        self.books.tidy()
+        self.residency.tidy()
         memory = self.memory_use()
-        with self.books.counted() as (counters, levels):
+        with self.residency.counted() as (counters, levels):
             return StoreStats.of(
                 counters,
                 **levels,
@@ -401,7 +323,7 @@ class TierStore:
                 memory_return=returner.description,
                 open_seconds=self._core.open_seconds,
                 io_mode=usage.io_mode,
-                host_memory=self.books.slab.description,
+                host_memory=self.residency.slab.description,
                 codec_choices=disk.codec_choices(),
             )
 
@@ -439,16 +361,15 @@ class TierStore:
 
     def warn_if_memory_stays(self) -> None:
         """Warn, once, if the process's memory did not fall, and say why. For the end of a scope. Warnings may raise."""
-        reason = self._core.returner.why_memory_stays(self.books.rules.disk_bytes, self._mapped_bytes())
+        reason = self._core.returner.why_memory_stays(self.residency.rules.disk_bytes, self._mapped_bytes())
         if reason is not None:
             warnings.warn(f"{self!r}: {reason}", TierStoreWarning, stacklevel=stacklevel_of_user())
 
     def _mapped_bytes(self) -> int:
-        return self.books.slab.mapped_bytes + self._core.engine.disk.scratch_bytes
+        return self.residency.slab.mapped_bytes + self._core.engine.disk.scratch_bytes
 
     # --- for the hooks ----------------------------------------------------------------------------------------
 
-    @unseen_by_modes  # a fake alias has no bytes
     def new_handle(
         self,
         tensor: torch.Tensor,
@@ -456,45 +377,12 @@ class TierStore:
         kind: Kind | None = None,
         root: weakref.ref[torch.Tensor] | None = None,
     ) -> Handle:
-        """Make a handle for a strided tensor. The books do not know it yet: give its record to `track` or `store`.
-
-        `root`: weak reference to the tensor's base, or to itself; None: no other tensor will share the record.
-        """
-        storage = tensor.untyped_storage()
-        source = alias_of(tensor, layout)
-        if kind is None:
-            kind = _kind_of(layout.dtype)
-        nbytes = storage.nbytes() if tensor.numel() else 0
-        handle = Handle(self, source)
-        key, address, layout = next(self.keys), storage_address(source), self._same_layout(layout)
-        handle.record = record = Record(handle, self._note_release, key, nbytes, address, layout, kind)
-        record.root = root
-        record.books = self.books
-        record.device = self.books.device_of(source)
-        claim(record, storage)
-        return handle
+        """See `HandleFactory.new`."""
+        return self._handles.new(self, tensor, layout, kind, root)
 
     def handle_for(self, noted: NotedTensor) -> Handle:
         """See `HandleMaker`."""
-        alias = noted.alias
-        if alias is None:
-            raise RuntimeError(f"tensor {noted.key} is booked already")
-        layout = self._same_layout(layout_of(alias))
-        kind, nbytes = _kind_of(layout.dtype), noted.log.sizes[noted.index]
-        handle = Handle(self, alias_of(alias, layout))
-        handle.record = record = Record(handle, self._note_release, noted.key, nbytes, noted.address, layout, kind)
-        record.version = noted.version
-        record.root = noted.root
-        record.books = self.books
-        claim(record, alias.untyped_storage())
-        return handle
-
-    def _same_layout(self, layout: Layout) -> Layout:
-        """An equal layout, which many records share: tensors have few geometries, and each layout is three objects."""
-        layouts = self._layouts
-        if len(layouts) > _MOST_LAYOUTS:
-            layouts.clear()
-        return layouts.setdefault(layout, layout)
+        return self._handles.of_noted(self, noted)
 
     def _record_of(self, handle: Handle) -> Record:
         if not isinstance(handle, Handle):
@@ -502,30 +390,3 @@ class TierStore:
         if handle.owner is not self:
             raise ConfigError("handle", handle, f"it belongs to another store than {self!r}")
         return handle.record
-
-
-def _lasting(address: str | PathLike[str]) -> str:
-    """The absolute address, for reconnecting from another working directory, unless it is too long for a socket."""
-    absolute = os.path.abspath(address)
-    return absolute if len(os.fsencode(absolute)) <= _MOST_ADDRESS_BYTES else str(address)
-
-
-def _host_budget(host_bytes: SizeLike | None) -> int:
-    if host_bytes is None:
-        host_bytes = available_host_bytes() // _HOST_SHARE // local_world_size()
-    return parse_size(host_bytes, "host_bytes")
-
-
-@cache
-def _kind_of(dtype: torch.dtype) -> Kind:
-    return Kind(str(dtype).removeprefix("torch."), dtype.itemsize)
-
-
-def refuse_unknown(unknown: Mapping[str, object], allowed: str) -> None:
-    """Refuse unknown options; `allowed`: the known ones, in words.
-
-    Raises:
-        ConfigTypeError: there is an unknown one.
-    """
-    for option, value in unknown.items():
-        raise ConfigTypeError(option, value, f"there is no such option; there are {allowed}")

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from ..base.config import DEFAULT_ADDRESS
 from ..disk.tier import DiskTier
-from ..residency.copies import AcceleratorCopies, Copies
-from ..store.engine import OpenDisk
+from ..residency.copies import AcceleratorCopies
+from ..store.options import StoreOptions
 from ..store.tier_store import TierStore
 from .copies import FaultyCopies
 from .faults import Faults
@@ -47,11 +47,12 @@ class FaultyStore(TierStore):
         store.faults.set(plan or FaultPlan())
         return store
 
-    def _begin(self, name: str, open_disk: OpenDisk, copies: Copies | None) -> None:
+    def _begin(self, options: StoreOptions) -> None:
         faults = self.faults = Faults()
 
         async def open_faulty(executor: Executor) -> DiskTier:
-            disk = await open_disk(FaultyExecutor(executor, FaultyCalls(faults)))
+            disk = await options.open_disk(FaultyExecutor(executor, FaultyCalls(faults)))
             return FaultyDisk(disk, faults)
 
-        super()._begin(name, open_faulty, FaultyCopies(copies or AcceleratorCopies(), faults))
+        copies = FaultyCopies(options.copies or AcceleratorCopies(), faults)
+        super()._begin(options._replace(open_disk=open_faulty, copies=copies))

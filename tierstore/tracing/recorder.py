@@ -93,6 +93,10 @@ class Recorder(Observer):
 
     # --- any thread ------------------------------------------------------------------------------------------------
 
+    def pace(self) -> None:
+        """From now on, scopes wait for accelerators: see `is_paced`."""
+        self.is_paced = True
+
     def append(self, event: RecordedEvent) -> None:
         """Record an event, unless too many wait."""
         if len(self.waiting) < MOST_WAITING_EVENTS and not self._is_over:

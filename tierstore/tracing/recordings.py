@@ -40,16 +40,16 @@ class Recordings:
     """Begins, continues and ends traces.
 
     Args:
-        books: what is needed of the store.
+        observed: what is needed of the store.
         describe: makes the first line of a trace.
 
     Attributes:
         recorder: records the trace of the whole store (`TierStore.trace`); None: only scopes that ask are traced.
     """
 
-    def __init__(self, books: Observed, describe: Callable[[], Header]) -> None:
+    def __init__(self, observed: Observed, describe: Callable[[], Header]) -> None:
         self.recorder: Recorder | None = None
-        self._books = books
+        self._observed = observed
         self._describe = describe
         self._current: Recorder | None = None
         self._begun: set[str] = set()
@@ -63,7 +63,7 @@ class Recordings:
             StorageIOError: an earlier trace could not be written to its end, or the writing thread cannot be started.
             StoreClosedError: the store is closed.
         """
-        self._books.check_open()
+        self._observed.check_open()
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigTypeError("trace", path, "give the path of a file to write, or None")
         place = os.path.abspath(os.fspath(path))
@@ -76,15 +76,15 @@ class Recordings:
 
     def enter(self, recorder: Recorder) -> None:
         """Record a scope, or the store, from now on."""
-        with self._books.lock:
+        with self._observed.lock:
             recorder.num_inside += 1
             if not recorder.is_over():
-                self._books.observe(recorder)
+                self._observed.observe(recorder)
         recorder.wake()
 
     def leave(self, recorder: Recorder) -> None:
         """Stop recording a scope, or the store. Its graphs are recorded until they are gone."""
-        with self._books.lock:
+        with self._observed.lock:
             recorder.num_inside -= 1
 
     def flush(self) -> None:
@@ -102,8 +102,8 @@ class Recordings:
         with self._lock:
             recorder, self._current, self.recorder = self._current, None, None
         if recorder is not None:
-            with self._books.lock:
-                self._books.observe(Observer())
+            with self._observed.lock:
+                self._observed.observe(Observer())
             recorder.close(deadline_seconds, reason)
 
     def request_stop(self) -> None:
@@ -123,7 +123,7 @@ class Recordings:
         file = TraceFile(place, is_continued=is_continued)
         try:
             header = None if is_continued else self._describe()
-            recorder = Recorder(place, file, header, self._books.levels, self._look_away_if_idle)
+            recorder = Recorder(place, file, header, self._observed.levels, self._look_away_if_idle)
         except OSError as error:  # its thread cannot be started
             file.close()
             raise StorageIOError("trace", place, str(error), "nothing is recorded, training is not affected") from error
@@ -131,10 +131,10 @@ class Recordings:
         return recorder
 
     def _end_idle(self, current: Recorder, place: str) -> None:
-        with self._books.lock:
+        with self._observed.lock:
             is_idle = current.is_idle()
             if is_idle:
-                self._books.observe(Observer())
+                self._observed.observe(Observer())
         if not is_idle:
             raise ConfigError("trace", place, f"{current.place} is still being recorded: its graphs are alive")
         self._current = None
@@ -143,6 +143,6 @@ class Recordings:
     def _look_away_if_idle(self) -> None:
         """Stop observing the store when nothing is traced."""
         recorder = self._current
-        with self._books.lock:
+        with self._observed.lock:
             if recorder is None or recorder.is_idle() or recorder.is_over():
-                self._books.observe(Observer())
+                self._observed.observe(Observer())

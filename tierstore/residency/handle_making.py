@@ -1,0 +1,96 @@
+"""Makes handles and their records: of a tensor, and of one that was only noted so far."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+from ..disk.tier import Kind
+from .handle import Handle, Record
+from .layout import Layout, alias_of, layout_of, storage_address, unseen_by_modes
+from .noted import NotedTensor
+from .ownership import claim
+from .residency import Residency
+
+__all__ = ["HandleFactory"]
+
+_MOST_LAYOUTS = 4096  # kept to be shared
+
+
+class HandleFactory:
+    """Makes the handles of one store. Any thread.
+
+    Args:
+        residency: of the store. It does not know a record yet when that is made: give it to `track` or `store`.
+
+    Attributes:
+        keys: the keys of the next records.
+    """
+
+    def __init__(self, residency: Residency) -> None:
+        self.keys = itertools.count(1)
+        self._residency = residency
+        self._note_release: Callable[[Record], None] = residency.note_release
+        self._layouts: dict[Layout, Layout] = {}
+
+    @unseen_by_modes  # a fake alias has no bytes
+    def new(
+        self,
+        owner: object,
+        tensor: torch.Tensor,
+        layout: Layout,
+        kind: Kind | None = None,
+        root: weakref.ref[torch.Tensor] | None = None,
+    ) -> Handle:
+        """A handle for a strided tensor.
+
+        Args:
+            owner: the store, which the handle keeps open.
+            tensor, layout: the tensor, and its geometry.
+            kind: the kind of its data, for the codec; None: its dtype's.
+            root: weak reference to the tensor's base, or to itself; None: no other tensor will share the record.
+        """
+        storage = tensor.untyped_storage()
+        source = alias_of(tensor, layout)
+        if kind is None:
+            kind = _kind_of(layout.dtype)
+        nbytes = storage.nbytes() if tensor.numel() else 0
+        handle = Handle(owner, source)
+        key, address, layout = next(self.keys), storage_address(source), self._same_layout(layout)
+        handle.record = record = Record(handle, self._note_release, key, nbytes, address, layout, kind)
+        record.root = root
+        record.residency = self._residency
+        record.device = self._residency.device_of(source)
+        claim(record, storage)
+        return handle
+
+    def of_noted(self, owner: object, noted: NotedTensor) -> Handle:
+        """A handle for a tensor that is only noted. `owner`: as `new`'s."""
+        alias = noted.alias
+        if alias is None:
+            raise RuntimeError(f"tensor {noted.key} is booked already")
+        layout = self._same_layout(layout_of(alias))
+        kind, nbytes = _kind_of(layout.dtype), noted.log.sizes[noted.index]
+        handle = Handle(owner, alias_of(alias, layout))
+        handle.record = record = Record(handle, self._note_release, noted.key, nbytes, noted.address, layout, kind)
+        record.version = noted.version
+        record.root = noted.root
+        record.residency = self._residency
+        claim(record, alias.untyped_storage())
+        return handle
+
+    def _same_layout(self, layout: Layout) -> Layout:
+        """An equal layout, which many records share: tensors have few geometries, and each layout is three objects."""
+        layouts = self._layouts
+        if len(layouts) > _MOST_LAYOUTS:
+            layouts.clear()
+        return layouts.setdefault(layout, layout)
+
+
+@cache
+def _kind_of(dtype: torch.dtype) -> Kind:
+    return Kind(str(dtype).removeprefix("torch."), dtype.itemsize)

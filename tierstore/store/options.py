@@ -1,0 +1,179 @@
+"""The options of a store: each is named, replaced by a trial of `tierstore tune`, and judged here, once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from os import PathLike
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..base.config import (
+    Mode,
+    SizeLike,
+    available_host_bytes,
+    check_directory,
+    free_disk_bytes,
+    local_world_size,
+    parse_io_depth,
+    parse_return_memory,
+    parse_size,
+    program_name,
+    rank_of_process,
+)
+from ..disk.codec.codec import parse_codec
+from ..disk.local import LocalDisk
+from ..disk.tier import DiskTier
+from ..errors import ConfigError, ConfigTypeError
+from ..sidecar.remote import RemoteDisk
+from .engine import OpenDisk
+from .trial import trial_of_process
+
+if TYPE_CHECKING:
+    from ..residency.copies import Copies
+
+__all__ = ["DiskOptions", "StoreOptions", "connected_options", "local_options", "refuse_unknown"]
+
+_HOST_SHARE = 4  # a quarter of the memory that is available
+_DISK_SHARE = 0.8  # of the free space
+_STAGING_BYTES = 112 * 2**20
+_CONNECTED_BYTES = 80 * 2**20
+_MOST_ADDRESS_BYTES = 107  # unix(7)
+
+
+class DiskOptions(NamedTuple):
+    """The options of a store with its own disk tier, as `TierStore` takes them."""
+
+    codec: str
+    inline_bytes: int | None
+    checksum: bool
+    io_depth: int
+
+
+class StoreOptions(NamedTuple):
+    """What a store is made with.
+
+    Attributes:
+        name: the store's, for messages.
+        host_bytes, staging_bytes: the limits of the two windows of host memory.
+        staging_grows: see NOTE [Large tensors] in `windows.py`.
+        return_memory: when freed memory is returned.
+        copies: the copy engine for accelerators; None: whatever `torch.accelerator` drives.
+        open_disk: opens the disk tier, on the engine's loop.
+        disk: as they were given; None: the disk tier is a daemon's, which has its own options.
+    """
+
+    name: str
+    host_bytes: int
+    staging_bytes: int
+    staging_grows: bool
+    return_memory: Mode
+    copies: Copies | None
+    open_disk: OpenDisk
+    disk: DiskOptions | None
+
+
+def local_options(path: str | PathLike[str], given: Mapping[str, Any]) -> StoreOptions:
+    """The options of a store with its own disk tier. `given`: the arguments of `TierStore`, by name.
+
+    Raises:
+        ConfigError: one cannot be used. Nothing was opened.
+    """
+    trial = trial_of_process()
+    values = given if trial is None else {**given, **trial.store}
+    directory = check_directory(path)
+    codec = values["codec"]
+    parse_codec(codec)
+    disk_bytes = values["disk_bytes"]
+    if disk_bytes is None:
+        disk_bytes = int(free_disk_bytes(directory) * _DISK_SHARE) // local_world_size()
+    disk_budget_bytes = parse_size(disk_bytes, "disk_bytes")
+    inline_bytes = _size_or_none(values, "inline_bytes")
+    io_depth = parse_io_depth(values["io_depth"])
+    day_bytes = _size_or_none(values, "max_write_bytes_per_day")
+
+    async def open_disk(executor: Executor) -> DiskTier:
+        return LocalDisk(
+            directory,
+            disk_bytes=disk_budget_bytes,
+            inline_bytes=inline_bytes,
+            codec=codec,
+            checksum=values["checksum"],
+            executor=executor,
+            num_at_once=io_depth,
+            max_write_bytes_per_day=day_bytes,
+        )
+
+    disk = DiskOptions(codec, inline_bytes, values["checksum"], io_depth)
+    return _options(str(path), values, _STAGING_BYTES, open_disk, disk)
+
+
+def connected_options(address: str | PathLike[str], given: Mapping[str, Any]) -> StoreOptions:
+    """The options of a store that uses a daemon. `given`: the arguments of `TierStore.connect`, by name.
+
+    Raises:
+        ConfigError: one cannot be used. Nothing was opened.
+    """
+    reconnect_seconds, name = given["reconnect_seconds"], given["name"]
+    if not isinstance(reconnect_seconds, (int, float)):
+        raise ConfigTypeError("reconnect_seconds", reconnect_seconds, "give a number of seconds")
+    if not reconnect_seconds >= 0:  # NaN neither
+        raise ConfigError("reconnect_seconds", reconnect_seconds, "give 0 or more seconds")
+    window_bytes = parse_size(given["window_bytes"], "window_bytes")
+    path = _lasting(address)
+
+    async def open_disk(executor: Executor) -> DiskTier:
+        return await RemoteDisk.open(
+            path,
+            name=name if name is not None else program_name(),
+            rank=rank_of_process(),
+            pid=os.getpid(),
+            window_bytes=window_bytes,
+            reconnect_seconds=reconnect_seconds,
+            executor=executor,
+        )
+
+    return _options(str(address), given, _CONNECTED_BYTES, open_disk, None)
+
+
+def _options(
+    name: str, values: Mapping[str, Any], staging_bytes: int, open_disk: OpenDisk, disk: DiskOptions | None
+) -> StoreOptions:
+    """The options that both kinds of store have, judged. `staging_bytes`: the default."""
+    given_bytes = _size_or_none(values, "staging_bytes")
+    return StoreOptions(
+        name,
+        _host_budget(values["host_bytes"]),
+        staging_bytes if given_bytes is None else given_bytes,
+        given_bytes is None,
+        parse_return_memory(values["return_memory"]),
+        values["copies"],
+        open_disk,
+        disk,
+    )
+
+
+def _size_or_none(values: Mapping[str, Any], name: str) -> int | None:
+    return None if values[name] is None else parse_size(values[name], name)
+
+
+def _host_budget(host_bytes: SizeLike | None) -> int:
+    if host_bytes is None:
+        host_bytes = available_host_bytes() // _HOST_SHARE // local_world_size()
+    return parse_size(host_bytes, "host_bytes")
+
+
+def _lasting(address: str | PathLike[str]) -> str:
+    """The absolute address, for reconnecting from another working directory, unless it is too long for a socket."""
+    absolute = os.path.abspath(address)
+    return absolute if len(os.fsencode(absolute)) <= _MOST_ADDRESS_BYTES else str(address)
+
+
+def refuse_unknown(unknown: Mapping[str, object], allowed: str) -> None:
+    """Refuse unknown options; `allowed`: the known ones, in words.
+
+    Raises:
+        ConfigTypeError: there is an unknown one.
+    """
+    for option, value in unknown.items():
+        raise ConfigTypeError(option, value, f"there is no such option; there are {allowed}")
