@@ -137,40 +137,40 @@ def plan(
         return
     if trace is None:
         raise ConfigError("--trace", None, "give the file that tiered_offload(store, trace=FILE) has written")
-    if training_cores is not None and not 0 < training_cores < inf:
-        raise ConfigError("--training-cores", training_cores, "give more than 0")
     hardware, ranks = hardware or [], ranks or [1]
-    if view is not None and (len(hardware) != 1 or len(ranks) != 1):
-        raise ConfigError("--view", str(view), "a page shows one step; give one --hardware, and --ranks once at most")
+    _check(training_cores, hardware, ranks, view)
     read = {"the trace": trace, "--config": None if config is None else Path(config)}
     check_distinct(read | {f"--hardware {name}": Path(name) for name in hardware}, {"--view": view})
     use = Use(hosts, hours_per_day, steps_per_day, price_per_hour)
     recorded = read_trace(trace)
     step = last_whole_step(recorded, str(trace))
-    store = {"host_bytes": host_bytes, "staging_bytes": staging_bytes, "disk_bytes": disk_bytes, "codec": codec}
-    offload = {"prefetch": prefetch, "lookahead_bytes": lookahead_bytes, "device_bytes": device_bytes}
-    settings = planned_settings(recorded, step, config, _said(store), _said(offload))
+    store = _said(host_bytes=host_bytes, staging_bytes=staging_bytes, disk_bytes=disk_bytes, codec=codec)
+    offload = _said(prefetch=prefetch, lookahead_bytes=lookahead_bytes, device_bytes=device_bytes)
+    settings = planned_settings(recorded, step, config, store, offload)
     workload = workload_of(recorded, step, training_cores=training_cores)
     warnings = warnings_of(recorded, workload)
     if accelerator_speed is not None:
         workload = workload.on_accelerator(accelerator_speed)
     machines = _machines_for(workload, hardware)
-    answers = [
-        answer(workload, machine, settings, num_ranks=num_ranks, use=use) for machine in machines for num_ranks in ranks
-    ]
+    answers = [answer(workload, each, settings, num_ranks=number, use=use) for each in machines for number in ranks]
     if view is not None:
         _draw(view, workload, machines[0], settings, answers[0])
     if as_json:
         _print_json(str(trace), step.number, settings, answers, warnings)
     else:
         question = asked(str(trace), step, settings, accelerator_speed, uses_device=workload.uses_device)
-        _print_tables([question, *warnings], answers, use)
-        if view is not None:
-            print(f"wrote {view}")
+        _print_tables([question, *warnings], answers, use, view)
 
 
-def _said(options: dict[str, Text]) -> dict[str, str]:
-    """Of options those that were given."""
+def _check(training_cores: float | None, hardware: list[str], ranks: list[int], view: Path | None) -> None:
+    if training_cores is not None and not 0 < training_cores < inf:
+        raise ConfigError("--training-cores", training_cores, "give more than 0")
+    if view is not None and (len(hardware) != 1 or len(ranks) != 1):
+        raise ConfigError("--view", str(view), "a page shows one step; give one --hardware, and --ranks once at most")
+
+
+def _said(**options: Text) -> dict[str, str]:
+    """The options that were given."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -229,7 +229,7 @@ def _print_json(
     print(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())
 
 
-def _print_tables(about: Sequence[str], answers: Sequence[Answer], use: Use) -> None:
+def _print_tables(about: Sequence[str], answers: Sequence[Answer], use: Use, view: Path | None) -> None:
     from rich.console import Console
 
     from .plan_views import copies_table, costs_table, moved_table, remarks, steps_table
@@ -244,3 +244,5 @@ def _print_tables(about: Sequence[str], answers: Sequence[Answer], use: Use) -> 
     console.print()
     for line in remarks(answers, use):
         console.print(line, markup=False)
+    if view is not None:
+        print(f"wrote {view}")

@@ -142,11 +142,7 @@ def simulate(
             none.
         StoreFullError: host budget and disk are full; the store would raise it too.
     """
-    for name, number in (("num_steps", num_steps), ("num_ranks", num_ranks)):
-        if number < 1:
-            raise ConfigError(name, number, "give at least 1")
-    if workload.uses_device and hardware.link is None:
-        raise ConfigError("link", None, "the workload saves tensors on an accelerator: give hardware that has one")
+    _check(workload, hardware, num_steps, num_ranks)
     flows = Flows(Sharing(hardware, workload.training_cores))
     clock = Clock(flows)
     device = Turns(sys.maxsize if hardware.drive.num_at_once is None else hardware.drive.num_at_once)
@@ -173,6 +169,14 @@ def simulate(
     if any(len(rank.done) < num_steps for rank in ranks):
         raise RuntimeError("a simulated thread waits for what will never happen")
     return [rank.done for rank in ranks]
+
+
+def _check(workload: Workload, hardware: Hardware, num_steps: int, num_ranks: int) -> None:
+    for name, number in (("num_steps", num_steps), ("num_ranks", num_ranks)):
+        if number < 1:
+            raise ConfigError(name, number, "give at least 1")
+    if workload.uses_device and hardware.link is None:
+        raise ConfigError("link", None, "the workload saves tensors on an accelerator: give hardware that has one")
 
 
 def _engine(
