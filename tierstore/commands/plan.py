@@ -139,8 +139,7 @@ def plan(
         raise ConfigError("--trace", None, "give the file that tiered_offload(store, trace=FILE) has written")
     hardware, ranks = hardware or [], ranks or [1]
     _check(training_cores, hardware, ranks, view)
-    read = {"the trace": trace, "--config": None if config is None else Path(config)}
-    check_distinct(read | {f"--hardware {name}": Path(name) for name in hardware}, {"--view": view})
+    _check_files(trace, config, hardware, view)
     use = Use(hosts, hours_per_day, steps_per_day, price_per_hour)
     recorded = read_trace(trace)
     step = last_whole_step(recorded, str(trace))
@@ -167,6 +166,11 @@ def _check(training_cores: float | None, hardware: list[str], ranks: list[int], 
         raise ConfigError("--training-cores", training_cores, "give more than 0")
     if view is not None and (len(hardware) != 1 or len(ranks) != 1):
         raise ConfigError("--view", str(view), "a page shows one step; give one --hardware, and --ranks once at most")
+
+
+def _check_files(trace: Path, config: str | None, hardware: list[str], view: Path | None) -> None:
+    read = {"the trace": trace, "--config": None if config is None else Path(config)}
+    check_distinct(read | {f"--hardware {name}": Path(name) for name in hardware}, {"--view": view})
 
 
 def _said(**options: Text) -> dict[str, str]:
