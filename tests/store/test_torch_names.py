@@ -125,7 +125,7 @@ def test_name_that_has_vanished_is_the_error_of_the_import() -> None:
 def test_every_way_to_import_says_so() -> None:
     statements = [
         "import tierstore.hooks",
-        "import tierstore.store",
+        "from tierstore.store import TierStore",
         "from tierstore import tiered_offload",
         "from tierstore import *",
         "import tierstore; tierstore.offload_module",

@@ -221,12 +221,18 @@ class Engine:
     def _wake(self) -> None:
         # Items are appended before the flag is read; `_deliver` clears the flag before it empties: nothing is missed.
         if not self._awake:
-            self._awake = True
-            self._call_on_loop(self._deliver)
+            try:
+                self._awake = True
+                self._call_on_loop(self._deliver)
+            except BaseException:  # an interrupt, or the stack is exhausted: the next call has to wake it
+                self._awake = False
+                raise
 
     def _call_on_loop(self, call: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
+        except RecursionError:  # it says nothing of the loop
+            raise
         except RuntimeError:
             pass  # the loop is closed: the engine has stopped, and `engine_ended` has ended every wait
 
