@@ -19,9 +19,10 @@ Figures shown to users keep to the limits that were promised: bytes in the part 
 
 NOTE [Small tensors]
 Booking, queueing and releasing a tensor of a few bytes costs many times more than noting it
-(`residency/noted.py`), and frees little. So when the host window is full, small tensors stay noted while staging has room for them, up to
-`MOST_NOTED_BYTES`. Staging is charged with their sum. Before anything else uses staging, they are booked and each is
-charged like any other record. Those that cannot be booked yet count like all noted tensors: no window is charged.
+(`residency/noted.py`), and frees little. So when the host window is full, small tensors stay noted while staging has
+room for them, up to `MOST_NOTED_BYTES`. Staging is charged with their sum. Before anything else uses staging, they are
+booked and each is charged like any other record. Those that cannot be booked yet count like all noted tensors: no
+window is charged.
 """
 
 from __future__ import annotations
