@@ -15,8 +15,6 @@ in two ways (`SavedVariable::unpack` of torch/csrc/autograd/saved_variable.cpp, 
 
 from __future__ import annotations
 
-import weakref
-
 import torch
 
 from tierstore.errors import ModifiedInPlaceError
@@ -36,41 +34,12 @@ _EMPTY = torch.empty(0, device="cpu")
 class SavedTensor(NotedTensor):
     """A saved tensor in the graph: an alias of it while it is only noted; then its geometry, over the record's bytes.
 
-    Args:
-        alias, version, root, address, storage_id, key, log: see `NotedTensor`.
-        itself: the saved tensor, for as long as it lives; None: a view that requires gradients, which is not handed
-            out itself.
-
-    Attributes:
-        itself: see above.
+    Arguments and attributes as `NotedTensor`'s.
     """
 
-    __slots__ = ("itself",)
+    __slots__ = ()
 
     log: PackLog
-
-    def __init__(
-        self,
-        alias: torch.Tensor | None,
-        version: int,
-        root: weakref.ref[torch.Tensor],
-        address: int,
-        storage_id: int,
-        key: int,
-        log: PackLog,
-        itself: weakref.ref[torch.Tensor] | None,
-    ) -> None:
-        # Every pack comes this way, so NotedTensor's constructor is written out: it would be one more call.
-        self.alias = alias
-        self.version = version
-        self.root = root
-        self.address = address
-        self.storage_id = storage_id
-        self.key = key
-        self.log = log
-        self.joined = False
-        self.handle = None
-        self.itself = itself
 
     def begin_booked(self, index: int, handle: Handle, layout: Layout) -> None:
         """The tensor has a record from the start, and number `index` in its log."""

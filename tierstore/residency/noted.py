@@ -59,13 +59,14 @@ class NotedTensor:
         storage_id: identifies the storage while the alias exists.
         key: the key that its record will have.
         log, index: the log that it is noted in, and its number there.
+        itself: the saved tensor, for as long as it lives, if backward is to get that very object.
         joined: it was counted as a view of a storage that another tensor has brought in.
         handle, layout: set when it is booked; until then `handle` is None.
     """
 
     __slots__ = (
-        "__weakref__", "address", "alias", "handle", "index", "joined", "key", "layout", "log", "root", "storage_id",
-        "version",
+        "__weakref__", "address", "alias", "handle", "index", "itself", "joined", "key", "layout", "log", "root",
+        "storage_id", "version",
     )  # fmt: skip
 
     layout: Layout
@@ -80,6 +81,7 @@ class NotedTensor:
         storage_id: int,
         key: int,
         log: NotedLog,
+        itself: weakref.ref[torch.Tensor] | None = None,
     ) -> None:
         self.alias = alias
         self.version = version
@@ -88,6 +90,7 @@ class NotedTensor:
         self.storage_id = storage_id
         self.key = key
         self.log = log
+        self.itself = itself
         self.joined = False
         self.handle: Handle | None = None
 
