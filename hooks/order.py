@@ -4,7 +4,7 @@ In forward, `open_log` gives a thread the log to pack into, and each pack is com
 backward, the log counts what is asked for and has the store bring back what will be asked for next. When the graph is
 gone, the order in which backward asked is learned, for the next forward that packs the same.
 
-The decisions are made in modules of the store that know only numbers: `plan.py` says what stays and what leaves,
+The decisions are made in `tierstore/rules`, which knows only numbers: `plan.py` says what stays and what leaves,
 `lookahead.py` what comes back next, `reach.py` how far ahead.
 """
 

@@ -86,7 +86,7 @@ class Booking:
         self._become(noted, handle, record.layout)
 
     def _become(self, noted: NotedTensor, handle: Handle, layout: Layout) -> None:
-        """Replace the alias. Backward may have been given it: see NOTE [Stolen gradients] in `residency.py`."""
+        """Replace the alias. Backward may have been given it: see NOTE [Stolen gradients] in `handing_out.py`."""
         handed_out = () if noted.alias is None else (noted.alias,)
         noted.become(handle, layout)
         self._lent_views.keep(handle.record, handed_out)

@@ -130,7 +130,7 @@ class Guard:
             self._progress.notify_all()
 
     def end_interrupted(self, interrupt: BaseException) -> None:
-        """Close the store if an interrupt has ended a call while the books were half changed. See `_whole`.
+        """Close the store if an interrupt has ended a call while the books were half changed. See `whole`.
 
         Adds a note to the interrupt, so that its traceback says that the store is closed.
         """

@@ -193,7 +193,7 @@ class Handle:
         source: a detached alias of the saved tensor. It shares the saved tensor's version counter for as long as the
             handle lives. While the bytes are in memory its storage holds them; a restore swaps `source.data`.
         views: tensors that were handed out, by layout; kept while the bytes are in memory. See NOTE [Stolen gradients]
-            in `residency.py`.
+            in `handing_out.py`.
         lent: tensors that were handed out earlier and are still in use: see `lent.py`.
     """
 

@@ -1,7 +1,7 @@
 """Tensors that were handed out and are still in use after their record's bytes have left memory.
 
 A record keeps the tensors that it hands out while its bytes are in memory: see NOTE [Stolen gradients] in
-`residency.py`. When the bytes leave memory, the tensors that nobody else refers to are dropped. The handle keeps the
+`handing_out.py`. When the bytes leave memory, the tensors that nobody else refers to are dropped. The handle keeps the
 others until nobody else refers to them either; calls of the store check this. Keeping them takes no memory, because
 the other users keep the bytes alive anyway. When the handle dies, they go with it.
 """

@@ -104,13 +104,13 @@ class Residency(HandingOut):
                 elif rules.uses_staging:
                     rules.charge_noted(nbytes)
                 is_changing = False  # noqa: F841 - `is_half_changed` reads it
-        except BaseException as error:  # as `_whole` does, but without its extra call: every saved tensor passes here
+        except BaseException as error:  # as `whole` does, but without its extra call: every saved tensor passes here
             self.end_interrupted(error)
             raise
 
     @whole
     def track(self, record: Record, settled: Iterable[Record] = ()) -> None:
-        """Take a record into the books. Its bytes are not read before it is settled.
+        """Register a record. Its bytes are not read before it is settled.
 
         `settled`: earlier records whose bytes may be read from now on. Waits while the budget is full.
 

@@ -1,7 +1,7 @@
-"""How the books of records and the engine call each other.
+"""How the residency and the engine call each other.
 
-The books submit records to the engine (`DiskSubmissions`). The engine asks the books for the memory that a record is
-about, and reports back (`Transfers`). Both sides import this module, and neither imports the other.
+The residency submits records to the engine (`DiskSubmissions`). The engine asks the residency for a record's memory,
+and reports back (`Transfers`). Both sides import this module, and neither imports the other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Spill(NamedTuple):
 
 
 class Transfers(Protocol):
-    """The books, as the engine sees them. Called on the loop; each call waits for nothing but a short lock."""
+    """The residency, as the engine sees it. Called on the loop; each call waits for nothing but a short lock."""
 
     def begin_spill(self, record: Record) -> Spill | None:
         """Begin a write: returns the bytes; None: the write is not wanted any more."""
@@ -55,7 +55,7 @@ class Transfers(Protocol):
 
 
 class DiskSubmissions(Submissions["Record"], Protocol):
-    """The engine, as the books see it."""
+    """The engine, as the residency sees it."""
 
     @property
     def disk_budget_bytes(self) -> int:

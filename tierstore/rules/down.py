@@ -1,7 +1,7 @@
 """The way down: which records leave memory, and when. From where autograd left the bytes to the host, and to disk.
 
 `examine` finds the pending records that are ours alone. `admit` gives each a place in the host window or sends it out
-at once. `_spill` makes room by sending out what is needed last. `end_write` ends a write.
+at once. `_spill` makes room by sending out what is needed last. The end of a write is in `rules.py`.
 
 The caller holds the store's lock; nothing here waits.
 """
@@ -92,7 +92,7 @@ class Down(Generic[R]):
     def is_short_of(self, nbytes: int) -> bool:
         """Whether a pack of `nbytes` has something to do first: make room, move a record out, or raise an error.
 
-        If not, `uses_staging` tells whether it takes room of staging: see NOTE [Small tensors] in `host.py`.
+        If not, `uses_staging` tells whether it takes room of staging: see NOTE [Small tensors] in `windows.py`.
         """
         self.uses_staging = False
         windows, pending = self.windows, self.pending

@@ -48,7 +48,7 @@ class Ledger(Generic[R]):
         return self.pending.num_bytes + self.noted.num_bytes - self.windows.noted_bytes
 
     def register(self, record: R) -> None:
-        """Take a new record into the books."""
+        """Take in a new record, and count it."""
         self.records[record.key] = record
         self.counters.packed_tensors += 1
         self.counters.packed_bytes += record.nbytes

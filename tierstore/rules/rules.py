@@ -4,7 +4,7 @@ The way down is in `down.py`, the way up in `up.py`. `advance` is called wheneve
 records in, and the next writes and reads begin. The caller holds the store's lock; nothing here waits.
 
 A handle that dies puts its record into the queue `released`; `drain` does the rest at the start of every call: see NOTE
-[No finalizers] in `remains.py`.
+[No finalizers] in `base/remains.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The books of host memory: how many bytes each window holds, and its limit. Pure; the store's lock guards it.
+"""The windows of host memory: how many bytes each one holds, and its limit. Pure; the store's lock guards it.
 
 There are three windows. Each byte is charged to exactly one of them:
 
@@ -18,10 +18,11 @@ is full and something has to move. The host limit falls by what the staging limi
 Figures shown to users keep to the limits that were promised: bytes in the part that was taken count as the host's.
 
 NOTE [Small tensors]
-Booking, queueing and releasing a tensor of a few bytes costs many times more than noting it (`noted.py`), and frees
-little. So when the host window is full, small tensors stay noted while staging has room for them, up to
-`MOST_NOTED_BYTES`. Staging is charged with their sum. Before anything else uses staging, they are booked and each is
-charged like any other record. Those that cannot be booked yet count like all noted tensors: no window is charged.
+Booking, queueing and releasing a tensor of a few bytes costs many times more than noting it
+(`residency/noted.py`), and frees little. So when the host window is full, small tensors stay noted while staging has
+room for them, up to `MOST_NOTED_BYTES`. Staging is charged with their sum. Before anything else uses staging, they are
+booked and each is charged like any other record. Those that cannot be booked yet count like all noted tensors: no
+window is charged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One rank: its training thread, which does what the workload says and waits as `residency.py` does."""
+"""One rank: its training thread, which does what the workload says and waits as the store's `Residency` does."""
 
 from __future__ import annotations
 

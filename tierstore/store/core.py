@@ -1,4 +1,4 @@
-"""The working parts of a store (books, engine, traces): how they begin, and how they end.
+"""The working parts of a store (residency, engine, traces): how they begin, and how they end.
 
 They outlive the last reference to the store itself: the engine's thread keeps them alive until it has ended.
 """
@@ -32,7 +32,7 @@ _OPEN_DEADLINE_SECONDS = 60.0  # to end the parts that were begun, when a store 
 
 
 class Core:
-    """The books, engine and traces of one store. A `Mortal`.
+    """The residency, engine and traces of one store. A `Mortal`.
 
     Args:
         store: the store that users hold; when it dies, the engine ends.

@@ -1,8 +1,8 @@
 """The engine: one asyncio loop on one background thread, which moves bytes between host memory and the disk tier.
 
 The engine decides nothing. Records come in through `submit_*`, from any thread. Each lane takes the next record, asks
-the books (`Transfers`) for its memory, awaits the disk tier, and reports back; it skips a record that the books no
-longer want moved. Each record is one job. Restores have lanes of their own, so that a read never waits behind a queue
+the residency (`Transfers`) for its memory, awaits the disk tier, and reports back; it skips a record that need not be
+moved any more. Each record is one job. Restores have lanes of their own, so that a read never waits behind a queue
 of writes, and demanded reads overtake prefetched ones.
 """
 
@@ -135,7 +135,7 @@ class Engine:
             del opened  # otherwise an error and its traceback would refer to each other
 
     def serve(self, transfers: Transfers) -> None:
-        """Begin the jobs that are submitted. `transfers`: the books, called on the loop. To be called once."""
+        """Begin the jobs that are submitted. `transfers`: the residency, called on the loop. To be called once."""
         self._transfers = transfers
         self._call_on_loop(self._may_begin.set)
 
@@ -311,7 +311,7 @@ class Engine:
                 if spill.ready is not None:
                     await self._loop.run_in_executor(self._io_threads, spill.ready.synchronize)
                 outcome: Stored | Exception = await disk.write(record.key, spill.source, spill.kind)
-            except Exception as error:  # noqa: BLE001 - delivered: the books raise it on the thread that trains
+            except Exception as error:  # noqa: BLE001 - delivered: the residency raises it on the thread that trains
                 outcome = error
             del spill
             transfers.end_spill(record, outcome)
@@ -323,7 +323,7 @@ class Engine:
                 continue
             try:
                 outcome: Loaded | Exception = await disk.read(record.key, destination)
-            except Exception as error:  # noqa: BLE001 - delivered: the books raise it on the thread that trains
+            except Exception as error:  # noqa: BLE001 - delivered: the residency raises it on the thread that trains
                 outcome = error
             del destination
             transfers.end_restore(record, outcome)
