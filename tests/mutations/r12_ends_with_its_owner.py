@@ -23,8 +23,8 @@ MUTATIONS = {
         ),
     },
     "test_last_reference_ends_the_thread": {
-        "a store that nobody refers to ends the thread that returns memory": drop(
-            "Core._store_died", "self.returner.request_stop()"
+        "a store that nobody refers to ends the thread that returns memory": replace(
+            "Core._store_died", '("returner", "traces")', '("traces",)'
         ),
     },
     "test_killed_client_is_cleaned_up_after_the_grace_period": {
