@@ -49,6 +49,16 @@ MUTATIONS = {
         ),
         "what was asked for makes room for what lies ahead": always("Up._prefetch", "not self._make_way(ahead)"),
     },
+    "test_what_is_asked_for_out_of_turn_is_read_before_what_lies_ahead_of_it": {
+        "what is asked for is read before what lies ahead of it": drop(
+            "Rules.ask_for", "if record.state is State.DISK: ..."
+        ),
+        "what is asked for is counted as it was found": replace(
+            "Rules.ask_for",
+            "self._count_request(record)\nif record.state is State.DISK: ...",
+            "if record.state is State.DISK: ...\nself._count_request(record)",
+        ),
+    },
     "test_list_longer_than_the_room_goes_on_into_that_of_what_was_got": {
         "by hand, the list goes on into the room of what was got": replace(
             "Rules.ask_for", "self.by_hand.forget(record) and self.go_ahead()", "self.by_hand.forget(record) and False"

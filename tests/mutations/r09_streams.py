@@ -67,6 +67,7 @@ MUTATIONS = {
         ),
     },
     "test_device_full_nothing_is_copied_ahead_for_the_rest_of_that_backward": {
+        "what copies have finished with is noticed": drop("DeviceRules.is_busy", "self._flights"),
         "a device that has no room is not asked for any again in that backward": drop(
             "Up.reload_ahead", "ahead.give_up()"
         ),
@@ -191,6 +192,21 @@ MUTATIONS = {
         "one copy out may be larger than its window": replace(
             "DeviceRules._bound_flight", "len(self._flights) > 1", "len(self._flights) > 0"
         ),
+    },
+    "test_device_is_left_by_all_that_has_to_as_room_is_freed": {
+        "what was blocked lets others leave the device": drop("Down.admit_blocked", "self._offload_surplus()"),
+    },
+    "test_copies_back_ahead_begin_while_the_copy_out_still_runs": {
+        "what is being copied out can come back": drop("_IN_HOST_MEMORY", "State.OFFLOADING"),
+    },
+    "test_copies_back_ahead_pass_over_what_the_graph_has_let_go_of": {
+        "what nobody needs is not copied back": drop("Up.reload_ahead", "record.is_alive"),
+    },
+    "test_copies_back_ahead_go_on_from_what_was_asked_for": {
+        "copies back go on from what was asked for": drop("Rules.hand_over", "reload_ahead.asked_for(index)"),
+    },
+    "test_decisions_random_steps_on_an_accelerator_are_those_of_the_store": {
+        "what leaves host memory is counted on the device no longer": drop("Down._drop", "self.device.unload(record)"),
     },
     "test_reload_ahead_does_not_take_the_place_of_what_was_asked_for_last": {
         "what is asked for is the last to be forgotten": drop(

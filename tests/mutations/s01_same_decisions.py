@@ -34,12 +34,6 @@ MUTATIONS = {
             "GraphLog.look_ahead", "self._orders.recall(...) if self._orders is not None else None", "None"
         ),
         "a write that is asked for is cancelled": drop("Rank._await_bytes", "if record.state is State.QUEUED: ..."),
-        "a pack that waits is counted": replace(
-            "Rank._make_room", "rules.num_packing += 1\nyield from ...\nrules.num_packing -= 1", "yield from ..."
-        ),
-        "what was blocked is looked at for who waits": replace(
-            "Rank._make_room", "rules.admit_blocked(is_awaited=True)", "rules.admit_blocked(is_awaited=False)"
-        ),
         "what somebody else holds is booked at the end of the scope": replace(
             "SimulatedBooking.survey", "log.is_held(index) or ...", "False"
         ),

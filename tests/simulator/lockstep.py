@@ -621,6 +621,10 @@ def real_decisions(
             store.stepper.settle()
             while decisions.running or decisions.waiting:
                 store.stepper.finish_one()
+            inspect(store).residency.tidy()
+            window = inspect(store).device_window
+            used_bytes = [each.used_bytes for each in (window.resident, window.in_flight, window.reloaded)]
+            assert used_bytes == [0, 0, 0], "nothing is left on the device"
         except StoreFullError:
             del decisions.seen[decisions.seen.index(_FULL) + 1 :]  # what follows, nobody simulates
         finally:

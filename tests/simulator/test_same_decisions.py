@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
 
-from tests.simulator.lockstep import Script, Windows, real_decisions, simulated_decisions
+from tests.simulator.lockstep import Decision, Script, Windows, real_decisions, simulated_decisions
 from tierstore.rules import windows as host
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Saved, Settings, Unpack, Workload
 
@@ -238,3 +238,61 @@ def test_spills_that_backward_cancelled_are_not_queued_again(tmp_path: Path) -> 
             cancelled.add(decision.record)
         assert decision.what != "spill queued" or decision.record not in cancelled
     assert cancelled
+
+
+def _on_a_device(num: int, *backward: Action, nodes: Sequence[int] = ()) -> Workload:
+    """Tensors of one unit each; backward follows when all are packed."""
+    saved = [Saved(_UNIT, nodes[index] if nodes else index, on_device=True) for index in range(num)]
+    return Workload(saved, [*map(Pack, range(num)), EndScope(), *backward])
+
+
+def _copies_back(decisions: Sequence[Decision]) -> list[tuple[str, int]]:
+    names = {"reload queued": "copied", "computing waits for reload": "asked for"}
+    return [(names[each.what], each.record) for each in decisions if each.what in names]
+
+
+def test_device_is_left_by_all_that_has_to_as_room_is_freed(tmp_path: Path) -> None:
+    """All four are saved by one node, staging has room for one, and nobody packs after them."""
+    workload = _on_a_device(4, nodes=(0, 0, 0, 0))
+    real, _ = real_decisions(tmp_path, workload, Settings(0, _UNIT), Script([*[0] * 4, 20], [0]), num_steps=1)
+    assert [each.record for each in real if each.what == "offload queued"] == [0, 1, 2, 3]
+
+
+def test_copies_back_ahead_begin_while_the_copy_out_still_runs(tmp_path: Path) -> None:
+    """No copy ends at all; the window of copies out makes computing wait for the first three."""
+    workload = _on_a_device(4, *map(Unpack, (3, 2, 1, 0)))
+    windows = Windows(_UNIT, 8 * _UNIT)
+    real, _ = real_decisions(tmp_path, workload, Settings(8 * _UNIT, _UNIT), Script([], [0]), 1, windows)
+    ahead = [("copied", 2), ("copied", 1), ("copied", 0)]
+    assert _copies_back(real) == [*ahead, ("asked for", 2), ("asked for", 1), ("asked for", 0)]
+
+
+def test_copies_back_ahead_pass_over_what_the_graph_has_let_go_of(tmp_path: Path) -> None:
+    workload = _on_a_device(4, Release(2), *map(Unpack, (3, 1, 0)))
+    windows = Windows(8 * _UNIT, 8 * _UNIT)
+    real, _ = real_decisions(tmp_path, workload, Settings(8 * _UNIT, _UNIT), Script([9] * 6, [0]), 1, windows)
+    ahead = [("copied", 3), ("asked for", 3), ("copied", 1), ("copied", 0)]
+    assert _copies_back(real) == [*ahead, ("asked for", 1), ("asked for", 0)]
+
+
+def test_copies_back_ahead_go_on_from_what_was_asked_for(tmp_path: Path) -> None:
+    """Backward takes the second before its turn: when there is room again, what follows it comes first."""
+    actions = [act for index in (7, 2, 6, 5, 4, 3, 1, 0) for act in (Unpack(index), Release(index))]
+    windows = Windows(8 * _UNIT, 3 * _UNIT)
+    how = Settings(8 * _UNIT, _UNIT)
+    real, _ = real_decisions(tmp_path, _on_a_device(8, *actions), how, Script([9] * 10, [0]), 1, windows)
+    copies_back = _copies_back(real)
+    assert copies_back[copies_back.index(("asked for", 6)) + 1] == ("copied", 1)
+
+
+def test_what_is_asked_for_out_of_turn_is_read_before_what_lies_ahead_of_it(tmp_path: Path) -> None:
+    """Backward goes on with the fourth, of which nothing was fetched: its read is queued first, then the third's."""
+    workload = _chain(*[1] * 8, first=(7, 3))
+    how = Settings(0, 4 * _UNIT, prefetch="reverse", lookahead_bytes=_UNIT)
+    real, counters = real_decisions(tmp_path, workload, how, Script([8] * 40, [0]), num_steps=1)
+    reads = [decision for decision in real if decision.what in ("demand queued", "prefetch queued")]
+    at = reads.index(Decision("demand queued", 3))
+    assert reads[at + 1] == Decision("prefetch queued", 2)
+    assert Decision("prefetch queued", 2) not in reads[:at]
+    num_demanded = sum(1 for decision in reads if decision.what == "demand queued")
+    assert (counters.prefetch_misses, counters.prefetch_late) == (num_demanded, 0), "counted as it was found"

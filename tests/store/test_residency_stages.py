@@ -217,6 +217,30 @@ def test_drop_while_the_job_runs_noticed_only_at_its_end(bench: Bench, stage: st
     until_empty(store)
 
 
+def test_read_that_ends_while_the_handle_has_only_begun_to_die_frees_everything(bench: Bench) -> None:
+    """There is nothing left to put the bytes into, and nobody has been told yet that the handle is gone."""
+    store, disk, handle, _ = _at(bench, "reading")
+    record = handle.record
+    begun, may_end = threading.Event(), threading.Event()
+    watch = weakref.ref(
+        handle, lambda _: (begun.set(), may_end.wait(30))
+    )  # called before the store's own, the newest first
+    last = [handle]
+    del handle
+    dying = threading.Thread(target=last.clear)
+    dying.start()
+    assert begun.wait(20)
+    disk.let_go()
+    until(lambda: disk.usage().num_records == 0)
+    assert record.state is State.FREED
+    assert store.stats().staging_used_bytes == 0
+    may_end.set()
+    dying.join(20)
+    assert watch() is None
+    del record
+    until_empty(store)
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_close_at_every_stage_frees_everything(bench: Bench, stage: str) -> None:
     store, disk, handle, go_on = _at(bench, stage)
@@ -492,18 +516,18 @@ def test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_get(bench: Benc
     store, _, handle, go_on = _at(bench, "queued")
     flush = bench.on_thread(store, store.flush)
     assert torch.equal(store.get(handle), _tensor())
+    flush.result(15)  # before the engine sees that it has nothing to write
     assert go_on is not None
     go_on.set()
-    flush.result(20)
 
 
 def test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_prefetch(bench: Bench) -> None:
     store, _, handle, go_on = _at(bench, "queued")
     flush = bench.on_thread(store, store.flush)
     store.prefetch([handle])
+    flush.result(15)  # before the engine sees that it has nothing to write
     assert go_on is not None
     go_on.set()
-    flush.result(20)
 
 
 def test_flush_ends_when_the_last_queued_handle_is_dropped(bench: Bench) -> None:
