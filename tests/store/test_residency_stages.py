@@ -516,18 +516,19 @@ def test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_get(bench: Benc
     store, _, handle, go_on = _at(bench, "queued")
     flush = bench.on_thread(store, store.flush)
     assert torch.equal(store.get(handle), _tensor())
-    flush.result(15)  # before the engine sees that it has nothing to write
     assert go_on is not None
     go_on.set()
+    flush.result(20)
 
 
 def test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_prefetch(bench: Bench) -> None:
     store, _, handle, go_on = _at(bench, "queued")
     flush = bench.on_thread(store, store.flush)
     store.prefetch([handle])
-    flush.result(15)  # before the engine sees that it has nothing to write
+    until(lambda: handle.record.state is State.QUEUED)  # by the flush, before the engine comes to the first one
     assert go_on is not None
     go_on.set()
+    flush.result(20)
 
 
 def test_flush_ends_when_the_last_queued_handle_is_dropped(bench: Bench) -> None:
