@@ -98,15 +98,15 @@ MUTATIONS = {
     ("test_store_budgets.py", "test_residency_threads.py"): {
         "the host budget is never exceeded": always("Down._stay", "self.windows.host.fits(record.nbytes)"),
     },
-    "test_put_goes_on_when_the_queued_handles_are_dropped": {
+    "test_prefetch_goes_on_in_the_room_of_a_queued_handle_that_was_dropped": {
         "what finalizers freed lets the others go on": replace(
             "Guard._drain", "self.rules.drain()", "self.rules.drain() and False"
         ),
     },
+    "test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die": {
+        "whoever waits is told when a write is passed over": drop("Serving.begin_spill", "self._progress.notify_all()"),
+    },
     "test_put_goes_on_when_a_handle_has_only_begun_to_die": {
-        "whoever waits is told when a write is passed over": drop(
-            "Serving.begin_spill", "self._progress.notify_all()"
-        ),
         "what is passed over leaves its room to the others": drop(
             "Rules.begin_write", "self.withdraw(record)\nself.advance()"
         ),

@@ -590,6 +590,39 @@ def test_put_goes_on_when_a_handle_has_only_begun_to_die(bench: Bench) -> None:
     until_empty(store)
 
 
+def test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die(bench: Bench) -> None:
+    store, _, handle, go_on = _at(bench, "queued")
+    assert go_on is not None
+    flush = bench.on_thread(store, store.flush)
+    begun, may_end = threading.Event(), threading.Event()
+    watch = weakref.ref(handle, lambda _: (begun.set(), may_end.wait(30)))
+    last = [handle]
+    del handle
+    dying = threading.Thread(target=last.clear)
+    dying.start()
+    assert begun.wait(20)
+    go_on.set()
+    flush.result(20)
+    may_end.set()
+    dying.join(20)
+    assert watch() is None
+
+
+def test_prefetch_goes_on_in_the_room_of_a_queued_handle_that_was_dropped(bench: Bench) -> None:
+    store, disk = bench.open(staging_bytes=NBYTES)
+    first = store.put(_tensor(1))
+    store.flush()
+    go_on = bench.stall_loop(disk)
+    second = store.put(_tensor(2))
+    store.prefetch([first])
+    assert (first.record.state, second.record.state) == (State.DISK, State.QUEUED)
+    del second
+    store.stats()  # the next call of the store, whichever it is
+    assert first.record.state is State.READING
+    go_on.set()
+    assert torch.equal(store.get(first), _tensor(1))
+
+
 def test_put_goes_on_when_the_queued_write_is_cancelled_by_a_get(bench: Bench) -> None:
     store, _, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
     put = bench.on_thread(store, store.put, _tensor(5))
