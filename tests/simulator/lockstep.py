@@ -1,5 +1,7 @@
 """A real store and a simulated one, taken through the same actions with the same completions in the same order.
 
+Both run the same rules; what is compared is how each books, waits, and takes the order of a graph.
+
 The real disk tier writes and reads, and the copy engine of a made-up accelerator copies, but they say so only when they
 are told to. Neither training nor the engine moves while the other does, so a run depends on nothing but its script, and
 every decision of one can be compared with the other's.

@@ -1,4 +1,9 @@
-"""The simulated rules against the store's: the same actions, the same completions, hence the same decisions."""
+"""The simulator books, waits and takes the order of a graph as the store does: their decisions are the same.
+
+The rules are one class, so what is compared is all around them: which tensors are booked and when, who holds a storage,
+when a thread waits, what is asked for and in which order, and what a graph is known by. The last tests are of the rules
+themselves, on a real store whose jobs end when they are told to.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +23,8 @@ from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Saved, S
 
 _UNIT = 64 * 2**10
 _NUM_STEPS = 3
-_COUNTED = (
-    "packed_tensors", "spilled_bytes", "restored_bytes", "cancelled_bytes", "forwarded_bytes", "prefetch_hits",
-    "prefetch_late", "prefetch_misses", "offloaded_bytes", "reloaded_bytes",
-)  # fmt: skip
+_COUNTED = ("packed_tensors", "prefetch_hits", "prefetch_late", "prefetch_misses")
+"""What the decisions do not tell."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -129,10 +132,6 @@ _STAYS_NOTED = Workload(
     [Saved(_UNIT, index) for index in range(6)],
     [*map(Pack, range(6)), EndScope(), *(act for index in range(6) for act in (Unpack(index), Release(index)))],
 )
-_FREED_LETS_OTHERS_GO_ON = _step(
-    (1, 2, 3, 1),
-    *map(Pack, range(4)), EndScope(), Unpack(0), Unpack(1), Release(1), Unpack(2),
-)  # fmt: skip
 _GIVEN_BACK_LETS_OTHERS_GO_ON = _step(
     (1, 1, 2, 1, 3, 3, 1, 2, 2, 1, 2, 3),
     *map(Pack, range(12)), LetGo(9), EndScope(), Unpack(5), Unpack(3),
@@ -164,7 +163,7 @@ _random_steps = settings(
 )
 
 
-@settings(_random_steps, max_examples=60, derandomize=True)
+@settings(_random_steps, max_examples=20, derandomize=True)
 @given(workloads(), options, scripts)
 @example(_chain(*[1] * 6), Settings(2 * _UNIT, 2 * _UNIT), Script([1] * 30, [0]))
 @example(
@@ -172,19 +171,16 @@ _random_steps = settings(
     Settings(0, 30 * _UNIT, prefetch="reverse"),
     Script([20] * 21, [0]),
 )
-@example(_FREED_LETS_OTHERS_GO_ON, Settings(0, _UNIT), Script([], [0, 11]))
 @example(_GIVEN_BACK_LETS_OTHERS_GO_ON, Settings(5 * _UNIT, 5 * _UNIT), Script([], [5]))
-@example(*_RECORD_WITHOUT_ROOM_IN_BACKWARD)
 @example(*_READS_TAKE_LONG)
 @example(_NOTED_VIEW_HOLDS_STORAGE, Settings(2 * _UNIT, 12 * _UNIT), Script([], [0]))
 def test_decisions_random_steps_are_those_of_the_store(workload: Workload, how: Settings, script: Script) -> None:
     _check(workload, how, script)
 
 
-@settings(_random_steps, max_examples=30, derandomize=True)
+@settings(_random_steps, max_examples=10, derandomize=True)
 @given(workloads(), options | small_options, scripts)
 @example(_STAYS_NOTED, Settings(0, 16 * _UNIT), Script([], [0]))
-@example(_STAYS_NOTED, Settings(0, _UNIT), Script([1] * 30, [0]))
 def test_decisions_random_steps_of_small_tensors_are_those_of_the_store(
     workload: Workload, how: Settings, script: Script
 ) -> None:
@@ -197,13 +193,13 @@ def test_decisions_random_steps_of_small_tensors_are_those_of_the_store(
 
 @pytest.mark.many
 @pytest.mark.timeout(600)
-@settings(_random_steps, max_examples=400)
+@settings(_random_steps, max_examples=150)
 @given(workloads(), options, scripts)
 def test_decisions_many_random_steps_are_those_of_the_store(workload: Workload, how: Settings, script: Script) -> None:
     _check(workload, how, script)
 
 
-@settings(_random_steps, max_examples=60, derandomize=True)
+@settings(_random_steps, max_examples=20, derandomize=True)
 @given(workloads(_ON_A_DEVICE), device_options, scripts, windows)
 @example(_ASKED_AGAIN_AFTER_IT_WAS_DROPPED, Settings(0, _UNIT), Script([1] * 40, [0]), Windows(8 * _UNIT, 8 * _UNIT))
 def test_decisions_random_steps_on_an_accelerator_are_those_of_the_store(
@@ -214,7 +210,7 @@ def test_decisions_random_steps_on_an_accelerator_are_those_of_the_store(
 
 @pytest.mark.many
 @pytest.mark.timeout(600)
-@settings(_random_steps, max_examples=400)
+@settings(_random_steps, max_examples=150)
 @given(workloads(_ON_A_DEVICE), device_options, scripts, windows)
 def test_decisions_many_random_steps_on_an_accelerator_are_those_of_the_store(
     workload: Workload, how: Settings, script: Script, between: Windows
