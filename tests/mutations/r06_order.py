@@ -49,7 +49,7 @@ MUTATIONS = {
         ),
         "what was asked for makes room for what lies ahead": always("Up._prefetch", "not self._make_way(ahead)"),
     },
-    "test_what_is_asked_for_out_of_turn_is_read_before_what_lies_ahead_of_it": {
+    "test_what_is_asked_for_is_read_before_what_lies_ahead_of_it": {
         "what is asked for is read before what lies ahead of it": drop(
             "Rules.ask_for", "if record.state is State.DISK: ..."
         ),

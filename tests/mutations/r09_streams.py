@@ -66,8 +66,10 @@ MUTATIONS = {
             "Up.reload_ahead", "self._reload(record)", "self._reload(record, must=True)"
         ),
     },
-    "test_device_full_nothing_is_copied_ahead_for_the_rest_of_that_backward": {
+    "test_offload_copies_what_the_kernel_wrote_and_then_lets_go": {
         "what copies have finished with is noticed": drop("DeviceRules.is_busy", "self._flights"),
+    },
+    "test_device_full_nothing_is_copied_ahead_for_the_rest_of_that_backward": {
         "a device that has no room is not asked for any again in that backward": drop(
             "Up.reload_ahead", "ahead.give_up()"
         ),

@@ -34,8 +34,8 @@ MUTATIONS = {
             "GraphLog.look_ahead", "self._orders.recall(...) if self._orders is not None else None", "None"
         ),
         "a write that is asked for is cancelled": drop("Rank._await_bytes", "if record.state is State.QUEUED: ..."),
-        "what somebody else holds is booked at the end of the scope": replace(
-            "SimulatedBooking.survey", "log.is_held(index) or ...", "False"
+        "a view joins the record of its storage": replace(
+            "SimulatedBooking._book", "log.unread_record_of(index)", "None"
         ),
         "only what nobody else holds is taken": replace(
             "SimulatedMemory.is_ours", "not record.is_in_place or ...", "True"

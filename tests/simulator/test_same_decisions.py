@@ -202,6 +202,12 @@ def test_decisions_many_random_steps_are_those_of_the_store(workload: Workload, 
 @settings(_random_steps, max_examples=20, derandomize=True)
 @given(workloads(_ON_A_DEVICE), device_options, scripts, windows)
 @example(_ASKED_AGAIN_AFTER_IT_WAS_DROPPED, Settings(0, _UNIT), Script([1] * 40, [0]), Windows(8 * _UNIT, 8 * _UNIT))
+@example(
+    _ASKED_AGAIN_AFTER_IT_WAS_DROPPED,
+    Settings(8 * _UNIT, _UNIT, lookahead_bytes=_UNIT),
+    Script([1] * 40, [0]),
+    Windows(8 * _UNIT, 8 * _UNIT),
+)
 def test_decisions_random_steps_on_an_accelerator_are_those_of_the_store(
     workload: Workload, how: Settings, script: Script, between: Windows
 ) -> None:
@@ -281,14 +287,11 @@ def test_copies_back_ahead_go_on_from_what_was_asked_for(tmp_path: Path) -> None
     assert copies_back[copies_back.index(("asked for", 6)) + 1] == ("copied", 1)
 
 
-def test_what_is_asked_for_out_of_turn_is_read_before_what_lies_ahead_of_it(tmp_path: Path) -> None:
-    """Backward goes on with the fourth, of which nothing was fetched: its read is queued first, then the third's."""
-    workload = _chain(*[1] * 8, first=(7, 3))
+def test_what_is_asked_for_is_read_before_what_lies_ahead_of_it(tmp_path: Path) -> None:
+    """Everything is on disk when backward begins."""
     how = Settings(0, 4 * _UNIT, prefetch="reverse", lookahead_bytes=_UNIT)
-    real, counters = real_decisions(tmp_path, workload, how, Script([8] * 40, [0]), num_steps=1)
+    real, counters = real_decisions(tmp_path, _chain(*[1] * 8), how, Script([8] * 40, [0]), num_steps=1)
     reads = [decision for decision in real if decision.what in ("demand queued", "prefetch queued")]
-    at = reads.index(Decision("demand queued", 3))
-    assert reads[at + 1] == Decision("prefetch queued", 2)
-    assert Decision("prefetch queued", 2) not in reads[:at]
+    assert reads[:2] == [Decision("demand queued", 7), Decision("prefetch queued", 6)]
     num_demanded = sum(1 for decision in reads if decision.what == "demand queued")
     assert (counters.prefetch_misses, counters.prefetch_late) == (num_demanded, 0), "counted as it was found"

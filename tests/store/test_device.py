@@ -287,6 +287,7 @@ def test_offload_copies_what_the_kernel_wrote_and_then_lets_go(accelerator: Acce
     assert record.state is State.OFFLOADING
     assert accelerator.held_bytes == NBYTES
     assert record.has_device_bytes
+    assert tier.is_busy
     accelerator.compute.let_go()
     assert record.ready is not None
     record.ready.synchronize()
