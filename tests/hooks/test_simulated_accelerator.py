@@ -185,7 +185,7 @@ def test_device_full_nothing_is_copied_ahead_for_the_rest_of_that_backward(make_
             store.stats()  # the copies out are over, and their memory is let go
             hidden.sum().backward()
             # once ahead, and then by each that is asked for while the one before is in the way
-            assert 0 < copies.num_refused - before <= num_tensors
+            assert 0 < copies.num_refused - before <= num_tensors // 3
 
 
 def test_device_full_what_is_asked_for_takes_the_place_of_what_was_copied_back(make_store: MakeStore) -> None:

@@ -7,14 +7,14 @@ from .changes import drop, never, replace
 MUTATIONS = {
     "test_fault_matrix.py::test_fault_in_a_step_right_bits_or_the_promised_error[restore-read-random_latency-every]": {
         "late: whoever asks for bytes waits until they are there": replace(
-            "Residency._await_bytes",
+            "HandingOut._await_bytes",
             "while record.state not in IN_MEMORY: ...",
             "if record.state not in IN_MEMORY: ...",
         ),
     },
     "test_fault_matrix.py::test_fault_in_a_step_right_bits_or_the_promised_error[restore-preadv-bandwidth-every]": {
         "slow: likewise": replace(
-            "Residency._await_bytes",
+            "HandingOut._await_bytes",
             "while record.state not in IN_MEMORY: ...",
             "if record.state not in IN_MEMORY: ...",
         ),
@@ -37,11 +37,11 @@ MUTATIONS = {
         "what a short write leaves is written too": drop("_advance", "pending.appendleft(first[moved:])"),
     },
     "test_fault_matrix.py::test_fault_in_a_step_right_bits_or_the_promised_error[spill-write-EIO-1st]": {
-        "a write that failed is told": drop("Moves._note_failure", "self.spill_error = error"),
+        "a write that failed is told": drop("Rules._note_failure", "self.spill_error = error"),
     },
     "test_fault_matrix.py::test_fault_in_a_step_right_bits_or_the_promised_error[restore-read-EIO-every]": {
         "a read that failed is told, with its cause": replace(
-            "Residency._raise_cause", "raise ... from cause", "raise ... from None"
+            "HandingOut._raise_cause", "raise ... from cause", "raise ... from None"
         ),
     },
     "test_fault_matrix.py::test_fault_in_a_step_right_bits_or_the_promised_error[release-discard-EIO-1st]": {
@@ -54,7 +54,7 @@ MUTATIONS = {
     },
     "test_fault_matrix.py::test_fault_in_a_step_right_bits_or_the_promised_error[spill-write-ENOSPC-1st]": {
         "what a full drive has refused stays in memory": replace(
-            "Moves.spilled", "Stored", "(Stored, StoreFullError)", inside="if has_moved: ...\nelse: ..."
+            "Rules.end_write", "Stored", "(Stored, StoreFullError)", inside="if has_moved: ...\nelse: ..."
         ),
     },
     (
@@ -65,14 +65,14 @@ MUTATIONS = {
     },
     "test_fault_matrix.py::test_fault_in_a_step_right_bits_or_the_promised_error[offload-offload-EIO-1st]": {
         "a copy that failed is told": replace(
-            "DeviceTier.offload",
-            "done = self._copies.copy_out(...)",
+            "_Streams.copy_out",
+            "record.ready = self._copies.copy_out(...)",
             """
             arguments = ...,
             try:
-                done = self._copies.copy_out(*arguments)
+                record.ready = self._copies.copy_out(*arguments)
             except RuntimeError:
-                done = self._copies.copy_out(*arguments)
+                record.ready = self._copies.copy_out(*arguments)
             """,
         ),
     },

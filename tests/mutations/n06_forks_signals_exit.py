@@ -12,21 +12,21 @@ MUTATIONS = {
         "nor be given to a worker": replace("TierStore.__reduce__", "raise TypeError(...)", "return str, ..."),
     },
     "test_interrupt_ends_a_wait_and_the_store_stays_usable": {
-        "Ctrl-C in a wait leaves the store open": drop("Residency._wait", "self._interrupted_wait = interrupt"),
+        "Ctrl-C in a wait leaves the store open": drop("Guard._wait", "self._interrupted_wait = interrupt"),
     },
     "test_interrupt_where_nothing_is_half_changed_leaves_the_store_open": {
         "Ctrl-C where nothing is being changed leaves the store open": drop(
-            "Residency.end_interrupted", "if not is_half_changed(...): ..."
+            "Guard.end_interrupted", "if not is_half_changed(...): ..."
         ),
     },
     "test_interrupt_that_closes_the_store_says_so": {
         "a change that is under way says so": drop("is_half_changed", "if is_marked and ...: ..."),
         "Ctrl-C in the midst of a change closes the store": replace(
-            "Residency.end_interrupted", "not is_interrupt(interrupt) or self._lock_is_mine()", "interrupt"
+            "Guard.end_interrupted", "not is_interrupt(interrupt) or self._lock_is_mine()", "interrupt"
         ),
     },
     "test_interrupt_as_a_wait_begins_leaves_the_store_open": {
-        "Ctrl-C as a wait begins, too": drop("Residency._wait", "self._lock.acquire()"),
+        "Ctrl-C as a wait begins, too": drop("Guard._wait", "self._lock.acquire()"),
     },
     "test_scope_interrupted_at_any_moment_leaves_no_hooks": {
         "Ctrl-C while a scope is entered takes its hooks off": drop(

@@ -49,12 +49,12 @@ MUTATIONS = {
     },
     "test_memory_refused_to_backward_raises_and_what_is_on_disk_can_be_asked_for_again": {
         "memory that is refused to a read is told of as a read's failure": replace(
-            "Moves.start_restore", "raise StorageIOError(...) from error", "raise"
+            "Up.start_restore", "raise StorageIOError(...) from error", "raise"
         ),
     },
     "test_memory_refused_to_a_prefetch_is_no_error": {
         "memory that is refused to a prefetch is no error": drop(
-            "Moves.start_restore", "if not demanded: ...", inside="try: ...\nexcept OSError as error: ..."
+            "Up.start_restore", "if not demanded: ...", inside="try: ...\nexcept OSError as error: ..."
         ),
     },
     "test_addresses_for_the_slab_refused_its_slots_are_mapped_one_by_one": {

@@ -12,7 +12,7 @@ MUTATIONS = {
     },
     "test_edit_between_forward_and_backward_same_outcome": {
         "a stored tensor that was changed is refused": never(
-            "Residency._check_unchanged", "source._version != record.version"
+            "HandingOut._check_unchanged", "source._version != record.version"
         ),
         "a kept tensor that was changed is refused": never("check_unchanged", "tensor._version != version"),
         "the alias shares the version counter": replace("alias_of", "tensor.detach()", "tensor.data"),
@@ -26,12 +26,12 @@ MUTATIONS = {
     },
     "test_change_while_a_get_waits_is_found": {
         "a change while somebody waits for the bytes is found": replace(
-            "Residency._hand_over", "self._check_unchanged(record, layout)", "record.source"
+            "HandingOut._hand_over", "self._check_unchanged(record, layout)", "record.source"
         ),
     },
     "test_get_after_the_tensor_was_changed_raises": {
         "the version counter is kept when the memory goes": replace(
-            "Moves._let_go", "source.data = ...", "record().source = torch.empty(0, dtype=source.dtype)"
+            "StoreMemory.let_go", "source.data = ...", "record().source = torch.empty(0, dtype=source.dtype)"
         ),
     },
     "test_restored_bytes_saved_again_by_another_counter_are_guarded_by_it": {

@@ -18,7 +18,7 @@ MUTATIONS = {
         "they join only at the same version": drop("records_over", "record.version == version"),
     },
     "test_figures_asked_for_inside_a_mode_same_bits_from_disk": {
-        "whoever asks for figures inside a mode changes nothing": never("_whole.call", "is_inside_modes()"),
+        "whoever asks for figures inside a mode changes nothing": never("whole.call", "is_inside_modes()"),
     },
     "test_backward_under_fake_tensors_and_then_without_same_bits": {
         "what is handed out inside a mode is the tensor itself": drop("is_inside_modes", "num_dispatch_modes() > 0"),
@@ -29,7 +29,7 @@ MUTATIONS = {
     },
     "test_restored_bytes_that_a_function_changed_are_saved_as_they_are": {
         "restored bytes join only if they are confirmed": never(
-            "Residency.rejoin", "not self.moves.engine.confirms(record.key, memory)"
+            "Residency.rejoin", "not self._engine.confirms(record.key, memory)"
         ),
     },
     "test_what_double_backward_saves_again_is_not_written_again": {

@@ -17,7 +17,7 @@ MUTATIONS = {
     },
     "test_residency_stages.py": {
         "what was written of memory that moved meanwhile is not taken for the bytes": never(
-            "Moves.spilled", "_has_moved(record)"
+            "Rules.end_write", "has_moved"
         ),
     },
     "test_parameters_and_their_views_kept": {
@@ -28,10 +28,10 @@ MUTATIONS = {
     "test_buffers_and_input_batch_not_taken_and_counted_when_the_graph_ends": {
         "only what nobody else holds is taken": always("is_sole_owner", "num_owners == num_claims"),
         "what somebody else holds is not charged": after(
-            "Moves.examine", "self.pending.share(record)", "self.books.charge(record, self.books.host)"
+            "Down.examine", "self.pending.share(record)", "self.windows.charge(record, self.windows.host)"
         ),
         "what somebody else holds is counted": drop(
-            "Moves._release", "self.counters.kept_bytes['alive elsewhere'] += ..."
+            "Rules._release", "self.counters.kept_bytes['alive elsewhere'] += ..."
         ),
     },
     "test_resized_storage_is_managed_elsewhere": {
@@ -53,7 +53,7 @@ MUTATIONS = {
         ),
     },
     "test_input_let_go_later_taken_by_flush": {
-        "what was held is looked at again by flush": drop("Residency.flush", "self.moves.examine()"),
+        "what was held is looked at again by flush": drop("Residency.flush", "self.rules.examine()"),
     },
     "test_records_of_two_stores_do_not_count_as_others": {
         "aliases that other stores hold are discounted": replace(
@@ -62,17 +62,17 @@ MUTATIONS = {
     },
     "test_held_again_while_it_is_kept_in_memory_is_left_alone": {
         "ownership is looked at again when a victim is chosen": never(
-            "Moves._spill", "not (victim.forced or victim.slot is not None or is_sole_owner(victim))"
+            "Down._spill", "not self._memory.is_ours(victim)"
         ),
     },
     "test_held_again_while_it_waits_for_room_is_left_alone": {
         "ownership is looked at again when room is found": never(
-            "Moves.admit_blocked", "not (record.forced or is_sole_owner(record))"
+            "Down.admit_blocked", "not self._memory.is_ours(record)"
         ),
     },
     "test_input_let_go_later_taken_by_later_packs": {
         "what was held is looked at again at each pack": replace(
-            "Residency._relieve", "NUM_EXAMINED_PER_PACK", "0", inside="self.moves.relieve(...)"
+            "Residency._relieve", "NUM_EXAMINED_PER_PACK", "0", inside="self.rules.relieve(...)"
         ),
     },
     "test_moved_before_it_is_booked_stays_where_it_is": {

@@ -23,7 +23,7 @@ MUTATIONS = {
     },
     "test_chain_prefetched_few_misses": {
         "what lies ahead is fetched": replace(
-            "Moves.prefetch", "(record := ahead.peek()) is not None", "(record := ahead.peek()) is not None and False"
+            "Up._prefetch", "(record := ahead.peek()) is not None", "(record := ahead.peek()) is not None and False"
         ),
     },
     "test_lookahead.py": {
@@ -47,31 +47,41 @@ MUTATIONS = {
         "a graph that backward goes through again is looked ahead in again": replace(
             "Lookahead.asked_for", "rank + 1 if again else ...", "..."
         ),
-        "what was asked for makes room for what lies ahead": always("Moves.prefetch", "not self._make_way(ahead)"),
+        "what was asked for makes room for what lies ahead": always("Up._prefetch", "not self._make_way(ahead)"),
+    },
+    "test_what_is_asked_for_is_read_before_what_lies_ahead_of_it": {
+        "what is asked for is read before what lies ahead of it": drop(
+            "Rules.ask_for", "if record.state is State.DISK: ..."
+        ),
+        "what is asked for is counted as it was found": replace(
+            "Rules.ask_for",
+            "self._count_request(record)\nif record.state is State.DISK: ...",
+            "if record.state is State.DISK: ...\nself._count_request(record)",
+        ),
     },
     "test_list_longer_than_the_room_goes_on_into_that_of_what_was_got": {
         "by hand, the list goes on into the room of what was got": replace(
-            "Residency.fetch", "moves.by_hand.forget(record)", "moves.by_hand.forget(record) and False"
+            "Rules.ask_for", "self.by_hand.forget(record) and self.go_ahead()", "self.by_hand.forget(record) and False"
         ),
     },
     "test_what_was_made_way_for_a_demand_is_fetched_again": {
         "by hand, what made way for a read is fetched again": replace(
-            "Moves._drop", "self.by_hand.come_back_for", "self.by_hand.forget_fetched"
+            "Down._drop", "self.by_hand.come_back_for", "self.by_hand.forget_fetched"
         ),
     },
     "test_pack_takes_the_room_of_a_list_that_nobody_asks_for_and_keeps_it": {
         "by hand, what made way for a pack is not fetched again": replace(
-            "Moves._drop", "self.by_hand.forget_fetched", "self.by_hand.come_back_for"
+            "Down._drop", "self.by_hand.forget_fetched", "self.by_hand.come_back_for"
         ),
     },
     "test_backward_goes_first_and_takes_the_room_of_what_was_named": {
         "what was fetched by hand makes way for backward": replace(
-            "Moves._make_way", "self.by_hand.last_fetched(self._eviction.is_clean)", "None"
+            "Up._make_way", "self.by_hand.last_fetched(self._eviction.is_clean)", "None"
         ),
     },
     "test_nothing_is_fetched_by_hand_while_backward_waits_for_room": {
         "nothing is fetched by hand while backward waits for room": drop(
-            "Moves.go_ahead", "self.ahead is None or self.ahead.peek() is None"
+            "Up._prefetch_all", "self.ahead is None or self.ahead.peek() is None"
         ),
     },
     "test_lookahead_comes_back_for_what_has_left_memory": {
@@ -105,12 +115,12 @@ MUTATIONS = {
     },
     "test_what_is_to_go_goes_in_the_order_of_saving": {
         "what the plan sends away goes in the order of saving": always(
-            "Moves._goes_at_once", "self._eviction.next_leaving() is None"
+            "Down._goes_at_once", "self._eviction.next_leaving() is None"
         ),
     },
     "test_read_ahead_that_has_failed_is_not_told_to_get": {
         "prefetch is a hint: where it fails, the request tries again": replace(
-            "Moves._restore_failed", "error if record.demanded else ...", "error"
+            "Rules._leave_unread", "error if record.demanded else ...", "error"
         ),
     },
     "test_known_graph_on_a_fast_drive_is_fetched_near": {
@@ -120,25 +130,25 @@ MUTATIONS = {
     },
     "test_far_from_the_moment_that_it_waits_and_the_next_time": {
         "backward that waits for the disk goes far, now and the next time": drop(
-            "Residency.fetch", "ahead.reach.wait()"
+            "Rules.ask_for", "ahead.reach.wait()"
         ),
     },
     "test_drive_that_takes_longer_than_staging_lasts_always_far": {
         "far, where a read takes longer than staging lasts": drop("Reaches.note", "reach.most_bytes > staging_bytes"),
         "what is asked for meanwhile is counted for every read ahead": drop(
-            "Moves.prefetch", "ahead.reach.read_began(record.key)"
+            "Up._prefetch", "ahead.reach.read_began(record.key)"
         ),
         "what is asked for while a read is under way is counted to its end": drop(
-            "Moves.restored", "self.ahead.reach.read_ended(record.key)"
+            "Rules.end_read", "self.ahead.reach.read_ended(record.key)"
         ),
-        "bytes that are asked for are counted": drop("Residency.fetch", "ahead.reach.asked_for(record.nbytes)"),
+        "bytes that are asked for are counted": drop("Rules.ask_for", "ahead.reach.asked_for(record.nbytes)"),
     },
     "test_given_lookahead_or_order_that_is_not_learned_always_far": {
         "a lookahead that is given is kept to": drop("PackLog._look_ahead", "self._finds_reach"),
     },
     "test_prefetch_into_staging_alone_drops_nothing_that_makes_no_room_there": {
         "near, nothing is dropped that makes no room in staging": drop(
-            "Moves._make_way", "ahead.reach.is_far or used.window is self.books.staging"
+            "Up._make_way", "ahead.reach.is_far or used.window is self.windows.staging"
         ),
     },
 }

@@ -6,26 +6,28 @@ from .changes import after, always, drop, never, replace
 
 MUTATIONS = {
     "test_reload_is_seen_by_every_later_kernel": {
-        "the stream that asks waits for the reload": drop("DeviceTier.hand_over", "self._wait(current, reload.copied)"),
+        "the stream that asks waits for the reload": drop(
+            "DeviceRules.hand_over", "self._memory.wait_where_asked(record, stream, reload.end)"
+        ),
     },
     "test_happens_before.py": {
         "every stream that asks waits for the reload, not only the first": replace(
-            "DeviceTier.hand_over", "current in reload.streams", "reload.streams"
+            "DeviceRules.hand_over", "stream in reload.streams", "reload.streams"
         ),
         "a block that another stream was made to read is not given away before that has read it": never(
-            "DeviceTier.hand_over", "current != record.stream"
+            "_Streams.wait_where_asked", "stream != record.stream"
         ),
         "a block is not given away before every stream that may use it is through with it": drop(
-            "DeviceTier._land", "self._copies.share(flight.memory, stream)"
+            "_Streams.share", "self._copies.share(memory, stream)"
         ),
         "what is reloaded and not asked for holds its block until it is copied": never(
-            "DeviceTier.unload", "reload.memory is not None"
+            "DeviceRules.unload", "reload.memory is not None"
         ),
         "a copy in that is given up for room is over before its block is used again": drop(
-            "DeviceTier.make_room", "self._wait(reload.record.stream, reload.copied)"
+            "DeviceRules.make_room", "self._memory.wait_where_packed(reload.record, reload.end)"
         ),
         "a copy in that nobody waited for yet keeps its target": replace(
-            "_Reload.__init__", "self.memory: ... = memory", "self.memory: ... = memory[:0].clone()"
+            "_Reload.__init__", "copy.memory", "copy.memory[:0].clone()"
         ),
         "the copy stream waits for what packed": drop(
             "AcceleratorCopies.copy_out", "copying.wait_event(stream.record_event())"
@@ -61,39 +63,51 @@ MUTATIONS = {
     },
     "test_device_full_while_copying_ahead_backward_goes_on_without": {
         "a device that has no room for what is copied ahead does not end backward": replace(
-            "Moves.reload_ahead", "ahead.give_up()\nreturn", "raise"
+            "Up.reload_ahead", "self._reload(record)", "self._reload(record, must=True)"
+        ),
+    },
+    "test_offload_copies_what_the_kernel_wrote_and_then_lets_go": {
+        "what copies have finished with is noticed": drop("DeviceRules.is_busy", "self._flights"),
+    },
+    "test_device_full_nothing_is_copied_ahead_for_the_rest_of_that_backward": {
+        "a device that has no room is not asked for any again in that backward": drop(
+            "Up.reload_ahead", "ahead.give_up()"
         ),
     },
     "test_device_full_what_is_asked_for_takes_the_place_of_what_was_copied_back": {
+        "a copy back for which there is no room is not taken for one": replace(
+            "DeviceRules.reload", "return False", "return True"
+        ),
         "what is asked for on a full device takes the place of what was copied back": drop(
-            "Moves.reload_demanded", "self.devices.make_room()"
+            "Up.reload_demanded", "self.device.make_room()"
         ),
     },
     "test_simulated_accelerator.py": {
         "a tensor comes back at the address that it had, modulo the allocator's blocks": drop(
-            "Moves._cut_span", "first -= first % _BLOCK_BYTES"
+            "_cut_span", "first -= first % _BLOCK_BYTES"
         ),
     },
     "test_close_while_copies_run_unpins_the_slab_when_they_are_over": {
-        "the slab is unpinned when every copy is over": drop("Residency.engine_ended", "marker.synchronize()"),
+        "the slab is unpinned when every copy is over": drop("Serving.engine_ended", "marker.synchronize()"),
     },
     "test_device_lost_next_call_raises_and_close_returns": {
-        "a lost device does not keep a store from closing": drop("Moves.end_all", "self.devices.stop_asking()"),
+        "a lost device does not keep a store from closing": drop("Rules.end_all", "self.device.stop_asking()"),
     },
     "test_reload_ahead_no_stream_waits_before_somebody_asks": {
         "of what is reloaded ahead no stream waits before somebody asks for it": after(
-            "DeviceTier.reload", "self._num_ahead += 1", "self.hand_over(record)"
+            "DeviceRules.reload", "self._num_ahead += 1", "self.hand_over(record)"
         ),
+        "a stream waits for a copy back once": drop("DeviceRules.hand_over", "reload.streams.append(stream)"),
     },
     "test_offload_released_meanwhile_holds_the_memory_until_copied": {
         "a slot is not used again before the copy from it is over": always(
-            "DeviceTier.when_copied", "self._may_ask and ready.query()"
+            "DeviceRules.when_copied", "self._may_ask and end.query()"
         ),
         "device memory is held until it is copied": replace(
-            "DeviceTier.offload", "memory", "memory[:0].clone()", inside="_Flight(...)"
+            "_Streams.copy_out", "CopyOut(memory, ...)", "CopyOut(memory[:0].clone(), ...)"
         ),
         "a finalizer parks what is being copied": after(
-            "DeviceTier.release",
+            "DeviceRules.release",
             "self.unload(record)",
             "self._flights = deque(flight for flight in self._flights if flight.record is not record)",
         ),
@@ -102,25 +116,25 @@ MUTATIONS = {
         "a write waits for the copy into its slot": never("Engine._spill_lane", "spill.ready is not None"),
     },
     "test_reload_waits_for_the_copy_out_that_still_runs": {
-        "a reload waits for the copy that fills its slot": replace("DeviceTier.reload", "record.ready", "None"),
+        "a reload waits for the copy that fills its slot": replace("_Streams.copy_back", "record.ready", "None", inside="self._copies.copy_in(...)"),
     },
     "test_reload_on_another_stream_than_the_records_waits_there_too": {
         "the stream at pack is kept with the record; a reload's target is allocated under it": replace(
-            "DeviceTier.reload", "record.stream", "self._copies.current_stream(_device_of(record))"
+            "_Streams.copy_back", "record.stream", "self._copies.current_stream(_device_of(record))"
         ),
     },
     "test_offload_on_another_stream_than_the_records_follows_the_records": {
         "a copy out waits for the stream that packed": replace(
-            "DeviceTier.offload", "record.stream", "self._copies.current_stream(_device_of(record))"
+            "_Streams.copy_out", "record.stream", "self._copies.current_stream(_device_of(record))"
         ),
     },
     "test_offload_beyond_the_bound_makes_the_stream_wait_not_the_host": {
         "memory in flight is let go of only behind a wait of its stream": drop(
-            "DeviceTier._land_early", "self._wait(flight.record.stream, flight.done)"
+            "DeviceRules._land_early", "self._memory.wait_where_packed(flight.record, flight.copy.end)"
         ),
     },
     "test_offload_room_that_device_bytes_leave_is_lent_to_copies_until_it_is_needed": {
-        "what was lent of device_bytes comes back when it is needed": drop("DeviceTier.hold", "self._bound_flight()"),
+        "what was lent of device_bytes comes back when it is needed": drop("DeviceRules.hold", "self._bound_flight()"),
     },
     "test_reload_ahead_room_that_copies_out_have_is_not_given_twice": {
         "what is on its way out and back does not get the same room twice": replace(
@@ -170,18 +184,35 @@ MUTATIONS = {
     },
     "test_reload_ahead_one_that_is_larger_than_the_bound_while_another_is_in_use": {
         "what is in use and the next are back whatever their size": replace(
-            "DeviceTier.reload", "len(self._reloaded) > 2", "len(self._reloaded) > 1"
+            "DeviceRules.reload", "len(self._reloaded) > 2", "len(self._reloaded) > 1"
         ),
+        "one may come back ahead whatever its size": drop("DeviceRules.has_room_to_reload", "not self._num_ahead"),
+        "what is asked for is not ahead any more": drop("DeviceRules._note_awaited", "self._num_ahead -= ..."),
+        "nor is what is forgotten": drop("DeviceRules.unload", "self._num_ahead -= 1"),
     },
     "test_offload_one_that_is_larger_than_the_bound_is_waited_for_when_the_next_leaves": {
         "one copy out may be larger than its window": replace(
-            "DeviceTier._bound_flight", "len(self._flights) > 1", "len(self._flights) > 0"
+            "DeviceRules._bound_flight", "len(self._flights) > 1", "len(self._flights) > 0"
         ),
     },
+    "test_device_is_left_by_all_that_has_to_as_room_is_freed": {
+        "what was blocked lets others leave the device": drop("Down.admit_blocked", "self._offload_surplus()"),
+    },
+    "test_copies_back_ahead_begin_while_the_copy_out_still_runs": {
+        "what is being copied out can come back": drop("_IN_HOST_MEMORY", "State.OFFLOADING"),
+    },
+    "test_copies_back_ahead_pass_over_what_the_graph_has_let_go_of": {
+        "what nobody needs is not copied back": drop("Up.reload_ahead", "record.is_alive"),
+    },
+    "test_copies_back_ahead_go_on_from_what_was_asked_for": {
+        "copies back go on from what was asked for": drop("Rules.hand_over", "reload_ahead.asked_for(index)"),
+    },
     "test_decisions_random_steps_on_an_accelerator_are_those_of_the_store": {
-        "what is forgotten is not ahead any more": drop("DeviceTier.unload", "self._num_ahead -= 1"),
+        "what leaves host memory is counted on the device no longer": drop("Down._drop", "self.device.unload(record)"),
+    },
+    "test_reload_ahead_does_not_take_the_place_of_what_was_asked_for_last": {
         "what is asked for is the last to be forgotten": drop(
-            "DeviceTier.hand_over", "self._reloaded.move_to_end(record.key)"
+            "DeviceRules.hand_over", "self._reloaded.move_to_end(record.key)"
         ),
     },
     "test_uncovered_bytes_are_the_share_of_the_link_that_was_waited_for": {
@@ -223,7 +254,7 @@ MUTATIONS = {
         "test_auto_graph_in_whose_backward_another_began_tells_nothing",
     ): {
         "who sets what stays ends the times of another graph": drop(
-            "DeviceTier.spoil_times", "if (times := self._open_times()) is not None: ..."
+            "_Streams.spoil_times", "if (times := self._open_times()) is not None: ..."
         ),
         "such times tell nothing": replace(
             "GraphTimes.spoil", "self._is_whole = self.is_open = ...", "self.is_open = ..."
@@ -231,13 +262,13 @@ MUTATIONS = {
     },
     "test_auto_finds_what_compute_covers": {
         "what leaves in forward is told to who takes its times": drop(
-            "DeviceTier.offload", "times.copies_out(end - first)"
+            "_Streams.copy_out", "times.copies_out(end - first)"
         ),
         "what was found is the whole graph's": replace(
             "PackLog._keep_uncovered", "plan.trace.signatures[-1]", "plan.trace.signatures[0]"
         ),
     },
     "test_auto_link_that_is_slow_on_the_way_back_finds_what_backward_covers": {
-        "what comes back, too": drop("DeviceTier.reload", "times.copies_in(record.nbytes)"),
+        "what comes back, too": drop("_Streams.copy_back", "times.copies_in(record.nbytes)"),
     },
 }

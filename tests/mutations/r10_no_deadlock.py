@@ -7,37 +7,37 @@ from .changes import always, before, drop, never, replace
 MUTATIONS = {
     "test_store_budgets.py": {
         "who waits for bytes may overdraw staging": replace(
-            "Moves.start_restore", "window = window or self.books.staging", "if window is None: return False"
+            "Up.start_restore", "window = window or windows.staging", "if window is None: return False"
         ),
     },
     "test_prefetch_beyond_the_room_stays_within_it": {
         "prefetch does not overdraw": drop(
-            "Moves.start_restore", "if not demanded: ...", inside="if window is None: ..."
+            "Up.start_restore", "if not demanded: ...", inside="if window is None: ..."
         ),
     },
     ("test_store_budgets.py", "test_residency_stages.py"): {
-        "what was fetched ahead is dropped before a pack waits": drop("Moves._try_admit", "self._drop(next_to_drop())"),
+        "what was fetched ahead is dropped before a pack waits": drop("Down._try_admit", "self._drop(next_to_drop())"),
     },
     "test_restores_record_without_room_in_backward_are_not_repeated": {
         "what was fetched ahead is dropped for nobody but who waits": always(
-            "Residency._advance", "self._num_packing > 0"
+            "Rules.advance", "self.num_packing > 0"
         ),
     },
     "test_spills_that_backward_cancelled_are_not_queued_again": {
         "what backward will ask for is written for nobody but who waits": replace(
-            "Moves._try_admit", "order.next_dirty if takes_from_backward else ...", "order.next_dirty"
+            "Down._try_admit", "order.next_dirty if takes_from_backward else ...", "order.next_dirty"
         ),
     },
     "test_residency_stages.py": {
-        "whoever waits is woken by what is freed": drop("Residency._advance", "self._progress.notify_all()"),
+        "whoever waits is woken by what is freed": drop("Guard._advance", "self._progress.notify_all()"),
     },
     "test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_prefetch": {
         "a flush is told when a prefetch has cancelled the last queued write": drop(
-            "Residency._go_ahead", "self._progress.notify_all()"
+            "Guard._go_ahead", "self._progress.notify_all()"
         ),
     },
     "test_pack_that_needs_all_of_staging_gets_it_from_the_prefetch": {
-        "nothing is prefetched while a pack waits": drop("Residency._go_ahead", "not self._num_packing"),
+        "nothing is prefetched while a pack waits": drop("Rules.go_ahead", "self.num_packing"),
     },
     "test_every_budget_keeps_its_limits_and_the_bytes": {
         "no budget at all is enough": drop("HostWindows.admits_move", "self.staging.used_bytes == 0"),
@@ -56,16 +56,16 @@ MUTATIONS = {
         ),
     },
     "test_put_has_the_newest_small_tensor_give_way": {
-        "small tensors make way for what has to move": never("Moves.examine", "self.books.noted_bytes"),
+        "small tensors make way for what has to move": never("Down.examine", "self.windows.noted_bytes"),
     },
     "test_forward_alone_is_held_within_both_budgets_and_one_tensor": {
         "a waiting pack holds no room": before(
-            "Moves.admit", "self.blocked.append(record)", "self.books.charge(record, self.books.staging)"
+            "Down.admit", "self.blocked.append(record)", "self.windows.charge(record, self.windows.staging)"
         ),
     },
     "test_budget_of_one_byte_less_writes_what_was_saved_first": {
         "a spill takes its staging before it starts": drop(
-            "Moves._queue_spill", "self.books.charge(record, self.books.staging)"
+            "Down._queue_spill", "self.windows.charge(record, self.windows.staging)"
         ),
     },
     "test_what_staging_took_counts_for_what_is_new_only_as_host_lets_go_of_it": {
@@ -80,7 +80,7 @@ MUTATIONS = {
         "host memory is told within its budget": drop("HostWindows.used_bytes", "self.host_bytes - host"),
     },
     "test_several_of_the_largest_are_written_at_once_out_of_the_host_budget": {
-        "several of the largest move at once": drop("Moves._try_admit", "self.books.grow_staging(nbytes)"),
+        "several of the largest move at once": drop("Down._try_admit", "self.windows.grow_staging(nbytes)"),
     },
     "test_prefetch_takes_staging_then_host_and_never_overdraws": {
         "what is fetched ahead has its own room": replace(
@@ -96,19 +96,22 @@ MUTATIONS = {
         ),
     },
     ("test_store_budgets.py", "test_residency_threads.py"): {
-        "the host budget is never exceeded": always("Moves._stay", "self.books.host.fits(record.nbytes)"),
+        "the host budget is never exceeded": always("Down._stay", "self.windows.host.fits(record.nbytes)"),
     },
-    "test_put_goes_on_when_the_queued_handles_are_dropped": {
+    "test_prefetch_goes_on_in_the_room_of_a_queued_handle_that_was_dropped": {
         "what finalizers freed lets the others go on": replace(
-            "Residency._drain", "self.moves.drain()", "self.moves.drain() and False"
+            "Guard._drain", "self.rules.drain()", "self.rules.drain() and False"
         ),
     },
+    "test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die": {
+        "whoever waits is told when a write is passed over": drop("Serving.begin_spill", "self._progress.notify_all()"),
+    },
     "test_put_goes_on_when_a_handle_has_only_begun_to_die": {
-        "whoever waits is told when a write is passed over": drop(
-            "Residency.begin_spill", "self.moves.withdraw(record)\nself._advance()"
+        "what is passed over leaves its room to the others": drop(
+            "Rules.begin_write", "self.withdraw(record)\nself.advance()"
         ),
     },
     "test_small_records_are_written_when_somebody_waits": {
-        "whoever waits has small records written": drop("Residency._wait", "self.moves.engine.hurry()"),
+        "whoever waits has small records written": drop("Guard._wait", "self._engine.hurry()"),
     },
 }

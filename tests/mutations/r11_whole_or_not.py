@@ -33,9 +33,9 @@ MUTATIONS = {
         "the session is part of the checksum": replace("record_seed", "session", "0", inside="struct.pack(...)"),
     },
     "test_write_failed_reaches_flush_and_keeps_the_bytes": {
-        "a failed write is told": drop("Moves._note_failure", "self.spill_error = error"),
+        "a failed write is told": drop("Rules._note_failure", "self.spill_error = error"),
         "what could not be written stays in memory": always(
-            "Moves.spilled", "isinstance(outcome, Stored)", inside="if has_moved: ...\nelse: ..."
+            "Rules.end_write", "isinstance(outcome, Stored)", inside="if has_moved: ...\nelse: ..."
         ),
     },
     (
@@ -43,7 +43,7 @@ MUTATIONS = {
         "test_store_full_of_graphs_in_cycles_collected_instead_of_raised",
     ): {
         "garbage is collected before the store says that it is full": drop(
-            "Residency._collect_garbage", "gc.collect()"
+            "Guard._collect_garbage", "gc.collect()"
         ),
     },
     "test_full_file_system_is_store_full_and_goes_on": {
@@ -63,6 +63,6 @@ MUTATIONS = {
         ),
     },
     "test_read_failed_reaches_get_and_may_be_tried_again": {
-        "what could not be read is not handed out": never("Moves.restored", "isinstance(outcome, Exception)"),
+        "what could not be read is not handed out": never("Rules.end_read", "isinstance(outcome, Exception)"),
     },
 }

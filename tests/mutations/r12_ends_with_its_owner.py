@@ -14,6 +14,17 @@ MUTATIONS = {
     "test_store_unreferenced_without_close_ends_by_itself": {
         "the last reference ends the store": drop("Core._start_engine", "user=store"),
     },
+    "test_read_that_ends_while_the_handle_has_only_begun_to_die_frees_everything": {
+        "a read whose handle has gone by then leaves nothing": drop("Rules.end_read", "self._bury(record)"),
+    },
+    "test_what_is_submitted_before_serve_begins_then": {
+        "an engine that does not serve yet does not end by itself": drop(
+            "Engine._main", "await self._may_begin.wait()"
+        ),
+    },
+    "test_stop_before_serve_ends_the_engine": {
+        "an engine that is stopped before it serves ends": drop("Engine._begin_to_stop", "self._may_begin.set()"),
+    },
     "test_stores_opened_and_closed_often_leave_nothing": {
         "an engine that ends frees what is on disk": drop("Engine._main", "await disk.close()"),
     },
@@ -23,8 +34,8 @@ MUTATIONS = {
         ),
     },
     "test_last_reference_ends_the_thread": {
-        "a store that nobody refers to ends the thread that returns memory": drop(
-            "Core._store_died", "self.returner.request_stop()"
+        "a store that nobody refers to ends the thread that returns memory": replace(
+            "Core._store_died", '("returner", "traces")', '("traces",)'
         ),
     },
     "test_killed_client_is_cleaned_up_after_the_grace_period": {

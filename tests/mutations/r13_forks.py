@@ -10,7 +10,7 @@ MUTATIONS = {
     },
     "test_fork_child_has_no_file_and_cannot_use_what_it_inherited": {
         "a forked child lets go of the files": drop("let_go_of", "os.dup2(null, descriptor, inheritable=False)"),
-        "a forked child cannot use what it inherited": drop("Residency.abandon", "self.closed = ..."),
+        "a forked child cannot use what it inherited": drop("Guard.abandon", "self.closed = ..."),
         "forked children are told": drop("lifetime:", "os.register_at_fork(after_in_child=_in_child)"),
     },
     "test_forked_child_has_no_such_thread_and_its_own_store_returns_memory": {
@@ -29,7 +29,7 @@ MUTATIONS = {
         "no file is opened while a fork goes on": replace("_open_noted", "with not_while_forking: ...", "if True: ..."),
     },
     "test_fork_while_others_put_harms_neither_side": {
-        "a lock that a thread of the parent held is no child's": drop("Residency.abandon", "self._begin_lock()"),
+        "a lock that a thread of the parent held is no child's": drop("Guard.abandon", "self._begin_lock()"),
     },
     "test_forked_child_keeps_nothing_of_its_parent_s": {
         "a child has no copy of the daemon's socket and slab": drop(

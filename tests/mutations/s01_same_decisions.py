@@ -1,4 +1,4 @@
-"""S1: The simulator decides as the store does."""
+"""S1: The simulator books, waits and takes the order of a graph as the store does, so that it decides the same."""
 
 from __future__ import annotations
 
@@ -6,36 +6,43 @@ from .changes import always, drop, replace
 
 MUTATIONS = {
     "test_decisions_random_steps_on_an_accelerator_are_those_of_the_store": {
-        "what was lent comes back when it is needed": replace(
-            "SimulatedDevice.hold", "if self._window.hold(record): ...", "self._window.hold(record)"
-        ),
-        "one copy out may be larger than its window": replace(
-            "SimulatedDevice._bound_flight", "len(self._flights) > 1", "len(self._flights) > 0"
-        ),
         "beyond the window computing waits for copies out": drop(
-            "SimulatedDevice._bound_flight", "self._copies.wait(flight.copy)"
+            "simulator.device:_Stream.wait_where_packed", "self._copies.wait(end)"
         ),
-        "a copy back comes after the copy out": drop("SimulatedDevice.reload", "record.ready", inside="Copy(...)"),
-        "two may be back whatever their size": replace(
-            "SimulatedDevice.reload", "len(self._reloaded) > 2", "len(self._reloaded) > 1"
+        "a copy back comes after the copy out": drop(
+            "simulator.device:_Stream.copy_back", "record.ready", inside="Copy(...)"
         ),
-        "what is asked for is the last to be forgotten": drop(
-            "SimulatedDevice.hand_over", "self._reloaded.move_to_end(record.key)"
+        "what is back is on the device": drop("simulator.device:_Stream.copy_back", "record.has_device_bytes = True"),
+        "what leaves host memory leaves the device": replace(
+            "SimulatedMemory.let_go", "record.is_in_place = record.has_device_bytes = ...", "record.is_in_place = ..."
         ),
-        "computing waits for a copy back once": drop("SimulatedDevice.hand_over", "reload.is_awaited = True"),
-        "what is asked for is not ahead any more": drop("SimulatedDevice.hand_over", "self._num_ahead -= 1"),
-        "nor is what is forgotten": drop("SimulatedDevice.forget", "self._num_ahead -= 1"),
-        "one may come back ahead whatever its size": drop("SimulatedDevice.has_room_to_reload", "not self._num_ahead"),
-        "what copies have finished with is noticed": drop("SimulatedDevice.is_busy", "self._flights"),
-        "copies back go on from what was asked for": drop("Rank._hand_over", "log.reload_ahead.asked_for(index)"),
+        "copies back go on from what was asked for": replace(
+            "Rank._hand_over", "log.reload_ahead if log.has_trace else None", "None"
+        ),
         "copies back go as far ahead as the device has room": replace(
             "GraphLog.__init__", "0 if lookahead_bytes == 0 else sys.maxsize", "lookahead_bytes or budgets.host_bytes"
         ),
     },
     "test_decisions_random_steps_are_those_of_the_store": {
-        "backward that waits for the disk goes far": drop("Rank._fetch", "log.lookahead.reach.wait()"),
+        "what backward asks for is told to what looks ahead": replace(
+            "Rank._fetch", "log.lookahead if log.has_trace else None", "None"
+        ),
         "near, where the last backward was seen to need no more": always(
             "GraphLog.look_ahead", "not orders.reaches.is_near(self._signatures[-1])"
         ),
+        "what was learned of a graph is recalled": replace(
+            "GraphLog.look_ahead", "self._orders.recall(...) if self._orders is not None else None", "None"
+        ),
+        "a write that is asked for is cancelled": drop("Rank._await_bytes", "if record.state is State.QUEUED: ..."),
+        "a view joins the record of its storage": replace(
+            "SimulatedBooking._book", "log.unread_record_of(index)", "None"
+        ),
+        "only what nobody else holds is taken": replace(
+            "SimulatedMemory.is_ours", "not record.is_in_place or ...", "True"
+        ),
+        "once its bytes were read nothing joins a record": drop(
+            "SimulatedMemory.begin_write", "record.is_read, record.held = ..."
+        ),
+        "noted bytes that are booked are not counted twice": drop("SimulatedBooking._book", "self.noted.remove(...)"),
     },
 }

@@ -68,15 +68,15 @@ MUTATIONS = {
     },
     "test_device_bytes_peak_is_what_stays_and_both_windows_where_backward_finds_copies_out_under_way": {
         "what is back counts as device memory": replace(
-            "SimulatedDevice.used_bytes", "... + self._window.reloaded.used_bytes", "..."
+            "DeviceRules.used_bytes", "... + self.window.reloaded.used_bytes", "..."
         ),
         "what is on its way out, too": replace(
-            "SimulatedDevice.held_bytes", "... + self._window.in_flight.used_bytes", "..."
+            "DeviceRules.held_bytes", "... + self.window.in_flight.used_bytes", "..."
         ),
-        "also at the moment when it comes back": drop("SimulatedDevice.reload", "self._note_peak()"),
+        "also at the moment when it comes back": drop("DeviceRules.reload", "self._note_peak()"),
     },
     "test_device_bytes_peak_is_each_step_s_own": {
-        "the most of a step is its own": drop("_Run._begin_peaks", "self._moves.device.begin_peak()"),
+        "the most of a step is its own": drop("_Run._begin_peaks", "self._device.begin_peak()"),
     },
     "test_step_whose_tensors_the_device_keeps_copies_nothing": {
         "a plan knows what the device keeps": replace("_Run.steps", "settings.device_bytes", "0"),

@@ -1,5 +1,7 @@
 """A real store and a simulated one, taken through the same actions with the same completions in the same order.
 
+Both run the same rules; what is compared is how each books, waits, and takes the order of a graph.
+
 The real disk tier writes and reads, and the copy engine of a made-up accelerator copies, but they say so only when they
 are told to. Neither training nor the engine moves while the other does, so a run depends on nothing but its script, and
 every decision of one can be compared with the other's.
@@ -622,6 +624,10 @@ def real_decisions(
             store.stepper.settle()
             while decisions.running or decisions.waiting:
                 store.stepper.finish_one()
+            inspect(store).residency.tidy()
+            window = inspect(store).device_window
+            used_bytes = [each.used_bytes for each in (window.resident, window.in_flight, window.reloaded)]
+            assert used_bytes == [0, 0, 0], "nothing is left on the device"
         except StoreFullError:
             del decisions.seen[decisions.seen.index(_FULL) + 1 :]  # what follows, nobody simulates
         finally:

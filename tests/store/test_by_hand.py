@@ -150,6 +150,7 @@ def test_pack_takes_the_room_of_a_list_that_nobody_asks_for_and_keeps_it(
     for number in range(3 * ROOM):
         handles.append(store.put(_tensor(NUM + number)))
     store.flush()
+    until(lambda: not inspect(store).num_restores)
     assert store.stats().read_bytes == ROOM * NBYTES  # nothing twice
     for number in range(NUM, NUM + 3 * ROOM):
         assert torch.equal(store.get(handles[number]), _tensor(number))

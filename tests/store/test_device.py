@@ -287,6 +287,7 @@ def test_offload_copies_what_the_kernel_wrote_and_then_lets_go(accelerator: Acce
     assert record.state is State.OFFLOADING
     assert accelerator.held_bytes == NBYTES
     assert record.has_device_bytes
+    assert tier.is_busy
     accelerator.compute.let_go()
     assert record.ready is not None
     record.ready.synchronize()
@@ -541,7 +542,22 @@ def test_reload_ahead_one_that_is_larger_than_the_bound_while_another_is_in_use(
     assert [record.has_device_bytes for record in records] == [False, True, True]
     for record in records:
         tier.release(record)
+    assert tier.has_room_to_reload(NBYTES), "what is gone is not ahead any more"
     _poll_until(tier, lambda: not tier.is_busy)
+
+
+def test_reload_ahead_does_not_take_the_place_of_what_was_asked_for_last(accelerator: Accelerator, slab: Slab) -> None:
+    tier = DeviceTier(accelerator, reload_bytes=2 * NBYTES)
+    handles = [_save(tier, accelerator.computed(i), i) for i in range(3)]
+    records = [handle.record for handle in handles]
+    for record in records:
+        _offload(tier, slab, record)
+    _poll_until(tier, lambda: all(record.state is State.HOST for record in records))
+    for record in records[:2]:
+        assert tier.reload(record)
+    tier.hand_over(records[0])
+    assert tier.reload(records[2])
+    assert [record.has_device_bytes for record in records] == [True, False, True]
 
 
 def test_make_room_lets_go_at_once_of_copies_that_still_run_each_way(accelerator: Accelerator, slab: Slab) -> None:

@@ -21,7 +21,7 @@ from tierstore.disk.tier import Kind, Stored
 from tierstore.errors import StorageIOError
 from tierstore.residency.transfers import Spill
 from tierstore.rules.state import State
-from tierstore.store.engine import NUM_RESTORES, Engine
+from tierstore.store.engine import NUM_RESTORES, Engine, OpenDisk
 
 NBYTES = 50_000
 
@@ -82,13 +82,18 @@ def _record(key: int, ready: object = None) -> Any:
 
 
 @pytest.fixture
-def open_engine(store_directory: Path) -> Iterator[Callable[[], tuple[Engine, Ledger]]]:
-    engines: list[Engine] = []
-
-    async def open_disk(executor: Executor) -> LocalDisk:
+def open_disk(store_directory: Path) -> OpenDisk:
+    async def open_it(executor: Executor) -> LocalDisk:
         return LocalDisk(
             store_directory, disk_bytes=2**28, inline_bytes=1024, codec="none", checksum=True, executor=executor
         )
+
+    return open_it
+
+
+@pytest.fixture
+def open_engine(open_disk: OpenDisk) -> Iterator[Callable[[], tuple[Engine, Ledger]]]:
+    engines: list[Engine] = []
 
     def make() -> tuple[Engine, Ledger]:
         ledger = Ledger()
@@ -123,6 +128,24 @@ def test_spill_and_restore_bring_back_the_bytes(open_engine: Callable[[], tuple[
         stored = ledger.outcomes["spill", key]
         assert isinstance(stored, Stored)
         assert stored.stored_bytes >= NBYTES
+
+
+def test_what_is_submitted_before_serve_begins_then(open_disk: OpenDisk) -> None:
+    engine, ledger = Engine(open_disk, "tierstore-test"), Ledger()
+    _fill(ledger, range(3))
+    for key in range(3):
+        engine.submit_spill(_record(key))
+    assert engine.disk_budget_bytes == 2**28  # the disk tier is open
+    engine.serve(ledger)
+    ledger.wait_for("spill", *range(3))
+    engine.stop(20)
+    assert ledger.endings == [None]
+
+
+def test_stop_before_serve_ends_the_engine(open_disk: OpenDisk) -> None:
+    engine = Engine(open_disk, "tierstore-test")
+    engine.stop(20)
+    assert not engine.is_running
 
 
 def test_small_records_wait_for_company_or_for_somebody_who_waits(

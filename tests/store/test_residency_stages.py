@@ -217,6 +217,30 @@ def test_drop_while_the_job_runs_noticed_only_at_its_end(bench: Bench, stage: st
     until_empty(store)
 
 
+def test_read_that_ends_while_the_handle_has_only_begun_to_die_frees_everything(bench: Bench) -> None:
+    """There is nothing left to put the bytes into, and nobody has been told yet that the handle is gone."""
+    store, disk, handle, _ = _at(bench, "reading")
+    record = handle.record
+    begun, may_end = threading.Event(), threading.Event()
+    watch = weakref.ref(
+        handle, lambda _: (begun.set(), may_end.wait(30))
+    )  # called before the store's own, the newest first
+    last = [handle]
+    del handle
+    dying = threading.Thread(target=last.clear)
+    dying.start()
+    assert begun.wait(20)
+    disk.let_go()
+    until(lambda: disk.usage().num_records == 0)
+    assert record.state is State.FREED
+    assert store.stats().staging_used_bytes == 0
+    may_end.set()
+    dying.join(20)
+    assert watch() is None
+    del record
+    until_empty(store)
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_close_at_every_stage_frees_everything(bench: Bench, stage: str) -> None:
     store, disk, handle, go_on = _at(bench, stage)
@@ -501,6 +525,7 @@ def test_flush_ends_when_the_last_queued_write_is_cancelled_by_a_prefetch(bench:
     store, _, handle, go_on = _at(bench, "queued")
     flush = bench.on_thread(store, store.flush)
     store.prefetch([handle])
+    until(lambda: handle.record.state is State.QUEUED)  # by the flush, before the engine comes to the first one
     assert go_on is not None
     go_on.set()
     flush.result(20)
@@ -563,6 +588,39 @@ def test_put_goes_on_when_a_handle_has_only_begun_to_die(bench: Bench) -> None:
     assert torch.equal(store.get(other), _tensor(1))
     del other, waiting
     until_empty(store)
+
+
+def test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die(bench: Bench) -> None:
+    store, _, handle, go_on = _at(bench, "queued")
+    assert go_on is not None
+    flush = bench.on_thread(store, store.flush)
+    begun, may_end = threading.Event(), threading.Event()
+    watch = weakref.ref(handle, lambda _: (begun.set(), may_end.wait(30)))
+    last = [handle]
+    del handle
+    dying = threading.Thread(target=last.clear)
+    dying.start()
+    assert begun.wait(20)
+    go_on.set()
+    flush.result(20)
+    may_end.set()
+    dying.join(20)
+    assert watch() is None
+
+
+def test_prefetch_goes_on_in_the_room_of_a_queued_handle_that_was_dropped(bench: Bench) -> None:
+    store, disk = bench.open(staging_bytes=NBYTES)
+    first = store.put(_tensor(1))
+    store.flush()
+    go_on = bench.stall_loop(disk)
+    second = store.put(_tensor(2))
+    store.prefetch([first])
+    assert (first.record.state, second.record.state) == (State.DISK, State.QUEUED)
+    del second
+    store.stats()  # the next call of the store, whichever it is
+    assert first.record.state is State.READING
+    go_on.set()
+    assert torch.equal(store.get(first), _tensor(1))
 
 
 def test_put_goes_on_when_the_queued_write_is_cancelled_by_a_get(bench: Bench) -> None:
