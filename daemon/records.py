@@ -10,7 +10,7 @@ from tierstore.disk.tier import Kind
 from tierstore.errors import CorruptDataError, ProtocolError, QuotaExceededError, StorageIOError, StoreFullError
 from tierstore.sidecar import messages
 
-from .sessions import Record, Session
+from .sessions import KeptRecord, Session
 
 __all__ = ["Records"]
 
@@ -89,7 +89,7 @@ class Records:
             await self._disk.discard([session.disk_key(key) for key in some])
             session.totals["discarded_records"] += len(some)
 
-    async def _store(self, session: Session, message: messages.Write, memory: memoryview) -> Record:
+    async def _store(self, session: Session, message: messages.Write, memory: memoryview) -> KeptRecord:
         num_bytes = message.num_bytes
         session.reserve(num_bytes)
         taken_bytes = 0
@@ -99,7 +99,7 @@ class Records:
             taken_bytes = stored.stored_bytes
         finally:
             session.settle(num_bytes, taken_bytes)
-        record = Record(num_bytes, stored.stored_bytes, stored.codec, stored.kind, stored.checksum)
+        record = KeptRecord(num_bytes, stored.stored_bytes, stored.codec, stored.kind, stored.checksum)
         session.records[message.key] = record
         session.totals["spilled_bytes"] += num_bytes
         session.totals["written_bytes"] += taken_bytes

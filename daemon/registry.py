@@ -21,7 +21,7 @@ from tierstore.sidecar import messages
 
 from .lanes import Lanes
 from .records import Records
-from .sessions import COUNTER, KEY_BITS, NUMBERS, Lease, Record, Session, kept_leases, new_lease
+from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, Session, kept_leases, new_lease
 from .settings import Limits
 from .stage import Stage
 from .tasks import Tasks
@@ -222,6 +222,6 @@ class Registry:
         self._tasks.start(self.end(session, f"its client did not come back within {self.limits.grace_seconds:g} s"))
 
 
-def _record_at(location: Location) -> Record:
+def _record_at(location: Location) -> KeptRecord:
     checksum = location.checksum if location.codec == NO_CODEC.family else None
-    return Record(location.logical_bytes, location.taken_bytes, location.codec, "", checksum)
+    return KeptRecord(location.logical_bytes, location.taken_bytes, location.codec, "", checksum)

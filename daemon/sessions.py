@@ -16,7 +16,7 @@ from tierstore.errors import QuotaExceededError
 
 from .write_queue import WriteQueue
 
-__all__ = ["COUNTER", "KEY_BITS", "NUMBERS", "KeptLeases", "Lease", "Record", "Session", "kept_leases", "new_lease"]
+__all__ = ["COUNTER", "KEY_BITS", "NUMBERS", "KeptLeases", "KeptRecord", "Lease", "Session", "kept_leases", "new_lease"]
 
 KEY_BITS = 40
 """Length of a client's keys (`messages.py`). A key of the disk tier has the session's number above these bits."""
@@ -99,7 +99,7 @@ def _decoded(blob: bytes, kind: type[_T]) -> _T | None:
         return None
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class KeptRecord(msgspec.Struct, frozen=True, gc=False):
     """A stored record, with the disk tier's receipt. One flat object, which the garbage collector leaves alone.
 
     Attributes:
@@ -137,7 +137,7 @@ class Session:
     def __init__(self, lease: Lease, quota_bytes: int, most_queued_bytes: int | None) -> None:
         self.lease = lease
         self.quota_bytes = quota_bytes
-        self.records: dict[int, Record] = {}
+        self.records: dict[int, KeptRecord] = {}
         self.being_written: set[int] = set()
         self.disk_bytes = 0
         self.writes = WriteQueue(most_queued_bytes)
@@ -163,7 +163,7 @@ class Session:
         """The disk tier's key for a client's key."""
         return self.lease.number << KEY_BITS | key
 
-    def take_up(self, key: int, record: Record) -> None:
+    def take_up(self, key: int, record: KeptRecord) -> None:
         """Take in a record that was found when the daemon started."""
         self.records[key] = record
         self.disk_bytes += record.stored_bytes

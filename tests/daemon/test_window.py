@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tierstore.disk.linux import address_of, make_pages_huge
 from tierstore.sidecar.shared_slab import SharedSlab
-from tierstore.sidecar.window import Window, WindowSlot
+from tierstore.sidecar.window import SharedWindow, WindowSlot
 
 PAGE = 4096
 MIB = 2**20
@@ -32,8 +32,8 @@ def slab() -> Iterator[SharedSlab]:
 
 
 @pytest.fixture
-def window(slab: SharedSlab) -> Window:
-    return Window(slab)
+def window(slab: SharedSlab) -> SharedWindow:
+    return SharedWindow(slab)
 
 
 async def turns() -> None:
@@ -45,11 +45,11 @@ async def turns() -> None:
 Taking = asyncio.Task[WindowSlot]
 
 
-def taking(window: Window, num_pages: int, *, to_read: bool) -> Taking:
+def taking(window: SharedWindow, num_pages: int, *, to_read: bool) -> Taking:
     return asyncio.ensure_future(window.take(num_pages * PAGE, to_read=to_read))
 
 
-async def test_slot_is_its_range_of_the_slab(window: Window, slab: SharedSlab) -> None:
+async def test_slot_is_its_range_of_the_slab(window: SharedWindow, slab: SharedSlab) -> None:
     first = await window.take(100, to_read=False)
     second = await window.take(5000, to_read=True)
     assert (first.slab, first.offset % PAGE, first.num_bytes) == (slab, 0, 100)
@@ -59,7 +59,7 @@ async def test_slot_is_its_range_of_the_slab(window: Window, slab: SharedSlab) -
     assert bytes(second.memory) == bytes(5000)
 
 
-async def test_slots_of_whole_pages_fill_the_window_without_a_gap(window: Window) -> None:
+async def test_slots_of_whole_pages_fill_the_window_without_a_gap(window: SharedWindow) -> None:
     slots = [await window.take(2 * PAGE, to_read=True) for _ in range(NUM_PAGES // 2)]
     assert sorted(slot.offset for slot in slots) == [2 * PAGE * number for number in range(NUM_PAGES // 2)]
     waiting = taking(window, 1, to_read=True)
@@ -73,7 +73,7 @@ async def test_slots_of_whole_pages_fill_the_window_without_a_gap(window: Window
     await window.take(window.num_bytes, to_read=True)
 
 
-async def test_slot_of_nothing_is_a_slot(window: Window) -> None:
+async def test_slot_of_nothing_is_a_slot(window: SharedWindow) -> None:
     slots = [await window.take(0, to_read=False) for _ in range(NUM_PAGES)]
     assert len({slot.offset for slot in slots}) == NUM_PAGES
     for slot in slots:
@@ -81,7 +81,7 @@ async def test_slot_of_nothing_is_a_slot(window: Window) -> None:
     assert (await window.take(window.num_bytes, to_read=False)).num_bytes == window.num_bytes
 
 
-async def test_waiting_reads_go_before_waiting_writes(window: Window) -> None:
+async def test_waiting_reads_go_before_waiting_writes(window: SharedWindow) -> None:
     whole = await window.take(window.num_bytes, to_read=False)
     order: list[str] = []
     tasks = []
@@ -102,7 +102,7 @@ async def test_waiting_reads_go_before_waiting_writes(window: Window) -> None:
     assert order[3:] == ["write 2"]
 
 
-async def test_write_waits_behind_a_read_that_waits_and_a_read_not_behind_a_write(window: Window) -> None:
+async def test_write_waits_behind_a_read_that_waits_and_a_read_not_behind_a_write(window: SharedWindow) -> None:
     most = await window.take((NUM_PAGES - 2) * PAGE, to_read=False)
     large_write = taking(window, 4, to_read=False)
     await turns()
@@ -122,7 +122,7 @@ async def test_write_waits_behind_a_read_that_waits_and_a_read_not_behind_a_writ
     await asyncio.gather(large_write, small_write)
 
 
-async def test_write_waits_while_a_read_waits(window: Window) -> None:
+async def test_write_waits_while_a_read_waits(window: SharedWindow) -> None:
     most, little = [await window.take(num_pages * PAGE, to_read=False) for num_pages in (NUM_PAGES - 3, 1)]
     read = taking(window, 4, to_read=True)
     await turns()
@@ -137,7 +137,7 @@ async def test_write_waits_while_a_read_waits(window: Window) -> None:
     await asyncio.gather(read, write)
 
 
-async def test_cancelled_while_it_waits_lets_the_next_one_in(window: Window) -> None:
+async def test_cancelled_while_it_waits_lets_the_next_one_in(window: SharedWindow) -> None:
     most = await window.take((NUM_PAGES - 2) * PAGE, to_read=False)
     large, small = taking(window, 4, to_read=True), taking(window, 2, to_read=True)
     await turns()
@@ -151,7 +151,7 @@ async def test_cancelled_while_it_waits_lets_the_next_one_in(window: Window) -> 
 
 
 @pytest.mark.parametrize("is_cancelled_first", [False, True])
-async def test_cancelled_just_as_it_gets_its_slot_loses_nothing(window: Window, is_cancelled_first: bool) -> None:
+async def test_cancelled_just_as_it_gets_its_slot_loses_nothing(window: SharedWindow, is_cancelled_first: bool) -> None:
     whole = await window.take(window.num_bytes, to_read=False)
     first, second = taking(window, NUM_PAGES, to_read=True), taking(window, NUM_PAGES, to_read=True)
     await turns()
@@ -165,7 +165,7 @@ async def test_cancelled_just_as_it_gets_its_slot_loses_nothing(window: Window, 
 @given(st.lists(st.tuples(st.integers(0, NUM_PAGES * PAGE), st.booleans()), max_size=30))
 async def test_no_byte_is_in_two_slots_and_all_come_back(wanted: list[tuple[int, bool]]) -> None:
     slab = SharedSlab(0, NUM_PAGES * PAGE)
-    window = Window(slab)
+    window = SharedWindow(slab)
     held: set[int] = set()  # bytes at page boundaries and ends tell as much as all of them
 
     async def use(num_bytes: int, to_read: bool) -> None:

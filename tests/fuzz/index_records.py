@@ -23,7 +23,7 @@ from tierstore.disk.home import FOLDER_NAME, NamedHome
 from tierstore.disk.index import Index
 from tierstore.disk.io_mode import IoMode
 from tierstore.disk.location import Location, record_seed
-from tierstore.disk.orders import Place
+from tierstore.disk.orders import FileRange
 from tierstore.disk.records import decode_small_value, read_record
 from tierstore.disk.scratch import ScratchPool
 from tierstore.disk.segments import close_segments
@@ -152,7 +152,7 @@ def _read(key: int, location: Location) -> None:
     destination = memoryview(bench.memory)[: location.logical_bytes]
     seed = None if location.checksum is None else record_seed(1, key)  # so that some come to be decoded
     if location.segment is not None and location.offset is not None:
-        place = Place(bench.segment, location.offset, location.taken_bytes, 1)
+        place = FileRange(bench.segment, location.offset, location.taken_bytes, 1)
         raises(DamagedBytesError, lambda: read_record(place, location, seed, destination, bench.pool))
         return
     with bench.index._environment.begin(db=bench.index._values, buffers=True) as transaction:

@@ -116,7 +116,9 @@ MUTATIONS = {
         "a write waits for the copy into its slot": never("Engine._spill_lane", "spill.ready is not None"),
     },
     "test_reload_waits_for_the_copy_out_that_still_runs": {
-        "a reload waits for the copy that fills its slot": replace("_Streams.copy_back", "record.ready", "None", inside="self._copies.copy_in(...)"),
+        "a reload waits for the copy that fills its slot": replace(
+            "_Streams.copy_back", "record.ready", "None", inside="self._copies.copy_in(...)"
+        ),
     },
     "test_reload_on_another_stream_than_the_records_waits_there_too": {
         "the stream at pack is kept with the record; a reload's target is allocated under it": replace(
@@ -149,8 +151,8 @@ MUTATIONS = {
     "test_auto_another_graph_nothing_stays_until_it_is_known": {
         "of a graph that is not known nothing stays on a device whose share is found": replace(
             "PackLog._keep_uncovered",
-            "self.books.keep_on_device(0 if plan is None else ...)",
-            "plan and self.books.keep_on_device(...)",
+            "self.residency.keep_on_device(0 if plan is None else ...)",
+            "plan and self.residency.keep_on_device(...)",
         ),
     },
     "test_room_of_device_bytes_is_lent_once": {

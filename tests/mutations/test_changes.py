@@ -19,11 +19,11 @@ LIMIT = 4
 class Shelf(Base):
     @traced
     def take(self, key, *, wait=True):
-        if key in self.books and (  # a comment
+        if key in self.residency and (  # a comment
             not self.closed
         ):
             self.count(key, by=1)
-            return self.books.pop(key)
+            return self.residency.pop(key)
         with self.lock:
             self.wait(key)
             self.note(key, self.size, by=2)
@@ -58,7 +58,7 @@ def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (drop("Shelf.take", "self.size", inside="self.note(...)"), "self.size, ", ""),
         (drop("Shelf.take", "traced"), "    @traced\n", ""),
         (drop("Shelf", "Base"), "(Base)", ""),
-        (never("Shelf.take", "key in self.books"), "key in self.books", "False"),
+        (never("Shelf.take", "key in self.residency"), "key in self.residency", "False"),
         (always("Shelf.take", "wait"), "if wait else", "if True else"),
         (replace("LIMIT", "4", "5"), "LIMIT = 4", "LIMIT = 5"),
         (replace("shelf:", "LIMIT = ...", "LIMIT = 5"), "LIMIT = 4", "LIMIT = 5"),
@@ -75,7 +75,7 @@ def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "self.wait(key)",
             "key(); del key; self.wait(key)",
         ),
-        (after("Shelf.take", "return self.books.pop(key)", "key()"), "pop(key)", "pop(key); key()"),
+        (after("Shelf.take", "return self.residency.pop(key)", "key()"), "pop(key)", "pop(key); key()"),
     ],
     ids=lambda value: f"{value.pattern}" if isinstance(value, Change) else "",
 )

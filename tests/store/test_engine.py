@@ -19,7 +19,7 @@ from tierstore.base.threads import IoThreads, start_thread
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.errors import StorageIOError
-from tierstore.residency.transfers import Spill
+from tierstore.residency.transfers import BytesToWrite
 from tierstore.rules.state import State
 from tierstore.store.engine import NUM_RESTORES, Engine, OpenDisk
 
@@ -40,11 +40,11 @@ class Ledger:
         self.endings: list[BaseException | None] = []
         self.on_begin: Callable[[], None] = lambda: None
 
-    def begin_spill(self, record: Any) -> Spill | None:
+    def begin_spill(self, record: Any) -> BytesToWrite | None:
         if record.key in self.unwanted:
             return None
         self.on_begin()
-        return Spill(memoryview(self.contents[record.key]), Kind("uint8", 1), record.ready)
+        return BytesToWrite(memoryview(self.contents[record.key]), Kind("uint8", 1), record.ready)
 
     def end_spill(self, record: Any, outcome: Stored | Exception) -> None:
         self._note("spill", record.key, outcome)

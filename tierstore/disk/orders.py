@@ -7,10 +7,10 @@ from typing import NamedTuple
 from .codec.codec import Codec
 from .codec.figures import Sample
 
-__all__ = ["Place", "ReadReport", "WriteOrder", "Written"]
+__all__ = ["FileRange", "ReadReport", "WriteOrder", "Written"]
 
 
-class Place(NamedTuple):
+class FileRange(NamedTuple):
     """A range of an open file.
 
     Attributes:

@@ -12,7 +12,7 @@ from .codec.probing import probe
 from .encoded_records import ChunkWriter, decode_value, encode_record, encode_value, read_encoded
 from .linux import copy_memory, populate
 from .location import Location, encoded_seed, record_checksum, record_hasher
-from .orders import Place, ReadReport, WriteOrder, Written
+from .orders import FileRange, ReadReport, WriteOrder, Written
 from .raw_records import read_raw, write_raw
 from .scratch import Scratch, ScratchPool
 
@@ -34,7 +34,7 @@ class DoesNotFitError(Exception):
 
 
 def write_record(
-    place: Place, source: memoryview, order: WriteOrder, value_limit_bytes: int, pool: ScratchPool
+    place: FileRange, source: memoryview, order: WriteOrder, value_limit_bytes: int, pool: ScratchPool
 ) -> Written:
     """Encode, checksum and write one record; or return its bytes, if it became small enough for the index.
 
@@ -75,7 +75,7 @@ def write_record(
 
 
 def _write_encoded(
-    place: Place, source: memoryview, order: WriteOrder, value_limit_bytes: int, scratch: Scratch
+    place: FileRange, source: memoryview, order: WriteOrder, value_limit_bytes: int, scratch: Scratch
 ) -> Written | None:
     seed = _seed_of(order.codec.family, order.itemsize_bytes, len(source), order.seed)
     hasher = None if seed is None else record_hasher(seed)
@@ -108,7 +108,7 @@ def make_value(source: memoryview, order: WriteOrder, pool: ScratchPool) -> Writ
 
 
 def read_record(
-    place: Place, location: Location, seed: int | None, destination: memoryview, pool: ScratchPool
+    place: FileRange, location: Location, seed: int | None, destination: memoryview, pool: ScratchPool
 ) -> ReadReport:
     """Read, verify and decode one record.
 
@@ -144,7 +144,7 @@ def read_record(
 
 
 def _read_encoded(
-    place: Place, location: Location, seed: int | None, destination: memoryview, scratch: Scratch
+    place: FileRange, location: Location, seed: int | None, destination: memoryview, scratch: Scratch
 ) -> float:
     seed = _seed_of(location.codec, location.itemsize_bytes, location.logical_bytes, seed)
     hasher = None if seed is None else record_hasher(seed)

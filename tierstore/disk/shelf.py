@@ -21,7 +21,7 @@ from .index import Index
 from .jobs import run_job
 from .location import Location, record_seed
 from .operations import Fetch, Outcome, Put
-from .orders import Place, WriteOrder, Written
+from .orders import FileRange, WriteOrder, Written
 from .records import (
     DoesNotFitError,
     decode_small_value,
@@ -215,7 +215,7 @@ class RecordShelf:
                 return await self._space.take(longest_bytes)
 
     async def _fill(self, record: _Record, extent: Extent, value_limit_bytes: int) -> _Filled:
-        place = Place(
+        place = FileRange(
             self._space.descriptor(extent.segment),
             extent.offset,
             extent.num_bytes,
@@ -229,7 +229,7 @@ class RecordShelf:
             reason = f"encoded, it does not fit into the longest free extent of {extent.num_bytes} bytes"
             raise StoreFullError(len(record.source), *self._space.usage(), reason=reason) from None
 
-    def _fill_and_enter(self, record: _Record, place: Place, extent: Extent, value_limit_bytes: int) -> _Filled:
+    def _fill_and_enter(self, record: _Record, place: FileRange, extent: Extent, value_limit_bytes: int) -> _Filled:
         """A job: write the record, and enter it in the index at once, unless it became a value."""
         written = write_record(place, record.source, record.order, value_limit_bytes, self._turns.writes)
         if written.value is not None:
@@ -289,14 +289,14 @@ class RecordShelf:
         location = self.locations.get(key)
         return location is not None and is_record(location, record_seed(self._session, key), memory)
 
-    def _place_of(self, location: Location) -> Place | None:
+    def _place_of(self, location: Location) -> FileRange | None:
         """Where to read the record in a file; None: it is read through the index."""
         if location.offset is None:
             return None
         if location.segment is None:
-            return Place(self._index.file.fileno(), location.offset, location.encoded_bytes, 1)
+            return FileRange(self._index.file.fileno(), location.offset, location.encoded_bytes, 1)
         descriptor = self._space.descriptor(location.segment)
-        return Place(descriptor, location.offset, location.taken_bytes, self._space.alignment_bytes)
+        return FileRange(descriptor, location.offset, location.taken_bytes, self._space.alignment_bytes)
 
     async def _run(self, job: Callable[_P, _T], *arguments: _P.args, **keywords: _P.kwargs) -> _T:
         return await run_job(self._executor, job, *arguments, **keywords)

@@ -7,7 +7,7 @@ from ..errors import StoreClosedError
 from .guard import Guard
 from .handle import Record
 from .parts import Parts
-from .transfers import DiskSubmissions, Spill
+from .transfers import BytesToWrite, DiskSubmissions
 
 __all__ = ["Serving"]
 
@@ -19,14 +19,14 @@ class Serving(Guard):
         super().__init__(name, parts, engine)
         self._memory, self._devices, self._slab = parts.memory, parts.devices, parts.slots.slab
 
-    def begin_spill(self, record: Record) -> Spill | None:
+    def begin_spill(self, record: Record) -> BytesToWrite | None:
         """See `Transfers`."""
         with self.lock:
             self._drain()
             if not self.rules.begin_write(record):
                 self._progress.notify_all()  # the record may have been withdrawn
                 return None
-            return Spill(self._memory.bytes_held(record), record.kind, record.ready)
+            return BytesToWrite(self._memory.bytes_held(record), record.kind, record.ready)
 
     def end_spill(self, record: Record, outcome: Stored | Exception) -> None:
         """See `Transfers`."""

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from .copies import Marker
     from .handle import Record
 
-__all__ = ["DiskSubmissions", "Spill", "Transfers"]
+__all__ = ["BytesToWrite", "DiskSubmissions", "Transfers"]
 
 
-class Spill(NamedTuple):
+class BytesToWrite(NamedTuple):
     """The bytes to write.
 
     Attributes:
@@ -35,7 +35,7 @@ class Spill(NamedTuple):
 class Transfers(Protocol):
     """The residency, as the engine sees it. Called on the loop; each call waits for nothing but a short lock."""
 
-    def begin_spill(self, record: Record) -> Spill | None:
+    def begin_spill(self, record: Record) -> BytesToWrite | None:
         """Begin a write: returns the bytes; None: the write is not wanted any more."""
 
     def end_spill(self, record: Record, outcome: Stored | Exception) -> None:

@@ -15,10 +15,10 @@ from .device_window import DeviceWindow
 from .record import R, RuledRecord
 from .state import State
 
-__all__ = ["CopyBack", "CopyOut", "DeviceMemory", "DeviceRules", "End"]
+__all__ = ["CopyBack", "CopyEnd", "CopyOut", "DeviceMemory", "DeviceRules"]
 
 
-class End(Protocol):
+class CopyEnd(Protocol):
     """The end of a copy, on the stream of its direction."""
 
     def query(self) -> bool:
@@ -121,7 +121,7 @@ class DeviceRules(Generic[R]):
         self._flights: deque[_Flight[R]] = deque()
         self._reloaded: OrderedDict[int, _Reload[R]] = OrderedDict()
         self._num_ahead = 0  # those in `_reloaded` that nobody has asked for yet
-        self._busy: deque[tuple[End, Callable[[], None]]] = deque()
+        self._busy: deque[tuple[CopyEnd, Callable[[], None]]] = deque()
         self._may_ask = True
 
     @property
@@ -261,7 +261,7 @@ class DeviceRules(Generic[R]):
         self.window.leave(record)
         self.unload(record)
 
-    def when_copied(self, end: End, then: Callable[[], None]) -> None:
+    def when_copied(self, end: CopyEnd, then: Callable[[], None]) -> None:
         """Call `then` once the copy is over: at once if it is already, otherwise in a later `poll`."""
         if self._may_ask and end.query():
             then()

@@ -36,7 +36,7 @@ from ..errors import (
 from . import messages
 from .link import Answer, DaemonLink, Request
 from .shared_slab import SharedSlab
-from .window import Window, WindowSlot
+from .window import SharedWindow, WindowSlot
 
 __all__ = ["RemoteDisk"]
 
@@ -94,7 +94,7 @@ class RemoteDisk:
         self.scratch_bytes = slab.num_bytes
         self._link = link
         self._slab = slab
-        self._window = Window(slab)
+        self._window = SharedWindow(slab)
         self._executor = executor
         self._name = name
         fitting_bytes = max(slab.num_bytes // _PARTS_IN_WINDOW, min(slab.num_bytes, _SHORTEST_PART_BYTES))

@@ -11,7 +11,7 @@ from ..base.free_runs import FreeRuns
 from ..disk.allocator import round_up
 from .shared_slab import SharedSlab
 
-__all__ = ["Window", "WindowSlot"]
+__all__ = ["SharedWindow", "WindowSlot"]
 
 
 class WindowSlot(NamedTuple):
@@ -32,7 +32,7 @@ class WindowSlot(NamedTuple):
         return self.slab.memory[self.offset : self.offset + self.num_bytes]
 
 
-class Window:
+class SharedWindow:
     """Cuts one slab into slots.
 
     Args:

@@ -1,4 +1,4 @@
-"""Copies between a simulated accelerator and host memory, in virtual time."""
+"""SimulatedCopies between a simulated accelerator and host memory, in virtual time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 from .clock import Process, Resume
 
-__all__ = ["Copies", "Copy"]
+__all__ = ["Copy", "SimulatedCopies"]
 
 
 class Copy:
@@ -45,7 +45,7 @@ class Copy:
             resume()
 
 
-class Copies(Protocol):
+class SimulatedCopies(Protocol):
     """The copy engine. See `tierstore.residency.copies.Copies`."""
 
     def copy_out(self, copy: Copy) -> None:

@@ -18,13 +18,13 @@ from .codecs import CodecOfRecords
 from .hardware import Activity, Hardware
 from .record import SimulatedRecord
 
-__all__ = ["SimulatedEngine", "Transfers"]
+__all__ = ["SimulatedEngine", "SimulatedTransfers"]
 
 _DEMAND, _PREFETCH = 0, 1
 _BLOCK_BYTES = 4096
 
 
-class Transfers(Protocol):
+class SimulatedTransfers(Protocol):
     """The rank's records, as the simulated engine sees them. See `tierstore.residency.transfers.Transfers`."""
 
     def begin_spill(self, record: SimulatedRecord) -> bool:
@@ -95,7 +95,7 @@ class SimulatedEngine:
         num_restore_lanes: int,
         num_turns: int,
     ) -> None:
-        self.transfers: Transfers
+        self.transfers: SimulatedTransfers
         self._clock = clock
         self._hardware = hardware
         self._device = device

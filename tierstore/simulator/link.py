@@ -12,7 +12,7 @@ __all__ = ["LinkCopies"]
 
 
 class LinkCopies:
-    """A `Copies`. One process both computes and queues copies: the host does not run ahead of its device.
+    """A `SimulatedCopies`. One process both computes and queues copies: the host does not run ahead of its device.
 
     Args:
         clock: of the simulation.
@@ -30,19 +30,19 @@ class LinkCopies:
         self._awaited: list[Copy] = []
 
     def copy_out(self, copy: Copy) -> None:
-        """See `Copies`."""
+        """See `SimulatedCopies`."""
         self._out.queue(copy)
 
     def copy_in(self, copy: Copy) -> None:
-        """See `Copies`."""
+        """See `SimulatedCopies`."""
         self._back.queue(copy)
 
     def wait(self, copy: Copy) -> None:
-        """See `Copies`."""
+        """See `SimulatedCopies`."""
         self._awaited.append(copy)
 
     def catch_up(self) -> Process:
-        """See `Copies`."""
+        """See `SimulatedCopies`."""
         began_seconds = self._clock.now_seconds
         while self._awaited:
             yield self._awaited.pop().wait
