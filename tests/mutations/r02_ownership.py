@@ -22,12 +22,12 @@ MUTATIONS = {
     "test_graph_ends_nothing_is_held": {
         "a dropped handle frees its record": drop("Remains.__new__", "note_death", inside="super().__new__(...)"),
         "no table keeps what the graph has dropped": after(
-            "TierStore.handle_for", "claim(record, ...)", 'self.__dict__.setdefault("table", {})[record.key] = handle'
+            "HandleFactory.of_noted", "claim(record, ...)", 'self.__dict__.setdefault("table", {})[record.key] = handle'
         ),
     },
     "test_residency_threads.py": {
         "a handle's death takes no lock": after(
-            "Handle", "record: Record", "def __del__(self):\n    with self.owner.books.lock: pass"
+            "Handle", "record: Record", "def __del__(self):\n    with self.owner.residency.lock: pass"
         ),
     },
     "test_handle_dropped_frees_the_memory_at_once_and_queues_its_record": {
