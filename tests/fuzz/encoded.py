@@ -170,6 +170,8 @@ _MODULES = (
     "tierstore.disk.codec.byte_planes",
     "tierstore.disk.codec.bits",
     "tierstore.disk.codec.constant",
+    "tierstore.disk.codec.family",
+    "tierstore.disk.codec.zstd",
     "tierstore.disk.encoded_records",
 )
 

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 
 from .allocator import ALIGNMENT_BYTES, round_up
 from .codec.codec import NO_CODEC
+from .codec.families import FAMILIES
 from .location import Location
 from .values import value_charge_bytes
 
 __all__ = ["Spans", "drop_unsound"]
 
 _MOST_ITEMSIZE_BYTES = 1024  # as in the protocol's `Write`; decoding makes a pass for each byte of it
-_FAMILIES = frozenset((NO_CODEC.family, "zstd", "shuffle-zstd", "bits", "constant"))
+_FAMILIES = frozenset((NO_CODEC.family, *FAMILIES))
 
 Spans = dict[int, dict[int, int]]
 """The ranges in use, by the number of their segment: offset -> length. Segments without records are left out."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["pack_bits", "packed_bytes", "unpack_bits"]
+from .family import DamagedBytesError, Family, Setting
+
+__all__ = ["BITS", "pack_bits", "packed_bytes", "unpack_bits"]
 
 
 def packed_bytes(num_bytes: int) -> int:
@@ -38,3 +40,17 @@ def unpack_bits(source: memoryview, destination: memoryview) -> None:
 
     values = np.frombuffer(destination, np.uint8)
     values[:] = np.unpackbits(np.frombuffer(source, np.uint8), count=len(values))
+
+
+def _encode(block: memoryview, room: memoryview, setting: Setting) -> int | None:
+    return pack_bits(block, room)
+
+
+def _decode(payload: memoryview, block: memoryview, setting: Setting) -> None:
+    if len(payload) != packed_bytes(len(block)):
+        raise DamagedBytesError(f"{len(block)} bits", f"{len(payload)} bytes")
+    unpack_bits(payload, block)
+
+
+BITS = Family("bits", None, _encode, _decode)
+"""Stores bytes that are 0 or 1 as bits, and other blocks as they are."""

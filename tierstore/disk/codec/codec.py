@@ -21,15 +21,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ...errors import ConfigError, ConfigTypeError
-from .bits import pack_bits, packed_bytes, unpack_bits
-from .byte_planes import join_planes, split_planes
-from .constant import WORD_BYTES, fill_with, word_of
-
-if TYPE_CHECKING:
-    import zstandard
+from .bits import BITS as _BITS
+from .constant import CONSTANT as _CONSTANT
+from .families import FAMILIES
+from .family import BLOCK_BYTES, DamagedBytesError, Setting, Workspace
 
 __all__ = [
     "BITS",
@@ -47,43 +45,30 @@ __all__ = [
     "parse_codec",
 ]
 
-BLOCK_BYTES = 512 * 2**10
 _HEADER_BYTES = 4
 _STORED_AS_IS = 1 << 31
 ENCODED_BLOCK_BYTES = _HEADER_BYTES + BLOCK_BYTES
 """The most that one encoded block can take."""
 
 _DEFAULT_LEVEL = 1
-_LEVELS = range(-(2**17), 23)  # ZSTD_minCLevel() and ZSTD_maxCLevel()
-_CODEC = re.compile(r"(zstd|shuffle-zstd)(?::(-?\d{1,6}))?", re.ASCII)
-_ALLOWED = (
-    'give "auto", "none", "zstd", "zstd:LEVEL", "shuffle-zstd" or "shuffle-zstd:LEVEL" '
-    f"with a level from {_LEVELS[0]} to {_LEVELS[-1]}, not 0"
-)
+_NAMED = {family.name: family.levels for family in FAMILIES.values() if family.levels is not None}
+_CODEC = re.compile(rf"({'|'.join(_NAMED)})(?::(-?\d{{1,6}}))?", re.ASCII)
 
 
-class DamagedBytesError(Exception):
-    """Encoded bytes make no sense, or are not those that were written.
-
-    Stays inside the package: the disk tier, which knows the record's key, raises `CorruptDataError` instead.
-
-    Attributes:
-        expected: the bytes that should have been there, in words.
-        found: those that were there, in words.
-    """
-
-    def __init__(self, expected: str, found: str) -> None:
-        super().__init__(expected, found)
-        self.expected = expected
-        self.found = found
+def _allowed() -> str:
+    """What the option may be, in words."""
+    names = ["auto", "none", *(name for family in _NAMED for name in (family, f"{family}:LEVEL"))]
+    texts, levels = [f'"{name}"' for name in names], max(_NAMED.values(), key=len)
+    last = f"with a level from {levels[0]} to {levels[-1]}, not 0"
+    return f"give {', '.join(texts[:-1])} or {texts[-1]} {last}"
 
 
 class Codec(NamedTuple):
     """How bytes are encoded.
 
     Attributes:
-        family: "none", "zstd", "shuffle-zstd", or "bits" or "constant", which only "auto" uses.
-        level: zstd's; 0 for the others.
+        family: "none", or the name of one of `FAMILIES`.
+        level: of a family with levels; 0 for the others.
     """
 
     family: str
@@ -94,10 +79,8 @@ class Codec(NamedTuple):
 
 
 NO_CODEC = Codec("none")
-BITS = Codec("bits")
-"""Stores bytes that are 0 or 1 as bits, and other blocks as they are."""
-CONSTANT = Codec("constant")
-"""Stores blocks that repeat one word as that word, and other blocks as they are."""
+BITS = Codec(_BITS.name)
+CONSTANT = Codec(_CONSTANT.name)
 
 
 def parse_codec(text: str) -> Codec | None:
@@ -112,39 +95,9 @@ def parse_codec(text: str) -> Codec | None:
         return NO_CODEC
     if isinstance(text, str) and (match := _CODEC.fullmatch(text)):
         level = int(match[2]) if match[2] else _DEFAULT_LEVEL
-        if level in _LEVELS and level != 0:  # zstd's 0 means 3: each level has one name here
+        if level in _NAMED[match[1]] and level != 0:  # zstd's 0 means 3: each level has one name here
             return Codec(match[1], level)
-    raise (ConfigError if isinstance(text, str) else ConfigTypeError)("codec", text, _ALLOWED)
-
-
-class Workspace:
-    """The working memory and the compressors of encoding; for one thread at a time.
-
-    Attributes:
-        planes: writable uint8, shape [BLOCK_BYTES].
-    """
-
-    def __init__(self, planes: memoryview) -> None:
-        self.planes = planes
-        self._compressors: dict[int, zstandard.ZstdCompressor] = {}
-        self._decompressor: zstandard.ZstdDecompressor | None = None
-
-    def compressor(self, level: int) -> zstandard.ZstdCompressor:
-        """The compressor of this level; made at its first use."""
-        if level not in self._compressors:
-            import zstandard
-
-            self._compressors[level] = zstandard.ZstdCompressor(level=level, write_checksum=False)
-        return self._compressors[level]
-
-    def decompressor(self) -> zstandard.ZstdDecompressor:
-        """The decompressor; made at its first use."""
-        if self._decompressor is None:
-            import zstandard
-
-            # A damaged header may ask for gigabytes: no frame of ours is longer than a block.
-            self._decompressor = zstandard.ZstdDecompressor(max_window_size=2 * BLOCK_BYTES)
-        return self._decompressor
+    raise (ConfigError if isinstance(text, str) else ConfigTypeError)("codec", text, _allowed())
 
 
 def is_shrinking(encoded_bytes: int, raw_bytes: int) -> bool:
@@ -169,34 +122,14 @@ def encode_block(block: memoryview, out: memoryview, codec: Codec, itemsize_byte
         workspace: not used by anyone else meanwhile.
     """
     room = out[_HEADER_BYTES : _HEADER_BYTES + len(block)]
-    if codec == BITS:
-        length = pack_bits(block, room) or len(block)
-    elif codec == CONSTANT:
-        length = _keep_word(block, room) or len(block)
-    else:
-        length = _compress(block, room, codec, itemsize_bytes, workspace)
+    setting = Setting(codec.level, itemsize_bytes, workspace)
+    length = FAMILIES[codec.family].encode(block, room, setting) or len(block)
     header = length
     if length == len(block):  # not encoded, or the frame fills the room: it is cut, or as long as the block
         room[:] = block
         header |= _STORED_AS_IS
     out[:_HEADER_BYTES] = header.to_bytes(_HEADER_BYTES, "little")
     return _HEADER_BYTES + length
-
-
-def _keep_word(block: memoryview, room: memoryview) -> int | None:
-    word = word_of(block)
-    if word is None:
-        return None
-    room[:WORD_BYTES] = word
-    return WORD_BYTES
-
-
-def _compress(block: memoryview, room: memoryview, codec: Codec, itemsize_bytes: int, workspace: Workspace) -> int:
-    payload = block
-    if codec.family == "shuffle-zstd":
-        split_planes(block, workspace.planes, itemsize_bytes)
-        payload = workspace.planes[: len(block)]
-    return workspace.compressor(codec.level).stream_reader(payload, size=len(payload)).readinto(room)
 
 
 class BlockDecoder:
@@ -210,9 +143,8 @@ class BlockDecoder:
 
     def __init__(self, destination: memoryview, codec: Codec, itemsize_bytes: int, workspace: Workspace) -> None:
         self._destination = destination
-        self._codec = codec
-        self._itemsize_bytes = itemsize_bytes
-        self._workspace = workspace
+        self._decode_block = FAMILIES[codec.family].decode
+        self._setting = Setting(codec.level, itemsize_bytes, workspace)
         self._filled_bytes = 0
 
     @property
@@ -250,30 +182,5 @@ class BlockDecoder:
             if len(payload) != len(block):
                 raise DamagedBytesError(f"a block of {len(block)} bytes", f"one of {len(payload)} bytes")
             block[:] = payload
-        elif self._codec == BITS:
-            if len(payload) != packed_bytes(len(block)):
-                raise DamagedBytesError(f"{len(block)} bits", f"{len(payload)} bytes")
-            unpack_bits(payload, block)
-        elif self._codec == CONSTANT:
-            if len(payload) != WORD_BYTES:
-                raise DamagedBytesError(f"a word of {WORD_BYTES} bytes", f"{len(payload)} bytes")
-            fill_with(payload, block)
-        elif self._codec.family == "shuffle-zstd":
-            planes = self._workspace.planes[: len(block)]
-            self._decompress(payload, planes)
-            join_planes(planes, block, self._itemsize_bytes)
         else:
-            self._decompress(payload, block)
-
-    def _decompress(self, payload: memoryview, out: memoryview) -> None:
-        import zstandard
-
-        try:
-            reader = self._workspace.decompressor().stream_reader(payload)
-            length = reader.readinto(out)
-            rest = len(reader.read(1))
-        except zstandard.ZstdError as error:
-            raise DamagedBytesError("a zstd frame", str(error)) from error
-        if length != len(out) or rest:
-            found = f"more than {length}" if rest else str(length)
-            raise DamagedBytesError(f"{len(out)} bytes in a zstd frame", found)
+            self._decode_block(payload, block, self._setting)

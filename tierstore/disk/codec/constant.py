@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["WORD_BYTES", "fill_with", "word_of"]
+from .family import DamagedBytesError, Family, Setting
+
+__all__ = ["CONSTANT", "WORD_BYTES", "fill_with", "word_of"]
 
 WORD_BYTES = 8
 """A multiple of every element's length except complex128's, which repeats only if both its halves are equal."""
@@ -42,3 +44,21 @@ def fill_with(word: memoryview, destination: memoryview) -> None:
     rest_bytes = len(destination) % WORD_BYTES
     np.frombuffer(destination[: len(destination) - rest_bytes], np.uint64)[:] = np.frombuffer(word, np.uint64)
     destination[len(destination) - rest_bytes :] = word[:rest_bytes]
+
+
+def _encode(block: memoryview, room: memoryview, setting: Setting) -> int | None:
+    word = word_of(block)
+    if word is None:
+        return None
+    room[:WORD_BYTES] = word
+    return WORD_BYTES
+
+
+def _decode(payload: memoryview, block: memoryview, setting: Setting) -> None:
+    if len(payload) != WORD_BYTES:
+        raise DamagedBytesError(f"a word of {WORD_BYTES} bytes", f"{len(payload)} bytes")
+    fill_with(payload, block)
+
+
+CONSTANT = Family("constant", None, _encode, _decode)
+"""Stores blocks that repeat one word as that word, and other blocks as they are."""

@@ -1,0 +1,49 @@
+"""zstd, of the bytes or of their byte planes."""
+
+from __future__ import annotations
+
+from .byte_planes import join_planes, split_planes
+from .family import DamagedBytesError, Family, Setting, Workspace
+
+__all__ = ["SHUFFLE_ZSTD", "ZSTD"]
+
+_LEVELS = range(-(2**17), 23)  # ZSTD_minCLevel() and ZSTD_maxCLevel()
+
+
+def _compress(block: memoryview, room: memoryview, setting: Setting) -> int:
+    """If the frame does not fit, it is cut, and fills the room."""
+    return setting.workspace.compressor(setting.level).stream_reader(block, size=len(block)).readinto(room)
+
+
+def _decompress(payload: memoryview, block: memoryview, setting: Setting) -> None:
+    _fill(payload, block, setting.workspace)
+
+
+def _compress_planes(block: memoryview, room: memoryview, setting: Setting) -> int:
+    planes = setting.workspace.planes
+    split_planes(block, planes, setting.itemsize_bytes)
+    return _compress(planes[: len(block)], room, setting)
+
+
+def _decompress_planes(payload: memoryview, block: memoryview, setting: Setting) -> None:
+    planes = setting.workspace.planes[: len(block)]
+    _fill(payload, planes, setting.workspace)
+    join_planes(planes, block, setting.itemsize_bytes)
+
+
+def _fill(payload: memoryview, out: memoryview, workspace: Workspace) -> None:
+    import zstandard
+
+    try:
+        reader = workspace.decompressor().stream_reader(payload)
+        length = reader.readinto(out)
+        rest = len(reader.read(1))
+    except zstandard.ZstdError as error:
+        raise DamagedBytesError("a zstd frame", str(error)) from error
+    if length != len(out) or rest:
+        found = f"more than {length}" if rest else str(length)
+        raise DamagedBytesError(f"{len(out)} bytes in a zstd frame", found)
+
+
+ZSTD = Family("zstd", _LEVELS, _compress, _decompress)
+SHUFFLE_ZSTD = Family("shuffle-zstd", _LEVELS, _compress_planes, _decompress_planes)
