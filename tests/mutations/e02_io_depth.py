@@ -8,7 +8,7 @@ MUTATIONS = {
     "test_io_depth_is_told_with_its_working_memory": {
         "the working memory of both ways is told": replace("LocalDisk.__init__", "2 * num_at_once", "num_at_once"),
         "there are lanes enough to fill them": replace(
-            "Core.__init__", "NUM_AT_ONCE if disk_options is None else ...", "NUM_AT_ONCE"
+            "Core.__init__", "NUM_AT_ONCE if options.disk is None else ...", "NUM_AT_ONCE"
         ),
     },
     "test_whoever_comes_when_all_turns_are_taken_waits_for_one": {
@@ -28,7 +28,9 @@ MUTATIONS = {
         ),
     },
     "test_trial_gives_store_and_scope_its_settings": {
-        "a trial has the depth that it is to try": drop("TierStore.__init__", "io_depth = trial.store.get(...)"),
+        "a trial has the depth that it is to try": replace(
+            "local_options", 'values["io_depth"]', 'given["io_depth"]'
+        ),
     },
     "test_search_where_the_host_budget_counts_pays_for_depth_with_it": {
         "tuning counts what a depth takes": replace(

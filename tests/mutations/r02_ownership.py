@@ -22,7 +22,7 @@ MUTATIONS = {
     "test_graph_ends_nothing_is_held": {
         "a dropped handle frees its record": drop("Remains.__new__", "note_death", inside="super().__new__(...)"),
         "no table keeps what the graph has dropped": after(
-            "TierStore.handle_for", "claim(record, ...)", 'self.__dict__.setdefault("table", {})[record.key] = handle'
+            "HandleFactory.of_noted", "claim(record, ...)", 'self.__dict__.setdefault("table", {})[record.key] = handle'
         ),
     },
     "test_residency_threads.py": {
@@ -55,7 +55,7 @@ MUTATIONS = {
         ),
     },
     "test_memory_handed_out_outlives_graph_and_handle_then_is_returned": {
-        "stats() drains first": drop("TierStore.stats", "self.books.tidy()"),
+        "stats() drains first": drop("TierStore.stats", "self.residency.tidy()"),
     },
     "test_close_wakes_whoever_waits_before_the_engine_has_ended": {
         "at interpreter exit who waits is woken": drop("Guard._end", "self._progress.notify_all()"),

@@ -9,7 +9,7 @@ MUTATIONS = {
         "a slot that is handed out is not used again": always("Slots.let_go", "slot.watch is None or slot.returned"),
     },
     "test_lent_memory_is_counted_until_it_comes_back": {
-        "lent memory is accounted for": drop("Slots.let_go", "self._books.lent.charge(slot.nbytes)"),
+        "lent memory is accounted for": drop("Slots.let_go", "self._windows.lent.charge(slot.nbytes)"),
     },
     "test_saved_tensor_returned_by_two_nodes_gradients_independent": {
         "the record keeps what it hands out, so that autograd does not take it for its own": drop(
@@ -37,7 +37,7 @@ MUTATIONS = {
     },
     "test_given_to_autograd_just_before_it_is_booked_stays_whole": {
         "what autograd was given before the tensor was booked stays whole": replace(
-            "TierStore.handle_for", "alias_of(alias, layout)", "alias"
+            "HandleFactory.of_noted", "alias_of(alias, layout)", "alias"
         ),
     },
     ("test_get_of_one_handle_from_many_threads_reads_once", "test_residency_stages.py"): {

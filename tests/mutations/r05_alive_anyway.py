@@ -77,16 +77,18 @@ MUTATIONS = {
     },
     "test_moved_before_it_is_booked_stays_where_it_is": {
         "a storage that moved before it was booked is managed elsewhere": replace(
-            "TierStore.handle_for", "noted.address", "storage_address(alias)"
+            "HandleFactory.of_noted", "noted.address", "storage_address(alias)"
         ),
     },
     "test_let_go_before_the_scope_ends_taken_then": {
         "what was held is looked at again at the end of the scope": drop(
-            "OffloadScope.settle", "self._books.survey(log)"
+            "OffloadScope.settle", "self._residency.survey(log)"
         ),
     },
     "test_let_go_after_the_scope_taken_when_backward_begins": {
-        "what was held is looked at again at the first unpack": drop("PackLog._start", "self.books.survey(self)"),
+        "what was held is looked at again at the first unpack": drop(
+            "Residency.begin_backward", "self.survey(log)"
+        ),
     },
     "test_put_of_what_the_caller_keeps_is_written_when_its_turn_comes": {
         "put() by hand always stores": replace("Residency.store", "record.forced = True", "record.forced = False"),

@@ -149,8 +149,8 @@ MUTATIONS = {
     "test_auto_another_graph_nothing_stays_until_it_is_known": {
         "of a graph that is not known nothing stays on a device whose share is found": replace(
             "PackLog._keep_uncovered",
-            "self.books.keep_on_device(0 if plan is None else ...)",
-            "plan and self.books.keep_on_device(...)",
+            "self.residency.keep_on_device(0 if plan is None else ...)",
+            "plan and self.residency.keep_on_device(...)",
         ),
     },
     "test_room_of_device_bytes_is_lent_once": {

@@ -13,7 +13,7 @@ MUTATIONS = {
         "zeros without memory stay": replace("storage_of", "None if not address and storage.nbytes() else ...", "..."),
         "quantized tensors stay": drop("storage_of", "tensor.is_quantized"),
         "what stays is counted by reason": drop(
-            "OffloadScope.keep", "self._books.count_kept(reason, bytes_of(tensor))"
+            "OffloadScope.keep", "self._residency.count_kept(reason, bytes_of(tensor))"
         ),
     },
     "test_transform_under_a_scope_is_refused_with_advice": {
