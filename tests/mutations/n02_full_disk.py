@@ -9,7 +9,9 @@ MUTATIONS = {
         "a full drive is told as one": replace("is_out_of_space", "return ...", "return False"),
     },
     "test_budget_spent_raises_at_pack_and_goes_on_when_graphs_are_gone": {
-        "the error has the figures": replace("Rules.full_error", "host_bytes=self.windows.used_bytes[0]", "host_bytes=0"),
+        "the error has the figures": replace(
+            "Rules.full_error", "host_bytes=self.windows.used_bytes[0]", "host_bytes=0"
+        ),
     },
     "test_session_quota_spent_raises_and_leaves_the_neighbour_its_room": {
         "a session has no more than its quota": never(
@@ -20,7 +22,9 @@ MUTATIONS = {
         "a drive that others have filled is told as full": replace("is_out_of_space", "return ...", "return False"),
     },
     "test_tensor_that_fits_nowhere_is_refused_and_smaller_ones_go_on": {
-        "what fits nowhere is refused": replace("Residency.flush", "raise self.rules.full_error(...) from ...", "return"),
+        "what fits nowhere is refused": replace(
+            "Residency.flush", "raise self.rules.full_error(...) from ...", "return"
+        ),
     },
     "test_deletes_refused_by_a_full_drive_are_done_when_it_has_room": {
         "deletes that were refused are tried again": drop("IndexEntries.delete", "self._undeleted[key] = location"),

@@ -129,9 +129,7 @@ MUTATIONS = {
         ),
     },
     "test_far_from_the_moment_that_it_waits_and_the_next_time": {
-        "backward that waits for the disk goes far, now and the next time": drop(
-            "Rules.ask_for", "ahead.reach.wait()"
-        ),
+        "backward that waits for the disk goes far, now and the next time": drop("Rules.ask_for", "ahead.reach.wait()"),
     },
     "test_drive_that_takes_longer_than_staging_lasts_always_far": {
         "far, where a read takes longer than staging lasts": drop("Reaches.note", "reach.most_bytes > staging_bytes"),

@@ -116,7 +116,9 @@ MUTATIONS = {
         "a write waits for the copy into its slot": never("Engine._spill_lane", "spill.ready is not None"),
     },
     "test_reload_waits_for_the_copy_out_that_still_runs": {
-        "a reload waits for the copy that fills its slot": replace("_Streams.copy_back", "record.ready", "None", inside="self._copies.copy_in(...)"),
+        "a reload waits for the copy that fills its slot": replace(
+            "_Streams.copy_back", "record.ready", "None", inside="self._copies.copy_in(...)"
+        ),
     },
     "test_reload_on_another_stream_than_the_records_waits_there_too": {
         "the stream at pack is kept with the record; a reload's target is allocated under it": replace(

@@ -11,17 +11,13 @@ MUTATIONS = {
         ),
     },
     "test_prefetch_beyond_the_room_stays_within_it": {
-        "prefetch does not overdraw": drop(
-            "Up.start_restore", "if not demanded: ...", inside="if window is None: ..."
-        ),
+        "prefetch does not overdraw": drop("Up.start_restore", "if not demanded: ...", inside="if window is None: ..."),
     },
     ("test_store_budgets.py", "test_residency_stages.py"): {
         "what was fetched ahead is dropped before a pack waits": drop("Down._try_admit", "self._drop(next_to_drop())"),
     },
     "test_restores_record_without_room_in_backward_are_not_repeated": {
-        "what was fetched ahead is dropped for nobody but who waits": always(
-            "Rules.advance", "self.num_packing > 0"
-        ),
+        "what was fetched ahead is dropped for nobody but who waits": always("Rules.advance", "self.num_packing > 0"),
     },
     "test_spills_that_backward_cancelled_are_not_queued_again": {
         "what backward will ask for is written for nobody but who waits": replace(

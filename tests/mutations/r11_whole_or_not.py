@@ -42,9 +42,7 @@ MUTATIONS = {
         "test_disk_full_collects_cycles_before_it_gives_up",
         "test_store_full_of_graphs_in_cycles_collected_instead_of_raised",
     ): {
-        "garbage is collected before the store says that it is full": drop(
-            "Guard._collect_garbage", "gc.collect()"
-        ),
+        "garbage is collected before the store says that it is full": drop("Guard._collect_garbage", "gc.collect()"),
     },
     "test_full_file_system_is_store_full_and_goes_on": {
         "a full file system is told from a broken one": replace("means_full", "is_out_of_space(error) or ...", "False"),
