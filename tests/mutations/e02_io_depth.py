@@ -28,9 +28,7 @@ MUTATIONS = {
         ),
     },
     "test_trial_gives_store_and_scope_its_settings": {
-        "a trial has the depth that it is to try": replace(
-            "local_options", "{**given, **trial.store}", "{**given, **trial.store, 'io_depth': given['io_depth']}"
-        ),
+        "a trial has the depth that it is to try": replace("local_options", 'values["io_depth"]', 'given["io_depth"]'),
     },
     "test_search_where_the_host_budget_counts_pays_for_depth_with_it": {
         "tuning counts what a depth takes": replace(
