@@ -34,7 +34,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from tierstore.disk.local import NUM_AT_ONCE
+from tierstore.base.defaults import NUM_AT_ONCE
 
 from .goals import Goal
 from .harness import Benchmark, main_of_one_variant

@@ -19,11 +19,11 @@ from typing import NamedTuple
 import torch
 
 from tierstore import TierStore, tiered_offload
+from tierstore.base.defaults import NUM_BESIDE_DEVICE
 from tierstore.doctor.diagnosis import hardware_of as described
 from tierstore.doctor.examine import examine
 from tierstore.simulator import Hardware, Settings, steady_seconds
 from tierstore.simulator.from_hardware import hardware_of
-from tierstore.store.engine import NUM_BESIDE_DEVICE
 from tierstore.testing import FaultPlan, FaultyStore, Latency, Rule
 
 from .goals import Goal

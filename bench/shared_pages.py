@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy
 
+from tierstore.base.defaults import NUM_AT_ONCE
 from tierstore.disk.linux import make_pages_huge
-from tierstore.disk.local import NUM_AT_ONCE
 
 from .disk_throughput import raw_device
 from .harness import Benchmark, main_of_one_variant

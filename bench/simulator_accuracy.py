@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tierstore import TierStore, tiered_offload
+from tierstore.base.defaults import NUM_SPILLS
 from tierstore.doctor.diagnosis import hardware_of as described
 from tierstore.doctor.examine import examine
 from tierstore.hardware import hardware_text, read_hardware
@@ -37,7 +38,6 @@ from tierstore.simulator import (
 )
 from tierstore.simulator.from_hardware import hardware_of
 from tierstore.simulator.from_trace import workload_of
-from tierstore.store.engine import NUM_SPILLS
 from tierstore.tracing.reader import read_trace
 from tierstore.tracing.steps import steps_of
 

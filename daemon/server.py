@@ -23,10 +23,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tierstore.base.config import format_bytes, free_disk_bytes
+from tierstore.base.defaults import NUM_AT_ONCE
 from tierstore.base.threads import IoThreads
 from tierstore.disk.boundary import translated
 from tierstore.disk.home import NamedHome
-from tierstore.disk.local import NUM_AT_ONCE, LocalDisk
+from tierstore.disk.local import LocalDisk
 from tierstore.errors import StorageIOError, StoreFullError
 
 from .acceptor import Acceptor

@@ -21,8 +21,8 @@ from bench.simulator_accuracy import (
     verdict,
 )
 from bench.tuning_workloads import SAVED_BYTES, WORKLOADS
+from tierstore.base.defaults import NUM_SPILLS
 from tierstore.simulator import DepthSpeed, Drive, Hardware, Workload
-from tierstore.store.engine import NUM_SPILLS
 
 
 def _exact(*values: tuple[float, float]) -> list[Predicted]:

@@ -28,6 +28,7 @@ import torch
 from tests.existing import set_existing
 from tests.inspect_store import inspect, inspect_engine
 from tierstore import TierStore, tiered_offload
+from tierstore.base.defaults import NUM_RESTORES, NUM_SPILLS
 from tierstore.disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
 from tierstore.errors import StoreFullError
 from tierstore.hooks import scope
@@ -44,7 +45,6 @@ from tierstore.simulator.device import SimulatedDevice
 from tierstore.simulator.flows import Flows
 from tierstore.simulator.rank import Rank
 from tierstore.simulator.record import Budgets, GraphLog, SimulatedRecord
-from tierstore.store.engine import NUM_RESTORES, NUM_SPILLS
 from tierstore.store.options import StoreOptions
 
 _WAIT_SECONDS = 20.0

@@ -15,13 +15,14 @@ import uvloop
 
 from tests.inspect_store import inspect_engine
 from tests.waiting import until
+from tierstore.base.defaults import NUM_RESTORES
 from tierstore.base.threads import IoThreads, start_thread
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.errors import StorageIOError
 from tierstore.residency.transfers import BytesToWrite
 from tierstore.rules.state import State
-from tierstore.store.engine import NUM_RESTORES, Engine, OpenDisk
+from tierstore.store.engine import Engine, OpenDisk
 
 NBYTES = 50_000
 

@@ -27,13 +27,14 @@ from tests.inspect_store import inspect_tier
 from tests.reliability.drives import MIB, mounted_drive, used_bytes
 from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, gather, random_bytes, read_back
 from tests.store.disks import local_disk
+from tierstore.base.defaults import NUM_AT_ONCE
 from tierstore.disk import encoded_records
 from tierstore.disk import records as records_module
 from tierstore.disk import scratch as scratch_module
 from tierstore.disk.codec.policy import CodecPolicy
 from tierstore.disk.home import NamedHome
 from tierstore.disk.linux import address_of
-from tierstore.disk.local import NUM_AT_ONCE, LocalDisk
+from tierstore.disk.local import LocalDisk
 from tierstore.disk.orders import ReadReport, Written
 from tierstore.disk.raw_records import lay_out, split_at
 from tierstore.disk.scratch import SCRATCH_BYTES, Scratch

@@ -18,11 +18,11 @@ from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tests.waiting import until, until_empty
 from tierstore import Handle, ModifiedInPlaceError, StorageIOError, StoreClosedError, TierStore
+from tierstore.base.defaults import NUM_RESTORES, NUM_SPILLS
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
 from tierstore.residency.layout import layout_of, memory_at, storage_address
 from tierstore.rules.state import State
-from tierstore.store.engine import NUM_RESTORES, NUM_SPILLS
 
 NBYTES = 40_000
 

@@ -20,8 +20,8 @@ from tests.descriptors import descriptors_of
 from tests.inspect_store import inspect
 from tests.store.test_residency_stages import HeldDisk
 from tierstore import ConfigError, StoreClosedError, TierStore, tiered_offload
+from tierstore.base.defaults import NUM_RESTORES
 from tierstore.rules.observer import Observer
-from tierstore.store.engine import NUM_RESTORES
 from tierstore.tracing import recorder as recording
 from tierstore.tracing.events import Cancelled, End, Lost, Pack, Release, Restore, Spill, Unpack
 from tierstore.tracing.reader import read_trace

@@ -20,6 +20,7 @@ from pathlib import Path
 from time import monotonic
 
 from ..base.config import check_directory
+from ..base.defaults import NUM_AT_ONCE
 from ..errors import ConfigError, StoreClosedError, StoreFullError
 from .allocator import round_up
 from .boundary import translated
@@ -40,9 +41,6 @@ from .shelf import RecordShelf
 from .tier import DiskUsage, Kind, Loaded, Stored
 
 __all__ = ["LocalDisk"]
-
-NUM_AT_ONCE = 4
-"""One 16 MiB record alone keeps a drive busy; four also cover the gaps between records."""
 
 _ADVICE_ON_ALLOWANCE = "wait, or raise max_write_bytes_per_day or host_bytes"
 

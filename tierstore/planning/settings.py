@@ -7,11 +7,10 @@ from typing import Any
 
 from ..base.config import SizeLike, parse_io_depth, parse_size
 from ..base.config_file import ConfigSource, FileOptions, offload_options, store_options
+from ..base.defaults import NUM_AT_ONCE, NUM_BESIDE_DEVICE
 from ..disk.codec.codec import parse_codec
-from ..disk.local import NUM_AT_ONCE
 from ..errors import ConfigError
 from ..simulator import Settings, Workload
-from ..store.engine import NUM_BESIDE_DEVICE
 from ..tracing.events import Scope, StoreSettings
 from ..tracing.reader import RecordedTrace
 from ..tracing.steps import Step, steps_of

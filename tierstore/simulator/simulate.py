@@ -8,13 +8,12 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 
-from ..disk.local import NUM_AT_ONCE
+from ..base.defaults import NUM_AT_ONCE, NUM_RESTORES, NUM_SPILLS
 from ..errors import ConfigError
 from ..rules.counters import Counters
 from ..rules.lookahead import LearnedOrders
 from ..rules.observer import Observer
 from ..rules.windows import HostWindows
-from ..store.engine import NUM_RESTORES, NUM_SPILLS
 from ..tracing.events import Event
 from .clock import Clock, Process, Turns
 from .codecs import CodecOfRecords

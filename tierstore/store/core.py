@@ -10,8 +10,8 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..base.defaults import NUM_AT_ONCE, NUM_BESIDE_DEVICE
 from ..base.threads import is_thread_of_store
-from ..disk.local import NUM_AT_ONCE
 from ..disk.tier import DiskUsage
 from ..errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
 from ..residency.residency import Residency
@@ -19,7 +19,7 @@ from ..returning.returner import Returner
 from ..tracing.events import StoreSettings
 from ..tracing.machine import header_of
 from ..tracing.recordings import Recordings
-from .engine import NUM_BESIDE_DEVICE, Engine, OpenDisk
+from .engine import Engine, OpenDisk
 from .lifetime import watch_over
 from .options import StoreOptions
 

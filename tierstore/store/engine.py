@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from ..base.defaults import NUM_RESTORES, NUM_SPILLS
 from ..base.remains import Remains
 from ..base.threads import IoThreads, start_thread
 from ..errors import StorageIOError
@@ -31,14 +32,6 @@ if TYPE_CHECKING:
     from ..disk.tier import DiskTier, Loaded, Stored
 
 __all__ = ["Engine", "OpenDisk"]
-
-NUM_SPILLS = 7
-NUM_RESTORES = 7
-"""Default number of records in flight in each direction. The disk tier lets fewer to the device at once. The others
-compute checksums, update the index or pass between threads meanwhile, so the device is never idle."""
-
-NUM_BESIDE_DEVICE = 3
-"""How many of the records in flight are not at the device."""
 
 _NUM_OTHER_THREADS = 2  # for the index and the segments, while the jobs of all lanes wait for a turn at the device
 

@@ -20,7 +20,7 @@ import torch
 
 from ..base.config import DEFAULT_ADDRESS, SizeLike
 from ..base.config_file import ConfigSource, store_options
-from ..disk.local import NUM_AT_ONCE
+from ..base.defaults import NUM_AT_ONCE
 from ..disk.tier import Kind
 from ..errors import ConfigError, ConfigTypeError, TierStoreWarning
 from ..residency.handle import Handle, Record

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..disk.local import NUM_AT_ONCE
+from ..base.defaults import NUM_AT_ONCE
 from ..errors import ConfigError
 from ..simulator import Compute, Settings, Workload
 from ..simulator.from_hardware import CALL_SECONDS_PER_RECORD

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ..base.config import format_bytes
-from ..disk.local import NUM_AT_ONCE
+from ..base.defaults import NUM_AT_ONCE, NUM_BESIDE_DEVICE
 from ..disk.scratch import SCRATCH_BYTES
 from ..errors import ConfigError
 from ..simulator import Settings
-from ..store.engine import NUM_BESIDE_DEVICE
 
 __all__ = [
     "AUTO",
