@@ -16,6 +16,9 @@ MUTATIONS = {
         ),
     },
     "test_odd_order_learned_from_the_first_step": {
+        "what was learned of a graph is recalled": replace(
+            "GraphOrder.look_ahead", "None if self._orders is None else self._orders.recall(...)", "None"
+        ),
         "the observed order is learned": replace("_learn", "orders.learn", "bool"),
         "the order lives in the store, not in the scope": replace(
             "_log_options", "store.learned_orders", "type(store.learned_orders)()"
@@ -32,7 +35,7 @@ MUTATIONS = {
     "test_order.py": {
         "the number at pack marks the node": replace("OffloadScope.pack", "sequence_nr()", "self._log.newest_node + 1"),
         "a graph that goes on otherwise is not followed": drop(
-            "PackLog.follow_plan", "not plan.trace.continues(index + 1, self._signature)"
+            "GraphOrder.follow", "self.predicted.trace.continues(index + 1, self._signature)"
         ),
     },
     "test_graphs_by_turns_each_keep_their_order": {
@@ -124,6 +127,9 @@ MUTATIONS = {
         ),
     },
     "test_known_graph_on_a_fast_drive_is_fetched_near": {
+        "near, where the last backward was seen to need no more": always(
+            "GraphOrder.look_ahead", "not self._orders.reaches.is_near(signatures[-1])"
+        ),
         "near, what is fetched ahead goes into staging alone": replace(
             "HostWindows.window_for_prefetch", "... if is_far else ...", "..."
         ),
@@ -142,11 +148,16 @@ MUTATIONS = {
         "bytes that are asked for are counted": drop("Rules.ask_for", "ahead.reach.asked_for(record.nbytes)"),
     },
     "test_given_lookahead_or_order_that_is_not_learned_always_far": {
-        "a lookahead that is given is kept to": drop("PackLog._look_ahead", "self._finds_reach"),
+        "a lookahead that is given is kept to": drop("GraphOrder.look_ahead", "self._finds_reach"),
     },
     "test_prefetch_into_staging_alone_drops_nothing_that_makes_no_room_there": {
         "near, nothing is dropped that makes no room in staging": drop(
             "Up._make_way", "ahead.reach.is_far or used.window is self.windows.staging"
+        ),
+    },
+    "test_device_full_while_copying_ahead_backward_goes_on_without": {
+        "copies back go as far ahead as the device has room": replace(
+            "GraphOrder.__init__", "0 if lookahead_bytes == 0 else sys.maxsize", "0"
         ),
     },
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .changes import always, drop, replace
+from .changes import drop, replace
 
 MUTATIONS = {
     "test_decisions_random_steps_on_an_accelerator_are_those_of_the_store": {
@@ -17,21 +17,12 @@ MUTATIONS = {
             "SimulatedMemory.let_go", "record.is_in_place = record.has_device_bytes = ...", "record.is_in_place = ..."
         ),
         "copies back go on from what was asked for": replace(
-            "Rank._hand_over", "log.reload_ahead if log.has_trace else None", "None"
-        ),
-        "copies back go as far ahead as the device has room": replace(
-            "GraphLog.__init__", "0 if lookahead_bytes == 0 else sys.maxsize", "lookahead_bytes or budgets.host_bytes"
+            "Rank._hand_over", "log.order.reload_ahead if log.order.is_followed else None", "None"
         ),
     },
     "test_decisions_random_steps_are_those_of_the_store": {
         "what backward asks for is told to what looks ahead": replace(
-            "Rank._fetch", "log.lookahead if log.has_trace else None", "None"
-        ),
-        "near, where the last backward was seen to need no more": always(
-            "GraphLog.look_ahead", "not orders.reaches.is_near(self._signatures[-1])"
-        ),
-        "what was learned of a graph is recalled": replace(
-            "GraphLog.look_ahead", "self._orders.recall(...) if self._orders is not None else None", "None"
+            "Rank._fetch", "log.order.lookahead if log.order.is_followed else None", "None"
         ),
         "a write that is asked for is cancelled": drop("Rank._await_bytes", "if record.state is State.QUEUED: ..."),
         "a view joins the record of its storage": replace(

@@ -35,6 +35,7 @@ from tierstore.hooks import scope
 from tierstore.residency.copies import Marker
 from tierstore.rules.counters import Counters
 from tierstore.rules.device_window import FLIGHT_BYTES, RELOAD_BYTES
+from tierstore.rules.graph_order import Budgets
 from tierstore.rules.lookahead import LearnedOrders
 from tierstore.rules.observer import Observer
 from tierstore.rules.windows import HostWindows
@@ -44,7 +45,7 @@ from tierstore.simulator.copies import Copy
 from tierstore.simulator.device import SimulatedDevice
 from tierstore.simulator.flows import Flows
 from tierstore.simulator.rank import Rank
-from tierstore.simulator.record import Budgets, GraphLog, SimulatedRecord
+from tierstore.simulator.record import GraphLog, SimulatedRecord
 from tierstore.store.options import StoreOptions
 
 _WAIT_SECONDS = 20.0

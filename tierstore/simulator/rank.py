@@ -194,7 +194,7 @@ class Rank:
             log.end_to_take()
             return
         self._ask(log, index)
-        if not log.has_trace and record.state is not State.PENDING:
+        if not log.order.is_followed and record.state is not State.PENDING:
             log.look_ahead()
         yield from self._fetch(log, record, index)
 
@@ -202,9 +202,9 @@ class Rank:
         """See `PackLog.asked_for`."""
         if not log.is_started:
             self._start(log)
-            if log.has_trace and log.records[index] is None:
+            if log.order.is_followed and log.records[index] is None:
                 self._drain()
-                self.rules.ahead = log.lookahead
+                self.rules.ahead = log.order.lookahead
                 self.rules.go_ahead()
         log.ask_for(index)
 
@@ -225,7 +225,7 @@ class Rank:
 
     def _fetch(self, log: GraphLog, record: SimulatedRecord, index: int) -> Process:
         """See `Residency.fetch`."""
-        rules, lookahead = self.rules, log.lookahead if log.has_trace else None
+        rules, lookahead = self.rules, log.order.lookahead if log.order.is_followed else None
         self._drain()
         rules.ask_for(record, lookahead, index)
         if record.state in IN_MEMORY:
@@ -241,7 +241,7 @@ class Rank:
             self._memory.give_back_lent()  # whoever was given it is about to let go
 
     def _hand_over(self, log: GraphLog, record: SimulatedRecord, index: int) -> None:
-        self.rules.hand_over(record, log.reload_ahead if log.has_trace else None, index)
+        self.rules.hand_over(record, log.order.reload_ahead if log.order.is_followed else None, index)
 
     def _await_bytes(self, record: SimulatedRecord) -> Process:
         """See `Residency._await_bytes`."""

@@ -3,13 +3,13 @@ rules look at."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ..rules.lookahead import LearnedOrders, Lookahead, reverse_topological
-from ..rules.plan import Place, Plan, Trace, add_pack
+from ..rules.graph_order import Budgets, GraphOrder, Packs
+from ..rules.lookahead import LearnedOrders
+from ..rules.plan import Place, Plan
 from ..rules.state import MOVES, State
 from ..rules.windows import Window
 from .workload import Saved
@@ -17,15 +17,7 @@ from .workload import Saved
 if TYPE_CHECKING:
     from .copies import Copy
 
-__all__ = ["Budgets", "GraphLog", "SimulatedRecord"]
-
-
-class Budgets(NamedTuple):
-    """What the plan is made for. As `tiered_offload` and `TierStore` have them."""
-
-    host_bytes: int
-    device_bytes: int
-    staging_bytes: int
+__all__ = ["GraphLog", "SimulatedRecord"]
 
 
 class SimulatedRecord:
@@ -117,19 +109,11 @@ class GraphLog:
         self.fresh_node = -1
         self.is_settled = False
         self.plan: Plan | None = None
-        self._is_reach_found = lookahead_bytes is None
-        self.lookahead = Lookahead[SimulatedRecord](
-            budgets.host_bytes + budgets.staging_bytes if lookahead_bytes is None else lookahead_bytes
+        self.order = GraphOrder[SimulatedRecord](
+            orders, budgets, lookahead_bytes, budgets.host_bytes + budgets.staging_bytes
         )
-        self.reload_ahead = Lookahead[SimulatedRecord](0 if lookahead_bytes == 0 else sys.maxsize)
         self.is_started = False
-        self.has_trace = False
-        self._orders = orders
-        self._budgets = budgets
-        self._signatures: list[int] = []
         self._keys: dict[int, int] = {}  # of what was noted
-        self._trace: tuple[Sequence[int], Sequence[int], list[int], bytes] | None = None
-        self._asked_for: dict[int, None] = {}
         self._by_root: dict[int, SimulatedRecord] = {}
         self._num_noted = Counter[int]()  # of each storage, as far as the graph has not let go of them
         self._taken: int | None = None
@@ -157,15 +141,12 @@ class GraphLog:
         saved = self.saved[index]
         self.newest_node, self.is_settled = saved.node, False
         self.records.append(record)
-        before = self._signatures[-1] if self._signatures else 0
-        self._signatures.append(add_pack(before, saved.node - self.saved[0].node, saved.nbytes))
 
     def follow_plan(self, index: int) -> None:
         """See `PackLog.follow_plan`."""
-        plan, orders, signature = self.plan, self._orders, self._signatures[index]
-        if plan is None or not plan.trace.continues(index + 1, signature):
-            plan = None if orders is None else orders.predict(index + 1, signature, *self._budgets)
-            self.plan = plan if plan is not None and plan.is_needed else None
+        saved = self.saved[index]
+        if self.order.follow(index, saved.node - self.saved[0].node, saved.nbytes):
+            self.plan = self.order.plan
 
     def settled(self) -> Iterator[int]:
         """What is noted and may be read. May be taken out meanwhile."""
@@ -243,53 +224,30 @@ class GraphLog:
     def come_in(self, index: int, record: SimulatedRecord) -> None:
         """Tensor `index`, until now only noted, has a record."""
         self.records[index] = record
-        self.lookahead.come_in(index, record)
-        self.reload_ahead.come_in(index, record)
+        self.order.come_in(index, record)
 
     def ask_for(self, index: int) -> None:
         """Backward asks for it."""
-        self._asked_for[index] = None
+        self.order.asked_for[index] = None
 
     def look_ahead(self) -> None:
         """Something has left its place: from now on what will be asked for is brought back before."""
-        known = self._orders.recall(self._signatures[-1]) if self._orders is not None else None
-        order = reverse_topological([saved.node for saved in self.saved]) if known is None else known.order
-        self.lookahead.begin(self.records, order)
-        self.reload_ahead.begin(self.records, order)
-        self.has_trace = True
-        sizes = [self._bytes_ours(index) for index in range(len(self.saved))]
-        if known is not None:
-            self._trace = known.signatures, known.records, sizes, known.on_device
-        else:
-            first: dict[int, int] = {}
-            self._trace = (
-                self._signatures,
-                [first.setdefault(number, index) for index, number in self._storages()],
-                sizes,
-                bytes(saved.on_device for saved in self.saved),
-            )
-        orders = self._orders
-        if orders is not None and self._is_reach_found and not any(self._trace[3]):
-            self.lookahead.reach.begin(is_far=not orders.reaches.is_near(self._signatures[-1]))
+        nodes, sizes = [saved.node for saved in self.saved], [saved.nbytes for saved in self.saved]
+        self.order.look_ahead(Packs(nodes, sizes, self.records, list(self._storages())), self.records)
 
     def end(self) -> None:
         """The graph is gone: learn what was seen of it."""
-        if self._orders is not None and self._trace is not None:
-            self._orders.learn(Trace(*self._trace, self._asked_for))
-            self._orders.reaches.note(self._signatures[-1], self.lookahead.reach, self._budgets.staging_bytes)
+        ending = self.order.ending(None)
+        if ending is not None:
+            ending()
 
-    def _storages(self) -> Iterator[tuple[int, int]]:
-        """Of each pack a number that it shares with other packs of the same storage. See `PackLog`."""
+    def _storages(self) -> Iterator[int]:
+        """For each pack, a number that it shares with other packs of the same storage. See `PackLog`."""
         num_saved = len(self.saved)
         for index, record in enumerate(self.records):
             if record is not None:
-                yield index, record.saved
+                yield record.saved
             elif index in self.let_go:
-                yield index, num_saved + index
+                yield num_saved + index
             else:
-                yield index, -1 - self.root_of(index)
-
-    def _bytes_ours(self, index: int) -> int:
-        record = self.records[index]
-        is_kept = record is not None and record.state is State.PENDING and record.shared
-        return 0 if is_kept else self.saved[index].nbytes
+                yield -1 - self.root_of(index)

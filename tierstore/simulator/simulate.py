@@ -11,6 +11,7 @@ from functools import partial
 from ..base.defaults import NUM_AT_ONCE, NUM_RESTORES, NUM_SPILLS
 from ..errors import ConfigError
 from ..rules.counters import Counters
+from ..rules.graph_order import Budgets
 from ..rules.lookahead import LearnedOrders
 from ..rules.observer import Observer
 from ..rules.windows import HostWindows
@@ -24,7 +25,7 @@ from .flows import Flows
 from .hardware import Activity, Hardware, Sharing
 from .link import LinkCopies
 from .rank import Rank
-from .record import Budgets, GraphLog
+from .record import GraphLog
 from .timeline import JobsSeen, Transfer
 from .workload import Pack, Unpack, Workload
 

@@ -1,0 +1,177 @@
+"""What is known of one graph while it is packed, and what backward will ask for next. Pure.
+
+In forward, each pack is compared with the graphs that are known, and the plan of the one that fits is followed. When
+backward begins, the lookahead follows the order of that graph's last backward, or the reverse-topological one. What
+backward asked for is learned when the graph is gone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Generic, NamedTuple
+
+from .coverage import StepTimes
+from .lookahead import LearnedOrders, Lookahead, reverse_topological
+from .plan import Plan, Trace, add_pack
+from .reach import Reach
+from .record import R
+from .state import State
+
+__all__ = ["Budgets", "GraphOrder", "Packs"]
+
+
+class Budgets(NamedTuple):
+    """How much stays where. `device_bytes`: None: it is found, see NOTE [What compute covers] in `coverage.py`."""
+
+    host_bytes: int
+    device_bytes: int | None
+    staging_bytes: int
+
+
+class Packs(NamedTuple, Generic[R]):
+    """The packs of a graph, in order: lists of the same length.
+
+    Attributes:
+        nodes: the autograd node that saved each tensor.
+        sizes: bytes of each tensor's storage.
+        records: the record of each; None while it is only noted.
+        storages: a number for each storage: packs of one storage have the same, unless they are dead.
+    """
+
+    nodes: Sequence[int]
+    sizes: Sequence[int]
+    records: Sequence[R | None]
+    storages: Sequence[int]
+
+
+class _TraceSoFar(NamedTuple):
+    """A `Trace`, as far as it is known when backward begins: all but the order."""
+
+    signatures: Sequence[int]
+    records: Sequence[int]
+    sizes: Sequence[int]
+    on_device: Sequence[int]
+
+
+class GraphOrder(Generic[R]):
+    """The order of one graph. Guarded by the thread that packs, and then by the one that runs backward.
+
+    Args:
+        orders: the orders that are known, to learn and to recall; None: the reverse-topological order is followed.
+        budgets: for the plan.
+        lookahead_bytes: how far ahead of backward to fetch; None: `reach_bytes` at most, see NOTE [No farther than it
+            takes] in `reach.py`.
+
+    Attributes:
+        lookahead: what backward will ask for next, to be read from disk.
+        reload_ahead: likewise, to be copied from host memory to its accelerator.
+        asked_for: the packs that backward has asked for, in order; an ordered set.
+        predicted: the plan of the latest known graph that begins with the packs so far; None: there is none.
+        is_followed: something has left its place, and backward has begun: the lookahead is followed.
+    """
+
+    def __init__(
+        self, orders: LearnedOrders | None, budgets: Budgets, lookahead_bytes: int | None, reach_bytes: int
+    ) -> None:
+        self._orders = orders
+        self._budgets = budgets
+        self._finds_reach = lookahead_bytes is None
+        self.lookahead = Lookahead[R](reach_bytes if lookahead_bytes is None else lookahead_bytes)
+        self.reload_ahead = Lookahead[R](0 if lookahead_bytes == 0 else sys.maxsize)  # the device's windows bound it
+        self.asked_for: dict[int, None] = {}
+        self.predicted: Plan | None = None
+        self._signature = 0  # of the packs so far, as long as there is a plan
+        self._trace: _TraceSoFar | None = None
+
+    @property
+    def is_followed(self) -> bool:
+        """See above."""
+        return self._trace is not None
+
+    def follow(self, index: int, node: int, nbytes: int) -> bool:
+        """Compare pack `index` with the graphs that are known. True: `predicted` was made anew.
+
+        To be called for the first pack, and for each next one as long as there is a plan. `node` counts from the first
+        pack's node.
+        """
+        self._signature = add_pack(self._signature, node, nbytes)
+        if self.predicted is not None and self.predicted.trace.continues(index + 1, self._signature):
+            return False
+        orders = self._orders
+        self.predicted = None if orders is None else orders.predict(index + 1, self._signature, *self._budgets)
+        return True
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan to follow; None: nothing is predicted, or all of it stays where it is."""
+        return self.predicted if self.predicted is not None and self.predicted.is_needed else None
+
+    def come_in(self, index: int, record: R) -> None:
+        """Pack `index`, which was only noted until now, has that record."""
+        self.lookahead.come_in(index, record)
+        self.reload_ahead.come_in(index, record)
+
+    def look_ahead(self, packs: Packs[R], records: Sequence[R | None]) -> None:
+        """Something has left its place: from now on, bring back what backward will ask for before it asks.
+
+        `records`: the log's own list, in which records may still come in; it may be longer than `packs`.
+        """
+        signatures = list(_signatures(packs.nodes, packs.sizes))
+        known = None if self._orders is None else self._orders.recall(signatures[-1])
+        order = reverse_topological(packs.nodes) if known is None else known.order
+        self.lookahead.begin(records, order)
+        self.reload_ahead.begin(records, order)
+        self._trace = trace = _trace_so_far(packs, signatures, known)
+        if self._orders is not None and self._finds_reach and not any(trace.on_device):
+            # ahead of an accelerator, the host waits in any case
+            self.lookahead.reach.begin(is_far=not self._orders.reaches.is_near(signatures[-1]))
+
+    def ending(self, times: StepTimes | None) -> Callable[[], None] | None:
+        """What learns from this backward, to be called when the graph is gone. It keeps no record. None: nothing does.
+
+        `times`: of the graph on its accelerator; None: they were not taken.
+        """
+        if self._orders is None or self._trace is None:
+            return None
+        reach, staging_bytes = self.lookahead.reach, self._budgets.staging_bytes
+        return partial(_learn, self._orders, self._trace, self.asked_for, times, reach, staging_bytes)
+
+
+def _trace_so_far(packs: Packs[R], signatures: Sequence[int], known: Trace | None) -> _TraceSoFar:
+    """The trace of this graph, but for the order. `known`: a trace of the same packs, if there is one."""
+    pending = State.PENDING  # `shared` tells something in this state alone
+    is_kept = [record is not None and record.state is pending and record.shared for record in packs.records]
+    sizes = [0 if kept else nbytes for nbytes, kept in zip(packs.sizes, is_kept, strict=True)]
+    if known is not None:
+        return _TraceSoFar(known.signatures, known.records, sizes, known.on_device)
+    first: dict[int, int] = {}
+    indices = [first.setdefault(storage, index) for index, storage in enumerate(packs.storages)]
+    on_device = [record is not None and record.device is not None for record in packs.records]
+    return _TraceSoFar(signatures, indices, sizes, on_device)
+
+
+def _signatures(nodes: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
+    """For each pack, the signature of all packs up to it."""
+    signature = 0
+    for node, nbytes in zip(nodes, sizes, strict=True):
+        signature = add_pack(signature, node - nodes[0], nbytes)
+        yield signature
+
+
+def _learn(
+    orders: LearnedOrders,
+    trace: _TraceSoFar,
+    asked_for: Iterable[int],
+    times: StepTimes | None,
+    reach: Reach,
+    staging_bytes: int,
+) -> None:
+    """A graph is gone: learn in which order its backward asked, how fast, and how long it waited for copies."""
+    signature = trace.signatures[-1]
+    num_packs = len(trace.signatures)  # another thread may have packed more since
+    orders.learn(Trace(*trace, [index for index in asked_for if index < num_packs]))
+    orders.reaches.note(signature, reach, staging_bytes)
+    if times is not None:
+        orders.coverage.note(signature, times)
