@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -122,6 +123,20 @@ def bench(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Be
     bench.end()
 
 
+@contextmanager
+def _begun_to_die(last: list[Handle]) -> Iterator[None]:
+    """The list holds the last reference to a handle. Inside, that is dying on another thread; afterwards it is gone."""
+    begun, may_end = threading.Event(), threading.Event()
+    watch = weakref.ref(last[0], lambda _: (begun.set(), may_end.wait(30)))  # before the store's own: the newest first
+    dying = threading.Thread(target=last.clear)
+    dying.start()
+    assert begun.wait(20)
+    yield
+    may_end.set()
+    dying.join(20)
+    assert watch() is None
+
+
 def _at(bench: Bench, stage: str, **options: object) -> tuple[TierStore, HeldDisk, Handle, threading.Event | None]:
     """A store with one handle, standing still at a stage."""
     store, disk = bench.open(**options)
@@ -221,22 +236,13 @@ def test_read_that_ends_while_the_handle_has_only_begun_to_die_frees_everything(
     """There is nothing left to put the bytes into, and nobody has been told yet that the handle is gone."""
     store, disk, handle, _ = _at(bench, "reading")
     record = handle.record
-    begun, may_end = threading.Event(), threading.Event()
-    watch = weakref.ref(
-        handle, lambda _: (begun.set(), may_end.wait(30))
-    )  # called before the store's own, the newest first
     last = [handle]
     del handle
-    dying = threading.Thread(target=last.clear)
-    dying.start()
-    assert begun.wait(20)
-    disk.let_go()
-    until(lambda: disk.usage().num_records == 0)
-    assert record.state is State.FREED
-    assert store.stats().staging_used_bytes == 0
-    may_end.set()
-    dying.join(20)
-    assert watch() is None
+    with _begun_to_die(last):
+        disk.let_go()
+        until(lambda: disk.usage().num_records == 0)
+        assert record.state is State.FREED
+        assert store.stats().staging_used_bytes == 0
     del record
     until_empty(store)
 
@@ -571,20 +577,11 @@ def test_put_goes_on_when_a_handle_has_only_begun_to_die(bench: Bench) -> None:
     store, _, handle, go_on = _at(bench, "queued", staging_bytes=NBYTES)
     assert go_on is not None
     waiting = bench.on_thread(store, store.put, _tensor(1))
-    begun, may_end = threading.Event(), threading.Event()
-    watch = weakref.ref(
-        handle, lambda _: (begun.set(), may_end.wait(30))
-    )  # called before the store's own, the newest first
     last = [handle]
     del handle
-    dying = threading.Thread(target=last.clear)
-    dying.start()
-    assert begun.wait(20)
-    go_on.set()
-    other = waiting.result(20)
-    may_end.set()
-    dying.join(20)
-    assert watch() is None
+    with _begun_to_die(last):
+        go_on.set()
+        other = waiting.result(20)
     assert torch.equal(store.get(other), _tensor(1))
     del other, waiting
     until_empty(store)
@@ -594,18 +591,11 @@ def test_flush_ends_when_the_handle_of_the_last_write_has_only_begun_to_die(benc
     store, _, handle, go_on = _at(bench, "queued")
     assert go_on is not None
     flush = bench.on_thread(store, store.flush)
-    begun, may_end = threading.Event(), threading.Event()
-    watch = weakref.ref(handle, lambda _: (begun.set(), may_end.wait(30)))
     last = [handle]
     del handle
-    dying = threading.Thread(target=last.clear)
-    dying.start()
-    assert begun.wait(20)
-    go_on.set()
-    flush.result(20)
-    may_end.set()
-    dying.join(20)
-    assert watch() is None
+    with _begun_to_die(last):
+        go_on.set()
+        flush.result(20)
 
 
 def test_prefetch_goes_on_in_the_room_of_a_queued_handle_that_was_dropped(bench: Bench) -> None:
