@@ -67,7 +67,7 @@ def new_model() -> nn.Module:
 
 
 def main(path: str) -> None:
-    """Train plainly, in a scope around the threads, and with wrapped replicas; compare."""
+    """Train plainly, in a scope around the threads, and with offloaded replicas; compare."""
     torch.set_num_threads(1)  # for each operation: the replicas share the cores
     plain = gradients_of(new_model())
     with TierStore(path, host_bytes=HOST_BYTES, staging_bytes="2MiB") as store:

@@ -11,7 +11,7 @@ _ADVICE = (
 )
 ADVICE_WITHIN = (
     "torch.func.grad, vjp, jacrev and hessian run under no saved-tensor hooks: what they differentiate cannot enter "
-    "tiered_offload; give them the function without it, and of a module of offload_module its attribute module"
+    "tiered_offload; give them the function without it, and a module of offload_module after remove_offload"
 )
 """For an error that is raised as a scope is entered inside of `torch.func`."""
 

@@ -1,49 +1,137 @@
-"""`offload_module`: a module whose forward runs inside `tiered_offload`, on whichever thread runs it."""
+"""`offload_module`: a module whose calls run inside `tiered_offload`, on whichever thread makes them.
+
+NOTE [In place]
+The module keeps its type and its keys, so checkpoints, signatures and other people's hooks are as before. The scope
+has to be around all of a call: forward hooks run inside it (those of FSDP among them), and PyTorch does not take a
+hook's effect back after an interrupt. `module(batch)` looks `__call__` up in the class alone. So the class gets a
+`__call__` that looks for the scope in the instance it was called for. Instances that were not offloaded, copies of the
+module (`copy.deepcopy`) and replicas of `DataParallel` each find their own, with their own weights.
+"""
 
 from __future__ import annotations
 
+import functools
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from tierstore.errors import ConfigTypeError
+from tierstore.errors import ConfigError, ConfigTypeError
+from tierstore.residency.uncompiled import uncompiled, uncompiled_itself
 from tierstore.store.tier_store import TierStore
 
+from .checkpoints import is_in_checkpoint, pack_inputs
 from .deferred import refuse_deferred
 from .offload import tiered_offload
 
-__all__ = ["offload_module"]
+__all__ = ["offload_module", "remove_offload"]
+
+_SCOPE = "_tierstore_scope"
+_lock = threading.Lock()
 
 
-class _OffloadedModule(nn.Module):
-    """A module whose forward runs in a scope. The wrapped one is its submodule `module`, as in torch's own wrappers."""
+class _ModuleScope(tiered_offload):
+    """The scope of a module's calls. Copies of the module share it; in a pickled module there is None in its place."""
 
-    def __init__(self, module: nn.Module, scope: tiered_offload) -> None:
-        super().__init__()
-        self.module = module
-        self._scope = scope
+    called_in: type[nn.Module]
+    """The class whose `__call__` enters it. Those of base classes, called from there, do not enter it again."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with self._scope:
-            return self.module(*args, **kwargs)
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+    _warns_if_compiled = False  # a compiled caller breaks its graph at the module, which is compiled inside: as wanted
+
+    @uncompiled
+    def stays_out(self) -> bool:
+        """Whether the call about to be made is inside a checkpointed region, whose inputs are then stored instead."""
+        if not is_in_checkpoint():
+            return False
+        scope, packed = self._new_scope(), False
+        try:
+            pack_inputs(scope.pack)
+            packed = True
+        finally:
+            scope.settle(failed=not packed)
+        return True
 
 
 def offload_module(module: nn.Module, *, store: TierStore, **options: Any) -> nn.Module:
-    """Wrap a module so that what its forward saves goes to a store.
+    """Store what the module's calls save for backward. Acts in place, as `torch.distributed.fsdp.fully_shard` does.
 
-    The scope is entered inside forward, on the thread that runs it. So it also works for single blocks of a model, and
-    where replicas run on threads of their own (`DataParallel`). Compile inside, offload outside:
-    `offload_module(torch.compile(block), store=store)`.
+    The scope is entered around each call of the module, on the thread that makes it. So it also works for single blocks
+    of a model, and where replicas run on threads of their own (`DataParallel`). Type, keys, signature, attributes and
+    hooks of the module stay as they are. A copy of the module is offloaded as well; a pickled module is not.
+
+    If the module is checkpointed, by itself or by its caller, the inputs of the checkpoint are stored, and nothing that
+    the checkpoint drops. One exception: a caller that passes it to `checkpoint(..., use_reentrant=True)` saves the
+    inputs outside of the module; they stay where they are. If the module or its caller is compiled, the module is
+    compiled inside and offloaded outside.
 
     Args:
-        module: any module. It becomes the submodule `module` of the module that is returned.
+        module: any module that has a forward. If it is offloaded already, it now uses this store and these options.
         store: an open `TierStore`.
         **options: arguments of `tiered_offload`.
 
+    Returns:
+        The same module. `remove_offload` takes the effect away.
+
     Raises:
-        ConfigError: an argument cannot be used, or forward is a generator function or an async one.
+        ConfigError: an argument cannot be used, or forward does not exist, is a generator function or an async one.
     """
     if not isinstance(module, nn.Module):
         raise ConfigTypeError("module", module, "give a torch.nn.Module")
+    if getattr(module.forward, "__func__", None) is nn.Module.forward:
+        raise ConfigError("module", type(module).__name__, "it has no forward, so it is never called: give its members")
     refuse_deferred("module", module, module.forward)
-    return _OffloadedModule(module, tiered_offload(store, **options))
+    scope = _ModuleScope(store, **options)
+    scope.called_in = _offloading_class(type(module))
+    module.__dict__[_SCOPE] = scope  # not by `setattr`, which a class may have defined for its own ends
+    return module
+
+
+def remove_offload(module: nn.Module) -> nn.Module:
+    """Undo `offload_module` for this module, not for modules inside it. What it has stored already stays stored.
+
+    Returns:
+        The same module; one that is not offloaded is left as it is.
+    """
+    module.__dict__.pop(_SCOPE, None)
+    return module
+
+
+def _offloading_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class whose `__call__` looks for a scope when an instance of `kind` is called. It is made so if need be."""
+    with _lock:
+        for base in kind.__mro__:
+            if "__call__" in base.__dict__:
+                if hasattr(base.__call__, _SCOPE):
+                    return base
+                break
+        setattr(kind, _SCOPE, None)  # for instances without one; Dynamo guards attributes, but not keys of `__dict__`
+        kind.__call__ = _offloading_call(kind)  # type: ignore[method-assign]
+    return kind
+
+
+def _offloading_call(kind: type[nn.Module]) -> Callable[..., Any]:
+    """A `__call__` for the class `kind`: it does what the class's own did, in the instance's scope if there is one."""
+    own = kind.__dict__.get("__call__")
+
+    @functools.wraps(kind.__call__)
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it becomes the class's
+        call = super(kind, self).__call__ if own is None else own.__get__(self)  # type: ignore[misc]
+        scope = getattr(self, _SCOPE)
+        if scope is None or scope.called_in is not kind:
+            return call(*args, **kwargs)
+        return _call_within(scope, call, args, kwargs)
+
+    setattr(__call__, _SCOPE, True)
+    return __call__
+
+
+@uncompiled_itself
+def _call_within(scope: _ModuleScope, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if scope.stays_out():
+        return call(*args, **kwargs)
+    with scope:
+        return call(*args, **kwargs)

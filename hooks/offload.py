@@ -85,6 +85,8 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
     `Residency.track`). Backward may raise what `TierStore.get` raises.
     """
 
+    _warns_if_compiled = True
+
     def __init__(
         self,
         store: TierStore,
@@ -140,7 +142,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         scopes: list[_Entry] = self._entered.__dict__.setdefault("scopes", [])
         num_scopes = len(scopes)
         try:
-            if is_compiled_call():
+            if self._warns_if_compiled and is_compiled_call():
                 warn_of_compiled_caller("tiered_offload")
             self._enter(scopes)
         except BaseException:  # an interrupt too: nobody would take the hooks off the thread then

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         TierStoreWarning,
         UnsupportedTorchError,
     )
-    from .hooks import keep_resident, offload_module, selective_checkpoint_contexts, tiered_offload
+    from .hooks import keep_resident, offload_module, remove_offload, selective_checkpoint_contexts, tiered_offload
     from .residency.handle import Handle
     from .store.stats import StoreStats
     from .store.tier_store import TierStore
@@ -58,6 +58,7 @@ __all__ = [
     "UnsupportedTorchError",
     "keep_resident",
     "offload_module",
+    "remove_offload",
     "selective_checkpoint_contexts",
     "tiered_offload",
 ]
@@ -70,6 +71,7 @@ _HOMES = {
     "TierStore": ".store.tier_store",
     "keep_resident": ".hooks",
     "offload_module": ".hooks",
+    "remove_offload": ".hooks",
     "selective_checkpoint_contexts": ".hooks",
     "tiered_offload": ".hooks",
 }

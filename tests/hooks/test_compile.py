@@ -87,6 +87,49 @@ def test_blocks_compiled_inside_offloaded_outside_same_bits(make_store: MakeStor
     assert _empty(store)
 
 
+@pytest.mark.parametrize("how", ["the model", "the blocks", "the blocks in place"])
+def test_offloaded_blocks_compiled_from_outside_are_compiled_inside_and_store(make_store: MakeStore, how: str) -> None:
+    """The first and the last block are not offloaded, and are compiled all the same."""
+
+    class Block(nn.Module):  # Dynamo does not begin at frames of torch.nn, such as those of `nn.Sequential`
+        def __init__(self, layers: nn.Module) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return batch + self.layers(batch)  # type: ignore[no-any-return]
+
+    values = torch.randn(128, 64, generator=torch.Generator().manual_seed(0))
+
+    def gradients(store: TierStore | None) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = nn.Sequential(*map(Block, _blocks()))
+        if store is not None:
+            offload_module(model[1], store=store, min_bytes=0)
+        if how == "the model":
+            run: nn.Module = torch.compile(model, backend="aot_eager")  # type: ignore[assignment]
+        elif how == "the blocks":
+            run = nn.Sequential(*(torch.compile(block, backend="aot_eager") for block in model))
+        else:
+            run = model
+            for block in model:
+                block.compile(backend="aot_eager")
+        for _ in range(2):
+            model.zero_grad()
+            run(values).square().mean().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    plain = gradients(None)
+    store, found = make_store(), []
+    assert _warnings_of(lambda: found.extend(gradients(store))) == []
+    _assert_same(plain, found)
+    assert torch._dynamo.utils.counters["stats"]["calls_captured"] >= 2 * 5
+    stats = store.stats()
+    assert 0 < stats.packed_bytes <= 2 * (2 * 128 * 256 + 2 * 128 * 64 + 1024) * 4  # of one block in two steps
+    assert _empty(store)
+
+
 @pytest.mark.parametrize("backend", ["aot_eager"])
 @pytest.mark.parametrize(("host_bytes", "warned"), [("64KiB", True), ("64MiB", False)])
 def test_region_that_asks_for_more_than_the_budget_at_once_is_warned_of_once(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import io
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,8 +14,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, Around, Mlp, assert_same_gradients, bits, grads
-from tierstore import ConfigError, TierStore, keep_resident, offload_module, tiered_offload
+from tierstore import ConfigError, TierStore, keep_resident, offload_module, remove_offload, tiered_offload
+from tierstore.residency.torch_names import top_hooks
 
 Settle = Callable[[], None]
 
@@ -58,22 +63,123 @@ def test_wrapped_module_arguments_results_and_mode_pass_through(store: TierStore
     assert module.eval()(1, second=2) == {"sum": 3, "training": False}
 
 
-def test_wrapped_module_state_dict_round_trip(store: TierStore) -> None:
-    module, other = offload_module(Mlp(), store=store), offload_module(Mlp(), store=store)
-    state = module.state_dict()
-    assert list(state) == [f"module.{name}" for name in Mlp().state_dict()]
-    other.load_state_dict(state)
-    assert all(bits(one) == bits(two) for one, two in zip(module.parameters(), other.parameters(), strict=True))
+def test_offloaded_module_stays_itself(store: TierStore) -> None:
+    """Type, keys, signature, attributes, and what others have hooked on: all as before."""
+    module, calls = Mlp(), []
+    module.register_forward_hook(lambda *_: calls.append("forward"))
+    module.name = "mine"  # type: ignore[assignment]
+    before = (type(module), list(module.state_dict()), inspect.signature(module.forward), repr(module))
+    of_calls = inspect.signature(module.__call__)
+    assert offload_module(module, store=store, min_bytes=0) is module
+    after = (type(module), list(module.state_dict()), inspect.signature(module.forward), repr(module))
+    assert after == before
+    assert inspect.signature(module.__call__) == of_calls
+    module(torch.randn(SIDE, SIDE)).backward()
+    assert calls == ["forward"]
+    assert store.stats().packed_tensors > 0
 
 
-def test_wrapped_module_copied_works_over_the_same_store(store: TierStore) -> None:
+def test_state_of_an_offloaded_module_loads_into_a_plain_one_and_back(store: TierStore) -> None:
+    module, plain = offload_module(Mlp(), store=store), Mlp()
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    plain.load_state_dict(torch.load(file, weights_only=True))
+    module.load_state_dict(plain.state_dict())
+    assert all(bits(one) == bits(two) for one, two in zip(module.parameters(), plain.parameters(), strict=True))
+
+
+def test_copy_of_an_offloaded_module_stores_too_and_trains_its_own_weights(store: TierStore) -> None:
     """As an average of weights does, and `nn.TransformerEncoder` with its layer."""
     original = offload_module(Mlp(), store=store, min_bytes=0)
     duplicate = copy.deepcopy(original)
-    duplicate(torch.randn(SIDE, SIDE)).backward()
-    assert store.stats().packed_tensors > 0
+    with torch.no_grad():
+        for parameter in duplicate.parameters():
+            parameter.mul_(2)
+    batch = torch.randn(SIDE, SIDE)
+    assert bits(duplicate(batch)) != bits(original(batch))
+    before = store.stats().packed_tensors
+    duplicate(batch).backward()
+    assert store.stats().packed_tensors > before
     assert all(parameter.grad is None for parameter in original.parameters())
     assert all(parameter.grad is not None for parameter in duplicate.parameters())
+
+
+def test_offloaded_module_pickled_is_a_plain_one_and_needs_no_tierstore(store: TierStore) -> None:
+    pickled = pickle.dumps(offload_module(nn.Sequential(nn.Linear(SIDE, SIDE), nn.Tanh()), store=store, min_bytes=0))
+    assert b"tierstore." not in pickled
+    before = store.stats().packed_tensors
+    pickle.loads(pickled)(torch.randn(SIDE, SIDE)).sum().backward()
+    assert store.stats().packed_tensors == before
+
+
+def test_replica_that_shares_the_modules_attributes_uses_its_own_weights(store: TierStore) -> None:
+    """`DataParallel` makes replicas by copying `__dict__`; a call bound to the original would run its weights."""
+    original = offload_module(nn.Linear(SIDE, SIDE), store=store, min_bytes=0)
+    replica = original._replicate_for_data_parallel()
+    replica.weight = original.weight * 2
+    replica.bias = original.bias
+    batch, before = torch.eye(SIDE, requires_grad=True), store.stats().packed_tensors
+    assert bits(replica(batch)) == bits(nn.functional.linear(batch, original.weight * 2, original.bias))
+    assert store.stats().packed_tensors > before
+
+
+def test_instances_that_were_not_offloaded_store_nothing(store: TierStore) -> None:
+    class Mine(Mlp):
+        pass
+
+    offload_module(Mine(), store=store, min_bytes=0)
+    for plain in (Mine(), Mlp()):
+        plain(torch.randn(SIDE, SIDE)).backward()
+    assert store.stats().packed_tensors == 0
+
+
+def test_offload_removed_and_given_again(store: TierStore, make_store: MakeStore) -> None:
+    module, other = offload_module(Mlp(), store=store, min_bytes=0), make_store()
+
+    def packed_by(module: nn.Module) -> tuple[int, int]:
+        before = store.stats().packed_tensors, other.stats().packed_tensors
+        module(torch.randn(SIDE, SIDE)).backward()
+        return store.stats().packed_tensors - before[0], other.stats().packed_tensors - before[1]
+
+    (first, _) = packed_by(module)
+    assert first > 0
+    assert remove_offload(module) is module
+    assert packed_by(module) == (0, 0)
+    assert remove_offload(module) is module
+    offload_module(module, store=other, min_bytes=0)
+    assert packed_by(module) == (0, first)
+
+
+def test_class_with_a_call_of_its_own_and_its_base_enter_one_scope(store: TierStore) -> None:
+    """Each with a `__call__`, and instances of both offloaded: the outermost one enters, and only that."""
+    entered = []
+
+    class Base(nn.Module):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            entered.append(top_hooks(False))
+            return super().__call__(*args, **kwargs)
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            entered.append(top_hooks(False))
+            return batch.exp()
+
+    class Derived(Base):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            entered.append(top_hooks(False))
+            return super().__call__(*args, **kwargs)
+
+    offload_module(Base(), store=store)
+    module = offload_module(Derived(), store=store, min_bytes=0)
+    module(torch.randn(SIDE, SIDE, requires_grad=True)).sum().backward()
+    assert len(entered) == 3
+    assert entered[0] is not None
+    assert len({id(hooks[0].__self__) for hooks in entered}) == 1
+
+
+def test_module_without_a_forward_refused(store: TierStore) -> None:
+    with pytest.raises(ConfigError, match=r"ModuleList.*no forward.*give its members"):
+        offload_module(nn.ModuleList([Mlp()]), store=store)
 
 
 def test_wrapped_module_on_other_threads_hooks_in_force_there(store: TierStore) -> None:
@@ -134,6 +240,17 @@ def test_replicas_with_copied_weights_on_threads_gradients_reach_the_original(st
     assert_same_gradients(program, store)
     # Of each replica: the copied weight of its second layer, which nobody else holds any more, and that layer's input.
     assert store.stats().spilled_bytes == 3 * 2 * SIDE * SIDE * 4
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_offloaded_module_interrupted_leaves_no_hook(store: TierStore, error: type[BaseException]) -> None:
+    class Failing(nn.Module):
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            raise error
+
+    with pytest.raises(error):
+        offload_module(nn.Sequential(Failing()), store=store)(torch.randn(2))
+    assert top_hooks(False) is None
 
 
 def test_wrapped_module_that_raises_hooks_removed(store: TierStore) -> None:

@@ -30,6 +30,7 @@ NAMES = [
     "UnsupportedTorchError",
     "keep_resident",
     "offload_module",
+    "remove_offload",
     "selective_checkpoint_contexts",
     "tiered_offload",
 ]

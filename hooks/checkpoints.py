@@ -1,0 +1,83 @@
+"""What an offloaded module finds around its calls: regions of `torch.utils.checkpoint`.
+
+A checkpoint drops what its region saves, and keeps the region's inputs. Hooks of ours inside the region would be the
+innermost ones, so they would store what the checkpoint wants dropped. So a module of `offload_module` does not enter
+its scope inside a region. It stores the region's inputs, and nothing else.
+
+The two kinds of checkpoint are recognised by private names of `torch.utils.checkpoint` (torch 2.11 to 2.15). The
+non-reentrant kind has hooks of its own on the thread. The reentrant kind runs forward without gradients, where nothing
+is saved, and computes the region again within the backward of its node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tierstore.residency.torch_names import current_autograd_node, top_hooks
+
+from .thread_hooks import RemovedHooks, put_back, take_off_all, unpack
+
+__all__ = ["is_in_checkpoint", "pack_inputs"]
+
+_MODULE = "torch.utils.checkpoint"
+_REENTRANT_NODE = "CheckpointFunctionBackward"
+_ARE_PACKED = "_tierstore_has_packed_inputs"
+
+
+def is_in_checkpoint() -> bool:
+    """Whether this thread is inside a checkpointed region, in forward or to compute it again.
+
+    A reentrant region is seen only in the second case. A non-reentrant one is not seen from within other hooks, which
+    are then the innermost.
+    """
+    hooks = top_hooks(False)
+    return (hooks is not None and _is_of_checkpoint(hooks[0])) or _computes_again()
+
+
+def pack_inputs(pack: Callable[[Any], object]) -> None:
+    """Pack the inputs of the outermost region around the caller, if that runs forward and its inputs are not packed.
+
+    Nothing is to be done inside of hooks of others: those have seen the inputs. Nor where regions are nested: the outer
+    one drops the inputs of the inner one.
+
+    Raises what `pack` raises; the tensor that it was called with is then still autograd's.
+    """
+    frame = None if _computes_again() else _outermost_frame()
+    if frame is None or hasattr(frame, _ARE_PACKED):
+        return
+    setattr(frame, _ARE_PACKED, True)
+    for saved in getattr(frame, "saved_args", ()):
+        if hasattr(saved, "register_hooks") and _is_unchanged(saved):
+            saved.register_hooks(pack, unpack)
+
+
+def _computes_again() -> bool:
+    """Whether a backward runs here that computes a reentrant region again."""
+    node = current_autograd_node()
+    return node is not None and node.name() == _REENTRANT_NODE
+
+
+def _outermost_frame() -> Any:
+    """The `_CheckpointFrame` of the outermost hooks; None: those are not of a region that runs forward."""
+    removed: RemovedHooks = []
+    try:
+        take_off_all(removed)
+        pack = removed[-1][0]
+    finally:
+        put_back(removed)
+    names = pack.__code__.co_freevars if _is_of_checkpoint(pack) else ()
+    return pack.__closure__[names.index("frame")].cell_contents if "frame" in names else None
+
+
+def _is_of_checkpoint(pack: object) -> bool:
+    return getattr(pack, "__module__", None) == _MODULE
+
+
+def _is_unchanged(saved: Any) -> bool:
+    """Whether a saved tensor is as it was saved. Of a change in place torch tells in backward, if we leave it alone."""
+    try:
+        saved.unpack()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,151 @@
+"""`offload_module` where checkpoints are: the inputs of a region are stored, and nothing that the checkpoint drops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.conftest import MakeStore
+from tests.hooks.programs import SIDE, all_bits, bits, grads
+from tierstore import TierStore, offload_module, tiered_offload
+
+MATRIX_BYTES = SIDE * SIDE * 4
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(SIDE, 4 * SIDE), nn.Tanh(), nn.Linear(4 * SIDE, SIDE))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.layers(batch.sin())  # type: ignore[no-any-return]
+
+
+def run(model: nn.Module, call: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> list[Any]:
+    """One step, with the batch as something that was computed. Gives the bits of gradients."""
+    model.zero_grad()
+    source = torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    loss = call(model, source * 2).square().sum()
+    loss.backward()
+    return [bits(source.grad), *all_bits(grads(model))]
+
+
+REGIONS: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
+    "the module is the region": lambda model, batch: checkpoint(model, batch, use_reentrant=False),
+    "inside a region": lambda model, batch: checkpoint(lambda x: model(x.cos()) + 1, batch, use_reentrant=False),
+    "twice in a region": lambda model, batch: checkpoint(lambda x: model(model(x)), batch, use_reentrant=False),
+    "in a region of a region": lambda model, batch: checkpoint(
+        lambda x: checkpoint(model, x.cos(), use_reentrant=False), batch, use_reentrant=False
+    ),
+}
+
+
+@pytest.mark.parametrize("region", REGIONS.values(), ids=REGIONS.keys())
+def test_callers_checkpoint_its_inputs_are_stored_and_nothing_else(
+    make_store: MakeStore, region: Callable[[nn.Module, torch.Tensor], torch.Tensor]
+) -> None:
+    torch.manual_seed(0)
+    model = Block()
+    expected = run(model, region)
+    store = make_store(host_bytes=0)
+    offload_module(model, store=store, min_bytes=0)
+    assert run(model, region) == expected
+    stats = store.stats()
+    assert (stats.packed_bytes, stats.packed_tensors) == (MATRIX_BYTES, 1)
+
+
+def test_callers_reentrant_checkpoint_nothing_of_the_region_is_stored(store: TierStore) -> None:
+    torch.manual_seed(0)
+    model = Block()
+    region = partial(checkpoint, use_reentrant=True)
+    expected = run(model, region)
+    offload_module(model, store=store, min_bytes=0)
+    assert run(model, region) == expected
+    assert store.stats().packed_tensors == 0
+
+
+def test_checkpoint_within_a_scope_its_inputs_are_stored_once(store: TierStore) -> None:
+    """The scope has the inputs already, so the module has nothing to add."""
+    torch.manual_seed(0)
+    model = Block()
+    expected = run(model, partial(checkpoint, use_reentrant=False))
+    offload_module(model.layers[0], store=store, min_bytes=0)
+
+    def call(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        with tiered_offload(store, min_bytes=0, select=lambda tensor: tensor.shape == (SIDE, SIDE)):
+            return checkpoint(model, batch, use_reentrant=False)  # type: ignore[no-any-return]
+
+    assert run(model, call) == expected
+    assert store.stats().packed_tensors == 1
+    assert store.stats().packed_bytes == MATRIX_BYTES
+
+
+def test_checkpoints_input_changed_in_place_before_the_module_raises_as_without_it(store: TierStore) -> None:
+    model = Block()
+
+    def changing(batch: torch.Tensor) -> torch.Tensor:
+        return model(batch.mul_(2))  # type: ignore[no-any-return]
+
+    messages = []
+    for _ in range(2):
+        batch = torch.randn(SIDE, SIDE, requires_grad=True) * 2
+        with pytest.raises(RuntimeError, match="modified by an inplace operation") as caught:
+            checkpoint(changing, batch, use_reentrant=False).sum().backward()
+        messages.append(type(caught.value))
+        offload_module(model, store=store, min_bytes=0)
+    assert messages[0] is messages[1]
+
+
+def test_checkpoints_input_changed_in_place_after_the_module_raises(store: TierStore) -> None:
+    model = offload_module(Block(), store=store, min_bytes=0)
+    batch = torch.randn(SIDE, SIDE, requires_grad=True) * 2
+    output = checkpoint(model, batch, use_reentrant=False)
+    batch.mul_(2)
+    with pytest.raises(RuntimeError, match=r"in.?place"):
+        output.sum().backward()
+
+
+def _llama(*, reentrant: bool) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=3, use_cache=False, **sizes))
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    return model.train()
+
+
+def _llama_step(model: LlamaForCausalLM) -> list[Any]:
+    model.zero_grad()
+    model.enable_input_require_grads()
+    tokens = torch.arange(64).view(2, 32)
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    return all_bits(parameter.grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_layers_that_checkpoint_themselves_store_their_inputs(store: TierStore, reentrant: bool) -> None:
+    model = _llama(reentrant=reentrant)
+    expected = _llama_step(model)
+    for layer in model.model.layers:
+        offload_module(layer, store=store, min_bytes=0, select=lambda tensor: tensor.dtype == torch.float32)
+    assert _llama_step(model) == expected
+    stats = store.stats()
+    hidden_bytes = 2 * 32 * 64 * 4
+    # Each layer's hidden states; beside them the cosines and sines of positions, which all layers share.
+    assert 3 * hidden_bytes <= stats.packed_bytes <= 4 * hidden_bytes
+
+
+def test_layer_of_transformers_without_checkpointing_stores_what_it_saves(store: TierStore) -> None:
+    model = _llama(reentrant=False)
+    model.activation_checkpointing_disable()
+    expected = _llama_step(model)
+    for layer in model.model.layers:
+        offload_module(layer, store=store, min_bytes=0)
+    assert _llama_step(model) == expected
+    assert store.stats().packed_bytes > 20 * 2 * 32 * 64 * 4
