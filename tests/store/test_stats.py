@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import MakeStore
 from tests.inspect_store import inspect
-from tierstore import StoreStats, TierStore
+from tierstore import ConfigError, StoreStats, TierStore, tiered_offload
 from tierstore.rules.counters import KEPT_REASONS, STALL_CAUSES
 
 PROMISED = {
@@ -94,3 +94,85 @@ def test_totals_only_grow(store: TierStore) -> None:
             if isinstance(value, (int, float)) and name not in now:
                 assert value >= getattr(previous, name), name
         previous = stats
+
+
+def _used(store: TierStore) -> None:
+    handle = store.put(torch.randn(2**18))
+    store.flush()
+    store.get(handle)
+
+
+def test_metrics_are_flat_floats_with_names_that_stay(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=0)
+    empty = store.stats().as_metrics()
+    _used(store)
+    metrics = store.stats().as_metrics()
+    assert sorted(metrics) == sorted(empty)
+    assert sorted(name.removeprefix("tierstore/") for name in metrics) == METRICS
+    assert all(type(value) is float for value in metrics.values())
+    assert metrics["tierstore/spilled_gib"] == metrics["tierstore/restored_gib"] == 2**20 / 2**30
+    assert metrics["tierstore/stall_seconds"] == pytest.approx(
+        metrics["tierstore/stall_pack_seconds"] + metrics["tierstore/stall_unpack_seconds"]
+    )
+
+
+METRICS = [
+    "cancelled_gib", "deduplicated_gib", "device_gib", "disk_gib", "disk_peak_gib", "forwarded_gib", "host_gib",
+    "host_peak_gib", "kept_gib", "lent_gib", "live_handles", "offloaded_gib", "packed_gib", "prefetch_hits",
+    "prefetch_late", "prefetch_missed", "read_gib", "reloaded_gib", "resident_gib", "restored_gib", "returned_gib",
+    "spilled_gib", "staging_gib", "stall_pack_seconds", "stall_seconds", "stall_unpack_seconds", "written_gib",
+]  # fmt: skip
+
+
+def test_metrics_since_a_snapshot_are_differences_of_totals_alone(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=0)
+    _used(store)
+    before = store.stats()
+    handle = store.put(torch.randn(2**18))
+    store.flush()
+    stats = store.stats()
+    since, whole = stats.as_metrics(before), stats.as_metrics()
+    assert whole["tierstore/spilled_gib"] == 2 * since["tierstore/spilled_gib"] == 2 * 2**20 / 2**30
+    assert since["tierstore/restored_gib"] == 0
+    for now in ("disk_gib", "disk_peak_gib", "live_handles"):
+        assert since[f"tierstore/{now}"] == whole[f"tierstore/{now}"] > 0
+    del handle
+    with pytest.raises(ConfigError, match="earlier StoreStats"):
+        stats.as_metrics(whole)  # type: ignore[arg-type]
+
+
+def test_summary_is_one_line_of_what_was_stored(make_store: MakeStore) -> None:
+    store = make_store(host_bytes=0, staging_bytes="64KiB", codec="none")
+    with tiered_offload(store, min_bytes=0):
+        loss = torch.randn(2**21, requires_grad=True).exp().tanh().sigmoid().sum()
+    store.flush()
+    loss.backward()
+    line = store.stats().summary()
+    assert "\n" not in line
+    assert line.startswith(
+        "tierstore: 24 MiB of saved tensors stored; 24 MiB written to disk as 24 MiB, 24 MiB read back; "
+    )
+    assert "held in host memory and 24 MiB on disk; training waited 0." in line
+    assert "warning" not in line
+    assert "staging_bytes" not in line
+
+
+def test_summary_warns_where_nothing_was_stored_and_says_why(make_store: MakeStore) -> None:
+    store = make_store()
+    assert store.stats().summary() == (
+        "tierstore: warning: nothing was stored; no saved tensor was seen: does forward run inside the scope, with "
+        "gradients enabled?"
+    )
+    with tiered_offload(store, min_bytes="1GiB"):
+        torch.randn(2**18, requires_grad=True).exp().sum().backward()
+    assert store.stats().summary() == (
+        "tierstore: warning: nothing was stored; 1 MiB of saved tensors stayed where they are: "
+        "1 MiB small (`min_bytes`)"
+    )
+
+
+def test_summary_tells_of_a_window_larger_than_what_was_saved(make_store: MakeStore) -> None:
+    store = make_store(host_bytes="64MiB", staging_bytes="16MiB")
+    with tiered_offload(store, min_bytes=0):
+        torch.randn(2**18, requires_grad=True).exp().sum().backward()
+    assert "(`staging_bytes`) is larger than what was saved at a time" in store.stats().summary()

@@ -7,9 +7,43 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from ..base.config import format_bytes
+from ..errors import ConfigTypeError
 from ..rules.counters import Counters
 
 __all__ = ["StoreStats"]
+
+_GIB = 2**30
+
+_TOTALS_IN_BYTES = (
+    "packed",
+    "deduplicated",
+    "offloaded",
+    "reloaded",
+    "spilled",
+    "written",
+    "restored",
+    "read",
+    "cancelled",
+    "forwarded",
+    "returned",
+)
+_NOW_IN_BYTES = {
+    "device_gib": "device_bytes",
+    "host_gib": "host_bytes",
+    "host_peak_gib": "host_bytes_peak",
+    "staging_gib": "staging_used_bytes",
+    "lent_gib": "lent_bytes",
+    "disk_gib": "disk_bytes",
+    "disk_peak_gib": "disk_bytes_peak",
+}
+_STALLS = {"stall_pack_seconds": "pack waits for budget", "stall_unpack_seconds": "unpack waits for restore"}
+_WHY_KEPT = {
+    "small": "small (`min_bytes`)",
+    "parameter": "parameters",
+    "alive elsewhere": "alive anyway, as somebody else holds them",
+    "selected out": "not selected (`select`, `keep_resident`)",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,3 +158,94 @@ class StoreStats:
         plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in values.items()}
         plain["codec_choices"] = {kind: dict(counts) for kind, counts in self.codec_choices.items()}
         return plain
+
+    def as_metrics(self, since: StoreStats | None = None) -> dict[str, float]:
+        """Numbers for a log of metrics (TensorBoard and the like), with names that stay the same between releases.
+
+        Sizes are in GiB (`tierstore/spilled_gib`), times in seconds (`tierstore/stall_seconds`, and its parts
+        `stall_pack_seconds` and `stall_unpack_seconds`). Totals: packed, kept, deduplicated, offloaded, reloaded,
+        spilled, written, restored, read, cancelled, forwarded and returned bytes; `prefetch_hits`, `prefetch_late`,
+        `prefetch_missed`. Held now: `device_gib`, `host_gib`, `staging_gib`, `lent_gib`, `disk_gib`, `live_handles`,
+        and `resident_gib` where the system tells. The most at once: `host_peak_gib`, `disk_peak_gib`.
+
+        Args:
+            since: an earlier snapshot of the same store. Totals are then those since it; what is held now, and the
+                most at once, stay what they are.
+
+        Raises:
+            ConfigTypeError: `since` is no snapshot.
+        """
+        if since is not None and not isinstance(since, StoreStats):
+            raise ConfigTypeError("since", since, "give an earlier StoreStats of the same store, or None")
+        return _metrics_of(self, since)
+
+    def summary(self) -> str:
+        """One line for people: what was stored, where it went, and how long training waited.
+
+        If nothing was stored, it begins with a warning and says why. It also tells when the fixed window
+        (`staging_bytes`) is larger than all that was saved at a time.
+        """
+        return _summary_of(self)
+
+
+def _metrics_of(stats: StoreStats, since: StoreStats | None) -> dict[str, float]:
+    """See `StoreStats.as_metrics`."""
+    totals = _totals_of(stats)
+    if since is not None:
+        before = _totals_of(since)
+        totals = {name: total - before[name] for name, total in totals.items()}
+    now = {name: getattr(stats, field) / _GIB for name, field in _NOW_IN_BYTES.items()}
+    now["live_handles"] = float(stats.live_handles)
+    if stats.resident_bytes is not None:
+        now["resident_gib"] = stats.resident_bytes / _GIB
+    return {f"tierstore/{name}": value for name, value in (totals | now).items()}
+
+
+def _totals_of(stats: StoreStats) -> dict[str, float]:
+    totals = {f"{name}_gib": getattr(stats, f"{name}_bytes") / _GIB for name in _TOTALS_IN_BYTES}
+    totals["kept_gib"] = sum(stats.kept_bytes.values()) / _GIB
+    totals["stall_seconds"] = sum(stats.stall_seconds.values())
+    totals |= {name: stats.stall_seconds[cause] for name, cause in _STALLS.items()}
+    totals["prefetch_hits"] = float(stats.prefetch_hits)
+    totals["prefetch_late"] = float(stats.prefetch_late)
+    totals["prefetch_missed"] = float(stats.prefetch_misses)
+    return totals
+
+
+def _summary_of(stats: StoreStats) -> str:
+    """See `StoreStats.summary`."""
+    if not stats.packed_bytes:
+        return f"tierstore: warning: nothing was stored; {_why_nothing(stats)}"
+    parts = [f"{format_bytes(stats.packed_bytes)} of saved tensors stored"]
+    if stats.offloaded_bytes:
+        parts.append(f"{format_bytes(stats.offloaded_bytes)} copied from the accelerator")
+    if stats.spilled_bytes:
+        parts.append(
+            f"{format_bytes(stats.spilled_bytes)} written to disk as {format_bytes(stats.written_bytes)}, "
+            f"{format_bytes(stats.restored_bytes)} read back"
+        )
+    else:
+        parts.append("nothing written to disk")
+    held = f"at most {format_bytes(stats.host_bytes_peak)} held in host memory"
+    parts.append(held + (f" and {format_bytes(stats.disk_bytes_peak)} on disk" if stats.disk_bytes_peak else ""))
+    parts.append(f"training waited {sum(stats.stall_seconds.values()):.2f} s in {_duration(stats.open_seconds)}")
+    held_bytes = stats.host_bytes_peak + stats.disk_bytes_peak
+    if held_bytes < stats.staging_bytes:
+        parts.append(
+            f"note: the fixed window of {format_bytes(stats.staging_bytes)} (`staging_bytes`) is larger than what was "
+            "saved at a time, so no memory was gained"
+        )
+    return f"tierstore: {'; '.join(parts)}"
+
+
+def _why_nothing(stats: StoreStats) -> str:
+    kept = {reason: nbytes for reason, nbytes in stats.kept_bytes.items() if nbytes}
+    if not kept:
+        return "no saved tensor was seen: does forward run inside the scope, with gradients enabled?"
+    reasons = sorted(kept.items(), key=lambda item: -item[1])
+    told = ", ".join(f"{format_bytes(nbytes)} {_WHY_KEPT.get(reason, reason)}" for reason, nbytes in reasons)
+    return f"{format_bytes(sum(kept.values()))} of saved tensors stayed where they are: {told}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
