@@ -1,0 +1,293 @@
+"""`offload_trainer` with the real `transformers.Trainer`: the same bits, the numbers in its log, and nothing left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+from tests.conftest import MakeStore
+from tests.daemon.conftest import StartDaemon, short_directory, start_daemon
+from tests.hooks.programs import all_bits
+from tests.integrations.language import Tokens, tiny_model
+from tierstore import ConfigError, StoreClosedError, TierStore, offload_module
+from tierstore.integrations.transformers import offload_trainer
+from tierstore.residency.torch_names import top_hooks
+
+__all__ = ["short_directory", "start_daemon"]
+
+pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own
+
+SPILLED = "tierstore/spilled_gib"
+
+
+def trainer_of(path: Path, model: nn.Module | None = None, **arguments: Any) -> Trainer:
+    """Three steps on the CPU, each of them logged."""
+    defaults = {
+        "output_dir": str(path / "out"),
+        "max_steps": 3,
+        "per_device_train_batch_size": 2,
+        "logging_steps": 1,
+        "logging_first_step": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "seed": 1,
+    }
+    return Trainer(
+        tiny_model() if model is None else model,
+        TrainingArguments(**(defaults | arguments)),
+        train_dataset=Tokens(32),
+        eval_dataset=Tokens(4),
+    )
+
+
+def outcome(trainer: Trainer) -> list[Any]:
+    """All losses, of training and of evaluation, and the bits of all parameters."""
+    losses = [(log.get("loss"), log.get("eval_loss"), log.get("grad_norm")) for log in trainer.state.log_history]
+    return [*losses, *all_bits(trainer.model.parameters())]
+
+
+def logged(trainer: Trainer, name: str = SPILLED) -> list[float]:
+    return [log[name] for log in trainer.state.log_history if name in log]
+
+
+def directory(tmp_path: Path) -> Path:
+    path = tmp_path / "nvme"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def lora() -> nn.Module:
+    return get_peft_model(tiny_model(), LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))  # type: ignore[no-any-return]
+
+
+REENTRANT = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": True}}
+NOT_REENTRANT = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
+COMBINATIONS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "plain": (tiny_model, {}),
+    "accumulation": (tiny_model, {"gradient_accumulation_steps": 2}),
+    "evaluation in between": (tiny_model, {"eval_strategy": "steps", "eval_steps": 1}),
+    "bf16": (tiny_model, {"bf16": True}),
+    "workers forked": (tiny_model, {"dataloader_num_workers": 2}),
+    "checkpointing, reentrant": (tiny_model, REENTRANT),
+    "checkpointing, not reentrant": (tiny_model, NOT_REENTRANT),
+    "checkpointing and accumulation": (tiny_model, NOT_REENTRANT | {"gradient_accumulation_steps": 2}),
+    "compiled": (tiny_model, {"torch_compile": True, "torch_compile_backend": "aot_eager"}),
+    "LoRA": (lora, {}),
+    "LoRA, checkpointing": (lora, NOT_REENTRANT),
+}
+
+
+@pytest.mark.parametrize("case", COMBINATIONS)
+def test_same_losses_and_parameters_as_without(tmp_path: Path, case: str) -> None:
+    make, arguments = COMBINATIONS[case]
+    torch._dynamo.reset()
+    plain = trainer_of(tmp_path, make(), **arguments)
+    plain.train()
+    torch._dynamo.reset()
+    trainer = trainer_of(tmp_path, make(), **arguments)
+    drive = directory(tmp_path)
+    assert offload_trainer(trainer, drive, store_options={"host_bytes": 0}, min_bytes=0) is trainer
+    trainer.train()
+    assert outcome(trainer) == outcome(plain)
+    assert len(logged(trainer)) == 3
+    assert sum(logged(trainer, "tierstore/packed_gib")) > 0
+    assert list(drive.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["open store", "open daemon", "socket", "file", "mapping"])
+def test_store_is_where_it_is_wanted(
+    tmp_path: Path, start_daemon: StartDaemon, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = trainer_of(tmp_path)
+    plain.train()
+    trainer, drive, store = trainer_of(tmp_path), directory(tmp_path), None
+    if kind == "open store":
+        store = TierStore(drive, host_bytes=0)
+        offload_trainer(trainer, store, min_bytes=0)
+    elif kind == "open daemon":
+        store = TierStore.connect(start_daemon().socket, host_bytes=0)
+        offload_trainer(trainer, store, min_bytes=0)
+    elif kind == "socket":
+        offload_trainer(trainer, start_daemon().socket, store_options={"host_bytes": 0}, min_bytes=0)
+    elif kind == "file":
+        file = tmp_path / "tierstore.toml"
+        file.write_text(f'[store]\npath = "{drive}"\nhost_bytes = 0\n[offload]\nmin_bytes = 0\n', encoding="utf-8")
+        offload_trainer(trainer, file)
+    else:
+        offload_trainer(trainer, {"store": {"path": str(drive), "host_bytes": 0}, "offload": {"min_bytes": 0}})
+    capsys.readouterr()
+    trainer.train()
+    assert outcome(trainer) == outcome(plain)
+    assert min(logged(trainer, "tierstore/packed_gib")) > 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tierstore: ")]
+    assert len(lines) == 1
+    if store is not None:
+        assert store.stats().live_handles == 0  # it is still open
+        store.close()
+
+
+def test_resumed_training_same_bits(tmp_path: Path) -> None:
+    def resumed(path: Path, *, offloads: bool) -> list[Any]:
+        for max_steps in (2, 4):
+            trainer = trainer_of(path, save_strategy="steps", save_steps=2, max_steps=max_steps)
+            if offloads:
+                offload_trainer(trainer, directory(tmp_path), store_options={"host_bytes": 0}, min_bytes=0)
+            trainer.train(resume_from_checkpoint=max_steps == 4)
+        assert trainer.state.global_step == 4
+        return all_bits(trainer.model.parameters())
+
+    assert resumed(tmp_path / "stored", offloads=True) == resumed(tmp_path / "plain", offloads=False)
+
+
+def test_numbers_are_in_a_real_file_of_tensorboard(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, report_to="tensorboard")
+    offload_trainer(trainer, directory(tmp_path), store_options={"host_bytes": 0}, min_bytes=0)
+    trainer.train()
+    (file,) = (tmp_path / "out").rglob("events.out.tfevents.*")
+    events = EventAccumulator(str(file))
+    events.Reload()
+    for name in (SPILLED, "tierstore/stall_seconds", "tierstore/host_peak_gib"):
+        found = [event.value for event in events.Scalars(f"train/{name}")]
+        assert found == pytest.approx(logged(trainer, name))
+    assert min(event.value for event in events.Scalars(f"train/{SPILLED}")) > 0
+
+
+def test_logs_of_evaluation_stay_as_they_are(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, eval_strategy="steps", eval_steps=1)
+    offload_trainer(trainer, directory(tmp_path), min_bytes=0)
+    trainer.train()
+    for log in trainer.state.log_history:
+        assert any(name.startswith("tierstore/") for name in log) == ("loss" in log)
+    trainer.evaluate()
+    assert not any(name.startswith("tierstore/") for name in trainer.state.log_history[-1])
+
+
+class Failing(Trainer):
+    """Raises in the second step, with the graph of the batch still held by the error's frames."""
+
+    error: type[BaseException] = RuntimeError
+    left = 1
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        if not self.left:
+            raise self.error("as asked for")
+        self.left -= 1
+        return loss
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_training_that_fails_leaves_nothing_and_can_be_begun_again(tmp_path: Path, error: type[BaseException]) -> None:
+    drive = directory(tmp_path)
+
+    def failed_and_begun_again(*, offloads: bool) -> list[Any]:
+        arguments = trainer_of(tmp_path).args
+        trainer = Failing(model=tiny_model(), args=arguments, train_dataset=Tokens(32))
+        trainer.error = error
+        if offloads:
+            offload_trainer(trainer, drive, store_options={"host_bytes": 0}, min_bytes=0)
+        with pytest.raises(error, match="as asked for"):
+            trainer.train()
+        assert top_hooks(False) is None
+        assert list(drive.iterdir()) == []
+        trainer.left = 100
+        trainer.train()
+        assert bool(logged(trainer)) == offloads
+        return all_bits(trainer.model.parameters())
+
+    assert failed_and_begun_again(offloads=True) == failed_and_begun_again(offloads=False)
+
+
+def test_second_training_opens_a_store_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = trainer_of(tmp_path)
+    offload_trainer(trainer, directory(tmp_path), store_options={"host_bytes": 0}, min_bytes=0)
+    trainer.train()
+    first = logged(trainer)
+    trainer.train()
+    assert len(logged(trainer)) > 0
+    assert len(first) == 3
+    assert capsys.readouterr().out.count("tierstore: ") == 2
+
+
+def test_store_that_was_closed_before_raises_in_train(tmp_path: Path, make_store: MakeStore) -> None:
+    store = make_store()
+    trainer = offload_trainer(trainer_of(tmp_path), store, min_bytes=0)
+    store.close()
+    with pytest.raises(StoreClosedError):
+        trainer.train()
+
+
+def test_checkpoint_of_a_model_whose_blocks_are_offloaded_loads_into_a_plain_one(
+    tmp_path: Path, make_store: MakeStore
+) -> None:
+    """`save_pretrained` and `from_pretrained`, with every block offloaded in place."""
+    model = tiny_model(3)
+    for layer in model.model.layers:
+        offload_module(layer, store=make_store(), min_bytes=0)
+    model.save_pretrained(tmp_path / "saved")
+    loaded, report = type(model).from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert all_bits(loaded.state_dict().values()) == all_bits(model.state_dict().values())
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no such directory": ({"where": "/no/such/place"}, r"path='/no/such/place'"),
+    "a number": ({"where": 7}, r"where=7.*a directory, a daemon's socket, a TOML file or an open TierStore"),
+    "an unknown option of the scope": ({"min_byte": 0}, r"min_byte"),
+    "an unknown option of the store": ({"store_options": {"host_byte": 0}}, r"host_byte"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_argument_that_cannot_be_used_is_refused_and_nothing_is_left(tmp_path: Path, case: str) -> None:
+    arguments, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=message):
+        offload_trainer(trainer_of(tmp_path), **{"where": directory(tmp_path)} | arguments).train()
+
+
+def test_options_for_a_store_that_is_open_are_refused(tmp_path: Path, make_store: MakeStore) -> None:
+    with pytest.raises(ConfigError, match=r"store_options.*the store is open already"):
+        offload_trainer(trainer_of(tmp_path), make_store(), store_options={"host_bytes": 0})
+
+
+def test_what_is_no_trainer_and_what_is_offloaded_already_are_refused(tmp_path: Path) -> None:
+    drive = directory(tmp_path)
+    with pytest.raises(ConfigError, match=r"give a transformers\.Trainer"):
+        offload_trainer(tiny_model(), drive)  # type: ignore[type-var]
+    trainer = offload_trainer(trainer_of(tmp_path), drive)
+    with pytest.raises(ConfigError, match="offloaded already"):
+        offload_trainer(trainer, drive)
+
+
+def test_trainers_own_offloading_is_refused_whenever_it_is_turned_on(tmp_path: Path) -> None:
+    drive = directory(tmp_path)
+    own = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"offload": True}}
+    with pytest.raises(ConfigError, match=r"activation_checkpointing_kwargs=.*remove \"offload\""):
+        offload_trainer(trainer_of(tmp_path, **own), drive)
+    trainer = offload_trainer(trainer_of(tmp_path), drive)
+    trainer.args.activation_offloading = True
+    with pytest.raises(ConfigError, match=r"activation_offloading=True.*turn it off"):
+        trainer.train()
+
+
+def test_optional_libraries_are_imported_only_when_asked_for() -> None:
+    program = (
+        "import sys, tierstore; tierstore.TierStore, tierstore.tiered_offload, tierstore.offload_module\n"
+        "import tierstore.integrations.training\n"
+        "found = {'transformers', 'trl', 'lightning', 'pytorch_lightning', 'accelerate'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {found}' if found else 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, stderr=subprocess.PIPE).stderr == b""

@@ -1,0 +1,86 @@
+"""`TierStoreCallback`: offloading for the trainer of Lightning.
+
+Lightning calls a callback as a training begins and ends, and `on_exception` in place of `teardown` when it fails. The
+scope has to be around `training_step` and nothing else, for which callbacks have no pair of hooks. So the strategy's
+`training_step` is wrapped, through which every call of the module's goes. The module itself stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError:
+    from pytorch_lightning import Callback, LightningModule, Trainer
+
+from .training import Training, TrainingPlan, Where
+
+__all__ = ["TierStoreCallback"]
+
+
+class TierStoreCallback(Callback):  # type: ignore[misc]
+    """Store what `training_step` saves for backward, for as long as `trainer.fit` runs.
+
+    ::
+
+        trainer = Trainer(callbacks=[TierStoreCallback("/nvme")])
+        trainer.fit(module, data)
+
+    The store's main numbers (`Training.metrics`) go to the trainer's loggers at its interval (`log_every_n_steps`). The
+    process of rank 0 prints one line (`StoreStats.summary`) when the training ends. Each process of a distributed
+    strategy opens a store of its own. Backward within `training_step` (manual optimisation) and several calls of `fit`
+    are supported.
+
+    Args:
+        where: a directory on the drive, a daemon's socket or a TOML file: the store is opened when `fit` begins, and
+            closed when it ends, by an exception too. Or an open `TierStore`, which stays open. See `TrainingPlan`.
+        store_options: arguments of `TierStore`, or of `TierStore.connect`.
+        **offload_options: arguments of `tiered_offload`.
+
+    Raises:
+        ConfigError: an argument cannot be used. `fit` also raises it, and what `TierStore` raises.
+    """
+
+    def __init__(self, where: Where, *, store_options: Mapping[str, Any] | None = None, **offload_options: Any) -> None:
+        self._plan = TrainingPlan(where, store_options, offload_options)
+        self._training: Training | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Open the store, and wrap the strategy's `training_step`."""
+        if stage != "fit":
+            return
+        self._end(trainer)  # a fit that ended without telling
+        training = self._training = self._plan.begin()
+        step = trainer.strategy.training_step
+
+        def training_step(*args: Any, **kwargs: Any) -> Any:
+            with training.scope:
+                return step(*args, **kwargs)
+
+        trainer.strategy.training_step = training_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the store's numbers, if this batch is one that the trainer logs."""
+        # As Lightning's own DeviceStatsMonitor asks (2.6): no public name tells whether the loggers are told now.
+        if self._training is not None and (trainer._logger_connector.should_update_logs or trainer.fast_dev_run):
+            pl_module.log_dict(self._training.metrics(), on_step=True, on_epoch=False, batch_size=1)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Tell what was stored, and close the store."""
+        if self._training is not None and trainer.is_global_zero:
+            print(self._training.summary(), flush=True)
+        self._end(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Close the store: Lightning calls no `teardown` then."""
+        self._end(trainer)
+
+    def _end(self, trainer: Trainer) -> None:
+        training, self._training = self._training, None
+        if training is not None:
+            trainer.strategy.__dict__.pop("training_step", None)
+            training.close()

@@ -1,0 +1,128 @@
+"""`offload_trainer`: offloading for `transformers.Trainer`, and for the trainers made of it, such as TRL's.
+
+A callback cannot do it: it sees no forward, runs after those that report, and is not called when a training fails. So
+three methods of one trainer are wrapped: `train` opens and closes the store, `compute_loss` runs in the scope, and
+`log` adds the store's numbers before anybody reports them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from transformers import Trainer
+
+from ..errors import ConfigError, ConfigTypeError
+from .training import Training, TrainingPlan, Where
+
+__all__ = ["offload_trainer"]
+
+T = TypeVar("T", bound=Trainer)
+
+_OFFLOADING = "_tierstore_offloading"
+
+
+def offload_trainer(
+    trainer: T, where: Where, *, store_options: Mapping[str, Any] | None = None, **offload_options: Any
+) -> T:
+    """Store what a trainer's forward saves for backward, for as long as `trainer.train()` runs.
+
+    ::
+
+        trainer = offload_trainer(Trainer(model, arguments, train_dataset=data), "/nvme")
+        trainer.train()
+
+    The store's main numbers (`Training.metrics`) are in each log of the training, so also in `state.log_history` and
+    in what reports, such as TensorBoard. The process of rank 0 prints one line (`StoreStats.summary`) when the training
+    ends. Under torchrun each rank opens a store of its own.
+
+    Args:
+        trainer: a `transformers.Trainer`, or one of a class made of it (TRL's `SFTTrainer`, `DPOTrainer`,
+            `GRPOTrainer`).
+        where: a directory on the drive, a daemon's socket or a TOML file: the store is opened when `train` begins, and
+            closed when it ends, by an exception too. Or an open `TierStore`, which stays open. See `TrainingPlan`.
+        store_options: arguments of `TierStore`, or of `TierStore.connect`.
+        **offload_options: arguments of `tiered_offload`.
+
+    Returns:
+        The same trainer.
+
+    Raises:
+        ConfigError: an argument cannot be used; the trainer's own offloading is on, whose hooks would be the innermost;
+            it runs replicas on threads (`DataParallel`), where the hooks would not be; or it is offloaded already.
+            `train` also raises it, and what `TierStore` raises.
+    """
+    if not isinstance(trainer, Trainer):
+        raise ConfigTypeError("trainer", trainer, "give a transformers.Trainer, or a trainer of a class made of it")
+    if hasattr(trainer, _OFFLOADING):
+        raise ConfigError(
+            "trainer", type(trainer).__name__, "it is offloaded already: make a new one for other options"
+        )
+    _refuse_own_offloading(trainer)
+    offloading = _Offloading(trainer, TrainingPlan(where, store_options, offload_options))
+    setattr(trainer, _OFFLOADING, offloading)
+    for method in (offloading.train, offloading.compute_loss, offloading.log):
+        setattr(trainer, method.__name__, method)
+    return trainer
+
+
+def _refuse_own_offloading(trainer: Trainer) -> None:
+    """Refuse what cannot be beside the store's hooks. Raises ConfigError."""
+    arguments = trainer.args
+    if getattr(arguments, "activation_offloading", False):  # TRL
+        raise ConfigError(
+            "activation_offloading",
+            True,
+            "turn it off: the trainer would move to host memory what the store is to take",
+        )
+    for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
+        options = getattr(arguments, name, None)
+        if isinstance(options, Mapping) and options.get("offload"):
+            raise ConfigError(name, options, 'remove "offload": its hooks would be inside those of the store')
+    if arguments.n_gpu > 1:
+        raise ConfigError(
+            "n_gpu", arguments.n_gpu, "start it with torchrun: DataParallel runs forward on threads without hooks"
+        )
+
+
+class _Offloading:
+    """What is called in place of three methods of a trainer.
+
+    Args:
+        trainer: the trainer.
+        plan: opens the store of each training.
+    """
+
+    def __init__(self, trainer: Trainer, plan: TrainingPlan) -> None:
+        self._trainer = trainer
+        self._plan = plan
+        self._training: Training | None = None
+        self._train, self._compute_loss, self._log = trainer.train, trainer.compute_loss, trainer.log
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Open the store, train, tell what was stored, and close."""
+        _refuse_own_offloading(self._trainer)
+        training = self._plan.begin()
+        try:
+            self._training = training
+            result = self._train(*args, **kwargs)
+            if self._trainer.is_world_process_zero():
+                print(training.summary(), flush=True)
+            return result
+        finally:
+            self._training = None
+            training.close()
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss of a batch, and store what that saves. Evaluation saves nothing."""
+        if self._training is None or not torch.is_grad_enabled():
+            return self._compute_loss(*args, **kwargs)
+        with self._training.scope:
+            return self._compute_loss(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log the store's numbers too, beside the training's loss. Logs of evaluation stay as they are."""
+        if self._training is not None and "loss" in logs:
+            logs |= self._training.metrics()
+        self._log(logs, *args, **kwargs)
