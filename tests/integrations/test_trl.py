@@ -1,0 +1,107 @@
+"""`offload_trainer` with the real trainers of TRL: supervised, preferences, and rewards of generated text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import LlamaForCausalLM, Trainer
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+from tests.hooks.programs import all_bits
+from tests.integrations.language import TEXT, WORDS, tiny_model, tiny_tokenizer
+from tierstore import ConfigError
+from tierstore.integrations.transformers import offload_trainer
+
+pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own
+
+COMMON = {
+    "max_steps": 2,
+    "per_device_train_batch_size": 2,
+    "logging_steps": 1,
+    "report_to": "none",
+    "save_strategy": "no",
+    "use_cpu": True,
+    "bf16": False,
+    "disable_tqdm": True,
+    "seed": 1,
+}
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+
+
+def saved_model(path: Path) -> Any:
+    """As loaded from disk: some trainers load it once more, from where it was."""
+    tiny_model().save_pretrained(path / "model")
+    return LlamaForCausalLM.from_pretrained(path / "model", dtype=torch.float32)
+
+
+def _texts(number: int) -> list[str]:
+    return [" ".join(WORDS[start % 5 : start % 5 + 8]) for start in range(number)]
+
+
+def sft(path: Path, **arguments: Any) -> Trainer:
+    data = Dataset.from_dict({"text": [TEXT] * 8})
+    config = SFTConfig(output_dir=str(path), max_length=32, **COMMON | arguments)
+    return SFTTrainer(tiny_model(), config, train_dataset=data, processing_class=tiny_tokenizer())
+
+
+def sft_lora(path: Path, **arguments: Any) -> Trainer:
+    data = Dataset.from_dict({"text": [TEXT] * 8})
+    config = SFTConfig(output_dir=str(path), max_length=32, **COMMON | arguments)
+    return SFTTrainer(tiny_model(), config, train_dataset=data, processing_class=tiny_tokenizer(), peft_config=LORA)
+
+
+def dpo(path: Path, **arguments: Any) -> Trainer:
+    prompts = _texts(8)
+    data = Dataset.from_dict({"prompt": prompts, "chosen": [" drive it"] * 8, "rejected": [" store for"] * 8})
+    config = DPOConfig(output_dir=str(path), max_length=32, **COMMON | arguments)
+    return DPOTrainer(saved_model(path), args=config, train_dataset=data, processing_class=tiny_tokenizer())
+
+
+def grpo(path: Path, **arguments: Any) -> Trainer:
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        return [float(len(completion)) for completion in completions]
+
+    config = GRPOConfig(
+        output_dir=str(path), num_generations=2, max_completion_length=8, **COMMON | {"beta": 0.1} | arguments
+    )
+    data = Dataset.from_dict({"prompt": _texts(8)})
+    return GRPOTrainer(saved_model(path), reward, config, train_dataset=data, processing_class=tiny_tokenizer())
+
+
+TRAINERS = {"SFT": sft, "SFT with LoRA": sft_lora, "DPO": dpo, "GRPO": grpo}
+
+
+def outcome(trainer: Trainer) -> list[Any]:
+    losses = [(log.get("loss"), log.get("grad_norm")) for log in trainer.state.log_history]
+    return [*losses, *all_bits(trainer.model.parameters())]
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_same_losses_and_parameters_as_without(tmp_path: Path, kind: str, checkpoints: bool) -> None:
+    drive = tmp_path / "nvme"
+    drive.mkdir()
+    arguments = {"activation_checkpointing": checkpoints}
+    plain = TRAINERS[kind](tmp_path / "plain", **arguments)
+    plain.train()
+    trainer = TRAINERS[kind](tmp_path / "stored", **arguments)
+    offload_trainer(trainer, drive, store_options={"host_bytes": 0}, min_bytes=0)
+    trainer.train()
+    assert outcome(trainer) == outcome(plain)
+    stored = [log["tierstore/packed_gib"] for log in trainer.state.log_history if "loss" in log]
+    assert len(stored) == 2
+    assert min(stored) > 0
+    assert list(drive.iterdir()) == []
+
+
+def test_their_own_offloading_is_refused(tmp_path: Path) -> None:
+    trainer = sft(tmp_path)
+    assert trainer.args.activation_offloading is False
+    trainer.args.activation_offloading = True  # TRL itself refuses it without an accelerator
+    with pytest.raises(ConfigError, match=r"activation_offloading=True.*turn it off"):
+        offload_trainer(trainer, tmp_path)
