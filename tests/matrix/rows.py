@@ -29,6 +29,7 @@ SUITE = (
     "hooks/test_custom_functions.py",
     "hooks/test_repeated_backward.py",
     "hooks/test_module.py",
+    "hooks/test_module_checkpoints.py",
     "store/test_torch_names.py",
     "store/test_errors.py",
     "store/test_public_names.py",
