@@ -16,7 +16,7 @@ from ..disk.tier import Stored
 from ..errors import StoreFullError
 from .by_hand import ByHand
 from .device import DeviceRules
-from .eviction import EvictionOrder
+from .eviction import EvictionOrder as Eviction
 from .ledger import Ledger
 from .lookahead import Lookahead
 from .memory import Memory, Submissions
@@ -79,7 +79,7 @@ class Down(Generic[R]):
         self._engine = engine
         self._uncharged_bytes = ledger.uncharged_bytes
         self._jobs: set[R] = set()  # records that a running job of the engine works on
-        self._eviction = EvictionOrder[R]()
+        self._eviction = Eviction[R]()
         self._parked: dict[int, R] = {}  # in HOST, but charged to staging: they were on their way out
 
     @property
