@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import json
 import mmap
 import os
 import resource
@@ -37,6 +38,8 @@ from tierstore import (
     tiered_offload,
 )
 from tierstore.disk.home import FOLDER_NAME
+from tierstore.sidecar.channel import Channel
+from tierstore.sidecar.inspection import inspect_daemon
 from tierstore.tracing.reader import read_trace
 
 MIB = 2**20
@@ -47,15 +50,21 @@ Open = Callable[[], TierStore]
 
 
 @pytest.fixture(params=["embedded", "sidecar"])
-def open_one(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
-    """Opens a store that sends everything to disk; with a daemon, no session of it may be left at the end."""
+def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> DaemonProcess | None:
+    """Keeps the records of `open_one`; None: the store has its own directory. Both are on an empty drive."""
     drive = tmp_path / "drive"
     drive.mkdir()
-    if request.param == "embedded":
+    return None if request.param == "embedded" else request.getfixturevalue("start_daemon")(drive)
+
+
+@pytest.fixture
+def open_one(daemon: DaemonProcess | None, tmp_path: Path) -> Iterator[Open]:
+    """Opens a store that sends everything to disk; with a daemon, no session of it may be left at the end."""
+    if daemon is None:
+        drive = tmp_path / "drive"
         yield lambda: TierStore(drive, host_bytes=0, disk_bytes="256MiB", codec="none")
         assert list(drive.iterdir()) == []
         return
-    daemon: DaemonProcess = request.getfixturevalue("start_daemon")(drive)
     yield lambda: TierStore.connect(daemon.socket, host_bytes=0)
     assert "a bug" not in daemon.log
     assert "client lost" not in daemon.log, "it went without closing its session"
@@ -174,8 +183,14 @@ def test_thread_refused_to_a_trace_says_so_and_the_next_one_is_whole(store_direc
         assert read_trace(place).header.pid == os.getpid()
 
 
-def test_descriptors_used_up_while_a_store_is_opened_say_so_and_nothing_is_left(open_one: Open) -> None:
-    assert _open_with(open_one, descriptors_left, 30)[:6] == [False] * 6
+def test_descriptors_used_up_while_a_store_is_opened_say_so_and_nothing_is_left(
+    open_one: Open, daemon: DaemonProcess | None
+) -> None:
+    were_opened = _open_with(open_one, descriptors_left, 30)
+    assert were_opened[:6] == [False] * 6
+    if daemon is not None:
+        num_sessions = json.loads(inspect_daemon(daemon.socket))["num_sessions_opened"]
+        assert num_sessions > 1 + sum(were_opened), "none was refused the copy of its window's, which comes last"
 
 
 def test_descriptors_used_up_beneath_an_open_store_keep_the_bytes_in_memory(store_directory: Path) -> None:
@@ -213,7 +228,26 @@ def endless_daemon(tmp_path: Path, short_directory: Path) -> Iterator[Path]:
         shell.wait()
 
 
-def test_descriptors_used_up_while_a_client_reconnects_are_waited_for(endless_daemon: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def descriptor_not_copied(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a descriptor that was to go along with a message could not be copied."""
+    refused = threading.Event()
+    send_with = Channel.send_with
+
+    def send_or_note(*given: Any) -> None:
+        try:
+            send_with(*given)
+        except OSError:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(Channel, "send_with", send_or_note)
+    return refused
+
+
+def test_descriptors_used_up_while_a_client_reconnects_are_waited_for(
+    endless_daemon: Path, tmp_path: Path, descriptor_not_copied: threading.Event
+) -> None:
     """It has two again when the connection is lost; a third is for the copy of the window's that goes along."""
     daemon = int((tmp_path / "drive" / FOLDER_NAME / "lock").read_text())
     with TierStore.connect(endless_daemon, host_bytes=0) as store, ThreadPoolExecutor(1) as thread:
@@ -222,6 +256,7 @@ def test_descriptors_used_up_while_a_client_reconnects_are_waited_for(endless_da
         num_descriptors = len(descriptors_of())
         with descriptors_left(0):
             os.kill(daemon, signal.SIGKILL)
+            until(descriptor_not_copied.is_set)  # the session is resumed: two were enough for that
             until(lambda: "Too many open files" in inspect(store).daemon_lost_because)
             got = thread.submit(store.get, handle)
             until(lambda: inspect(store).waits_for_daemon)
@@ -381,13 +416,15 @@ def test_addresses_for_the_slab_refused_its_slots_are_mapped_one_by_one(
     store_directory: Path, weights: list[torch.Tensor]
 ) -> None:
     """As under `ulimit -v`, or strict overcommit: the slab's addresses are many, and most of them never used."""
-    options: dict[str, Any] = {"host_bytes": 0, "disk_bytes": "256MiB", "codec": "none", "staging_bytes": "8MiB"}
+    options: dict[str, Any] = {"host_bytes": 0, "disk_bytes": "256MiB", "codec": "none", "staging_bytes": "1GiB"}
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
     with TierStore(store_directory, **options) as store:
         loss = _graph(store, weights)
         store.flush()
-        with room_for(256 * MIB):  # the slab alone has a gigabyte to spare
+        with room_for(256 * MIB):
+            with pytest.raises(OSError, match="Cannot allocate memory"):
+                mmap.mmap(-1, inspect(store).slab.size_bytes)
             loss.backward()
         _check_gradients(weights)
         del loss

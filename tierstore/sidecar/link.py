@@ -73,6 +73,7 @@ class DaemonLink:
         self.on_unavailable: Callable[[Callable[[], DaemonUnavailableError]], None] = lambda _: None
         self.inodes: set[Inode] = set()
         self._introduction = introduction
+        self._program: str  # this client's name and version, from `open` on
         self._channel: Channel | None = None  # set while the session is open on it
         self._greeting: asyncio.Future[Any] | None = None  # what the handshake waits for
         self._handshake: asyncio.Timeout | None = None  # it waits no longer than that
@@ -101,6 +102,7 @@ class DaemonLink:
         """
         started = time.monotonic()
         try:
+            self._program = _program()  # read once: a reconnect may have no descriptor left for a file
             answer = await self._connect(self._introduction, _LONGEST_HANDSHAKE_SECONDS)
         except OSError as error:
             waited = time.monotonic() - started
@@ -235,7 +237,7 @@ class DaemonLink:
 
     async def _greet(self, channel: Channel) -> None:
         try:
-            welcome = await self._ask(channel, messages.Hello((messages.VERSION,), _program()))
+            welcome = await self._ask(channel, messages.Hello((messages.VERSION,), self._program))
         except RefusedError as error:
             if not error.is_final:
                 raise
