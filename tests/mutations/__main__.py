@@ -103,7 +103,7 @@ def _judge(mutation: Mutation) -> Verdict:
         return Verdict(True, f"the process is ended by signal {-done.returncode}")
     if done.returncode != pytest.ExitCode.TESTS_FAILED:
         return Verdict(False, f"DOES NOT RUN: {done.stdout.strip().splitlines()[-1]}")
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
     return Verdict(True, failed[0].split(" ")[1].removeprefix("tests/") if failed else "a test does not end")
 
 
