@@ -15,7 +15,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrize import is_parametrized
 
 from tierstore.errors import ConfigError, ConfigTypeError
 from tierstore.residency.uncompiled import uncompiled, uncompiled_itself
@@ -33,9 +36,6 @@ _lock = threading.Lock()
 
 class _ModuleScope(tiered_offload):
     """The scope of a module's calls. Copies of the module share it; in a pickled module there is None in its place."""
-
-    called_in: type[nn.Module]
-    """The class whose `__call__` enters it. Those of base classes, called from there, do not enter it again."""
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
@@ -85,7 +85,8 @@ def offload_module(module: nn.Module, *, store: TierStore, **options: Any) -> nn
         raise ConfigError("module", type(module).__name__, "it has no forward, so it is never called: give its members")
     refuse_deferred("module", module, module.forward)
     scope = _ModuleScope(store, **options)
-    scope.called_in = _offloading_class(type(module))
+    for kind in _kinds_of(module):
+        _make_offloading(kind)
     module.__dict__[_SCOPE] = scope  # not by `setattr`, which a class may have defined for its own ends
     return module
 
@@ -100,17 +101,22 @@ def remove_offload(module: nn.Module) -> nn.Module:
     return module
 
 
-def _offloading_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """The class whose `__call__` looks for a scope when an instance of `kind` is called. It is made so if need be."""
+def _kinds_of(module: nn.Module) -> list[type[nn.Module]]:
+    """The module's class, and the class that it is to have later, or had before, where torch exchanges it."""
+    kind = type(module)
+    if isinstance(module, LazyModuleMixin) and module.cls_to_become is not None:
+        return [kind, module.cls_to_become]
+    return [kind, kind.__mro__[1]] if is_parametrized(module) else [kind]
+
+
+def _make_offloading(kind: type[nn.Module]) -> None:
+    """Give a class a `__call__` that looks for a scope, unless the one that it has or inherits does."""
     with _lock:
-        for base in kind.__mro__:
-            if "__call__" in base.__dict__:
-                if hasattr(base.__call__, _SCOPE):
-                    return base
-                break
-        setattr(kind, _SCOPE, None)  # for instances without one; Dynamo guards attributes, but not keys of `__dict__`
-        kind.__call__ = _offloading_call(kind)  # type: ignore[method-assign]
-    return kind
+        if not hasattr(kind.__call__, _SCOPE):
+            setattr(
+                kind, _SCOPE, None
+            )  # for instances without one; Dynamo guards attributes, but not keys of `__dict__`
+            kind.__call__ = _offloading_call(kind)  # type: ignore[method-assign]
 
 
 def _offloading_call(kind: type[nn.Module]) -> Callable[..., Any]:
@@ -121,17 +127,24 @@ def _offloading_call(kind: type[nn.Module]) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it becomes the class's
         call = super(kind, self).__call__ if own is None else own.__get__(self)  # type: ignore[misc]
         scope = getattr(self, _SCOPE)
-        if scope is None or scope.called_in is not kind:
+        if scope is None or torch.compiler.is_exporting():
             return call(*args, **kwargs)
-        return _call_within(scope, call, args, kwargs)
+        return _call_within(scope, _enters(kind, type(self)), call, args, kwargs)
 
     setattr(__call__, _SCOPE, True)
     return __call__
 
 
+def _enters(kind: type[nn.Module], called: type[nn.Module]) -> bool:
+    """Whether the `__call__` of `kind` enters the scope of an instance of `called`. The outermost such call does."""
+    return kind is next(base for base in called.__mro__ if hasattr(base.__dict__.get("__call__"), _SCOPE))
+
+
 @uncompiled_itself
-def _call_within(scope: _ModuleScope, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if scope.stays_out():
+def _call_within(
+    scope: _ModuleScope, enters: bool, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    if not enters or scope.stays_out():
         return call(*args, **kwargs)
     with scope:
         return call(*args, **kwargs)

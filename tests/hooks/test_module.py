@@ -16,7 +16,15 @@ from torch import nn
 
 from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, Around, Mlp, assert_same_gradients, bits, grads
-from tierstore import ConfigError, TierStore, keep_resident, offload_module, remove_offload, tiered_offload
+from tierstore import (
+    ConfigError,
+    StoreClosedError,
+    TierStore,
+    keep_resident,
+    offload_module,
+    remove_offload,
+    tiered_offload,
+)
 from tierstore.residency.torch_names import top_hooks
 
 Settle = Callable[[], None]
@@ -175,6 +183,66 @@ def test_class_with_a_call_of_its_own_and_its_base_enter_one_scope(store: TierSt
     assert len(entered) == 3
     assert entered[0] is not None
     assert len({id(hooks[0].__self__) for hooks in entered}) == 1
+
+
+def test_class_that_torch_exchanges_stores_before_and_after(store: TierStore) -> None:
+    """As lazy modules become others in their first call, and parametrized ones until that is taken off."""
+
+    def packed_by(module: nn.Module) -> int:
+        before = store.stats().packed_tensors
+        module(torch.randn(SIDE, SIDE, requires_grad=True).exp()).sum().backward()
+        return store.stats().packed_tensors - before
+
+    lazy = offload_module(nn.LazyLinear(SIDE), store=store, min_bytes=0)
+    assert packed_by(lazy) == packed_by(lazy) > 0
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(SIDE, SIDE))
+    assert packed_by(offload_module(normed, store=store, min_bytes=0)) > 0
+    assert packed_by(nn.utils.parametrize.remove_parametrizations(normed, "weight")) > 0
+    plain = offload_module(nn.Linear(SIDE, SIDE), store=store, min_bytes=0)
+    assert packed_by(nn.utils.parametrizations.weight_norm(plain)) > 0
+
+
+def test_call_that_somebody_else_puts_on_the_class_keeps_the_scope(store: TierStore, monkeypatch: Any) -> None:
+    class Mine(Mlp):
+        pass
+
+    module, calls = offload_module(Mine(), store=store, min_bytes=0), []
+    own = Mine.__call__
+
+    def traced(self: nn.Module, *args: Any) -> Any:
+        calls.append(self)
+        return own(self, *args)
+
+    monkeypatch.setattr(Mine, "__call__", traced)
+    module(torch.randn(SIDE, SIDE)).backward()
+    assert calls == [module]
+    assert store.stats().packed_tensors > 0
+
+
+def test_offloaded_module_can_be_exported_and_traced(store: TierStore) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = offload_module(nn.Sequential(nn.Linear(SIDE, SIDE), nn.Tanh()), store=store, min_bytes=0)
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.layers(batch) * 2
+
+    net, batch = Net(), torch.randn(SIDE, SIDE)
+    expected = bits(net(batch))
+    assert bits(torch.fx.symbolic_trace(net)(batch)) == expected
+    for strict in (False, True):
+        assert bits(torch.export.export(net, (batch,), strict=strict).module()(batch)) == expected
+
+
+def test_closed_store_lets_evaluation_run_and_says_so_in_training(store: TierStore) -> None:
+    module = offload_module(Mlp(), store=store, min_bytes=0)
+    store.close()
+    with torch.no_grad():
+        module(torch.randn(SIDE, SIDE))
+    with pytest.raises(StoreClosedError, match="it was closed"):
+        module(torch.randn(SIDE, SIDE))
+    remove_offload(module)(torch.randn(SIDE, SIDE)).backward()
 
 
 def test_module_without_a_forward_refused(store: TierStore) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .changes import never, replace
+from .changes import always, drop, never, replace
 
 MUTATIONS = {
     "test_call_with_other_arguments_than_in_forward_raises": {
@@ -17,6 +17,27 @@ MUTATIONS = {
         "the innermost hooks win": replace(
             "tiered_offload._new_scope", "OffloadScope(...)", "owner_of_hooks() or OffloadScope(...)"
         ),
+    },
+    "test_callers_checkpoint_its_inputs_are_stored_and_nothing_else": {
+        "an offloaded module in a region stores nothing that the checkpoint drops": never(
+            "_ModuleScope.stays_out", "is_in_checkpoint()"
+        ),
+        "it stores the region's inputs": drop("_ModuleScope.stays_out", "pack_inputs(scope.pack)"),
+        "a region's inputs are packed once": never("pack_inputs", "hasattr(frame, _ARE_PACKED)"),
+    },
+    "test_callers_reentrant_checkpoint_nothing_of_the_region_is_stored": {
+        "a reentrant region that is computed again stores nothing": never("is_in_checkpoint", "_computes_again()"),
+    },
+    "test_checkpoint_within_a_scope_its_inputs_are_stored_once": {
+        "inputs that an outer scope has stay its own": replace("_outermost_frame", "removed[-1][0]", "removed[0][0]"),
+    },
+    "test_checkpoints_input_changed_in_place_before_the_module_raises_as_without_it": {
+        "an input that was changed before it was packed is left to PyTorch": always(
+            "pack_inputs", "_is_unchanged(saved)"
+        ),
+    },
+    "test_layers_that_checkpoint_themselves_store_their_inputs": {
+        "the scope of a module is around its own checkpoint": replace("_offloading_call", "scope is None", "True"),
     },
 }
 

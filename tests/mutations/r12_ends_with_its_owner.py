@@ -38,6 +38,17 @@ MUTATIONS = {
             "Core._store_died", '("returner", "traces")', '("traces",)'
         ),
     },
+    "test_training_that_fails_leaves_nothing_and_can_be_begun_again": {
+        "a training that fails closes its store": drop("_Offloading.train", "training.close()"),
+    },
+    "test_fit_that_fails_leaves_nothing_and_can_be_begun_again": {
+        "so does one of Lightning's": drop("TierStoreCallback.on_exception", "self._end(trainer)"),
+    },
+    "test_fit_again_opens_a_store_of_its_own": {
+        "a strategy is as it was after a training": drop(
+            "TierStoreCallback._end", 'trainer.strategy.__dict__.pop("training_step", None)'
+        ),
+    },
     "test_killed_client_is_cleaned_up_after_the_grace_period": {
         "what a lost client has stored is freed when its lease ends": replace(
             "Registry._start_grace", "self.limits.grace_seconds", "1e6", inside="loop.call_later(...)"
