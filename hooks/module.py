@@ -113,9 +113,8 @@ def _make_offloading(kind: type[nn.Module]) -> None:
     """Give a class a `__call__` that looks for a scope, unless the one that it has or inherits does."""
     with _lock:
         if not hasattr(kind.__call__, _SCOPE):
-            setattr(
-                kind, _SCOPE, None
-            )  # for instances without one; Dynamo guards attributes, but not keys of `__dict__`
+            # For instances without a scope: Dynamo guards attributes, but not what is missing in `__dict__`.
+            setattr(kind, _SCOPE, None)
             kind.__call__ = _offloading_call(kind)  # type: ignore[method-assign]
 
 

@@ -1,0 +1,14 @@
+"""What a training may leave behind."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from tierstore.residency.torch_names import top_hooks
+
+
+def what_is_left(drive: Path) -> list[object]:
+    """Threads of stores, files of stores and hooks of this thread. Empty, if all ended with the training."""
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("tierstore")]
+    return [*threads, *drive.iterdir(), *filter(None, [top_hooks(False)])]
