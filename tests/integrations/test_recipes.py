@@ -1,0 +1,126 @@
+"""Each recipe of docs/trainers_recipes.md, taken from the page: the same bits as without a store, and nothing left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.recipe_programs import NUM_STEPS, Lesson, paste, recipes
+from tierstore import StoreStats
+
+pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own
+
+RECIPES = recipes()
+PACKED = "tierstore/packed_gib"
+
+
+def test_page_recipes_short_enough_to_paste() -> None:
+    assert all(0 < len(code.splitlines()) <= 8 for code in RECIPES.values())
+    assert all(len(line) <= 120 for code in RECIPES.values() for line in code.splitlines())
+
+
+def assert_stored(stats: StoreStats) -> None:
+    assert stats.packed_bytes > 0
+    assert stats.spilled_bytes >= stats.restored_bytes > 0  # what is asked for soon need not be read
+    assert stats.live_handles == 0
+
+
+def scalars(directory: Path, name: str) -> list[float]:
+    """What TensorBoard finds under that name in the only file there is."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    (file,) = directory.rglob("events.out.tfevents.*")
+    events = accumulator.EventAccumulator(str(file))
+    events.Reload()
+    return [event.value for event in events.Scalars(name)] if name in events.Tags()["scalars"] else []
+
+
+@pytest.mark.parametrize("each_step", [False, True])
+def test_accelerate(tmp_path: Path, store_directory: Path, each_step: bool) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    pytest.importorskip("tensorboard")
+    code = RECIPES["accelerate"]
+    if each_step:
+        *lines, _ = code.splitlines()
+        each = RECIPES["accelerate, totals of each step"].splitlines()
+        code = "\n".join(["since = None", *lines, *(f"        {line}" for line in each)])
+
+    def run(*, offloads: bool) -> list[Any]:
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+        logs = tmp_path / f"logs-{offloads}"
+        accelerator = accelerate.Accelerator(cpu=True, log_with="tensorboard", project_dir=logs)
+        accelerator.init_trackers("recipe")
+        lesson = Lesson()
+        names = lesson.names() | {"accelerator": accelerator, "path": store_directory}
+        for name in ("model", "optimizer", "loader"):
+            names[name] = accelerator.prepare(names[name])
+        program = paste(code, names, offloads=offloads)
+        accelerator.end_training()
+        assert len(lesson.losses) == NUM_STEPS
+        logged = scalars(logs, PACKED)
+        assert len(logged) == (NUM_STEPS if offloads else 0)
+        if offloads:
+            stats = program["store"].stats()
+            assert_stored(stats)
+            found = sum(logged) if each_step else logged[-1]
+            assert found == pytest.approx(stats.packed_bytes / 2**30)
+        return lesson.outcome()
+
+    assert run(offloads=True) == run(offloads=False)
+
+
+@pytest.mark.parametrize("name", ["ignite", "ignite, own update function"])
+def test_ignite(store_directory: Path, name: str) -> None:
+    engine = pytest.importorskip("ignite.engine")
+
+    def run(*, offloads: bool) -> list[Any]:
+        lesson = Lesson()
+        names = lesson.names() | {"path": store_directory, "Engine": engine.Engine}
+        program = paste(RECIPES[name], names, offloads=offloads)
+        if offloads:
+            stats = program["store"].stats()
+            assert_stored(stats)
+            if name == "ignite":
+                assert program["trainer"].state.metrics[PACKED] == stats.packed_bytes / 2**30
+        assert len(lesson.losses) == NUM_STEPS
+        return lesson.outcome()
+
+    assert run(offloads=True) == run(offloads=False)
+
+
+@pytest.mark.parametrize("name", ["ignite", "ignite, own update function"])
+def test_ignite_training_that_fails_closes_the_store(store_directory: Path, name: str) -> None:
+    engine = pytest.importorskip("ignite.engine")
+    lesson = Lesson()
+    names = lesson.names() | {"path": store_directory, "Engine": engine.Engine}
+
+    def fail(*tensors: Any) -> Any:
+        if len(lesson.losses) == 1:
+            raise RuntimeError("as asked for")
+        return lesson.loss_fn(*tensors)
+
+    with pytest.raises(RuntimeError, match="as asked for"):
+        paste(RECIPES[name], names | {"loss_fn": fail}, offloads=True)
+
+
+def test_fabric(tmp_path: Path, store_directory: Path) -> None:
+    fabrics = pytest.importorskip("lightning.fabric")
+    loggers = pytest.importorskip("lightning.fabric.loggers")
+    pytest.importorskip("tensorboard")
+
+    def run(*, offloads: bool) -> list[Any]:
+        logs = tmp_path / f"logs-{offloads}"
+        logger = loggers.TensorBoardLogger(logs)
+        fabric = fabrics.Fabric(accelerator="cpu", devices=1, loggers=logger)
+        lesson = Lesson()
+        program = paste(RECIPES["fabric"], lesson.names() | {"path": store_directory, "fabric": fabric}, offloads=offloads)
+        if offloads:
+            stats = program["store"].stats()
+            assert_stored(stats)
+            logger.finalize("success")
+            assert scalars(logs, PACKED) == pytest.approx([stats.packed_bytes / 2**30])
+        assert len(lesson.losses) == NUM_STEPS
+        return lesson.outcome()
+
+    assert run(offloads=True) == run(offloads=False)
