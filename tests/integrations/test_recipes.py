@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.daemon.conftest import StartDaemon, short_directory, start_daemon
+from tests.hooks.test_distributed import Launch, launch
 from tests.integrations.recipe_programs import NUM_STEPS, Lesson, paste, recipes
+from tests.integrations.recipe_worker import NUM_MICRO_BATCHES, RUNS
 from tierstore import StoreStats
+from tierstore.sidecar.inspection import inspect_daemon
+
+__all__ = ["short_directory", "start_daemon"]
 
 pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own
 
@@ -124,3 +131,27 @@ def test_fabric(tmp_path: Path, store_directory: Path) -> None:
         return lesson.outcome()
 
     assert run(offloads=True) == run(offloads=False)
+
+
+def test_two_ranks_with_stores_of_their_own_and_with_a_daemon(
+    store_directory: Path, tmp_path: Path, start_daemon: StartDaemon
+) -> None:
+    """All recipes for ranks in one launch, since an import of torch takes seconds."""
+    daemon = start_daemon(tmp_path / "of the daemon")
+    arguments = ["-m", "tests.integrations.recipe_worker", store_directory, daemon.socket, tmp_path]
+    found = launch([str(argument) for argument in arguments], store_directory, tmp_path)
+    assert found.returncode == 0, found.err
+    assert len(found.reports) == 2
+    for rank, reports in enumerate(found.reports):
+        assert list(reports) == list(RUNS)
+        for name, report in reports.items():
+            assert report["same"], name
+            of_a_pipeline = NUM_MICRO_BATCHES * NUM_STEPS * rank  # rank 1 has the last part
+            assert report["num_losses"] == (of_a_pipeline if "pipelining" in name else NUM_STEPS), name
+            assert report["packed_bytes"] > 0, name
+            assert report["spilled_bytes"] >= report["restored_bytes"] > 0, name
+            assert report["left"] == [], name
+    assert found.out.count("tierstore: ") == 2 * len(RUNS)
+    of_daemon = json.loads(inspect_daemon(daemon.socket))
+    assert of_daemon["num_sessions_opened"] == 2
+    assert of_daemon["disk"]["num_records"] == 0
