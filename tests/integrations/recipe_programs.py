@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import threading
 from contextlib import ContextDecorator
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.descriptors import descriptors_of
 from tests.hooks.programs import Bits, all_bits
-from tierstore import TierStore
+from tierstore import StoreClosedError, TierStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "trainers_recipes.md"
 NUM_STEPS = 3
@@ -87,16 +88,15 @@ def _not_offloaded(module: nn.Module, *, store: NoStore) -> nn.Module:
 WITHOUT_STORE = {"TierStore": NoStore, "tiered_offload": _NoScope, "offload_module": _not_offloaded}
 
 
-def paste(code: str, names: Mapping[str, Any], *, offloads: bool) -> dict[str, Any]:
-    """Run a recipe's lines where there are these names, with a store or without one; all names that there are then."""
-    program: dict[str, Any] = {"__name__": "__main__", **names}
+def paste(code: str, program: dict[str, Any], *, offloads: bool) -> None:
+    """Run a recipe's lines, with a store or without one. `program`: the names that they find, and leave theirs in."""
+    program["__name__"] = "__main__"
     if offloads:
         exec(recipes()["imports"], program)
         program["TierStore"] = SpillingStore
     else:
         program |= WITHOUT_STORE
     exec(compile(code, str(PAGE), "exec"), program)
-    return program
 
 
 class Block(nn.Module):
@@ -161,3 +161,23 @@ class Lesson:
         """Losses, and the bits of this process's part of the parameters."""
         parameters = [getattr(one, "to_local", lambda one=one: one)() for one in self.model.parameters()]
         return [*self.losses, *all_bits(parameters)]
+
+
+def is_closed(store: TierStore) -> bool:
+    try:
+        store.put(torch.ones(1))
+    except StoreClosedError:
+        return True
+    return False
+
+
+def threads_left() -> list[str]:
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("tierstore")]
+    for thread in ours:
+        thread.join(10)
+    return [thread.name for thread in ours if thread.is_alive()]
+
+
+def files_left(directory: str | Path) -> list[str]:
+    """What this process has open there, files without a name included."""
+    return [target for target in descriptors_of().values() if str(directory) in target]

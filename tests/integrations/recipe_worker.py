@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -18,12 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.descriptors import descriptors_of
-from tests.integrations.recipe_programs import ROWS, Lesson, paste, recipes
+from tests.integrations.recipe_programs import ROWS, Lesson, files_left, is_closed, paste, recipes, threads_left
 
 LIMIT_SECONDS = 280
 NUM_MICRO_BATCHES = 4
-END_SECONDS = 10
 
 Run = Callable[[dict[str, Any], bool], tuple[Lesson, dict[str, Any]]]
 
@@ -31,7 +28,9 @@ Run = Callable[[dict[str, Any], bool], tuple[Lesson, dict[str, Any]]]
 def sharded(recipe: str) -> Run:
     def run(places: dict[str, Any], offloads: bool) -> tuple[Lesson, dict[str, Any]]:
         lesson = Lesson(dist.get_rank())
-        return lesson, paste(recipes()[recipe], lesson.names() | places, offloads=offloads)
+        program = lesson.names() | places
+        paste(recipes()[recipe], program, offloads=offloads)
+        return lesson, program
 
     return run
 
@@ -57,10 +56,11 @@ def pipelined(schedule: str) -> Run:
                 optimizer.step()
                 optimizer.zero_grad()
 
-        names = lesson.names() | places | {"part": part, "rank": rank, "world_size": dist.get_world_size()}
-        names |= {"device": torch.device("cpu"), "train": train, "loss_fn": torch.nn.functional.mse_loss}
+        program = lesson.names() | places | {"part": part, "rank": rank, "world_size": dist.get_world_size()}
+        program |= {"device": torch.device("cpu"), "train": train, "loss_fn": torch.nn.functional.mse_loss}
         code = recipes()["pipelining"].replace("ScheduleGPipe", schedule)
-        return lesson, paste(code, names, offloads=offloads)
+        paste(code, program, offloads=offloads)
+        return lesson, program
 
     return run
 
@@ -84,20 +84,9 @@ def compare(run: Run, places: dict[str, Any]) -> dict[str, Any]:
         "packed_bytes": stats.packed_bytes,
         "spilled_bytes": stats.spilled_bytes,
         "restored_bytes": stats.restored_bytes,
+        "is_closed": is_closed(program["store"]),
         "left": threads_left() + files_left(places["path"]),
     }
-
-
-def threads_left() -> list[str]:
-    ours = [thread for thread in threading.enumerate() if thread.name.startswith("tierstore")]
-    for thread in ours:
-        thread.join(END_SECONDS)
-    return [thread.name for thread in ours if thread.is_alive()]
-
-
-def files_left(directory: Path) -> list[str]:
-    """What this process has open there, files without a name included."""
-    return [target for target in descriptors_of().values() if str(directory) in target]
 
 
 def main() -> None:

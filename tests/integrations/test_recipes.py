@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.daemon.conftest import StartDaemon, short_directory, start_daemon
-from tests.hooks.test_distributed import Launch, launch
-from tests.integrations.recipe_programs import NUM_STEPS, Lesson, paste, recipes
+from tests.daemon.conftest import StartDaemon, environment_of_tests, short_directory, start_daemon
+from tests.hooks.programs import all_bits
+from tests.hooks.test_distributed import launch
+from tests.integrations.recipe_programs import NUM_STEPS, Lesson, is_closed, paste, recipes
 from tests.integrations.recipe_worker import NUM_MICRO_BATCHES, RUNS
-from tierstore import StoreStats
+from tierstore import StoreStats, TierStore
 from tierstore.sidecar.inspection import inspect_daemon
 
 __all__ = ["short_directory", "start_daemon"]
@@ -28,10 +34,13 @@ def test_page_recipes_short_enough_to_paste() -> None:
     assert all(len(line) <= 120 for code in RECIPES.values() for line in code.splitlines())
 
 
-def assert_stored(stats: StoreStats) -> None:
+def stats_of_closed(store: TierStore) -> StoreStats:
+    """Its counters, which show that it had work to do."""
+    assert is_closed(store)
+    stats = store.stats()
     assert stats.packed_bytes > 0
     assert stats.spilled_bytes >= stats.restored_bytes > 0  # what is asked for soon need not be read
-    assert stats.live_handles == 0
+    return stats
 
 
 def scalars(directory: Path, name: str) -> list[float]:
@@ -62,14 +71,13 @@ def test_accelerate(tmp_path: Path, store_directory: Path, each_step: bool) -> N
         names = lesson.names() | {"accelerator": accelerator, "path": store_directory}
         for name in ("model", "optimizer", "loader"):
             names[name] = accelerator.prepare(names[name])
-        program = paste(code, names, offloads=offloads)
+        paste(code, names, offloads=offloads)
         accelerator.end_training()
         assert len(lesson.losses) == NUM_STEPS
         logged = scalars(logs, PACKED)
         assert len(logged) == (NUM_STEPS if offloads else 0)
         if offloads:
-            stats = program["store"].stats()
-            assert_stored(stats)
+            stats = stats_of_closed(names["store"])
             found = sum(logged) if each_step else logged[-1]
             assert found == pytest.approx(stats.packed_bytes / 2**30)
         return lesson.outcome()
@@ -84,12 +92,11 @@ def test_ignite(store_directory: Path, name: str) -> None:
     def run(*, offloads: bool) -> list[Any]:
         lesson = Lesson()
         names = lesson.names() | {"path": store_directory, "Engine": engine.Engine}
-        program = paste(RECIPES[name], names, offloads=offloads)
+        paste(RECIPES[name], names, offloads=offloads)
         if offloads:
-            stats = program["store"].stats()
-            assert_stored(stats)
+            stats = stats_of_closed(names["store"])
             if name == "ignite":
-                assert program["trainer"].state.metrics[PACKED] == stats.packed_bytes / 2**30
+                assert names["trainer"].state.metrics[PACKED] == stats.packed_bytes / 2**30
         assert len(lesson.losses) == NUM_STEPS
         return lesson.outcome()
 
@@ -100,15 +107,16 @@ def test_ignite(store_directory: Path, name: str) -> None:
 def test_ignite_training_that_fails_closes_the_store(store_directory: Path, name: str) -> None:
     engine = pytest.importorskip("ignite.engine")
     lesson = Lesson()
-    names = lesson.names() | {"path": store_directory, "Engine": engine.Engine}
 
     def fail(*tensors: Any) -> Any:
         if len(lesson.losses) == 1:
             raise RuntimeError("as asked for")
         return lesson.loss_fn(*tensors)
 
+    names = lesson.names() | {"path": store_directory, "Engine": engine.Engine, "loss_fn": fail}
     with pytest.raises(RuntimeError, match="as asked for"):
-        paste(RECIPES[name], names | {"loss_fn": fail}, offloads=True)
+        paste(RECIPES[name], names, offloads=True)
+    assert is_closed(names["store"])
 
 
 def test_fabric(tmp_path: Path, store_directory: Path) -> None:
@@ -121,10 +129,10 @@ def test_fabric(tmp_path: Path, store_directory: Path) -> None:
         logger = loggers.TensorBoardLogger(logs)
         fabric = fabrics.Fabric(accelerator="cpu", devices=1, loggers=logger)
         lesson = Lesson()
-        program = paste(RECIPES["fabric"], lesson.names() | {"path": store_directory, "fabric": fabric}, offloads=offloads)
+        names = lesson.names() | {"path": store_directory, "fabric": fabric}
+        paste(RECIPES["fabric"], names, offloads=offloads)
         if offloads:
-            stats = program["store"].stats()
-            assert_stored(stats)
+            stats = stats_of_closed(names["store"])
             logger.finalize("success")
             assert scalars(logs, PACKED) == pytest.approx([stats.packed_bytes / 2**30])
         assert len(lesson.losses) == NUM_STEPS
@@ -150,8 +158,79 @@ def test_two_ranks_with_stores_of_their_own_and_with_a_daemon(
             assert report["num_losses"] == (of_a_pipeline if "pipelining" in name else NUM_STEPS), name
             assert report["packed_bytes"] > 0, name
             assert report["spilled_bytes"] >= report["restored_bytes"] > 0, name
+            assert report["is_closed"], name
             assert report["left"] == [], name
     assert found.out.count("tierstore: ") == 2 * len(RUNS)
     of_daemon = json.loads(inspect_daemon(daemon.socket))
     assert of_daemon["num_sessions_opened"] == 2
     assert of_daemon["disk"]["num_records"] == 0
+
+
+@pytest.mark.slow
+def test_ray_train_with_two_workers(store_directory: Path, short_directory: Path) -> None:
+    """In a program of its own, which ends with all that Ray has started. `short_directory`: Ray has sockets too."""
+    pytest.importorskip("ray.train.torch")
+    out = short_directory
+    arguments = ["-m", "tests.integrations.recipe_in_ray", str(store_directory), str(out)]
+    environment = environment_of_tests(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled", HOME=str(out))
+    with (out / "log").open("w+") as log:
+        program = subprocess.Popen([sys.executable, *arguments], stdout=log, stderr=log, env=environment)
+        try:
+            program.wait()
+        finally:
+            if program.poll() is None:
+                for process in [*psutil.Process(program.pid).children(recursive=True), program]:
+                    process.kill()
+        log.seek(0)
+        assert program.returncode == 0, log.read()
+    reported = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
+    assert len(reported) == 2
+    for rank, metrics in enumerate(reported):
+        stored, plain, left = map(json.loads, (out / f"rank-{rank}").read_text(encoding="utf-8").splitlines())
+        assert stored == plain
+        assert len(stored[0]) == NUM_STEPS
+        assert left == []
+        assert metrics[PACKED] > 0
+        assert metrics["tierstore/spilled_gib"] > 0
+
+
+def plugin_of_axolotl(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The page's module, loaded by its name as Axolotl does, with a stand-in for the class that it is made of."""
+    for name in ("axolotl", "axolotl.integrations", "axolotl.integrations.base"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["axolotl.integrations.base"].BasePlugin = type("BasePlugin", (), {})  # type: ignore[attr-defined]
+    (folder / "tierstore_axolotl.py").write_text(RECIPES["axolotl"], encoding="utf-8")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "tierstore_axolotl", raising=False)
+    module, name = ["tierstore_axolotl", "TierStorePlugin"]
+    plugin = getattr(importlib.import_module(module), name)()
+    monkeypatch.delitem(sys.modules, "tierstore_axolotl")
+    return plugin
+
+
+def test_axolotl_stand_in_with_a_real_trainer(
+    tmp_path: Path, store_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    from tests.integrations.language import Tokens, tiny_model
+
+    monkeypatch.chdir(tmp_path)
+    Path("tierstore.toml").write_text(
+        f'[store]\npath = "{store_directory}"\nhost_bytes = 0\n[offload]\nmin_bytes = 0\n', encoding="utf-8"
+    )
+
+    def run(*, offloads: bool) -> tuple[list[Any], list[dict[str, float]]]:
+        arguments = transformers.TrainingArguments(
+            "out", max_steps=NUM_STEPS, logging_steps=1, report_to="none", save_strategy="no", use_cpu=True, seed=1
+        )
+        trainer = transformers.Trainer(tiny_model(), arguments, train_dataset=Tokens(32))
+        if offloads:
+            plugin_of_axolotl(tmp_path, monkeypatch).post_trainer_create({}, trainer)
+        trainer.train()
+        logs = [log for log in trainer.state.log_history if "loss" in log]
+        return [*(log["loss"] for log in logs), *all_bits(trainer.model.parameters())], logs
+
+    stored, logs = run(offloads=True)
+    assert stored == run(offloads=False)[0]
+    assert len(logs) == NUM_STEPS
+    assert min(log[PACKED] for log in logs) > 0
