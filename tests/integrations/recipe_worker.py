@@ -82,8 +82,7 @@ def compare(run: Run, places: dict[str, Any]) -> dict[str, Any]:
         "same": lesson.outcome() == plain.outcome(),
         "num_losses": len(lesson.losses),
         "packed_bytes": stats.packed_bytes,
-        "spilled_bytes": stats.spilled_bytes,
-        "restored_bytes": stats.restored_bytes,
+        "given_back_bytes": stats.restored_bytes + stats.forwarded_bytes,
         "is_closed": is_closed(program["store"]),
         "left": threads_left() + files_left(places["path"]),
     }
