@@ -35,6 +35,7 @@ SUITE = (
     "sidecar_throughput",
     "sidecar_training",
     "trace_cost",
+    "trainers",
 )
 TUNING = ("shared_pages", "simulator_accuracy", "io_depth", "prefetch_tuning", "tuned_settings")
 """As long again: those whose question is which settings are best."""

@@ -1,4 +1,4 @@
-"""The recipes of docs/trainers_recipes.md as they stand there, and the small programs into which they are pasted."""
+"""The recipes of docs/recipes.md as they stand there, and the small programs into which they are pasted."""
 
 from __future__ import annotations
 
