@@ -18,16 +18,16 @@ from tests.descriptors import descriptors_of
 from tests.hooks.programs import Bits, all_bits
 from tierstore import StoreClosedError, TierStore
 
-PAGE = Path(__file__).parents[2] / "docs" / "trainers_recipes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 NUM_STEPS = 3
 NUM_BLOCKS = 2
 WIDTH = 64
 ROWS = 4096  # so that a saved tensor takes 1 MiB at least: smaller ones may stay, by default
 
 
-def recipes() -> dict[str, str]:
-    """The blocks of code that the page names."""
-    text = PAGE.read_text(encoding="utf-8")
+def recipes(page: Path = PAGE) -> dict[str, str]:
+    """The blocks of code that a page names."""
+    text = page.read_text(encoding="utf-8")
     return dict(re.findall(r"^<!-- recipe: ([^\n]+) -->\n```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 
