@@ -47,9 +47,8 @@ def pack_inputs(pack: Callable[[Any], object]) -> None:
     if frame is None or hasattr(frame, _ARE_PACKED):
         return
     setattr(frame, _ARE_PACKED, True)
-    for saved in getattr(frame, "saved_args", ()):
-        if hasattr(saved, "register_hooks") and _is_unchanged(saved):
-            saved.register_hooks(pack, unpack)
+    for saved in _unchanged_inputs(frame):
+        saved.register_hooks(pack, unpack)
 
 
 def _computes_again() -> bool:
@@ -74,10 +73,23 @@ def _is_of_checkpoint(pack: object) -> bool:
     return getattr(pack, "__module__", None) == _MODULE
 
 
-def _is_unchanged(saved: Any) -> bool:
-    """Whether a saved tensor is as it was saved. Of a change in place torch tells in backward, if we leave it alone."""
+def _unchanged_inputs(frame: Any) -> list[Any]:
+    """The saved tensors of a region's inputs that are as they were saved.
+
+    Others are left alone, so that PyTorch itself tells in backward of the change in place. A list in the frame has them
+    from torch 2.13 on; before, the node of an operator has, which tells of a change in any of them alike.
+    """
+    if hasattr(frame, "saved_args"):
+        inputs = [saved for saved in frame.saved_args if hasattr(saved, "register_hooks")]
+        return [saved for saved in inputs if _succeeds(saved.unpack)]
+    node = frame.input_saver.grad_fn
+    return list(node._raw_saved_tensors) if _succeeds(lambda: node.saved_tensors) else []
+
+
+def _succeeds(unpack_plainly: Callable[[], object]) -> bool:
+    """Whether PyTorch unpacks what it has saved, without hooks, and finds no change in place."""
     try:
-        saved.unpack()
+        unpack_plainly()
     except RuntimeError:
         return False
     return True

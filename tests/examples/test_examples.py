@@ -53,6 +53,12 @@ def check_tensor_network(output: str) -> None:
     assert figure(output, "kept by choice") > 0
 
 
+def check_larger_than_memory(output: str) -> None:
+    assert lines_of(output)["gradient of the first 4096 values bitwise identical"] == "yes"
+    assert figure(output, "saved tensors") > 1.5
+    assert figure(output, "most on disk at once") > 0.5
+
+
 def check_replicas_on_threads(output: str) -> None:
     assert lines_of(output)["gradients bitwise identical"] == "yes"
     assert figure(output, "replicas, each on a thread of its own") > 1
@@ -111,6 +117,7 @@ def check_functional_transforms(output: str) -> None:
 
 CHECKS: dict[str, Callable[[str], None]] = {
     "functional_transforms.py": check_functional_transforms,
+    "larger_than_memory.py": check_larger_than_memory,
     "nested_scopes.py": check_nested_scopes,
     "replicas_on_threads.py": check_replicas_on_threads,
     "saved_tensors_inspection.py": check_saved_tensors_inspection,

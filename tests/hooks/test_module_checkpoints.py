@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, all_bits, bits, grads
@@ -112,15 +111,18 @@ def test_checkpoints_input_changed_in_place_after_the_module_raises(store: TierS
         output.sum().backward()
 
 
-def _llama(*, reentrant: bool) -> LlamaForCausalLM:
+def _llama(*, reentrant: bool) -> Any:
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=3, use_cache=False, **sizes))
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(vocab_size=64, num_hidden_layers=3, use_cache=False, **sizes)
+    )
     model.activation_checkpointing_enable({"use_reentrant": reentrant})
     return model.train()
 
 
-def _llama_step(model: LlamaForCausalLM) -> list[Any]:
+def _llama_step(model: Any) -> list[Any]:
     model.zero_grad()
     model.enable_input_require_grads()
     tokens = torch.arange(64).view(2, 32)
