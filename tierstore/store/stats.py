@@ -225,7 +225,7 @@ def _summary_of(stats: StoreStats) -> str:
             f"{format_bytes(stats.restored_bytes)} read back"
         )
     else:
-        parts.append("nothing written to disk")
+        parts.append("nothing had to be written to disk: `host_bytes` and the window had room")
     held = f"at most {format_bytes(stats.host_bytes_peak)} held in host memory"
     parts.append(held + (f" and {format_bytes(stats.disk_bytes_peak)} on disk" if stats.disk_bytes_peak else ""))
     parts.append(f"training waited {sum(stats.stall_seconds.values()):.2f} s in {_duration(stats.open_seconds)}")
