@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
@@ -67,6 +66,9 @@ def offload_module(module: nn.Module, *, store: TierStore, **options: Any) -> nn
     the checkpoint drops. One exception: a caller that passes it to `checkpoint(..., use_reentrant=True)` saves the
     inputs outside of the module; they stay where they are. If the module or its caller is compiled, the module is
     compiled inside and offloaded outside.
+
+    Calls of `module.forward` itself, which pass hooks by, pass the scope by too. Before `torch.export.export` with
+    `strict=True`, take the effect away.
 
     Args:
         module: any module that has a forward. If it is offloaded already, it now uses this store and these options.
@@ -126,7 +128,7 @@ def _offloading_call(kind: type[nn.Module]) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it becomes the class's
         call = super(kind, self).__call__ if own is None else own.__get__(self)  # type: ignore[misc]
         scope = getattr(self, _SCOPE)
-        if scope is None or torch.compiler.is_exporting():
+        if scope is None:
             return call(*args, **kwargs)
         return _call_within(scope, _enters(kind, type(self)), call, args, kwargs)
 
