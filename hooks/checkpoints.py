@@ -12,10 +12,14 @@ is saved, and computes the region again within the backward of its node.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from tierstore.residency.torch_names import current_autograd_node, top_hooks
+import torch
 
+from tierstore.residency.torch_names import SavedVariable, current_autograd_node, top_hooks
+
+from .select import Kept, attributes_of
 from .thread_hooks import RemovedHooks, put_back, take_off_all, unpack
 
 __all__ = ["is_in_checkpoint", "pack_inputs"]
@@ -47,8 +51,18 @@ def pack_inputs(pack: Callable[[Any], object]) -> None:
     if frame is None or hasattr(frame, _ARE_PACKED):
         return
     setattr(frame, _ARE_PACKED, True)
-    for saved in _unchanged_inputs(frame):
-        saved.register_hooks(pack, unpack)
+    for saved in getattr(frame, "saved_args", ()):
+        tensor = _unchanged(saved) if isinstance(saved, SavedVariable) else None
+        # With hooks the region gets a new tensor, without the class and the attributes that it may compute with.
+        if type(tensor) is torch.Tensor and attributes_of(tensor) is None:
+            with torch.no_grad():
+                packed = pack(tensor)
+            if not isinstance(packed, Kept):
+                saved.register_hooks(partial(_given, packed), unpack)
+
+
+def _given(packed: object, _: torch.Tensor) -> object:
+    return packed
 
 
 def _computes_again() -> bool:
@@ -73,23 +87,9 @@ def _is_of_checkpoint(pack: object) -> bool:
     return getattr(pack, "__module__", None) == _MODULE
 
 
-def _unchanged_inputs(frame: Any) -> list[Any]:
-    """The saved tensors of a region's inputs that are as they were saved.
-
-    Others are left alone, so that PyTorch itself tells in backward of the change in place. A list in the frame has them
-    from torch 2.13 on; before, the node of an operator has, which tells of a change in any of them alike.
-    """
-    if hasattr(frame, "saved_args"):
-        inputs = [saved for saved in frame.saved_args if hasattr(saved, "register_hooks")]
-        return [saved for saved in inputs if _succeeds(saved.unpack)]
-    node = frame.input_saver.grad_fn
-    return list(node._raw_saved_tensors) if _succeeds(lambda: node.saved_tensors) else []
-
-
-def _succeeds(unpack_plainly: Callable[[], object]) -> bool:
-    """Whether PyTorch unpacks what it has saved, without hooks, and finds no change in place."""
+def _unchanged(saved: Any) -> torch.Tensor | None:
+    """A saved input, if it is as it was saved. Of a change in place torch tells in backward, if we leave it alone."""
     try:
-        unpack_plainly()
+        return saved.unpack()  # type: ignore[no-any-return]
     except RuntimeError:
-        return False
-    return True
+        return None

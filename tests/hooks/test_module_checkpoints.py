@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, all_bits, bits, grads
-from tierstore import TierStore, offload_module, tiered_offload
+from tierstore import StoreClosedError, TierStore, offload_module, remove_offload, tiered_offload
 
 MATRIX_BYTES = SIDE * SIDE * 4
 
@@ -111,8 +112,71 @@ def test_checkpoints_input_changed_in_place_after_the_module_raises(store: TierS
         output.sum().backward()
 
 
-def _llama(*, reentrant: bool) -> Any:
-    transformers = pytest.importorskip("transformers")
+class Scaled(torch.Tensor):
+    """Its cosine is another one."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result * 3 if func is torch.Tensor.cos else result
+
+
+def _with_attribute(batch: torch.Tensor) -> torch.Tensor:
+    batch.scale = 3.0  # type: ignore[attr-defined]
+    return batch
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    "change", [lambda batch: batch.as_subclass(Scaled), _with_attribute], ids=["class", "attribute"]
+)
+def test_input_of_a_class_or_with_attributes_stays_as_the_region_computes_with_them(
+    store: TierStore, change: Callable[[torch.Tensor], torch.Tensor], frozen: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Block()
+
+    def region(batch: torch.Tensor) -> torch.Tensor:
+        return model(batch.cos().as_subclass(torch.Tensor) * getattr(batch, "scale", 1.0))  # type: ignore[no-any-return]
+
+    def call(_: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        output = checkpoint(region, change(batch.detach() if frozen else batch * 1), use_reentrant=False)
+        store.flush()
+        return output + batch  # type: ignore[no-any-return]
+
+    expected = run(model, call)
+    offload_module(model, store=store, min_bytes=0)
+    assert run(model, call) == expected
+
+
+def test_argument_of_the_region_that_is_no_tensor_is_left_alone(store: TierStore) -> None:
+    class Odd:
+        def register_hooks(self) -> None: ...
+
+    torch.manual_seed(0)
+    model = Block()
+    expected = run(model, lambda model, batch: checkpoint(model, batch, use_reentrant=False))
+    offload_module(model, store=store, min_bytes=0)
+    region = partial(checkpoint, lambda _, batch: model(batch), Odd(), use_reentrant=False)
+    assert run(model, lambda _, batch: region(batch)) == expected
+
+
+def test_region_goes_on_after_its_input_could_not_be_stored(make_store: MakeStore) -> None:
+    torch.manual_seed(0)
+    model, store = Block(), make_store()
+    expected = run(model, partial(checkpoint, use_reentrant=False))
+    offload_module(model, store=store, min_bytes=0)
+    store.close()
+
+    def region(batch: torch.Tensor) -> torch.Tensor:
+        with contextlib.suppress(StoreClosedError):
+            model(batch)
+        return remove_offload(model)(batch)  # type: ignore[no-any-return]
+
+    assert run(model, lambda _, batch: checkpoint(region, batch, use_reentrant=False)) == expected
+
+
+def _llama(*, reentrant: bool) -> LlamaForCausalLM:
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
     model = transformers.LlamaForCausalLM(

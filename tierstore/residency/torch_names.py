@@ -27,6 +27,7 @@ __all__ = [
     "DispatchKeySet",
     "ExcludeDispatchKeyGuard",
     "FrameExecStrategy",
+    "SavedVariable",
     "SetExcludeDispatchKeyGuard",
     "TorchDispatchMode",
     "current_autograd_node",
@@ -83,6 +84,8 @@ sequence_nr: Callable[[], int] = _torch("torch._C._autograd._get_sequence_nr")
 push_hooks: Callable[[Any, Any], None] = _torch("torch._C._autograd._push_saved_tensors_default_hooks")
 pop_hooks: Callable[[], None] = _torch("torch._C._autograd._pop_saved_tensors_default_hooks")
 top_hooks: Callable[[bool], tuple[Any, Any] | None] = _torch("torch._C._autograd._top_saved_tensors_default_hooks")
+SavedVariable: Any = _torch("torch._C._autograd.SavedTensor")
+"""A tensor that Python code has given to autograd to save."""
 current_autograd_node: Callable[[], Any] = _torch("torch._C._current_autograd_node")
 engine_run_backward: Any = _torch("torch.autograd.graph._engine_run_backward")
 
