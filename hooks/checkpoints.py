@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from tierstore.residency.layout import outside_of_modes
 from tierstore.residency.torch_names import SavedVariable, current_autograd_node, top_hooks
 
 from .select import Kept, attributes_of
@@ -55,10 +56,10 @@ def pack_inputs(pack: Callable[[Any], object]) -> None:
         tensor = _unchanged(saved) if isinstance(saved, SavedVariable) else None
         # With hooks the region gets a new tensor, without the class and the attributes that it may compute with.
         if type(tensor) is torch.Tensor and attributes_of(tensor) is None:
-            with torch.no_grad():
+            with outside_of_modes(), torch.no_grad():  # modes of the region must see the same in forward and backward
                 packed = pack(tensor)
-            if not isinstance(packed, Kept):
-                saved.register_hooks(partial(_given, packed), unpack)
+                if not isinstance(packed, Kept):
+                    saved.register_hooks(partial(_given, packed), unpack)
 
 
 def _given(packed: object, _: torch.Tensor) -> object:

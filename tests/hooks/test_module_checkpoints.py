@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.conftest import MakeStore
@@ -159,6 +160,29 @@ def test_argument_of_the_region_that_is_no_tensor_is_left_alone(store: TierStore
     offload_module(model, store=store, min_bytes=0)
     region = partial(checkpoint, lambda _, batch: model(batch), Odd(), use_reentrant=False)
     assert run(model, lambda _, batch: region(batch)) == expected
+
+
+def test_modes_of_the_region_see_the_same_operators(store: TierStore) -> None:
+    """A mode of `context_fn` that counts them would not find in backward what it has seen in forward."""
+
+    class Noted(TorchDispatchMode):
+        def __init__(self, seen: list[object]) -> None:
+            super().__init__()
+            self.seen = seen
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[list[object]] = []
+    model = Block()
+    for _ in range(2):
+        seen.append([])
+        modes = Noted(seen[-1]), contextlib.nullcontext()
+        run(model, partial(checkpoint, use_reentrant=False, context_fn=lambda modes=modes: modes))
+        offload_module(model, store=store, min_bytes=0)
+    assert store.stats().packed_tensors == 1
+    assert seen[1] == seen[0]
 
 
 def test_region_goes_on_after_its_input_could_not_be_stored(make_store: MakeStore) -> None:
