@@ -229,7 +229,8 @@ def _summary_of(stats: StoreStats) -> str:
     held = f"at most {format_bytes(stats.host_bytes_peak)} held in host memory"
     parts.append(held + (f" and {format_bytes(stats.disk_bytes_peak)} on disk" if stats.disk_bytes_peak else ""))
     parts.append(f"training waited {sum(stats.stall_seconds.values()):.2f} s in {_duration(stats.open_seconds)}")
-    held_bytes = stats.host_bytes_peak + stats.disk_bytes_peak
+    saved_per_written = max(1.0, stats.spilled_bytes / stats.written_bytes) if stats.written_bytes else 1.0
+    held_bytes = stats.host_bytes_peak + stats.disk_bytes_peak * saved_per_written  # as far as the drive's codec tells
     if held_bytes < stats.staging_bytes:
         parts.append(
             f"note: the fixed window of {format_bytes(stats.staging_bytes)} (`staging_bytes`) is larger than what was "
