@@ -247,6 +247,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such directory": ({"where": "/no/such/place"}, r"path='/no/such/place'"),
     "a number": ({"where": 7}, r"where=7.*a directory, a daemon's socket, a TOML file or an open TierStore"),
     "an unknown option of the scope": ({"min_byte": 0}, r"min_byte"),
+    "options that are no mapping": ({"store_options": "host_bytes=0"}, r"store_options='host_bytes=0'.*a mapping"),
     "an unknown option of the store": ({"store_options": {"host_byte": 0}}, r"host_byte"),
 }
 

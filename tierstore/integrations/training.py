@@ -43,12 +43,15 @@ class TrainingPlan:
         offload_options: arguments of `tiered_offload`; they replace those of a file.
 
     Raises:
-        ConfigError: `where` is none of these, or `store_options` are given for an open store. Nothing was opened.
+        ConfigError: `where` is none of these, or `store_options` are no mapping, or are given for an open store.
+            Nothing was opened.
     """
 
     def __init__(
         self, where: Where, store_options: Mapping[str, Any] | None, offload_options: Mapping[str, Any]
     ) -> None:
+        if not isinstance(store_options, Mapping | None):
+            raise ConfigTypeError("store_options", store_options, "give a mapping of arguments of TierStore, or None")
         if isinstance(where, TierStore) and store_options:
             raise ConfigError(
                 "store_options", dict(store_options), "the store is open already: give its options where it is opened"
