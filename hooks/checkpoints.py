@@ -52,8 +52,7 @@ def pack_inputs(pack: Callable[[Any], object]) -> None:
     if frame is None or hasattr(frame, _ARE_PACKED):
         return
     setattr(frame, _ARE_PACKED, True)
-    for saved in getattr(frame, "saved_args", ()):
-        tensor = _unchanged(saved) if isinstance(saved, SavedVariable) else None
+    for saved, tensor in _unchanged_inputs(frame):
         # With hooks the region gets a new tensor, without the class and the attributes that it may compute with.
         if type(tensor) is torch.Tensor and attributes_of(tensor) is None:
             with outside_of_modes(), torch.no_grad():  # modes of the region must see the same in forward and backward
@@ -88,9 +87,16 @@ def _is_of_checkpoint(pack: object) -> bool:
     return getattr(pack, "__module__", None) == _MODULE
 
 
-def _unchanged(saved: Any) -> torch.Tensor | None:
-    """A saved input, if it is as it was saved. Of a change in place torch tells in backward, if we leave it alone."""
+def _unchanged_inputs(frame: Any) -> list[tuple[Any, torch.Tensor]]:
+    """What the checkpoint has saved of a region's inputs, each with the tensor. None, if one was changed since.
+
+    PyTorch itself tells of a change in place, in backward. A list in the frame has the inputs from torch 2.13 on, and the node of an
+    operator before.
+    """
     try:
-        return saved.unpack()  # type: ignore[no-any-return]
+        if not hasattr(frame, "saved_args"):
+            node = frame.input_saver.grad_fn
+            return list(zip(node._raw_saved_tensors, node.saved_tensors, strict=True))
+        return [(saved, saved.unpack()) for saved in frame.saved_args if isinstance(saved, SavedVariable)]
     except RuntimeError:
-        return None
+        return []

@@ -200,7 +200,8 @@ def test_region_goes_on_after_its_input_could_not_be_stored(make_store: MakeStor
     assert run(model, lambda _, batch: checkpoint(region, batch, use_reentrant=False)) == expected
 
 
-def _llama(*, reentrant: bool) -> LlamaForCausalLM:
+def _llama(*, reentrant: bool) -> Any:
+    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
     model = transformers.LlamaForCausalLM(
