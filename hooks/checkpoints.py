@@ -90,8 +90,8 @@ def _is_of_checkpoint(pack: object) -> bool:
 def _unchanged_inputs(frame: Any) -> list[tuple[Any, torch.Tensor]]:
     """What the checkpoint has saved of a region's inputs, each with the tensor. None, if one was changed since.
 
-    PyTorch itself tells of a change in place, in backward. From torch 2.13 on the frame has a list of the inputs; before,
-    the node of an operator has them.
+    PyTorch itself tells of a change in place, in backward. The frame has a list of the inputs from torch 2.13 on.
+    Before that, the node of an operator has them.
     """
     try:
         if not hasattr(frame, "saved_args"):
