@@ -60,7 +60,8 @@ def offload_module(module: nn.Module, *, store: TierStore, **options: Any) -> nn
 
     The scope is entered around each call of the module, on the thread that makes it. So it also works for single blocks
     of a model, and where replicas run on threads of their own (`DataParallel`). Type, keys, signature, attributes and
-    hooks of the module stay as they are. A copy of the module is offloaded as well; a pickled module is not.
+    hooks of the module stay as they are. A copy of the module is offloaded as well, unless torch has made its class
+    (`torch.compile`, `torch.fx.GraphModule`); a pickled module is not.
 
     If the module is checkpointed, by itself or by its caller, the inputs of the checkpoint are stored, and nothing that
     the checkpoint drops. One exception: a caller that passes it to `checkpoint(..., use_reentrant=True)` saves the
