@@ -25,7 +25,7 @@ from .records import Records
 from .registry import Registry
 from .reporting import Reporter
 from .sessions import Session
-from .settings import Limits
+from .settings import ServerLimits
 from .slabs import MappedSlab
 from .tasks import Tasks
 
@@ -58,7 +58,7 @@ class Shared:
         reporter: answers `Inspect`.
     """
 
-    limits: Limits
+    limits: ServerLimits
     program: str
     registry: Registry
     records: Records

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .fair_queue import FairQueue
 from .histogram import Histogram
 
-__all__ = ["JOB_BYTES", "Job", "Lanes", "Way"]
+__all__ = ["JOB_BYTES", "DriveWay", "Job", "Lanes"]
 
 Job = Callable[[], Coroutine[Any, Any, None]]
 
@@ -35,7 +35,7 @@ class _Queued(NamedTuple):
         return self.num_bytes + JOB_BYTES
 
 
-class Way:
+class DriveWay:
     """The jobs of one direction.
 
     Attributes:
@@ -70,8 +70,8 @@ class Lanes:
     """
 
     def __init__(self, start: Callable[[Coroutine[Any, Any, None]], None], num_each: int) -> None:
-        self.reads = Way()
-        self.writes = Way()
+        self.reads = DriveWay()
+        self.writes = DriveWay()
         self._start_task = start
         self._num_each = num_each
         self._owed_to_reads = 0  # cost that the last write still owes to reads; 0 or less: it is paid
@@ -94,7 +94,7 @@ class Lanes:
         for way in (self.reads, self.writes):
             way.queue.forget(session)
 
-    def _push(self, way: Way, session: int, num_bytes: int, job: Job) -> None:
+    def _push(self, way: DriveWay, session: int, num_bytes: int, job: Job) -> None:
         queued = _Queued(job, num_bytes, time.perf_counter())
         way.queue.push(session, queued.cost_bytes, queued)
         self._start()
@@ -107,14 +107,14 @@ class Lanes:
                 break
             self._owed_to_reads = _READS_PER_WRITE * self._begin(self.writes)
 
-    def _begin(self, way: Way) -> int:
+    def _begin(self, way: DriveWay) -> int:
         """Start the next job of a direction; returns its cost."""
         queued = way.queue.pop()
         way.num_running += 1
         self._start_task(self._run(way, queued))
         return queued.cost_bytes
 
-    async def _run(self, way: Way, queued: _Queued) -> None:
+    async def _run(self, way: DriveWay, queued: _Queued) -> None:
         began_at = time.perf_counter()
         way.wait_seconds.observe(began_at - queued.queued_at)
         try:

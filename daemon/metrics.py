@@ -18,7 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from .report import Report, SessionState, Spread, Totals
+from .report import DaemonReport, SessionState, Spread, Totals
 
 __all__ = ["CONTENT_TYPE", "ReportCollector", "metrics_text"]
 
@@ -40,7 +40,7 @@ _LABELS = ("session", "client", "rank")
 class ReportCollector(Collector):
     """Makes metrics of what `take_report` returns, at each scrape."""
 
-    def __init__(self, take_report: Callable[[], Report]) -> None:
+    def __init__(self, take_report: Callable[[], DaemonReport]) -> None:
         self._take_report = take_report
 
     def collect(self) -> Iterator[Metric]:
@@ -55,7 +55,7 @@ class ReportCollector(Collector):
         return ()
 
 
-def metrics_text(take_report: Callable[[], Report]) -> Callable[[], bytes]:
+def metrics_text(take_report: Callable[[], DaemonReport]) -> Callable[[], bytes]:
     """Make the function that writes the page `/metrics`: the report, and the kernel's figures of this process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ReportCollector(take_report))
@@ -63,7 +63,7 @@ def metrics_text(take_report: Callable[[], Report]) -> Callable[[], bytes]:
     return lambda: generate_latest(registry)
 
 
-def _of_daemon(report: Report) -> Iterator[Metric]:
+def _of_daemon(report: DaemonReport) -> Iterator[Metric]:
     disk = report.disk
     state = {"program": report.program, "path": report.path, "socket": report.socket, "io_mode": disk.io_mode}
     yield InfoMetricFamily("tierstore_daemon", "Which daemon this is", value=state)
@@ -92,7 +92,7 @@ def _of_daemon(report: Report) -> Iterator[Metric]:
     yield codecs
 
 
-def _of_jobs(report: Report) -> Iterator[Metric]:
+def _of_jobs(report: DaemonReport) -> Iterator[Metric]:
     ways = {"read": report.jobs.reads, "write": report.jobs.writes}
     queued = GaugeMetricFamily("tierstore_jobs_queued", "Jobs that wait for the drive", labels=("direction",))
     running = GaugeMetricFamily("tierstore_jobs_running", "Jobs at the drive", labels=("direction",))

@@ -18,7 +18,7 @@ from tierstore.base.config import parse_size
 from tierstore.disk.codec.codec import parse_codec
 from tierstore.errors import ConfigError
 
-from .settings import Limits, ServeSettings
+from .settings import ServerLimits, ServeSettings
 
 __all__ = ["OPTIONS", "settings_of"]
 
@@ -72,7 +72,7 @@ def settings_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> Se
     limits = {name: found.pop(name) for name in _OF_LIMITS if name in found}
     if "allow_uid" in found:
         found["allowed_uids"] = found.pop("allow_uid")
-    return ServeSettings(**found, limits=Limits(**limits))
+    return ServeSettings(**found, limits=ServerLimits(**limits))
 
 
 def _config_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> tuple[str | None, str]:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self, cast
 
 from tierstore.errors import ConfigError
 
-__all__ = ["Answer", "Page"]
+__all__ = ["Page", "PageAnswer"]
 
 _MOST_BYTES = 8192  # of a request
 _SECONDS = 5.0  # for all of an exchange
@@ -21,7 +21,7 @@ _MOST_EXCHANGES = 32
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
-class Answer(NamedTuple):
+class PageAnswer(NamedTuple):
     """The answer to a request."""
 
     status: int
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
     content_type: str = "text/plain; charset=utf-8"
 
 
-Routes = Mapping[str, Callable[[], Answer]]
+Routes = Mapping[str, Callable[[], PageAnswer]]
 
 
 class Page:
@@ -132,9 +132,9 @@ class _Exchange(asyncio.Protocol):
 
     def _answer(self, method: str, path: str) -> None:
         if method not in ("GET", "HEAD"):
-            answer = Answer(405 if method else 400, b"GET /metrics, /healthz or /readyz\n")
+            answer = PageAnswer(405 if method else 400, b"GET /metrics, /healthz or /readyz\n")
         elif (route := self._routes.get(path)) is None:
-            answer = Answer(404, f"there are {', '.join(self._routes)}\n".encode())
+            answer = PageAnswer(404, f"there are {', '.join(self._routes)}\n".encode())
         else:
             answer = route()
         head = (

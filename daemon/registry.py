@@ -22,7 +22,7 @@ from tierstore.sidecar import messages
 from .lanes import Lanes
 from .records import Records
 from .sessions import COUNTER, KEY_BITS, NUMBERS, KeptRecord, Lease, Session, kept_leases, new_lease
-from .settings import Limits
+from .settings import ServerLimits
 from .stage import Stage
 from .tasks import Tasks
 
@@ -62,7 +62,7 @@ class Registry:
     """
 
     def __init__(
-        self, disk: LocalDisk, records: Records, lanes: Lanes, tasks: Tasks, stage: Stage, limits: Limits
+        self, disk: LocalDisk, records: Records, lanes: Lanes, tasks: Tasks, stage: Stage, limits: ServerLimits
     ) -> None:
         self.sessions: dict[int, Session] = {}
         self.limits = limits

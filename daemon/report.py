@@ -14,7 +14,7 @@ import msgspec
 from tierstore.disk.codec.policy import OTHER_KINDS
 from tierstore.sidecar.frames import MAX_FRAME_BYTES
 
-__all__ = ["DiskState", "JobTimes", "Jobs", "Report", "SessionState", "Spread", "Totals", "encode_report"]
+__all__ = ["DaemonReport", "DiskState", "JobTimes", "Jobs", "SessionState", "Spread", "Totals", "encode_report"]
 
 _ROOM_BYTES = MAX_FRAME_BYTES - 1024
 """Room for a report in one frame."""
@@ -133,7 +133,7 @@ class SessionState(msgspec.Struct, frozen=True):
     totals: Totals
 
 
-class Report(msgspec.Struct, frozen=True):
+class DaemonReport(msgspec.Struct, frozen=True):
     """A snapshot of a daemon.
 
     Attributes:
@@ -171,7 +171,7 @@ class Report(msgspec.Struct, frozen=True):
     internal_errors: int = 0
 
 
-def encode_report(report: Report, room_bytes: int = _ROOM_BYTES) -> bytes:
+def encode_report(report: DaemonReport, room_bytes: int = _ROOM_BYTES) -> bytes:
     """The report as JSON of at most `room_bytes`. If it is longer, kinds are summed up, then sessions left out."""
     encoded = msgspec.json.encode(report)
     if len(encoded) > room_bytes:

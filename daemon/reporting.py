@@ -12,9 +12,9 @@ from tierstore.disk.tier import DiskTier
 from tierstore.sidecar import messages
 
 from .histogram import Histogram
-from .lanes import Lanes, Way
+from .lanes import DriveWay, Lanes
 from .registry import Registry
-from .report import DiskState, Jobs, JobTimes, Report, SessionState, Spread, Totals, encode_report
+from .report import DaemonReport, DiskState, Jobs, JobTimes, SessionState, Spread, Totals, encode_report
 from .sessions import Session
 from .settings import ServeSettings
 from .stage import Stage
@@ -68,12 +68,12 @@ class Reporter:
             asyncio.get_running_loop().call_soon(self._answer_all)
         self._asking[asker] = None
 
-    def report(self) -> Report:
+    def report(self) -> DaemonReport:
         """Take a report now."""
         now = asyncio.get_running_loop().time()
         usage = self._disk.usage()
         registry = self._registry
-        return Report(
+        return DaemonReport(
             program=self._program,
             pid=os.getpid(),
             path=str(self._settings.path),
@@ -126,7 +126,7 @@ def _totals(counts: Counter[str]) -> Totals:
     return Totals(**{name: counts[name] for name in Totals.__struct_fields__})
 
 
-def _job_times(way: Way) -> JobTimes:
+def _job_times(way: DriveWay) -> JobTimes:
     spreads = (_spread(each) for each in (way.seconds, way.wait_seconds, way.num_bytes))
     return JobTimes(len(way.queue), way.num_running, *spreads)
 

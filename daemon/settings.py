@@ -7,13 +7,13 @@ from pathlib import Path
 
 from tierstore.base.config import DEFAULT_ADDRESS
 
-__all__ = ["Limits", "ServeSettings"]
+__all__ = ["ServeSettings", "ServerLimits"]
 
 GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """Limits of one session, and of a connection's first words.
 
     Attributes:
@@ -54,7 +54,7 @@ class ServeSettings:
     disk_bytes: int | None = None
     codec: str = "auto"
     max_write_bytes_per_day: int | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
     allowed_uids: frozenset[int] = frozenset()
     socket_group: str | None = None
     metrics: tuple[str, int] | None = None

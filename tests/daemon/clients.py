@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from tests.daemon import wire
 from tests.daemon.conftest import DaemonProcess
 from tierstore.commands.views import decode_report
-from tierstore.daemon.report import Report
+from tierstore.daemon.report import DaemonReport
 from tierstore.sidecar.inspection import inspect_daemon
 
 __all__ = ["LONG_SECONDS", "RawClient", "client_of", "report_of", "sessions_of"]
@@ -83,7 +83,7 @@ def client_of(daemon: DaemonProcess) -> Iterator[RawClient]:
         client.socket.close()
 
 
-def report_of(daemon: DaemonProcess) -> Report:
+def report_of(daemon: DaemonProcess) -> DaemonReport:
     return decode_report(inspect_daemon(daemon.socket, seconds=30), str(daemon.socket))
 
 

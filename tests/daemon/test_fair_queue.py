@@ -17,7 +17,7 @@ from tierstore.daemon.lanes import JOB_BYTES, Job, Lanes
 from tierstore.daemon.records import Records
 from tierstore.daemon.registry import Registry
 from tierstore.daemon.sessions import Session, new_lease
-from tierstore.daemon.settings import Limits
+from tierstore.daemon.settings import ServerLimits
 from tierstore.daemon.stage import Stage
 from tierstore.daemon.tasks import Tasks
 from tierstore.disk.local import LocalDisk
@@ -87,7 +87,7 @@ async def test_session_that_ends_is_forgotten_by_the_lanes(tmp_path: Path) -> No
         disk = LocalDisk(tmp_path, executor=executor, **options)  # type: ignore[arg-type]
         tasks = Tasks(after_each=lambda: None)
         lanes = Lanes(tasks.start, 1)
-        registry = Registry(disk, Records(disk), lanes, tasks, Stage(), Limits())
+        registry = Registry(disk, Records(disk), lanes, tasks, Stage(), ServerLimits())
         async with asyncio.TaskGroup() as group:
             tasks.run_in(group)
             lanes.read(7, 10, lambda: asyncio.sleep(0))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tierstore.daemon.options import OPTIONS, settings_of
-from tierstore.daemon.settings import Limits, ServeSettings
+from tierstore.daemon.settings import ServerLimits, ServeSettings
 from tierstore.errors import ConfigError
 
 GIB = 2**30
@@ -65,7 +65,7 @@ def test_every_option_is_tested() -> None:
 
 
 def test_nothing_given_leaves_the_defaults() -> None:
-    assert settings_of({"path": "/nvme"}, {}) == ServeSettings(Path("/nvme"), limits=Limits())
+    assert settings_of({"path": "/nvme"}, {}) == ServeSettings(Path("/nvme"), limits=ServerLimits())
 
 
 @pytest.mark.parametrize(

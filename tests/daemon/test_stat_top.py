@@ -24,7 +24,7 @@ from tests.daemon.clients import client_of, report_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon, environment_of_tests, tierstore
 from tierstore import TierStore
 from tierstore.commands.views import decode_report, rates_between
-from tierstore.daemon.report import Report, Totals, encode_report
+from tierstore.daemon.report import DaemonReport, Totals, encode_report
 from tierstore.errors import DaemonUnavailableError, ProtocolError
 from tierstore.sidecar import inspection
 from tierstore.sidecar.inspection import inspect_daemon
@@ -49,7 +49,7 @@ def store(daemon: DaemonProcess) -> Iterator[TierStore]:
         del handle
 
 
-def make_up(report: Report, **changes: object) -> Report:
+def make_up(report: DaemonReport, **changes: object) -> DaemonReport:
     return msgspec.structs.replace(report, **changes)
 
 
@@ -161,7 +161,7 @@ def test_terminal_that_has_no_such_letters_gets_others(daemon: DaemonProcess, co
 def test_stat_json_is_the_report(daemon: DaemonProcess, store: TierStore) -> None:
     done = tierstore("stat", "--json", TIERSTORE_SOCKET=str(daemon.socket))
     assert done.returncode == 0, done.stderr
-    found = msgspec.convert(json.loads(done.stdout), Report)
+    found = msgspec.convert(json.loads(done.stdout), DaemonReport)
     assert make_up(found, uptime_seconds=0) == make_up(report_of(daemon), uptime_seconds=0)
 
 

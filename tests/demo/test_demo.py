@@ -14,7 +14,7 @@ import torch
 
 from tierstore.base.config import format_bytes
 from tierstore.demo import DemoFailedError, DemoResult, DemoSettings
-from tierstore.demo.launch import Watch, run_in_fresh_process
+from tierstore.demo.launch import WatchedRun, run_in_fresh_process
 from tierstore.demo.memory import PeakHostMemory, resident_bytes
 from tierstore.demo.model import ByteTransformer, ModelShape, random_batch
 from tierstore.demo.place import file_system_of, store_directory
@@ -183,7 +183,7 @@ def test_run_digests_same_for_the_same_seed_only() -> None:
     def digests_of(seed: int) -> Sequence[Mapping[str, str]]:
         settings = replace(SMALL, seed=seed)
         steps: list[int] = []
-        watch = Watch(stepped=lambda step, loss: steps.append(step))
+        watch = WatchedRun(stepped=lambda step, loss: steps.append(step))
         digests = run_in_fresh_process("plain", RunRequest(settings), watch).digests
         assert steps == [1, 2]
         assert len(digests) == 2
@@ -199,7 +199,7 @@ def test_run_that_crashes_says_what_it_wrote(monkeypatch: pytest.MonkeyPatch, tm
     (tmp_path / "sitecustomize.py").write_text("import os\nos.write(2, b'struck by lightning')\nos.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(DemoFailedError, match=r"the plain run was ended by SIGABRT; it wrote:\n.*lightning"):
-        run_in_fresh_process("plain", RunRequest(SMALL), Watch())
+        run_in_fresh_process("plain", RunRequest(SMALL), WatchedRun())
 
 
 def test_demo_imports_no_torch_before_its_workers_do() -> None:

@@ -17,7 +17,7 @@ from tests.fuzz.target import Target, raises
 from tierstore.base.config import check_directory, local_world_size, parse_size, rank_of_process
 from tierstore.commands.views import decode_report, rates_between, stat_view, top_view
 from tierstore.daemon.options import OPTIONS, settings_of
-from tierstore.daemon.report import DiskState, Jobs, JobTimes, Report, SessionState, Spread, Totals
+from tierstore.daemon.report import DaemonReport, DiskState, Jobs, JobTimes, SessionState, Spread, Totals
 from tierstore.daemon.settings import ServeSettings
 from tierstore.disk.codec.codec import parse_codec
 from tierstore.errors import ConfigError, ProtocolError
@@ -83,13 +83,13 @@ def _not_negative(number: object) -> None:
     assert number >= 0
 
 
-def _report_with(client: str, number: int) -> Report:
+def _report_with(client: str, number: int) -> DaemonReport:
     spread = Spread((1.0,), (number, 0), 1.0)
     times = JobTimes(number, 0, spread, spread, spread)
     totals = Totals(*[number] * len(Totals.__struct_fields__))
     session = SessionState(1, client, number, 1, 0, False, float(number), number, 0, 0, 0, 0, 0, None, 0, totals)
     disk = DiskState(number, number, number, number, client)
-    return Report(
+    return DaemonReport(
         client, 1, client, client, client, float(number), False, disk, Jobs(times, times), totals, 2, 1, [session],
         {client: {client: number}},
     )  # fmt: skip
@@ -97,7 +97,7 @@ def _report_with(client: str, number: int) -> Report:
 
 def _run_report(data: bytes) -> None:
     """As it came, from a daemon of any version; or, after a "!", a sound one with a client's words in it."""
-    found: list[Report] = []
+    found: list[DaemonReport] = []
     if data.startswith(b"!"):
         found.append(_report_with(data[9:].decode("utf-8", "replace"), int.from_bytes(data[1:9], "little")))
     elif raises(ProtocolError, lambda: found.append(decode_report(data, "the socket"))) is not None:

@@ -16,7 +16,7 @@ MUTATIONS = {
     },
     "test_reads_have_turns_of_their_own": {
         "reads have turns of their own": replace(
-            "scratch:Turns.__init__", "self.reads = ...", "self.reads = self.writes"
+            "scratch:ScratchTurns.__init__", "self.reads = ...", "self.reads = self.writes"
         ),
     },
     "test_settings_with_a_depth_have_its_turns_and_lanes": {
@@ -39,7 +39,7 @@ MUTATIONS = {
         "and keeps it within the limit": replace("Space.most_host_bytes", "... - working_bytes(io_depth)", "..."),
     },
     "test_settings_are_those_of_the_trace_and_the_distance_of_the_default_is_none": {
-        "tuning starts from the depth that was recorded": drop("Recording.settings", "store.io_depth"),
+        "tuning starts from the depth that was recorded": drop("ProgramRecording.settings", "store.io_depth"),
     },
     "test_settings_have_the_depth_of_the_trace_if_it_tells": {
         "and so does a plan": drop("planned_settings", "recorded.io_depth"),
@@ -51,7 +51,7 @@ MUTATIONS = {
         "each way there, too": replace(
             "SimulatedEngine.__init__",
             "self._writes, self._reads = ...",
-            "self._writes = self._reads = Turns(num_turns)",
+            "self._writes = self._reads = VirtualTurns(num_turns)",
         ),
     },
 }

@@ -14,7 +14,7 @@ import msgspec
 
 from tests.daemon.conftest import DaemonProcess, environment_of_tests, words_of
 from tests.soak.orders import Order, Said
-from tierstore.daemon.report import Report
+from tierstore.daemon.report import DaemonReport
 from tierstore.sidecar.inspection import inspect_daemon
 
 __all__ = ["TrainerProcess", "report_of", "start_daemon"]
@@ -125,6 +125,6 @@ def start_daemon(path: Path, folder: Path, name: str, **options: object) -> Daem
     return daemon
 
 
-def report_of(daemon: DaemonProcess) -> Report:
+def report_of(daemon: DaemonProcess) -> DaemonReport:
     """What a living daemon says of itself."""
-    return msgspec.json.decode(inspect_daemon(daemon.socket, seconds=30), type=Report)
+    return msgspec.json.decode(inspect_daemon(daemon.socket, seconds=30), type=DaemonReport)

@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from tierstore.disk.scratch import Scratch, ScratchPool, Turns
+from tierstore.disk.scratch import Scratch, ScratchPool, ScratchTurns
 
 
 def test_whoever_comes_when_all_turns_are_taken_waits_for_one() -> None:
@@ -38,6 +38,6 @@ def test_turn_of_a_job_that_fails_comes_back() -> None:
 
 
 def test_reads_have_turns_of_their_own() -> None:
-    turns = Turns(1)
+    turns = ScratchTurns(1)
     with turns.writes.lend(), turns.reads.lend():
         assert turns.num_taken == 2

@@ -8,7 +8,7 @@ import pytest
 
 from tierstore.hardware import AcceleratorLink
 from tierstore.simulator import Link
-from tierstore.tuning.accelerator import Way, link_speeds
+from tierstore.tuning.accelerator import CopyWay, link_speeds
 
 DESCRIBED = AcceleratorLink(
     name="x",
@@ -18,14 +18,14 @@ DESCRIBED = AcceleratorLink(
     to_device_bytes_per_second=40e9,
     both_bytes_per_second=50e9,
 )
-AWAITED = Way(seconds=2.0, copy_wait_seconds=0.5, host_wait_seconds=0.0, copied_bytes=4 * 10**9)
+AWAITED = CopyWay(seconds=2.0, copy_wait_seconds=0.5, host_wait_seconds=0.0, copied_bytes=4 * 10**9)
 HARDLY = AWAITED._replace(copy_wait_seconds=0.1)
 STARVED = AWAITED._replace(host_wait_seconds=0.3)
 NOTHING = AWAITED._replace(copied_bytes=0)
 
 
 @pytest.mark.parametrize("silent", [HARDLY, STARVED, NOTHING])
-def test_link_is_as_recorded_where_copies_were_waited_for_and_else_as_measured(silent: Way) -> None:
+def test_link_is_as_recorded_where_copies_were_waited_for_and_else_as_measured(silent: CopyWay) -> None:
     speeds = link_speeds([(AWAITED, silent)] * 3, [DESCRIBED])
     assert speeds is not None
     assert speeds.link == Link(2e9, 40e9, 50e9)

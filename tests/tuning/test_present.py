@@ -15,7 +15,7 @@ from tierstore.errors import ConfigError
 from tierstore.tuning.present import Wanted, present
 from tierstore.tuning.program import Program
 from tierstore.tuning.settings import TrialSettings
-from tierstore.tuning.tune import Plan
+from tierstore.tuning.tune import TuningPlan
 
 MIB = 2**20
 OWN = TrialSettings(8 * MIB, 32 * MIB)
@@ -52,7 +52,7 @@ def test_file_that_cannot_be_written_whole_is_not_there_and_what_it_would_say_is
     monkeypatch.setattr("tierstore.tuning.present.make_file", make_short_file)
     wanted = Wanted(config=config, heat_map=None, hardware=hardware_file, as_json=True)
     with pytest.raises(ConfigError, match="could not be made"):
-        present(Pretended(("x",), 2, 1.0), Plan(rounds=3, num_found=1), wanted)
+        present(Pretended(("x",), 2, 1.0), TuningPlan(rounds=3, num_found=1), wanted)
     assert made == [config]
     assert not config.exists()
     assert "[offload]" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from tierstore.tracing.events import (
     Unpack,
 )
 from tierstore.tracing.reader import RecordedTrace
-from tierstore.tuning.recording import Recording, step_seconds_of
+from tierstore.tuning.recording import ProgramRecording, step_seconds_of
 
 _SECOND = 1_000_000_000
 
@@ -74,7 +74,7 @@ def test_step_seconds_of_two_steps_are_none() -> None:
 
 
 def _workload(*graphs: list[Event]) -> Workload:
-    return Recording(_trace(*graphs), 3, 1, 1.0).workload()
+    return ProgramRecording(_trace(*graphs), 3, 1, 1.0).workload()
 
 
 def test_workload_is_a_typical_step_of_the_largest_graph_and_what_is_between_steps() -> None:
@@ -122,27 +122,27 @@ def test_workload_without_a_whole_step_is_refused() -> None:
 
 
 def test_settings_are_those_of_the_trace_and_the_distance_of_the_default_is_none() -> None:
-    settings = Recording(_trace(_graph(0, 0, 1)), 1, 1, 1.0).settings
+    settings = ProgramRecording(_trace(_graph(0, 0, 1)), 1, 1, 1.0).settings
     assert (settings.host_bytes, settings.staging_bytes, settings.codec) == (60, 39, "none")
     assert (settings.lookahead_bytes, settings.io_depth) == (None, 4)
-    assert Recording(_trace(_graph(0, 0, 1), io_depth=9), 1, 1, 1.0).settings.io_depth == 9
+    assert ProgramRecording(_trace(_graph(0, 0, 1), io_depth=9), 1, 1, 1.0).settings.io_depth == 9
 
 
 def test_settings_of_a_scope_that_reads_nothing_ahead_have_the_default_distance() -> None:
     scope, *rest = _graph(0, 0, 1)
     scope = msgspec.structs.replace(scope, prefetch="none", lookahead_bytes=0)
-    settings = Recording(_trace([scope, *rest]), 1, 1, 1.0).settings
+    settings = ProgramRecording(_trace([scope, *rest]), 1, 1, 1.0).settings
     assert (settings.prefetch, settings.lookahead_bytes) == ("none", None)
 
 
 def test_settings_of_a_daemon_s_store_are_refused() -> None:
     with pytest.raises(ConfigError, match="daemon"):
-        _ = Recording(_trace(_graph(0, 0, 1), codec=None), 1, 1, 1.0).settings
+        _ = ProgramRecording(_trace(_graph(0, 0, 1), codec=None), 1, 1, 1.0).settings
 
 
 def test_settings_of_a_trace_without_packs_are_refused() -> None:
     with pytest.raises(ConfigError, match="nothing"):
-        _ = Recording(_trace(_graph(0, 0, 1)[:1]), 1, 1, 1.0).settings
+        _ = ProgramRecording(_trace(_graph(0, 0, 1)[:1]), 1, 1, 1.0).settings
 
 
 # --- on an accelerator ---------------------------------------------------------------------------------------------
@@ -166,7 +166,9 @@ def test_step_seconds_on_an_accelerator_are_by_what_that_is_through_with() -> No
 
 
 def test_workload_on_an_accelerator_takes_what_it_took_there_without_waits() -> None:
-    recording = Recording(_trace(*(_on_device(number, told=number * 6.0 + 5.5) for number in range(5))), 3, 1, 6.0)
+    recording = ProgramRecording(
+        _trace(*(_on_device(number, told=number * 6.0 + 5.5) for number in range(5))), 3, 1, 6.0
+    )
     workload = recording.workload()
     assert workload.uses_device
     assert workload.training_cores == 1.0
@@ -177,7 +179,7 @@ def test_workload_on_an_accelerator_takes_what_it_took_there_without_waits() -> 
 
 def test_workload_on_an_accelerator_that_told_nothing_is_at_the_host_s_pace() -> None:
     graphs = [_graph(number, number * 4.0, number * 4.0 + 3, device="cuda:0") for number in range(5)]
-    recording = Recording(_trace(*graphs), 3, 1, 4.0)
+    recording = ProgramRecording(_trace(*graphs), 3, 1, 4.0)
     assert recording.ways() == []
     assert recording.workload().compute_seconds == pytest.approx(4.0)
 
@@ -194,6 +196,6 @@ def test_workload_on_several_accelerators_is_refused() -> None:
 def test_settings_of_a_scope_have_its_device_bytes(is_automatic: bool, device_bytes: int | str) -> None:
     scope, *rest = _graph(0, 0, 1)
     scope = msgspec.structs.replace(scope, device_bytes=4096, is_automatic=is_automatic)
-    recording = Recording(_trace([scope, *rest]), 1, 1, 1.0)
+    recording = ProgramRecording(_trace([scope, *rest]), 1, 1, 1.0)
     assert recording.settings.device_bytes == device_bytes
     assert recording.device_bytes == recording.simulated.device_bytes == 4096

@@ -18,7 +18,7 @@ from tierstore.tuning.predicted import fitted
 from tierstore.tuning.program import TrialFailedError
 from tierstore.tuning.recording import read_recording
 from tierstore.tuning.settings import TrialSettings, default_settings
-from tierstore.tuning.tune import Plan, tune
+from tierstore.tuning.tune import TuningPlan, tune
 from tierstore.tuning.tuned import Tuned
 
 MIB = 2**20
@@ -51,7 +51,7 @@ class Pretended:
 @pytest.fixture
 def tune_it(tmp_path: Path) -> Callable[..., Tuned]:
     def run(program: Pretended, host_bytes: int | None = None) -> Tuned:
-        plan = Plan(host_bytes, rounds=3, num_found=2)
+        plan = TuningPlan(host_bytes, rounds=3, num_found=2)
         return tune(program.run, lambda directory: HARDWARE, plan, lambda stage, done, total=None, what="": None)
 
     return run
@@ -164,5 +164,5 @@ def test_limit_below_any_window_is_refused(tune_it: Callable[..., Tuned]) -> Non
 def test_limit_of_device_bytes_for_a_step_without_an_accelerator_is_refused(tmp_path: Path) -> None:
     program = Pretended(lambda settings: 1.0)
     with pytest.raises(ConfigError, match="device_bytes"):
-        tune(program.run, lambda directory: HARDWARE, Plan(device_bytes=MIB), lambda *stage, **_: None)
+        tune(program.run, lambda directory: HARDWARE, TuningPlan(device_bytes=MIB), lambda *stage, **_: None)
     assert len(program.ran) == 1

@@ -55,10 +55,10 @@ def tune(
     from ..tuning.present import Wanted, present
     from ..tuning.program import Program
     from ..tuning.recording import NUM_WARMUPS
-    from ..tuning.tune import Plan
+    from ..tuning.tune import TuningPlan
 
     limit_bytes = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
     device_limit_bytes = None if device_bytes is None else parse_size(device_bytes, "--device-bytes")
     program = Program(tuple(command), steps + NUM_WARMUPS, trial_seconds)
     wanted = Wanted(config=config, heat_map=heat_map, hardware=hardware, as_json=as_json)
-    present(program, Plan(limit_bytes, rounds, candidates, search_seconds, device_limit_bytes), wanted)
+    present(program, TuningPlan(limit_bytes, rounds, candidates, search_seconds, device_limit_bytes), wanted)

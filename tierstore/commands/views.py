@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base.config import format_bytes
-from ..daemon.report import JobTimes, Report, SessionState, Totals
+from ..daemon.report import DaemonReport, JobTimes, SessionState, Totals
 from ..errors import ProtocolError
 
 __all__ = ["Rates", "decode_report", "lost_view", "rates_between", "stat_view", "top_view"]
@@ -36,19 +36,19 @@ class Rates(NamedTuple):
     of_sessions: Mapping[int, tuple[float, float]]
 
 
-def decode_report(state: bytes, address: str) -> Report:
+def decode_report(state: bytes, address: str) -> DaemonReport:
     """The report that a daemon sent.
 
     Raises:
         ProtocolError: it is not what this version knows.
     """
     try:
-        return msgspec.json.decode(state, type=Report)
+        return msgspec.json.decode(state, type=DaemonReport)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"the daemon at {address}", f"a report of another version ({error})") from error
 
 
-def rates_between(earlier: Report | None, later: Report) -> Rates | None:
+def rates_between(earlier: DaemonReport | None, later: DaemonReport) -> Rates | None:
     """Throughput between two looks; None: they are not of one and the same daemon, at two moments."""
     if earlier is None or earlier.pid != later.pid:
         return None
@@ -70,7 +70,7 @@ def _moved(earlier: Totals, later: Totals, seconds: float) -> tuple[float, float
     )
 
 
-def stat_view(report: Report) -> RenderableType:
+def stat_view(report: DaemonReport) -> RenderableType:
     """What `tierstore stat` prints: the daemon, its figures, its sessions, and its codecs."""
     parts: list[RenderableType] = [_head(report), _figures(report, None), _sessions(report, None)]
     if report.codec_choices:
@@ -78,12 +78,12 @@ def stat_view(report: Report) -> RenderableType:
     return Group(*parts)
 
 
-def top_view(report: Report, rates: Rates | None) -> RenderableType:
+def top_view(report: DaemonReport, rates: Rates | None) -> RenderableType:
     """What `tierstore top` shows: the daemon, its figures and its sessions, with `rates`; None: not known yet."""
     return Group(_head(report), _figures(report, rates), _sessions(report, rates))
 
 
-def lost_view(complaint: str, last: Report | None) -> RenderableType:
+def lost_view(complaint: str, last: DaemonReport | None) -> RenderableType:
     """No daemon: why, and what was known of it."""
     parts: list[RenderableType] = [_plain(complaint, "bold red"), Text("trying again; Ctrl-C leaves")]
     if last is not None:
@@ -91,13 +91,13 @@ def lost_view(complaint: str, last: Report | None) -> RenderableType:
     return Group(*parts)
 
 
-def _head(report: Report) -> Text:
+def _head(report: DaemonReport) -> Text:
     state = "ending" if report.is_ending else f"up {_duration(report.uptime_seconds)}"
     page = f", metrics on {report.metrics}" if report.metrics else ""
     return _plain(f"{report.program}, {state}: {report.path} on {report.socket}{page}", "bold")
 
 
-def _figures(report: Report, rates: Rates | None) -> Table:
+def _figures(report: DaemonReport, rates: Rates | None) -> Table:
     disk, totals = report.disk, report.totals
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
@@ -125,7 +125,7 @@ def _figures(report: Report, rates: Rates | None) -> Table:
     return table
 
 
-def _sessions(report: Report, rates: Rates | None) -> RenderableType:
+def _sessions(report: DaemonReport, rates: Rates | None) -> RenderableType:
     if not report.sessions:
         return Text("\nno sessions")
     return _FittingSessions(report, rates)
@@ -134,7 +134,7 @@ def _sessions(report: Report, rates: Rates | None) -> RenderableType:
 class _FittingSessions:
     """One table of the sessions, or two where that would be wider than the terminal: who they are, what they hold."""
 
-    def __init__(self, report: Report, rates: Rates | None) -> None:
+    def __init__(self, report: DaemonReport, rates: Rates | None) -> None:
         self._report, self._rates = report, rates
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -182,7 +182,7 @@ def _held(each: SessionState) -> tuple[str, ...]:
     return *held, str(each.num_records), str(each.num_jobs), queued
 
 
-def _codecs(report: Report) -> Table:
+def _codecs(report: DaemonReport) -> Table:
     title = "records stored, by kind and codec"
     table = Table(title=title, title_justify="left", min_width=len(title))
     table.add_column("kind")

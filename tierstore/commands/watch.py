@@ -17,7 +17,7 @@ from .views import Rates, decode_report, lost_view, rates_between, top_view
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..daemon.report import Report
+    from ..daemon.report import DaemonReport
 
 __all__ = ["watch_daemon"]
 
@@ -56,7 +56,7 @@ class _Watch:
     def __init__(self, address: str) -> None:
         self.found = False
         self._address = address
-        self._last: Report | None = None
+        self._last: DaemonReport | None = None
 
     def look(self) -> RenderableType:
         """Ask the daemon; blocks for some seconds at most. Never fails: what went wrong is shown."""

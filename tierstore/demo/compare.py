@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.config import SizeLike, parse_size
-from .launch import DemoFailedError, Watch, run_in_fresh_process
+from .launch import DemoFailedError, WatchedRun, run_in_fresh_process
 from .place import store_directory
 from .runs import Difference, RunReport, RunRequest, first_difference
 from .settings import DemoSettings
@@ -79,7 +79,7 @@ class DemoWatch:
     """
 
     chosen: Callable[[Path], None] = lambda directory: None
-    running: Callable[[int | None], Watch] = lambda host_bytes: Watch()
+    running: Callable[[int | None], WatchedRun] = lambda host_bytes: WatchedRun()
 
 
 def run_demo(

@@ -15,7 +15,7 @@ from typing import Any
 from .. import errors
 from .runs import RunReport, RunRequest
 
-__all__ = ["DemoFailedError", "Watch", "run_in_fresh_process"]
+__all__ = ["DemoFailedError", "WatchedRun", "run_in_fresh_process"]
 
 _ENVIRONMENT = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # torch.use_deterministic_algorithms requires it on CUDA
@@ -25,7 +25,7 @@ _ENVIRONMENT = {
 
 
 @dataclass(frozen=True)
-class Watch:
+class WatchedRun:
     """Callbacks that follow a run.
 
     Attributes:
@@ -62,7 +62,7 @@ class DemoFailedError(errors.TierStoreError):
         return f"the {self.variant} run {ending}{words}"
 
 
-def run_in_fresh_process(variant: str, request: RunRequest, watch: Watch) -> RunReport:
+def run_in_fresh_process(variant: str, request: RunRequest, watch: WatchedRun) -> RunReport:
     """Run the request and wait for its report.
 
     Args:
@@ -95,7 +95,7 @@ def run_in_fresh_process(variant: str, request: RunRequest, watch: Watch) -> Run
         return report
 
 
-def _follow(lines: Iterable[str], watch: Watch) -> RunReport | None:
+def _follow(lines: Iterable[str], watch: WatchedRun) -> RunReport | None:
     """Pass events on until the process closes its output, and return its report; `None`: there was none."""
     report = None
     for line in lines:

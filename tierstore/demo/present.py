@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ..base.config import SizeLike, format_bytes
 from .compare import DemoResult, DemoWatch, run_demo
-from .launch import Watch
+from .launch import WatchedRun
 from .place import file_system_of, is_in_memory
 from .settings import DemoSettings
 from .table import result_table, verdict
@@ -67,7 +67,7 @@ def _watch(settings: DemoSettings, progress: Progress) -> DemoWatch:
         if is_in_memory(directory):
             say("That file system lives in memory: what is spilled there takes memory all the same.")
 
-    def running(host_bytes: int | None) -> Watch:
+    def running(host_bytes: int | None) -> WatchedRun:
         if host_bytes is not None:
             say(f"The store may hold {format_bytes(host_bytes)} of host memory.")
         name = "1/2 plain" if host_bytes is None else "2/2 tierstore"
@@ -76,11 +76,11 @@ def _watch(settings: DemoSettings, progress: Progress) -> DemoWatch:
     return DemoWatch(chosen, running)
 
 
-def _bar(progress: Progress, task: TaskID) -> Watch:
+def _bar(progress: Progress, task: TaskID) -> WatchedRun:
     def started(device: str) -> None:
         progress.update(task, note=f"on {device}")
 
     def stepped(step: int, loss: float) -> None:
         progress.update(task, completed=step, note=f"loss {loss:.3f}")
 
-    return Watch(started, stepped)
+    return WatchedRun(started, stepped)

@@ -33,7 +33,7 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Scope:
+class VariantScope:
     """The scope of a variant's forward passes, and its statistics at the end.
 
     Attributes:
@@ -46,7 +46,7 @@ class Scope:
 
 
 @dataclass
-class Steps:
+class TimedSteps:
     """The measurements of each step."""
 
     seconds: list[float] = field(default_factory=list)
@@ -85,7 +85,7 @@ def train(request: RunRequest, emit: Emit) -> RunReport:
     model, optimizer, batches = prepare(settings, device)
     open_scope = prepare_scope(request)
     level_device_bytes = start_device_peak(device)
-    steps = Steps()
+    steps = TimedSteps()
     with PeakHostMemory() as host, open_scope() as scope:
         for number in range(1, settings.steps + 1):
             run_step(model, optimizer, next(batches), scope, steps)
@@ -128,18 +128,18 @@ def prepare(
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), batches()
 
 
-def prepare_scope(request: RunRequest) -> Callable[[], AbstractContextManager[Scope]]:
+def prepare_scope(request: RunRequest) -> Callable[[], AbstractContextManager[VariantScope]]:
     """Import what the variant needs now. Calling the result opens the scope, once memory is being sampled."""
     if request.store_path is None:
-        return lambda: nullcontext(Scope())
+        return lambda: nullcontext(VariantScope())
     from tierstore import TierStore, tiered_offload
 
     path, host_bytes = request.store_path, request.host_bytes
 
     @contextmanager
-    def opened() -> Iterator[Scope]:
+    def opened() -> Iterator[VariantScope]:
         with TierStore(path, host_bytes=host_bytes, return_memory="always") as store:
-            yield Scope(forward=lambda: tiered_offload(store), stats=lambda: store.stats().as_dict())
+            yield VariantScope(forward=lambda: tiered_offload(store), stats=lambda: store.stats().as_dict())
 
     return opened
 
@@ -148,8 +148,8 @@ def run_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: tuple[Tensor, Tensor],
-    scope: Scope,
-    steps: Steps,
+    scope: VariantScope,
+    steps: TimedSteps,
 ) -> None:
     """Forward, backward, digests of the gradients, and the optimizer's step. The digests are not timed."""
     started = time.perf_counter()

@@ -36,7 +36,7 @@ from .home import Contents, Home, UnnamedHome
 from .io_mode import detect_io_mode
 from .jobs import run_job, to_the_end
 from .location import Location
-from .scratch import SCRATCH_BYTES, Turns
+from .scratch import SCRATCH_BYTES, ScratchTurns
 from .shelf import RecordShelf
 from .tier import DiskUsage, Kind, Loaded, Stored
 
@@ -123,7 +123,7 @@ class LocalDisk:
             inline_bytes=inline_bytes,
             session=found.session,
             has_checksums=checksum,
-            turns=Turns(num_at_once, self._policy.clock),
+            turns=ScratchTurns(num_at_once, self._policy.clock),
         )
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:

@@ -12,7 +12,7 @@ from .codec.codec import BLOCK_BYTES, Workspace
 from .codec.load import TransferClock
 from .linux import address_of
 
-__all__ = ["SCRATCH_BYTES", "Scratch", "ScratchPool", "Turns"]
+__all__ = ["SCRATCH_BYTES", "Scratch", "ScratchPool", "ScratchTurns"]
 
 SCRATCH_BYTES = 2 * 2**20
 """Working memory of one job."""
@@ -83,7 +83,7 @@ class ScratchPool:
             self._idle.put(scratch)
 
 
-class Turns:
+class ScratchTurns:
     """The turns of each direction, counted separately: a read never waits behind writes.
 
     Args:

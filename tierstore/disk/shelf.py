@@ -30,7 +30,7 @@ from .records import (
     read_record,
     write_record,
 )
-from .scratch import Turns
+from .scratch import ScratchTurns
 from .tier import Kind, Loaded, Stored
 from .values import value_charge_bytes
 
@@ -103,7 +103,7 @@ class RecordShelf:
         inline_bytes: int | None,
         session: int,
         has_checksums: bool,
-        turns: Turns,
+        turns: ScratchTurns,
     ) -> None:
         self.locations = locations
         self._index = index

@@ -16,7 +16,7 @@ from typing import Any
 
 from .flows import Flows
 
-__all__ = ["Clock", "Process", "Progress", "Resume", "Turns", "Wait"]
+__all__ = ["Clock", "Process", "Progress", "Resume", "VirtualTurns", "Wait"]
 
 _MOST_AT_ONCE = 1_000_000
 
@@ -107,7 +107,7 @@ class Progress:
             self._clock.call_soon(resume)
 
 
-class Turns:
+class VirtualTurns:
     """Lets `num_turns` processes work at once. Others wait, first come, first served."""
 
     def __init__(self, num_turns: int) -> None:

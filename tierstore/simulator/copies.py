@@ -6,7 +6,7 @@ from typing import Protocol
 
 from .clock import Process, Resume
 
-__all__ = ["Copy", "SimulatedCopies"]
+__all__ = ["Copy", "VirtualCopies"]
 
 
 class Copy:
@@ -45,7 +45,7 @@ class Copy:
             resume()
 
 
-class SimulatedCopies(Protocol):
+class VirtualCopies(Protocol):
     """The copy engine. See `tierstore.residency.copies.Copies`."""
 
     def copy_out(self, copy: Copy) -> None:

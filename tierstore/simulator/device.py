@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..rules.device import CopyBack, CopyOut, DeviceRules
 from ..rules.device_window import FLIGHT_BYTES, RELOAD_BYTES, DeviceWindow
-from .copies import Copy, SimulatedCopies
+from .copies import Copy, VirtualCopies
 from .record import SimulatedRecord
 
 __all__ = ["SimulatedDevice"]
@@ -20,7 +20,7 @@ class SimulatedDevice(DeviceRules[SimulatedRecord]):
 
     def __init__(
         self,
-        copies: SimulatedCopies,
+        copies: VirtualCopies,
         device_bytes: int = 0,
         flight_bytes: int = FLIGHT_BYTES,
         reload_bytes: int = RELOAD_BYTES,
@@ -32,7 +32,7 @@ class SimulatedDevice(DeviceRules[SimulatedRecord]):
 class _Stream:
     """A `DeviceMemory` with one stream, on which everything is packed and asked for."""
 
-    def __init__(self, copies: SimulatedCopies) -> None:
+    def __init__(self, copies: VirtualCopies) -> None:
         self._copies = copies
 
     def copy_out(self, record: SimulatedRecord) -> CopyOut:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ..disk.tier import Loaded, Stored
 from ..errors import StoreFullError
-from .clock import Clock, Process, Turns, Wait
+from .clock import Clock, Process, VirtualTurns, Wait
 from .codecs import CodecOfRecords
 from .hardware import Activity, Hardware
 from .record import SimulatedRecord
@@ -87,7 +87,7 @@ class SimulatedEngine:
         self,
         clock: Clock,
         hardware: Hardware,
-        device: Turns,
+        device: VirtualTurns,
         codecs: CodecOfRecords,
         *,
         disk_bytes: int,
@@ -103,7 +103,7 @@ class SimulatedEngine:
         self._disk_bytes = disk_bytes
         self._stored: dict[int, int] = {}  # bytes taken on disk, by the record's key
         self._taken_bytes = 0
-        self._writes, self._reads = Turns(num_turns), Turns(num_turns)
+        self._writes, self._reads = VirtualTurns(num_turns), VirtualTurns(num_turns)
         self._spills = _Lanes(clock, num_spill_lanes, self._spill)
         self._restores = _Lanes(clock, num_restore_lanes, self._restore)
         self._discards: list[int] = []

@@ -13,7 +13,7 @@ from ..rules.rules import Rules
 from ..rules.state import IN_MEMORY, State
 from ..rules.windows import HostWindows
 from .clock import Clock, Process, Progress
-from .copies import SimulatedCopies
+from .copies import VirtualCopies
 from .device import SimulatedDevice
 from .hardware import Activity
 from .memory import SimulatedBooking, SimulatedMemory, SimulatedNoted, is_sole_owner
@@ -50,7 +50,7 @@ class Rank:
         clock: Clock,
         windows: HostWindows,
         device: SimulatedDevice,
-        copies: SimulatedCopies,
+        copies: VirtualCopies,
         engine: Submissions[SimulatedRecord],
         disk_bytes: int,
         workload: Workload,

@@ -16,7 +16,7 @@ from ..rules.lookahead import LearnedOrders
 from ..rules.observer import Observer
 from ..rules.windows import HostWindows
 from ..tracing.events import Event
-from .clock import Clock, Process, Turns
+from .clock import Clock, Process, VirtualTurns
 from .codecs import CodecOfRecords
 from .device import SimulatedDevice
 from .engine import SimulatedEngine
@@ -145,7 +145,7 @@ def simulate(
     _check(workload, hardware, num_steps, num_ranks)
     flows = Flows(Sharing(hardware, workload.training_cores))
     clock = Clock(flows)
-    device = Turns(sys.maxsize if hardware.drive.num_at_once is None else hardware.drive.num_at_once)
+    device = VirtualTurns(sys.maxsize if hardware.drive.num_at_once is None else hardware.drive.num_at_once)
     disk_bytes = settings.disk_bytes
     if disk_bytes is None:
         disk_bytes = hardware.drive.capacity_bytes // num_ranks
@@ -182,7 +182,7 @@ def _check(workload: Workload, hardware: Hardware, num_steps: int, num_ranks: in
 def _engine(
     clock: Clock,
     flows: Flows,
-    device: Turns,
+    device: VirtualTurns,
     workload: Workload,
     hardware: Hardware,
     settings: Settings,

@@ -22,14 +22,14 @@ from ..simulator import Action, Compute, Link, Pack, Unpack, Workload
 from ..tracing.events import Computed
 from ..tracing.steps import Step
 
-__all__ = ["LinkSpeeds", "Way", "link_speeds", "paced", "ways_of"]
+__all__ = ["CopyWay", "LinkSpeeds", "link_speeds", "paced", "ways_of"]
 
 
 _AWAITED_SHARE = 0.1
 _NOISE = 0.01
 
 
-class Way(NamedTuple):
+class CopyWay(NamedTuple):
     """Forward, or backward, of a recorded step.
 
     Attributes:
@@ -57,15 +57,17 @@ class Way(NamedTuple):
         return self.copied_bytes / self.seconds if self.copied_bytes and is_awaited and is_alone else None
 
 
-def ways_of(step: Step, computed: Computed) -> tuple[Way, Way]:
+def ways_of(step: Step, computed: Computed) -> tuple[CopyWay, CopyWay]:
     """Forward and backward of a whole step."""
     turned_ns = step.ended_ns if step.backward_began_ns is None else step.backward_began_ns
     forward_ns = sum(wait.end_ns - wait.began_ns for wait in step.waits if wait.began_ns < turned_ns)
     backward_ns = sum(wait.end_ns - wait.began_ns for wait in step.waits) - forward_ns
     is_ahead = step.scope is None or step.scope.prefetch != "none"  # else the link idles until backward asks
     return (
-        Way(computed.forward_seconds, computed.forward_wait_seconds, forward_ns / 1e9, computed.out_bytes),
-        Way(computed.backward_seconds, computed.backward_wait_seconds, backward_ns / 1e9, is_ahead * computed.in_bytes),
+        CopyWay(computed.forward_seconds, computed.forward_wait_seconds, forward_ns / 1e9, computed.out_bytes),
+        CopyWay(
+            computed.backward_seconds, computed.backward_wait_seconds, backward_ns / 1e9, is_ahead * computed.in_bytes
+        ),
     )
 
 
@@ -100,7 +102,7 @@ class LinkSpeeds:
         return f"copies to the host at {out}, back at {back}"
 
 
-def link_speeds(recorded: Sequence[tuple[Way, Way]], described: Sequence[AcceleratorLink]) -> LinkSpeeds | None:
+def link_speeds(recorded: Sequence[tuple[CopyWay, CopyWay]], described: Sequence[AcceleratorLink]) -> LinkSpeeds | None:
     """The speed of each direction: from the recorded steps, else as measured. None: one direction has neither.
 
     Args:
@@ -122,7 +124,7 @@ def link_speeds(recorded: Sequence[tuple[Way, Way]], described: Sequence[Acceler
     return LinkSpeeds(link, out is not None, back is not None)
 
 
-def paced(workload: Workload, recorded: Sequence[tuple[Way, Way]], step_seconds: float) -> Workload:
+def paced(workload: Workload, recorded: Sequence[tuple[CopyWay, CopyWay]], step_seconds: float) -> Workload:
     """The step with the accelerator's times: those between the host's calls are scaled, so that forward and backward
     each take as long as on the accelerator. The rest of a step's time comes at its end.
 
@@ -155,7 +157,7 @@ def _without_compute(actions: Sequence[Action]) -> list[Action]:
     return [action for action in actions if not isinstance(action, Compute)]
 
 
-def _median_speed(ways: Sequence[Way]) -> float | None:
+def _median_speed(ways: Sequence[CopyWay]) -> float | None:
     """The median speed of the link; None: most steps do not show it."""
     speeds = [speed for way in ways if (speed := way.link_bytes_per_second) is not None]
     return statistics.median(speeds) if len(speeds) > len(ways) / 2 else None

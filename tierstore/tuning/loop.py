@@ -19,7 +19,7 @@ from .machine import measure_machine
 from .program import TrialFailedError
 from .recording import NUM_WARMUPS
 from .settings import TrialSettings, default_settings
-from .tune import Plan, tune
+from .tune import TuningPlan, tune
 from .tuned import LEAST_ROUNDS, Tuned
 
 __all__ = ["tune_loop"]
@@ -82,7 +82,7 @@ def tune_loop(
     def measure(directory: Path) -> Hardware:
         return measure_machine(directory) if described is None else described
 
-    plan = Plan(limit_bytes, rounds, device_bytes=device_limit_bytes)
+    plan = TuningPlan(limit_bytes, rounds, device_bytes=device_limit_bytes)
     return tune(loop.run, measure, plan, lambda stage, done, total=None, what="": None)
 
 

@@ -14,10 +14,10 @@ from ..simulator.fit import Observation, fit, fit_link, steady_seconds
 from ..simulator.from_hardware import hardware_of
 from .accelerator import LinkSpeeds, link_speeds
 from .machine import measure_links
-from .recording import Recording
+from .recording import ProgramRecording
 from .settings import AUTO, TrialSettings
 
-__all__ = ["FittedMachine", "Steps", "fitted", "machine_of"]
+__all__ = ["FittedMachine", "PredictedSteps", "fitted", "machine_of"]
 
 _NUM_SIMULATED_STEPS = 3
 _NUM_SIMULATED_FOR_FIT = 20
@@ -36,7 +36,7 @@ class FittedMachine:
     link: LinkSpeeds | None
 
 
-def machine_of(described: Hardware, workload: Workload, recording: Recording, seconds: float) -> FittedMachine:
+def machine_of(described: Hardware, workload: Workload, recording: ProgramRecording, seconds: float) -> FittedMachine:
     """The described machine, fitted to the recorded steps. May measure the accelerator; blocks then.
 
     Args:
@@ -56,7 +56,9 @@ def machine_of(described: Hardware, workload: Workload, recording: Recording, se
     return _with_fitted_link(replace(hardware, call_seconds_per_record=0.0), link, workload, recording, seconds)
 
 
-def fitted(hardware: SimulatedHardware, workload: Workload, recording: Recording, seconds: float) -> SimulatedHardware:
+def fitted(
+    hardware: SimulatedHardware, workload: Workload, recording: ProgramRecording, seconds: float
+) -> SimulatedHardware:
     """The hardware with the contention that the recorded steps show, if half of the time is enough to find it.
 
     The recorded compute already contains what training lost to the store, so little contention is found. It makes the
@@ -70,7 +72,7 @@ def fitted(hardware: SimulatedHardware, workload: Workload, recording: Recording
 
 
 def _with_fitted_link(
-    hardware: SimulatedHardware, link: LinkSpeeds, workload: Workload, recording: Recording, seconds: float
+    hardware: SimulatedHardware, link: LinkSpeeds, workload: Workload, recording: ProgramRecording, seconds: float
 ) -> FittedMachine:
     """The hardware with the recorded speeds of the link, fitted if there is time. They are a little too high as
     recorded: some copies were still on their way when forward, or backward, ended."""
@@ -87,7 +89,9 @@ def _with_fitted_link(
     return FittedMachine(machine(factor), link.times(factor))
 
 
-def _can_be_fitted(hardware: SimulatedHardware, recording: Recording, observed: Observation, seconds: float) -> bool:
+def _can_be_fitted(
+    hardware: SimulatedHardware, recording: ProgramRecording, observed: Observation, seconds: float
+) -> bool:
     """Whether there is time for it, and only one rank. Raises StoreFullError."""
     if recording.num_ranks > 1:  # the fit does not model ranks that slow each other down
         return False
@@ -96,7 +100,7 @@ def _can_be_fitted(hardware: SimulatedHardware, recording: Recording, observed: 
     return (time.monotonic() - began_at) * _NUM_SIMULATED_FOR_FIT <= seconds / 2
 
 
-class Steps:
+class PredictedSteps:
     """Predicts step times of a workload on a machine: the last of several simulated steps.
 
     Args:

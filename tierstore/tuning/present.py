@@ -17,7 +17,7 @@ from ..hardware import Hardware, read_hardware
 from .heat_map import check_heat_map, write_heat_map
 from .machine import measure_machine
 from .program import Program
-from .tune import Plan, tune
+from .tune import TuningPlan, tune
 from .views import tuned_view
 
 __all__ = ["Wanted", "present"]
@@ -39,7 +39,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool
 
 
-def present(program: Program, plan: Plan, wanted: Wanted) -> None:
+def present(program: Program, plan: TuningPlan, wanted: Wanted) -> None:
     """Tune, print, and write the files asked for. Blocks for minutes.
 
     Raises:

@@ -20,18 +20,18 @@ from ..store.trial import TracedStore
 from ..tracing.events import Computed, Gone, Pack, Restore, Scope, Spill
 from ..tracing.reader import RecordedTrace, read_trace
 from ..tracing.steps import Step, steps_of
-from .accelerator import Way, paced, ways_of
+from .accelerator import CopyWay, paced, ways_of
 from .program import TrialFailedError
 from .settings import AUTO, TrialSettings
 
-__all__ = ["NUM_WARMUPS", "Recording", "read_recording", "step_seconds_of"]
+__all__ = ["NUM_WARMUPS", "ProgramRecording", "read_recording", "step_seconds_of"]
 
 NUM_WARMUPS = 2
 """Graphs that are not counted: the first teaches the order, the second starts with the state that the first left."""
 
 
 @dataclass(frozen=True)
-class Recording:
+class ProgramRecording:
     """One trial.
 
     Attributes:
@@ -104,7 +104,7 @@ class Recording:
         actions = [Compute(pace * each.seconds) if isinstance(each, Compute) else each for each in workload.actions]
         return replace(workload, actions=[*actions, Compute(_between_seconds(steps_of(self.trace)))])
 
-    def ways(self) -> Sequence[tuple[Way, Way]]:
+    def ways(self) -> Sequence[tuple[CopyWay, CopyWay]]:
         """How long the steps of the largest graph took on their accelerator, if recorded. Raises ConfigError."""
         computed = {event.graph: event for event in self.trace.events if isinstance(event, Computed)}
         return [ways_of(step, computed[step.graph]) for step in self._alike() if step.graph in computed]
@@ -119,7 +119,7 @@ class Recording:
         return sorted((step for step in whole if _saved_bytes(step) == most_bytes), key=_lasted_ns)
 
 
-def read_recording(folder: Path) -> Recording:
+def read_recording(folder: Path) -> ProgramRecording:
     """Read the traces that a trial has left in its folder. Blocks.
 
     Raises:
@@ -140,7 +140,7 @@ def read_recording(folder: Path) -> Recording:
     step_seconds = step_seconds_of(by_process[pid])
     if step_seconds is None:
         raise TrialFailedError("the program did too few steps: there was nothing to measure, or its time was up")
-    return Recording(most, num_threads, len(by_process), step_seconds)
+    return ProgramRecording(most, num_threads, len(by_process), step_seconds)
 
 
 def step_seconds_of(traces: Sequence[RecordedTrace]) -> float | None:

@@ -17,7 +17,7 @@ __all__ = [
     "LEAST_STAGING_BYTES",
     "USUAL_INLINE_BYTES",
     "USUAL_STAGING_BYTES",
-    "Limits",
+    "StoreLimits",
     "TrialSettings",
     "default_settings",
     "working_bytes",
@@ -98,7 +98,7 @@ class TrialSettings:
 
 
 @dataclass(frozen=True)
-class Limits:
+class StoreLimits:
     """Limits on the memory that settings may take.
 
     Attributes:

@@ -18,14 +18,14 @@ from ..base.config import format_bytes
 from ..errors import ConfigError
 from ..hardware import Hardware
 from ..simulator import Workload
-from .predicted import FittedMachine, Steps, machine_of
+from .predicted import FittedMachine, PredictedSteps, machine_of
 from .program import TrialFailedError
-from .recording import Recording, read_recording
+from .recording import ProgramRecording, read_recording
 from .search import Found, Space, search
-from .settings import AUTO, Limits, TrialSettings, default_settings
+from .settings import AUTO, StoreLimits, TrialSettings, default_settings
 from .tuned import Candidate, Tuned, choose
 
-__all__ = ["Plan", "Progress", "Run", "tune"]
+__all__ = ["Run", "TuningPlan", "TuningProgress", "tune"]
 
 _MOST_INLINE_BYTES = 2**20  # beyond that, extents are faster on any drive that was seen (bench/disk_layouts.py)
 _LEAST_INLINE_SHARE = 0.05  # of the bytes of a step; moving less cannot gain enough to be chosen
@@ -39,7 +39,7 @@ Measure = Callable[[Path], Hardware]
 """Describes the machine of a store's directory. Blocks."""
 
 
-class Progress(Protocol):
+class TuningProgress(Protocol):
     """Receives progress."""
 
     def __call__(self, stage: str, done: int, total: int | None = None, what: str = "") -> None:
@@ -47,7 +47,7 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class TuningPlan:
     """How much is tried.
 
     Attributes:
@@ -65,7 +65,7 @@ class Plan:
     device_bytes: int | None = None
 
 
-def tune(run: Run, measure: Measure, plan: Plan, progress: Progress) -> Tuned:
+def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress) -> Tuned:
     """Find settings. Blocks for minutes; an interrupt ends the trial that runs, and leaves nothing behind.
 
     Args:
@@ -119,10 +119,10 @@ def tune(run: Run, measure: Measure, plan: Plan, progress: Progress) -> Tuned:
     )
 
 
-def _limits(plan: Plan, recording: Recording) -> Limits:
+def _limits(plan: TuningPlan, recording: ProgramRecording) -> StoreLimits:
     """The plan's limits; those not given are the program's own. Without `device_bytes`, "auto" is not limited."""
     memory_bytes, device_bytes = plan.host_bytes, plan.device_bytes
-    return Limits(
+    return StoreLimits(
         recording.settings.memory_bytes if memory_bytes is None else memory_bytes,
         recording.device_bytes if device_bytes is None else device_bytes,
         is_for_auto=device_bytes is not None,
@@ -134,13 +134,13 @@ def _search(
     machine: FittedMachine,
     num_ranks: int,
     known: Sequence[TrialSettings],
-    limits: Limits,
+    limits: StoreLimits,
     seconds: float,
-    progress: Progress,
+    progress: TuningProgress,
 ) -> Found:
     """Search in the simulator, beginning at the first of the known settings."""
     progress("simulating", 0)
-    simulated = Steps(workload, machine.hardware, num_ranks, lambda done: progress("simulating", done))
+    simulated = PredictedSteps(workload, machine.hardware, num_ranks, lambda done: progress("simulating", done))
     ends_at = time.monotonic() + seconds
     space = Space(limits.memory_bytes, _saved_bytes(workload), min(limits.device_bytes, _device_bytes(workload)))
     found = search(space, known, simulated.predict, lambda: time.monotonic() < ends_at)
@@ -148,7 +148,7 @@ def _search(
     return found
 
 
-def _try(run: Run, settings: TrialSettings | None) -> Recording:
+def _try(run: Run, settings: TrialSettings | None) -> ProgramRecording:
     """Run one trial and read what it recorded. Raises TrialFailedError, ConfigError."""
     with tempfile.TemporaryDirectory(prefix="tierstore-tune-") as name:
         folder = Path(name)
@@ -183,7 +183,7 @@ def _inline_limits(workload: Workload, has_bytes: int | None) -> list[int]:
 
 
 def _measure_by_turns(
-    run: Run, candidates: list[Candidate], limits: Limits, rounds: int, progress: Progress
+    run: Run, candidates: list[Candidate], limits: StoreLimits, rounds: int, progress: TuningProgress
 ) -> list[Candidate]:
     """Measure every candidate once in each round. Each round begins with another one, so none is always the first."""
     places, total = range(len(candidates)), rounds * len(candidates)
@@ -199,7 +199,7 @@ def _measure_by_turns(
     return candidates
 
 
-def _measured_once(run: Run, candidate: Candidate, limits: Limits) -> Candidate:
+def _measured_once(run: Run, candidate: Candidate, limits: StoreLimits) -> Candidate:
     """Measure one more round. A candidate that failed is not tried again. One whose "auto" finds more than the limit is
     no longer allowed."""
     if candidate.failure is not None:

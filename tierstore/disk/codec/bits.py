@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .family import DamagedBytesError, Family, Setting
+from .family import CodecSetting, DamagedBytesError, Family
 
 __all__ = ["BITS", "pack_bits", "packed_bytes", "unpack_bits"]
 
@@ -42,11 +42,11 @@ def unpack_bits(source: memoryview, destination: memoryview) -> None:
     values[:] = np.unpackbits(np.frombuffer(source, np.uint8), count=len(values))
 
 
-def _encode(block: memoryview, room: memoryview, setting: Setting) -> int | None:
+def _encode(block: memoryview, room: memoryview, setting: CodecSetting) -> int | None:
     return pack_bits(block, room)
 
 
-def _decode(payload: memoryview, block: memoryview, setting: Setting) -> None:
+def _decode(payload: memoryview, block: memoryview, setting: CodecSetting) -> None:
     if len(payload) != packed_bytes(len(block)):
         raise DamagedBytesError(f"{len(block)} bits", f"{len(payload)} bytes")
     unpack_bits(payload, block)

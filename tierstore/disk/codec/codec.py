@@ -27,7 +27,7 @@ from ...errors import ConfigError, ConfigTypeError
 from .bits import BITS as _BITS
 from .constant import CONSTANT as _CONSTANT
 from .families import FAMILIES
-from .family import BLOCK_BYTES, DamagedBytesError, Setting, Workspace
+from .family import BLOCK_BYTES, CodecSetting, DamagedBytesError, Workspace
 
 __all__ = [
     "BITS",
@@ -122,7 +122,7 @@ def encode_block(block: memoryview, out: memoryview, codec: Codec, itemsize_byte
         workspace: not used by anyone else meanwhile.
     """
     room = out[_HEADER_BYTES : _HEADER_BYTES + len(block)]
-    setting = Setting(codec.level, itemsize_bytes, workspace)
+    setting = CodecSetting(codec.level, itemsize_bytes, workspace)
     length = FAMILIES[codec.family].encode(block, room, setting) or len(block)
     header = length
     if length == len(block):  # not encoded, or the frame fills the room: it is cut, or as long as the block
@@ -144,7 +144,7 @@ class BlockDecoder:
     def __init__(self, destination: memoryview, codec: Codec, itemsize_bytes: int, workspace: Workspace) -> None:
         self._destination = destination
         self._decode_block = FAMILIES[codec.family].decode
-        self._setting = Setting(codec.level, itemsize_bytes, workspace)
+        self._setting = CodecSetting(codec.level, itemsize_bytes, workspace)
         self._filled_bytes = 0
 
     @property

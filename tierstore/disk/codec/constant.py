@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from .family import DamagedBytesError, Family, Setting
+from .family import CodecSetting, DamagedBytesError, Family
 
 __all__ = ["CONSTANT", "WORD_BYTES", "fill_with", "word_of"]
 
@@ -46,7 +46,7 @@ def fill_with(word: memoryview, destination: memoryview) -> None:
     destination[len(destination) - rest_bytes :] = word[:rest_bytes]
 
 
-def _encode(block: memoryview, room: memoryview, setting: Setting) -> int | None:
+def _encode(block: memoryview, room: memoryview, setting: CodecSetting) -> int | None:
     word = word_of(block)
     if word is None:
         return None
@@ -54,7 +54,7 @@ def _encode(block: memoryview, room: memoryview, setting: Setting) -> int | None
     return WORD_BYTES
 
 
-def _decode(payload: memoryview, block: memoryview, setting: Setting) -> None:
+def _decode(payload: memoryview, block: memoryview, setting: CodecSetting) -> None:
     if len(payload) != WORD_BYTES:
         raise DamagedBytesError(f"a word of {WORD_BYTES} bytes", f"{len(payload)} bytes")
     fill_with(payload, block)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import zstandard
 
-__all__ = ["BLOCK_BYTES", "DamagedBytesError", "Family", "Setting", "Workspace"]
+__all__ = ["BLOCK_BYTES", "CodecSetting", "DamagedBytesError", "Family", "Workspace"]
 
 BLOCK_BYTES = 512 * 2**10
 
@@ -59,7 +59,7 @@ class Workspace:
         return self._decompressor
 
 
-class Setting(NamedTuple):
+class CodecSetting(NamedTuple):
     """How the blocks of one record are encoded.
 
     Attributes:
@@ -87,5 +87,5 @@ class Family(NamedTuple):
 
     name: str
     levels: range | None
-    encode: Callable[[memoryview, memoryview, Setting], int | None]
-    decode: Callable[[memoryview, memoryview, Setting], None]
+    encode: Callable[[memoryview, memoryview, CodecSetting], int | None]
+    decode: Callable[[memoryview, memoryview, CodecSetting], None]

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from .byte_planes import join_planes, split_planes
-from .family import DamagedBytesError, Family, Setting, Workspace
+from .family import CodecSetting, DamagedBytesError, Family, Workspace
 
 __all__ = ["SHUFFLE_ZSTD", "ZSTD"]
 
 _LEVELS = range(-(2**17), 23)  # ZSTD_minCLevel() and ZSTD_maxCLevel()
 
 
-def _compress(block: memoryview, room: memoryview, setting: Setting) -> int:
+def _compress(block: memoryview, room: memoryview, setting: CodecSetting) -> int:
     """If the frame does not fit, it is cut, and fills the room."""
     return setting.workspace.compressor(setting.level).stream_reader(block, size=len(block)).readinto(room)
 
 
-def _decompress(payload: memoryview, block: memoryview, setting: Setting) -> None:
+def _decompress(payload: memoryview, block: memoryview, setting: CodecSetting) -> None:
     _fill(payload, block, setting.workspace)
 
 
-def _compress_planes(block: memoryview, room: memoryview, setting: Setting) -> int:
+def _compress_planes(block: memoryview, room: memoryview, setting: CodecSetting) -> int:
     planes = setting.workspace.planes
     split_planes(block, planes, setting.itemsize_bytes)
     return _compress(planes[: len(block)], room, setting)
 
 
-def _decompress_planes(payload: memoryview, block: memoryview, setting: Setting) -> None:
+def _decompress_planes(payload: memoryview, block: memoryview, setting: CodecSetting) -> None:
     planes = setting.workspace.planes[: len(block)]
     _fill(payload, planes, setting.workspace)
     join_planes(planes, block, setting.itemsize_bytes)
