@@ -91,12 +91,12 @@ def _unchanged_inputs(frame: Any) -> list[tuple[Any, torch.Tensor]]:
     """What the checkpoint has saved of a region's inputs, each with the tensor. None, if one was changed since.
 
     PyTorch itself tells of a change in place, in backward. The frame has a list of the inputs from torch 2.13 on.
-    Before that, the node of an operator has them.
+    Before that, the node of an operator has them. With a torch that has neither, the inputs stay where they are.
     """
     try:
-        if not hasattr(frame, "saved_args"):
-            node = frame.input_saver.grad_fn
-            return list(zip(node._raw_saved_tensors, node.saved_tensors, strict=True))
-        return [(saved, saved.unpack()) for saved in frame.saved_args if isinstance(saved, SavedVariable)]
+        if hasattr(frame, "saved_args"):
+            return [(saved, saved.unpack()) for saved in frame.saved_args if isinstance(saved, SavedVariable)]
+        node = getattr(getattr(frame, "input_saver", None), "grad_fn", None)
+        return [] if node is None else list(zip(node._raw_saved_tensors, node.saved_tensors, strict=True))
     except RuntimeError:
         return []

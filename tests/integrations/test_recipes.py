@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 from types import ModuleType
 from typing import Any
 
@@ -32,7 +33,8 @@ PACKED = "tierstore/packed_gib"
 
 def test_page_recipes_short_enough_to_paste() -> None:
     lines = {name: list(filter(None, code.splitlines())) for name, code in RECIPES.items()}
-    assert {name: len(those) for name, those in lines.items() if not 0 < len(those) <= 8} == {}
+    most = 8 - len(lines["imports"])  # with which all of them begin
+    assert {name: len(those) for name, those in lines.items() if not 0 < len(those) <= most} == {}
     assert max(len(line) for those in lines.values() for line in those) <= 120
 
 
@@ -58,11 +60,8 @@ def scalars(directory: Path, name: str) -> list[float]:
 def test_accelerate(tmp_path: Path, store_directory: Path, each_step: bool) -> None:
     accelerate = pytest.importorskip("accelerate")
     pytest.importorskip("tensorboard")
-    code = RECIPES["accelerate"]
-    if each_step:
-        *lines, _ = code.splitlines()
-        each = RECIPES["accelerate, totals of each step"].splitlines()
-        code = "\n".join(["since = None", *lines, *(f"        {line}" for line in each)])
+    log = RECIPES["accelerate, totals of each step" if each_step else "accelerate, totals"]
+    code = "since = None\n" + RECIPES["accelerate"] + indent(log, " " * 8)
 
     def run(*, offloads: bool) -> list[Any]:
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -87,6 +86,14 @@ def test_accelerate(tmp_path: Path, store_directory: Path, each_step: bool) -> N
     assert run(offloads=True) == run(offloads=False)
 
 
+def ignite_program(name: str) -> str:
+    """The blocks of the page put together, as it says."""
+    if name == "ignite, own update function":
+        return RECIPES[name] + RECIPES["ignite, run own update function"]
+    *lines, run = RECIPES[name].splitlines(keepends=True)
+    return "".join([*lines, indent(RECIPES["ignite, log"], " " * 4), run])
+
+
 @pytest.mark.parametrize("name", ["ignite", "ignite, own update function"])
 def test_ignite(store_directory: Path, name: str) -> None:
     engine = pytest.importorskip("ignite.engine")
@@ -94,7 +101,7 @@ def test_ignite(store_directory: Path, name: str) -> None:
     def run(*, offloads: bool) -> list[Any]:
         lesson = Lesson()
         names = lesson.names() | {"path": store_directory, "Engine": engine.Engine}
-        paste(RECIPES[name], names, offloads=offloads)
+        paste(ignite_program(name), names, offloads=offloads)
         if offloads:
             stats = stats_of_closed(names["store"])
             if name == "ignite":
@@ -117,7 +124,7 @@ def test_ignite_training_that_fails_closes_the_store(store_directory: Path, name
 
     names = lesson.names() | {"path": store_directory, "Engine": engine.Engine, "loss_fn": fail}
     with pytest.raises(RuntimeError, match="as asked for"):
-        paste(RECIPES[name], names, offloads=True)
+        paste(ignite_program(name), names, offloads=True)
     assert is_closed(names["store"])
 
 
