@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.conftest import MakeStore
 from tests.hooks.programs import SIDE, all_bits, bits, grads
 from tierstore import StoreClosedError, TierStore, offload_module, remove_offload, tiered_offload
+from tierstore.hooks import checkpoints
 
 MATRIX_BYTES = SIDE * SIDE * 4
 
