@@ -318,6 +318,11 @@ class Residency(HandingOut):
         """Whether anything is kept here. Any thread, without the lock: it may be out of date."""
         return bool(self._ledger.records or self._noted.num_bytes)
 
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes taken on disk. Any thread, without the lock: it may be out of date."""
+        return self.rules.disk_bytes
+
     def count_kept(self, reason: str, nbytes: int) -> None:
         """Count `nbytes` of a saved tensor that stays where it is."""
         with self.lock:

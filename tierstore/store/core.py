@@ -8,23 +8,20 @@ from __future__ import annotations
 import time
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ..base.defaults import NUM_AT_ONCE, NUM_BESIDE_DEVICE
 from ..base.threads import is_thread_of_store
 from ..disk.tier import DiskUsage
 from ..errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
 from ..residency.residency import Residency
-from ..returning.returner import Returner
+from ..returning.returner import MemoryUse, Returner
 from ..tracing.events import StoreSettings
 from ..tracing.machine import header_of
 from ..tracing.recordings import Recordings
 from .engine import Engine, OpenDisk
 from .lifetime import watch_over
 from .options import StoreOptions
-
-if TYPE_CHECKING:
-    pass
+from .stats import StoreStats
 
 __all__ = ["Core"]
 
@@ -51,6 +48,7 @@ class Core:
 
     def __init__(self, store: object, options: StoreOptions) -> None:
         self.name = options.name
+        self._staging_bytes = options.staging_bytes
         self._opened_at = time.monotonic()
         self._closed_at: float | None = None
         num_lanes = NUM_BESIDE_DEVICE + (NUM_AT_ONCE if options.disk is None else options.disk.io_depth)
@@ -97,6 +95,40 @@ class Core:
         """Seconds since the store was opened, until it was closed."""
         ends_at = time.monotonic() if self._closed_at is None else self._closed_at
         return ends_at - self._opened_at
+
+    def stats(self) -> StoreStats:
+        """See `TierStore.stats`."""
+        disk, returner = self.engine.disk, self.returner
+        usage = disk.usage()
+        self.residency.tidy()
+        memory = self.memory_use()
+        with self.residency.counted() as (counters, levels):
+            return StoreStats.of(
+                counters,
+                **levels,
+                staging_bytes=self._staging_bytes + disk.scratch_bytes,
+                write_allowance_bytes=usage.write_allowance_bytes,
+                resident_bytes=memory.resident_bytes,
+                allocator_free_bytes=memory.allocator_free_bytes,
+                returned_bytes=returner.returned_bytes,
+                return_seconds=returner.return_seconds,
+                memory_return=returner.description,
+                open_seconds=self.open_seconds,
+                io_mode=usage.io_mode,
+                host_memory=self.residency.slab.description,
+                codec_choices=disk.codec_choices(),
+            )
+
+    def memory_use(self) -> MemoryUse:
+        """See `TierStore.memory_use`."""
+        return self.returner.use(self._mapped_bytes())
+
+    def why_memory_stays(self) -> str | None:
+        """Why the process's memory did not fall, once; None: it did, or there was nothing to fall."""
+        return self.returner.why_memory_stays(self.residency.disk_bytes, self._mapped_bytes())
+
+    def _mapped_bytes(self) -> int:
+        return self.residency.slab.mapped_bytes + self.engine.disk.scratch_bytes
 
     def close(self, deadline_seconds: float) -> None:
         """See `TierStore.close`."""

@@ -32,7 +32,7 @@ from .trial import trial_of_process
 if TYPE_CHECKING:
     from ..residency.copies import Copies
 
-__all__ = ["DiskOptions", "StoreOptions", "connected_options", "local_options", "refuse_unknown"]
+__all__ = ["DiskOptions", "StoreOptions", "connected_options", "local_options", "options_over", "refuse_unknown"]
 
 _HOST_SHARE = 4  # a quarter of the memory that is available
 _DISK_SHARE = 0.8  # of the free space
@@ -134,6 +134,17 @@ def connected_options(address: str | PathLike[str], given: Mapping[str, Any]) ->
         )
 
     return _options(str(address), given, _CONNECTED_BYTES, open_disk, None)
+
+
+def options_over(open_disk: OpenDisk, name: str, given: Mapping[str, Any]) -> StoreOptions:
+    """The options of a store over any disk tier. `given`: the arguments of `TierStore.over`, by name.
+
+    Raises:
+        ConfigError: one cannot be used. Nothing was opened.
+    """
+    if not callable(open_disk):
+        raise ConfigTypeError("open_disk", open_disk, "give an async function that opens a DiskTier")
+    return _options(name, given, _STAGING_BYTES, open_disk, None)
 
 
 def _options(

@@ -30,7 +30,7 @@ from ..residency.uncompiled import uncompiled
 from ..returning.advice import stacklevel_of_user
 from ..rules.lookahead import LearnedOrders
 from .core import Core
-from .options import StoreOptions, connected_options, local_options, refuse_unknown
+from .options import StoreOptions, connected_options, local_options, options_over, refuse_unknown
 from .stats import StoreStats
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ..residency.layout import Layout
     from ..residency.noted import NotedTensor
     from ..returning.returner import MemoryUse
+    from .engine import OpenDisk
 
 __all__ = ["TierStore"]
 
@@ -168,6 +169,35 @@ class TierStore:
         refuse_unknown(unknown, ", ".join(given))
         store = cls.__new__(cls)
         store._begin(connected_options(address, given))
+        return store
+
+    @classmethod
+    def over(
+        cls,
+        open_disk: OpenDisk,
+        *,
+        name: str = "disk tier",
+        host_bytes: SizeLike | None = None,
+        staging_bytes: SizeLike | None = None,
+        return_memory: str = "auto",
+        copies: Copies | None = None,
+    ) -> Self:
+        """A store with a disk tier of your own. Everything above the disk tier is the same.
+
+        Args:
+            open_disk: opens it: `await open_disk(executor)` gives a `tierstore.disk.tier.DiskTier`, which says what it
+                has to do. Called once, on the store's own loop (uvloop, on the thread `tierstore-loop`).
+                `executor` runs blocking calls on the threads `tierstore-io-N`.
+            name: the store's, for messages.
+            host_bytes, staging_bytes, return_memory, copies: as `TierStore`'s.
+
+        Raises:
+            ConfigError: an argument cannot be used.
+            StorageIOError: `open_disk` raised OSError. Any other of its errors is raised as it is.
+        """
+        given = {"host_bytes": host_bytes, "staging_bytes": staging_bytes}
+        store = cls.__new__(cls)
+        store._begin(options_over(open_disk, name, {**given, "return_memory": return_memory, "copies": copies}))
         return store
 
     @classmethod
@@ -306,26 +336,7 @@ class TierStore:
     @uncompiled
     def stats(self) -> StoreStats:
         """Return an immutable snapshot. Does no I/O; may wait while memory is being returned (`return_memory`)."""
-        disk, returner = self._core.engine.disk, self._core.returner
-        usage = disk.usage()
-        self.residency.tidy()
-        memory = self.memory_use()
-        with self.residency.counted() as (counters, levels):
-            return StoreStats.of(
-                counters,
-                **levels,
-                staging_bytes=self.staging_bytes + disk.scratch_bytes,
-                write_allowance_bytes=usage.write_allowance_bytes,
-                resident_bytes=memory.resident_bytes,
-                allocator_free_bytes=memory.allocator_free_bytes,
-                returned_bytes=returner.returned_bytes,
-                return_seconds=returner.return_seconds,
-                memory_return=returner.description,
-                open_seconds=self._core.open_seconds,
-                io_mode=usage.io_mode,
-                host_memory=self.residency.slab.description,
-                codec_choices=disk.codec_choices(),
-            )
+        return self._core.stats()
 
     @uncompiled
     def close(self) -> None:
@@ -357,16 +368,13 @@ class TierStore:
 
     def memory_use(self) -> MemoryUse:
         """The memory that the whole process holds. Takes some 0.1 ms, and waits while memory is being returned."""
-        return self._core.returner.use(self._mapped_bytes())
+        return self._core.memory_use()
 
     def warn_if_memory_stays(self) -> None:
         """Warn, once, if the process's memory did not fall, and say why. For the end of a scope. Warnings may raise."""
-        reason = self._core.returner.why_memory_stays(self.residency.rules.disk_bytes, self._mapped_bytes())
+        reason = self._core.why_memory_stays()
         if reason is not None:
             warnings.warn(f"{self!r}: {reason}", TierStoreWarning, stacklevel=stacklevel_of_user())
-
-    def _mapped_bytes(self) -> int:
-        return self.residency.slab.mapped_bytes + self._core.engine.disk.scratch_bytes
 
     # --- for the hooks ----------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .family import CodecSetting, DamagedBytesError, Family
+from .family import CodecSetting, DamagedBytesError, Family, register
 
 __all__ = ["BITS", "pack_bits", "packed_bytes", "unpack_bits"]
 
@@ -52,5 +52,5 @@ def _decode(payload: memoryview, block: memoryview, setting: CodecSetting) -> No
     unpack_bits(payload, block)
 
 
-BITS = Family("bits", None, _encode, _decode)
+BITS = register(Family("bits", None, _encode, _decode))
 """Stores bytes that are 0 or 1 as bits, and other blocks as they are."""

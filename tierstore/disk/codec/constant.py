@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from .family import CodecSetting, DamagedBytesError, Family
+from .family import CodecSetting, DamagedBytesError, Family, register
 
 __all__ = ["CONSTANT", "WORD_BYTES", "fill_with", "word_of"]
 
@@ -60,5 +60,5 @@ def _decode(payload: memoryview, block: memoryview, setting: CodecSetting) -> No
     fill_with(payload, block)
 
 
-CONSTANT = Family("constant", None, _encode, _decode)
+CONSTANT = register(Family("constant", None, _encode, _decode))
 """Stores blocks that repeat one word as that word, and other blocks as they are."""

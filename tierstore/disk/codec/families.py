@@ -1,9 +1,10 @@
-"""The families of codecs. A new one is a file like `bits.py`, and its name here."""
+"""The families of codecs. A new one is a file like `bits.py`, and its name in the import here."""
 
 from __future__ import annotations
 
-from . import bits, constant, zstd
+from . import bits, constant, zstd  # noqa: F401 - each registers what it has
+from .family import registered
 
 __all__ = ["FAMILIES"]
 
-FAMILIES = {family.name: family for family in (zstd.ZSTD, zstd.SHUFFLE_ZSTD, bits.BITS, constant.CONSTANT)}
+FAMILIES = registered

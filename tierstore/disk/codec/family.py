@@ -1,4 +1,4 @@
-"""What a family of codecs is: how one block is encoded, and decoded again. Families are listed in `families.py`."""
+"""What a family of codecs is: how one block is encoded, and decoded again. `families.py` imports all of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import zstandard
 
-__all__ = ["BLOCK_BYTES", "CodecSetting", "DamagedBytesError", "Family", "Workspace"]
+__all__ = ["BLOCK_BYTES", "CodecSetting", "DamagedBytesError", "Family", "Workspace", "register", "registered"]
 
 BLOCK_BYTES = 512 * 2**10
 
@@ -89,3 +89,13 @@ class Family(NamedTuple):
     levels: range | None
     encode: Callable[[memoryview, memoryview, CodecSetting], int | None]
     decode: Callable[[memoryview, memoryview, CodecSetting], None]
+
+
+registered: dict[str, Family] = {}
+"""The families by name; read it through `families.py`, which makes sure that it is complete."""
+
+
+def register(family: Family) -> Family:
+    """Make a family known by its name: to the `codec` option if it has levels, to the index and to the wire."""
+    registered[family.name] = family
+    return family

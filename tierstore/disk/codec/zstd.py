@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .byte_planes import join_planes, split_planes
-from .family import CodecSetting, DamagedBytesError, Family, Workspace
+from .family import CodecSetting, DamagedBytesError, Family, Workspace, register
 
 __all__ = ["SHUFFLE_ZSTD", "ZSTD"]
 
@@ -45,5 +45,5 @@ def _fill(payload: memoryview, out: memoryview, workspace: Workspace) -> None:
         raise DamagedBytesError(f"{len(out)} bytes in a zstd frame", found)
 
 
-ZSTD = Family("zstd", _LEVELS, _compress, _decompress)
-SHUFFLE_ZSTD = Family("shuffle-zstd", _LEVELS, _compress_planes, _decompress_planes)
+ZSTD = register(Family("zstd", _LEVELS, _compress, _decompress))
+SHUFFLE_ZSTD = register(Family("shuffle-zstd", _LEVELS, _compress_planes, _decompress_planes))
