@@ -85,7 +85,7 @@ def _gradients(model: nn.Module, inputs: torch.Tensor, store: TierStore | None) 
     if store is None:
         model(inputs).square().sum().backward()
     else:
-        with tiered_offload(store):
+        with tiered_offload(store, min_bytes="4KiB"):
             loss = model(inputs).square().sum()
         loss.backward()
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
