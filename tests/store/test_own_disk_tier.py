@@ -106,7 +106,7 @@ def test_training_over_it_has_the_same_bits() -> None:
         stats = store.stats()
         assert repr(store) == "<TierStore deflated>"
     assert all(torch.equal(one, other) for one, other in zip(plain, stored, strict=True))
-    assert stats.spilled_bytes >= 5 * inputs.nbytes
+    assert stats.spilled_bytes >= inputs.nbytes
     assert stats.io_mode == "in memory, deflated"
     assert tiers[0].contents is None, "it was not closed"
 
