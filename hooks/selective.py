@@ -24,12 +24,13 @@ from torch.utils.checkpoint import (
 
 from tierstore.residency.torch_names import TorchDispatchMode, top_hooks, tree_leaves, tree_map_only
 
-from .below import HeldTensor
+from .below import HeldTensor, Packed
 from .thread_hooks import enclosing_scope
 
-__all__ = ["selective_checkpoint_contexts"]
+__all__ = ["holding_contexts", "selective_checkpoint_contexts"]
 
 Policy = Callable[..., CheckpointPolicy | bool]
+Pack = Callable[[torch.Tensor], Packed]
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 _TELLS_OUTPUT = "op_output" in inspect.signature(SelectiveCheckpointContext).parameters
@@ -74,13 +75,19 @@ def selective_checkpoint_contexts(policy: Policy | list[Any]) -> Contexts:
         return contexts
     hooks = top_hooks(False)
     pack = scope.pack if hooks is None else hooks[0]  # a recorded scope's own
-    outputs: _Outputs = {}
     decide = (lambda _, operator, *args, **kwargs: operator in policy) if isinstance(policy, list) else policy
-    return _Hold(decide, partial(HeldTensor, pack), _keep_with(scope), outputs), _Replay(outputs)
+    return holding_contexts(decide, pack, partial(scope.keep, reason="checkpoint policy"))
 
 
-def _keep_with(scope: Any) -> Callable[[torch.Tensor], HeldTensor]:
-    return partial(HeldTensor, partial(scope.keep, reason="checkpoint policy"))
+def holding_contexts(policy: Policy, pack: Pack, keep: Pack) -> Contexts:
+    """Contexts for `context_fn`, whatever hooks are in force.
+
+    Args:
+        policy: decides for each operator.
+        pack, keep: pack hooks of ours for the outputs that are to be offloaded, and for those that are to be kept.
+    """
+    outputs: _Outputs = {}
+    return _Hold(policy, partial(HeldTensor, pack), partial(HeldTensor, keep), outputs), _Replay(outputs)
 
 
 class _Held(NamedTuple):

@@ -372,6 +372,14 @@ class Residency(HandingOut):
         return self.rules.windows.limits
 
     @whole
+    def limit_host(self, nbytes: int) -> None:
+        """Keep at most `nbytes` in host memory from now on, staging aside."""
+        with self.lock:
+            is_changing = True
+            self.rules.windows.limit_host(nbytes)
+            is_changing = False  # noqa: F841
+
+    @whole
     def keep_on_device(self, device_bytes: int) -> None:
         """Let the last `device_bytes` that are saved stay on the accelerator from now on. Spoils times being taken."""
         with self.lock:

@@ -19,7 +19,7 @@ from ..base.threads import start_thread
 from .advice import may_be_told, why_memory_stays
 from .allocator import Allocator, allocator_of_process
 from .policy import ReturnPolicy
-from .room import Room, anonymous_bytes, find_room, resident_bytes
+from .room import Room, anonymous_bytes, find_room, resident_bytes, tightest
 
 __all__ = ["MemoryUse", "Returner"]
 
@@ -73,6 +73,11 @@ class Returner:
         self.returned_bytes = 0
         self.return_seconds = 0.0
         self._has_told = False
+        self._limit_bytes: int | None = None
+
+    def limit(self, nbytes: int | None) -> None:
+        """Treat `nbytes` of resident memory as a limit of this process, beside those of the system; None: no more."""
+        self._limit_bytes = nbytes
 
     @property
     def description(self) -> str:
@@ -178,7 +183,9 @@ class Returner:
         if self._room is None or now - self._room[0] >= at_most_seconds:
             self._room = now, resident, find_room()
         _, resident_then, room = self._room
-        return room._replace(left_bytes=max(room.left_bytes - (resident - resident_then), 0))
+        room = room._replace(left_bytes=max(room.left_bytes - (resident - resident_then), 0))
+        limit = self._limit_bytes
+        return room if limit is None else tightest([room, Room(limit, max(limit - resident, 0))])
 
     def _return(self, decided_at_bytes: int) -> None:
         release = self._allocator.release

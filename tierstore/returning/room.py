@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from ..base.config import memory_cgroup_limits
 
-__all__ = ["Room", "anonymous_bytes", "find_room", "reserve_of", "resident_bytes"]
+__all__ = ["Room", "anonymous_bytes", "find_room", "reserve_of", "resident_bytes", "tightest"]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMINFO = re.compile(rb"^(MemTotal|MemAvailable):\s+(\d+) kB", re.MULTILINE)
@@ -46,6 +47,11 @@ def find_room() -> Room:
     total = found.get(b"MemTotal", os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES)
     rooms = [Room(total, found.get(b"MemAvailable", total))]
     rooms += [Room(limit, max(limit - used, 0)) for limit, used in memory_cgroup_limits() if limit < total]
+    return tightest(rooms)
+
+
+def tightest(rooms: Iterable[Room]) -> Room:
+    """The room of which the least is left beside its reserve."""
     return min(rooms, key=lambda room: room.left_bytes - reserve_of(room.limit_bytes))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Mapping
 from functools import partial
 
 from ..base.defaults import NUM_AT_ONCE, NUM_BESIDE_DEVICE
@@ -37,6 +38,7 @@ class Core:
 
     Attributes:
         returner: returns freed memory to the system.
+        memory_plan: figures of the memory plan that uses the store; empty: there is none.
 
     The constructor blocks until the disk tier is open. `end_at_exit` and `close` block until the I/O in progress has
     ended; `close` on a store's own thread does not block.
@@ -48,6 +50,7 @@ class Core:
 
     def __init__(self, store: object, options: StoreOptions) -> None:
         self.name = options.name
+        self.memory_plan: Mapping[str, float] = {}
         self._staging_bytes = options.staging_bytes
         self._opened_at = time.monotonic()
         self._closed_at: float | None = None
@@ -117,6 +120,7 @@ class Core:
                 io_mode=usage.io_mode,
                 host_memory=self.residency.slab.description,
                 codec_choices=disk.codec_choices(),
+                memory_plan=self.memory_plan,
             )
 
     def memory_use(self) -> MemoryUse:

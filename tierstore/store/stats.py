@@ -104,6 +104,9 @@ class StoreStats:
         memory_return: when freed memory is returned: "auto", "always", "never", or "off" and why.
         codec_choices: how often each codec was used, by kind of tensor: its dtype and, under "auto", what its bytes
             look like, such as "float32, many zeros". "bits" is a mask with a bit for each byte.
+        memory_plan: figures of the `MemoryPlan` that uses the store; empty: none does. `limit_bytes`,
+            `predicted_peak_bytes`, `measured_peak_bytes`, `predicted_step_seconds`, `measured_step_seconds`, and
+            `num_corrections`, how often it has planned again.
     """
 
     live_handles: int
@@ -143,6 +146,7 @@ class StoreStats:
     host_memory: str
     memory_return: str = ""
     codec_choices: Mapping[str, Mapping[str, int]]
+    memory_plan: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, counters: Counters, **now: Any) -> StoreStats:

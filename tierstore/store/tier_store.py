@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self
@@ -195,9 +195,9 @@ class TierStore:
             ConfigError: an argument cannot be used.
             StorageIOError: `open_disk` raised OSError. Any other of its errors is raised as it is.
         """
-        given = {"host_bytes": host_bytes, "staging_bytes": staging_bytes}
+        sizes = {"host_bytes": host_bytes, "staging_bytes": staging_bytes}
         store = cls.__new__(cls)
-        store._begin(options_over(open_disk, name, {**given, "return_memory": return_memory, "copies": copies}))
+        store._begin(options_over(open_disk, name, {**sizes, "return_memory": return_memory, "copies": copies}))
         return store
 
     @classmethod
@@ -308,30 +308,20 @@ class TierStore:
         self.residency.flush()
         self.traces.flush()
 
-    @contextmanager
-    def trace(self, path: str | PathLike[str]) -> Iterator[None]:
+    def trace(self, path: str | PathLike[str]) -> AbstractContextManager[None]:
         """Record what the store does inside the block, on all threads, and write it to a file. See `docs/tracing.md`.
 
-        The trace covers the scopes that are entered inside, and ends with the block, so backward belongs inside too.
-        (`tiered_offload(store, trace=path)` traces a single scope, until everything that it saved is gone.)
-        Entering opens the file; leaving waits until it is written. A file that this store has traced to before is
-        continued; any other is overwritten. Errors of the file never disturb training, and training never waits for it.
+        The trace covers the scopes entered inside and ends with the block, so backward belongs inside too. A single
+        scope is traced by `tiered_offload(store, trace=path)`. Entering opens the file; leaving waits until it is
+        written. A file that this store has traced to before is continued; any other is overwritten. Training never
+        waits for the file, and its errors never disturb training.
 
         Raises:
             ConfigError: at the beginning: the path cannot be written to, or a trace of this store is not over.
             StorageIOError: at the end: the file could not be written (a full disk); it is cut short.
             StoreClosedError: at the beginning: the store is closed.
         """
-        if self.traces.recorder is not None:
-            raise ConfigError("trace", path, f"this store is being traced to {self.traces.recorder.place} already")
-        recorder = self.traces.begin(path)
-        self.traces.enter(recorder)
-        self.traces.recorder = recorder
-        try:
-            yield
-        finally:
-            self.traces.leave(recorder)
-            self.traces.end(_CLOSE_DEADLINE_SECONDS)
+        return self.traces.tracing(path, _CLOSE_DEADLINE_SECONDS)
 
     @uncompiled
     def stats(self) -> StoreStats:
@@ -375,6 +365,16 @@ class TierStore:
         reason = self._core.why_memory_stays()
         if reason is not None:
             warnings.warn(f"{self!r}: {reason}", TierStoreWarning, stacklevel=stacklevel_of_user())
+
+    def keep_within(self, limit_bytes: int | None, host_bytes: int | None) -> None:
+        """Set limits for a memory plan; None: as the store was opened. `limit_bytes`: resident memory of the process, at
+        which freed memory is returned. `host_bytes`: host memory that the store may hold, staging aside."""
+        self._core.returner.limit(limit_bytes)
+        self.residency.limit_host(self.host_bytes if host_bytes is None else host_bytes)
+
+    def tell_plan(self, memory_plan: Mapping[str, float]) -> None:
+        """Have `stats().memory_plan` give these figures."""
+        self._core.memory_plan = dict(memory_plan)
 
     # --- for the hooks ----------------------------------------------------------------------------------------
 

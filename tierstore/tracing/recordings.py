@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from ..errors import ConfigError, ConfigTypeError, StorageIOError
@@ -86,6 +86,20 @@ class Recordings:
         """Stop recording a scope, or the store. Its graphs are recorded until they are gone."""
         with self._observed.lock:
             recorder.num_inside -= 1
+
+    @contextmanager
+    def tracing(self, path: str | os.PathLike[str], deadline_seconds: float) -> Iterator[None]:
+        """See `TierStore.trace`."""
+        if self.recorder is not None:
+            raise ConfigError("trace", path, f"this store is being traced to {self.recorder.place} already")
+        recorder = self.begin(path)
+        self.enter(recorder)
+        self.recorder = recorder
+        try:
+            yield
+        finally:
+            self.leave(recorder)
+            self.end(deadline_seconds)
 
     def flush(self) -> None:
         """Block until everything recorded is written or writing has failed, at most for a minute."""
