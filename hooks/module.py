@@ -5,7 +5,8 @@ See NOTE [In place] in `in_place.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -13,14 +14,15 @@ from torch import nn
 from tierstore.residency.uncompiled import uncompiled
 from tierstore.store.tier_store import TierStore
 
+from .below import Packed
 from .checkpoints import is_in_checkpoint, pack_inputs
 from .in_place import call_plainly, check_callable, put_around_calls
 from .offload import tiered_offload
 
-__all__ = ["offload_module", "remove_offload"]
+__all__ = ["ModuleScope", "offload_module", "remove_offload"]
 
 
-class _ModuleScope(tiered_offload):
+class ModuleScope(tiered_offload):
     """The scope of a module's calls. Copies of the module share it; in a pickled module there is None in its place."""
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -35,17 +37,23 @@ class _ModuleScope(tiered_offload):
         with self:
             return call(*args, **kwargs)
 
+    @contextmanager
+    def packing(self) -> Iterator[Callable[[Any], Packed]]:
+        """Inside it, the pack hook of an entry of its own, which is not put on the thread."""
+        scope, is_done = self._new_scope(), False
+        try:
+            yield scope.pack
+            is_done = True
+        finally:
+            scope.settle(failed=not is_done)
+
     @uncompiled
     def _stays_out(self) -> bool:
         """Whether the call about to be made is inside a checkpointed region, whose inputs are then stored instead."""
         if not is_in_checkpoint():
             return False
-        scope, packed = self._new_scope(), False
-        try:
-            pack_inputs(scope.pack)
-            packed = True
-        finally:
-            scope.settle(failed=not packed)
+        with self.packing() as pack:
+            pack_inputs(pack)
         return True
 
 
@@ -77,7 +85,7 @@ def offload_module(module: nn.Module, *, store: TierStore, **options: Any) -> nn
         ConfigError: an argument cannot be used, or forward does not exist, is a generator function or an async one.
     """
     check_callable(module)
-    put_around_calls(module, _ModuleScope(store, **options))
+    put_around_calls(module, ModuleScope(store, **options))
     return module
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnsupportedTorchError,
     )
     from .hooks import keep_resident, offload_module, remove_offload, selective_checkpoint_contexts, tiered_offload
+    from .memory_plan import MemoryPlan, plan_memory
     from .residency.handle import Handle
     from .store.stats import StoreStats
     from .store.tier_store import TierStore
@@ -44,6 +45,7 @@ __all__ = [
     "CorruptDataError",
     "DaemonUnavailableError",
     "Handle",
+    "MemoryPlan",
     "ModifiedInPlaceError",
     "ProtocolError",
     "QuotaExceededError",
@@ -58,6 +60,7 @@ __all__ = [
     "UnsupportedTorchError",
     "keep_resident",
     "offload_module",
+    "plan_memory",
     "remove_offload",
     "selective_checkpoint_contexts",
     "tiered_offload",
@@ -67,10 +70,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Handle": ".residency.handle",
+    "MemoryPlan": ".memory_plan",
     "StoreStats": ".store.stats",
     "TierStore": ".store.tier_store",
     "keep_resident": ".hooks",
     "offload_module": ".hooks",
+    "plan_memory": ".memory_plan",
     "remove_offload": ".hooks",
     "selective_checkpoint_contexts": ".hooks",
     "tiered_offload": ".hooks",

@@ -367,8 +367,8 @@ class TierStore:
             warnings.warn(f"{self!r}: {reason}", TierStoreWarning, stacklevel=stacklevel_of_user())
 
     def keep_within(self, limit_bytes: int | None, host_bytes: int | None) -> None:
-        """Set limits for a memory plan; None: as the store was opened. `limit_bytes`: resident memory of the process, at
-        which freed memory is returned. `host_bytes`: host memory that the store may hold, staging aside."""
+        """Set limits for a memory plan. None: as the store was opened. `limit_bytes`: resident memory of the process;
+        freed memory is returned before it is reached. `host_bytes`: what the store may hold, staging aside."""
         self._core.returner.limit(limit_bytes)
         self.residency.limit_host(self.host_bytes if host_bytes is None else host_bytes)
 

@@ -1,0 +1,239 @@
+"""Planned training under limits that the kernel enforces, beside each single strategy.
+
+Three models at 75, 50 and 35 % of the resident memory that each takes when it is trained plainly. The kernel enforces
+the limit by a memory cgroup. Each strategy trains in a process of its own; they take turns, a step each, and ratios
+count within a turn. A strategy that the kernel kills has no step.
+
+* *checkpoint*: every block by `torch.utils.checkpoint`; *every other*: every second one.
+* *offload*: `tiered_offload(TierStore(directory))`, with default options.
+* *budget*: `torch.compile` with the backend "aot_eager_decomp_partition" and an `activation_memory_budget`: the largest
+  of the limit's share, half of it and none that trains. Its step is compared as a ratio to plain training compiled by
+  the same backend.
+* *plan*: `plan_memory(..., limit=)`, which is told the limit and nothing else, then `apply`.
+
+All use SGD and the default environment. The last losses are compared bit for bit with those of plain training.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from .cgroup import memory_cgroup
+from .goals import Goal
+from .harness import Benchmark, main_of_one_variant
+from .memory_limit import Figures, Training
+from .plan_models import MODELS, blocks_of_model
+
+SHARES = (75, 50, 35)
+PLAIN, COMPILED = "plain", "plain, compiled"
+SINGLE = ("checkpoint", "every other", "offload", "budget")
+PLAN = "plan"
+STRATEGIES = (PLAIN, *SINGLE, PLAN)
+CASES = {f"{model} at {share} %": (model, share) for model in MODELS for share in SHARES}
+WARM_UP_STEPS, TURNS = 5, 3
+"""The plan may decide again after four steps."""
+
+
+def variant_of(case: str, strategy: str) -> str:
+    """A name for the table."""
+    return f"{case}: {strategy}"
+
+
+def _goals(case: str) -> list[Goal]:
+    plan = variant_of(case, PLAN)
+    return [
+        Goal(f"{case}: peak, of the limit", "peak_to_limit", plan, at_most=1.0),
+        Goal(f"{case}: peak, of the predicted", "peak_to_predicted", plan, at_most=1.03),
+        Goal(f"{case}: step, of the predicted", "step_to_predicted", plan, at_most=1.05),
+        Goal(f"{case}: step, of the best single strategy's", "step_to_best", plan, at_most=1.02),
+        Goal(f"{case}: last loss, bit for bit", "last_loss", plan, equals=1, of=(variant_of(case, PLAIN),)),
+    ]
+
+
+BENCHMARK = Benchmark(
+    name="memory_plan",
+    question="A plan of memory within 75, 50 and 35 % of what plain training takes",
+    variants=tuple(variant_of(case, strategy) for case in CASES for strategy in STRATEGIES),
+    processes={case: tuple(variant_of(case, strategy) for strategy in STRATEGIES) for case in CASES},
+    rounds=1,
+    compare="none",
+    settings={"turns": TURNS, "warm_up_steps": WARM_UP_STEPS, "num_threads": torch.get_num_threads()},
+    timeout_seconds=900,
+    plotted=("step_to_plain", "peak_bytes"),
+    goals=tuple(goal for case in CASES for goal in _goals(case)),
+)
+
+
+def measure(case: str, scratch: Path) -> dict[str, Figures]:
+    """Medians of the steps of each strategy within the case's limit."""
+    model, share = CASES[case]
+    plain_bytes = _plain_peak(model, scratch)
+    limit_bytes = plain_bytes * share // 100
+    budget = _budget_that_trains(model, share / 100, limit_bytes, scratch)
+    wanted: dict[str, tuple[int | None, float]] = {
+        PLAIN: (None, 0),
+        COMPILED: (None, 0),
+        **dict.fromkeys(("checkpoint", "every other", "offload", PLAN), (limit_bytes, 0)),
+    }
+    if budget is not None:
+        wanted["budget"] = limit_bytes, budget
+    with ExitStack() as stack:
+        trainings = {
+            strategy: stack.enter_context(_training(model, strategy, limit, value, scratch))
+            for strategy, (limit, value) in wanted.items()
+        }
+        for _ in range(WARM_UP_STEPS):
+            for training in trainings.values():
+                training.step()
+        turns = []
+        for turn in range(TURNS):
+            order = list(trainings) if turn % 2 else list(trainings)[::-1]
+            turns.append({strategy: trainings[strategy].step() for strategy in order})
+        found = {strategy: trainings[strategy].figures([turn[strategy] for turn in turns]) for strategy in trainings}
+    _add_ratios(found, turns, limit_bytes)
+    return {variant_of(case, strategy): found.get(strategy, {"trains": 0.0}) for strategy in STRATEGIES}
+
+
+def _add_ratios(found: dict[str, Figures], turns: list[dict[str, Figures]], limit_bytes: int) -> None:
+    seconds = {strategy: [turn[strategy]["step_seconds"] for turn in turns if turn.get(strategy)] for strategy in found}
+    for strategy, figures in found.items():
+        figures["trains"] = float(len(seconds[strategy]) == TURNS)
+        if figures["trains"]:
+            against = seconds[COMPILED if strategy == "budget" else PLAIN]
+            ratios = [own / plain for own, plain in zip(seconds[strategy], against, strict=True)]
+            figures["step_to_plain"] = statistics.median(ratios)
+            figures["peak_to_limit"] = figures["peak_bytes"] / limit_bytes
+    best = min((found[name]["step_to_plain"] for name in SINGLE if found.get(name, {}).get("trains")), default=None)
+    plan = found[PLAN]
+    if plan["trains"]:
+        plan["peak_to_predicted"] = plan["peak_bytes"] / plan["predicted_bytes"]
+        plan["step_to_predicted"] = plan["step_seconds"] / plan["predicted_seconds"]
+        if best is not None:
+            plan["step_to_best"] = plan["step_to_plain"] / best
+
+
+def _plain_peak(model: str, scratch: Path) -> int:
+    with _training(model, PLAIN, None, 0, scratch) as training:
+        return int(max(training.step()["peak_bytes"] for _ in range(3)))
+
+
+def _budget_that_trains(model: str, share: float, limit_bytes: int, scratch: Path) -> float | None:
+    for budget in (share, share / 2, 0.0):
+        with _training(model, "budget", limit_bytes, budget, scratch) as training:
+            if all(training.step() for _ in range(3)):
+                return budget
+    return None
+
+
+@contextmanager
+def _training(model: str, strategy: str, limit_bytes: int | None, budget: float, scratch: Path) -> Iterator[Training]:
+    request = json.dumps([model, strategy, limit_bytes, budget, str(scratch)])
+    with memory_cgroup() as cgroup:
+        if limit_bytes is not None:
+            cgroup.limit(limit_bytes)
+        command = cgroup.command([sys.executable, "-m", "bench.memory_plan", "--train", request])
+        with (
+            suppress(BrokenPipeError),  # it was killed before it read its last line
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
+        ):
+            yield Training(strategy, process, cgroup)
+
+
+# --- in the cgroup ----------------------------------------------------------------------------------------------------
+
+Loss = Callable[[], torch.Tensor]
+
+
+def train(name: str, strategy: str, limit_bytes: int | None, budget: float, scratch: str) -> None:
+    """One step for each line of standard input, a line of figures for each step."""
+    torch.manual_seed(0)
+    model, batch = MODELS[name]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with ExitStack() as stack:
+        loss_of, figures_of = _prepared(strategy, model, batch, limit_bytes, budget, scratch, stack)
+        torch.manual_seed(1)
+        for _ in sys.stdin:
+            Path("/proc/self/clear_refs").write_text("5")
+            began = time.perf_counter()
+            loss = loss_of()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seconds = time.perf_counter() - began
+            figures = {"step_seconds": seconds, "peak_bytes": _peak_bytes(), "last_loss": loss.item()}
+            del loss
+            gc.collect()
+            print(json.dumps(figures | figures_of()), flush=True)
+
+
+def _prepared(
+    strategy: str,
+    model: nn.Module,
+    batch: tuple[Any, ...],
+    limit_bytes: int | None,
+    budget: float,
+    scratch: str,
+    stack: ExitStack,
+) -> tuple[Loss, Callable[[], Figures]]:
+    """What computes the loss, and what else is told of a step."""
+    import tierstore
+
+    loss_of: Loss = lambda: model(*batch)  # noqa: E731 - what follows wraps it
+    if strategy in ("checkpoint", "every other"):
+        for block in blocks_of_model(model)[:: 1 if strategy == "checkpoint" else 2]:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    elif strategy in ("budget", COMPILED):
+        if strategy == "budget":
+            torch._functorch.config.activation_memory_budget = budget
+        compiled = torch.compile(model, backend="aot_eager_decomp_partition")
+        return lambda: compiled(*batch), dict
+    elif strategy == "offload":
+        store = stack.enter_context(tierstore.TierStore(scratch))
+        return tierstore.tiered_offload(store)(loss_of), dict
+    elif strategy == PLAN:
+        store = stack.enter_context(tierstore.TierStore(scratch))
+        began = time.perf_counter()
+        plan = tierstore.plan_memory(model, loss_of, store=store, limit=limit_bytes)
+        planning_seconds = time.perf_counter() - began
+        print(plan, file=sys.stderr)
+        plan.apply(model)
+
+        def told() -> Figures:
+            now = store.stats().memory_plan
+            return {
+                "predicted_bytes": now["predicted_peak_bytes"],
+                "predicted_seconds": now["predicted_step_seconds"],
+                "corrections": now["num_corrections"],
+                "planning_seconds": planning_seconds,
+                "decision_seconds": plan.decision_seconds,
+            }
+
+        return loss_of, told
+    return loss_of, dict
+
+
+def _peak_bytes() -> int:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024 if found else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--train":
+        train(*json.loads(sys.argv[2]))
+    else:
+        main_of_one_variant(measure)

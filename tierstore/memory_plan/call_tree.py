@@ -1,0 +1,166 @@
+"""Which module saves which storages: the calls of one forward, as a tree.
+
+Storages are named by the address of their implementation. A weak reference to each is held, so that no address is used
+again while the tree lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..hooks.in_place import call_plainly, put_around_calls
+from ..residency.layout import storage_of
+from ..residency.torch_names import tree_leaves
+
+__all__ = ["CallNode", "CallTree", "Storages", "storages_among"]
+
+
+class Storages:
+    """Names for storages.
+
+    Attributes:
+        nbytes: of each storage, by its name.
+    """
+
+    def __init__(self, kept_anyway: nn.Module) -> None:
+        self.nbytes: dict[int, int] = {}
+        self._references: dict[int, StorageWeakRef] = {}
+        self._ignored = {
+            tensor.untyped_storage()._cdata
+            for tensor in (*kept_anyway.parameters(), *kept_anyway.buffers())
+            if type(tensor.data) is torch.Tensor or isinstance(tensor, nn.Parameter)
+            if storage_of(tensor.detach()) is not None
+        }
+
+    def name_of(self, tensor: torch.Tensor) -> int | None:
+        """The name of a tensor's storage; None: it has none, or is of a parameter or a buffer of the model."""
+        found = storage_of(tensor)
+        if found is None:
+            return None
+        storage = found[0]
+        name: int = storage._cdata
+        if name in self._ignored:
+            return None
+        if name not in self._references:
+            self._references[name] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self.nbytes[name] = storage.nbytes()
+        return name
+
+
+def storages_among(values: Any, storages: Storages) -> dict[int, int]:
+    """The names and sizes of the storages of the tensors in nested `values`."""
+    found: dict[int, int] = {}
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, torch.Tensor):
+            name = storages.name_of(leaf)
+            if name is not None:
+                found[name] = storages.nbytes[name]
+    return found
+
+
+@dataclass(eq=False)
+class CallNode:
+    """One call of a module.
+
+    Attributes:
+        name: the module's, as in `named_modules`.
+        is_leaf: the module has no members.
+        inputs: storages of its arguments: names and sizes.
+        saved: storages that autograd saved in it, but not in calls inside it.
+        calls: the calls inside it, in order.
+    """
+
+    name: str
+    is_leaf: bool
+    inputs: dict[int, int] = field(default_factory=dict)
+    saved: dict[int, int] = field(default_factory=dict)
+    calls: list[CallNode] = field(default_factory=list)
+
+    def all_saved(self) -> dict[int, int]:
+        """Storages that autograd saved in it and in calls inside it."""
+        found = dict(self.saved)
+        for call in self.calls:
+            found |= call.all_saved()
+        return found
+
+    def walk(self) -> Iterator[CallNode]:
+        """This call and all inside it."""
+        yield self
+        for call in self.calls:
+            yield from call.walk()
+
+
+class CallTree:
+    """Watches the calls of a model's modules while it is entered.
+
+    Only modules that have members are watched, and the members of the model itself: calls of leaves are many.
+
+    Args:
+        model: is watched; nothing may be around the calls of its modules.
+        storages: gives the names.
+
+    Attributes:
+        root: stands for all of forward, the loss included.
+    """
+
+    def __init__(self, model: nn.Module, storages: Storages) -> None:
+        self.root = CallNode("", is_leaf=False)
+        self._open = [self.root]
+        self._storages = storages
+        self._watched = [
+            (name, module)
+            for name, module in model.named_modules()
+            if can_be_called(module) and (any(module.children()) or module in list(model.children()))
+        ]
+
+    def __enter__(self) -> CallTree:
+        for name, module in self._watched:
+            put_around_calls(module, _Watch(self, name, is_leaf=not any(module.children())))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _, module in self._watched:
+            call_plainly(module)
+
+    def saw(self, tensor: torch.Tensor) -> bool:
+        """Note a saved tensor. For the `select` of a scope: True, so that it is stored."""
+        name = self._storages.name_of(tensor)
+        if name is not None:
+            self._open[-1].saved[name] = self._storages.nbytes[name]
+        return True
+
+    def begin(self, name: str, *, is_leaf: bool, arguments: Any) -> None:
+        """A module is called."""
+        call = CallNode(name, is_leaf, storages_among(arguments, self._storages))
+        self._open[-1].calls.append(call)
+        self._open.append(call)
+
+    def end(self) -> None:
+        """The module that was called last returns."""
+        self._open.pop()
+
+
+class _Watch:
+    """Tells a tree of a module's calls. An `Around`."""
+
+    def __init__(self, tree: CallTree, name: str, *, is_leaf: bool) -> None:
+        self._tree, self._name, self._is_leaf = tree, name, is_leaf
+
+    def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `Around`."""
+        self._tree.begin(self._name, is_leaf=self._is_leaf, arguments=(args, kwargs))
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self._tree.end()
+
+
+def can_be_called(module: nn.Module) -> bool:
+    """Whether the module has a forward of its own, which containers like `ModuleList` have not."""
+    return getattr(module.forward, "__func__", None) is not nn.Module.forward

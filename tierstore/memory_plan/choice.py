@@ -1,0 +1,146 @@
+"""Decides by prices, tries the decision in real steps, and corrects the prices where they missed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from .decision import Decision, decide
+from .menu import Action, Option
+from .prices import Prices, Trials
+from .steps import Measured
+
+__all__ = ["Choice", "Corrected", "choose"]
+
+_MARGIN = 0.02
+"""The share of a limit that a decision leaves free: what allocators take differs from step to step."""
+_LEAST_MARGIN_BYTES = 16 * 2**20
+_NUM_TRIALS = 4
+_USED_ENOUGH = 0.9
+PEAK_MISS, TIME_MISS = 0.03, 0.05
+"""Misses of a prediction by more than these shares are corrected."""
+
+
+class Choice(NamedTuple):
+    """A decision that was tried.
+
+    Attributes:
+        decision: what is done.
+        measured: the step and the peak in its trial.
+    """
+
+    decision: Decision
+    measured: Measured
+
+    @classmethod
+    def untried(cls, decision: Decision) -> Choice:
+        """A decision that is believed."""
+        return cls(decision, Measured(decision.step_seconds, decision.peak_bytes))
+
+
+class Corrected:
+    """Prices, and how far predictions by them have missed.
+
+    Args:
+        prices: as they were measured.
+        limit_bytes: for the peak.
+
+    Attributes:
+        prices: with the corrections.
+        offset_bytes: the measured peak was so much above the predicted one.
+        decision_seconds: time that the solver has taken.
+    """
+
+    def __init__(self, prices: Prices, limit_bytes: int) -> None:
+        self.prices = prices
+        self.offset_bytes = 0
+        self.decision_seconds = 0.0
+        self._limit_bytes = limit_bytes
+
+    def decide(self) -> Decision | None:
+        """The fastest decision within the limit; None: there is none."""
+        target_bytes = self._limit_bytes - _margin(self._limit_bytes) - self.offset_bytes
+        prices, began = self.prices, time.perf_counter()
+        decision = decide(prices.options, prices.moments, prices.costs, target_bytes)
+        self.decision_seconds += time.perf_counter() - began
+        return decision
+
+    def needed_bytes(self, decision: Decision) -> int:
+        """The least limit for which a decision would be made."""
+        peak_bytes = decision.peak_bytes + self.offset_bytes
+        return peak_bytes + _margin(int(peak_bytes / (1 - _MARGIN)))
+
+    def learn_peak(self, decision: Decision, measured: Measured) -> None:
+        """Take in the measured peak alone.
+
+        Within the limit, a peak above the prediction is no miss: allocators keep freed memory until it is short.
+        """
+        missed_bytes = measured.peak_bytes - decision.peak_bytes
+        self.offset_bytes = missed_bytes if measured.peak_bytes > self._limit_bytes else min(missed_bytes, 0)
+
+    def learn(self, decision: Decision, measured: Measured) -> None:
+        """Take in what a step under a decision was measured to need."""
+        self.learn_peak(decision, measured)
+        costs = self.prices.costs
+        missed_seconds = measured.seconds - decision.step_seconds
+        if all(option.action == Action("keep") for option in decision.chosen.values()):
+            costs = replace(costs, step_seconds=measured.seconds)
+        elif decision.stored_bytes:
+            # Computing again was measured for each block; what the store costs depends on how much it has to move.
+            per_byte = costs.store_seconds + missed_seconds / decision.stored_bytes
+            costs = replace(costs, store_seconds=max((costs.store_seconds + per_byte) / 2, 0.0))
+        else:
+            added_seconds = sum(option.seconds for option in decision.chosen.values())
+            if added_seconds > 0:
+                factor = max(1 + missed_seconds / added_seconds, 0.25)
+                self.prices = self.prices._replace(options=_scaled(self.prices.options, (1 + factor) / 2))
+        self.prices = self.prices._replace(costs=costs)
+
+
+def choose(
+    trials: Trials, corrected: Corrected, limit_bytes: int, known: list[Choice], *, num_trials: int
+) -> Choice | None:
+    """The fastest choice that was measured to stay within the limit; None: none did.
+
+    Args:
+        known: choices measured before.
+        num_trials: of decisions, at most.
+    """
+    tried = list(known)
+    for choice in known:
+        corrected.learn_peak(choice.decision, choice.measured)
+    keep = corrected.prices.uniform(Action("keep"))
+    if keep.peak_bytes <= limit_bytes and num_trials:
+        tried.append(Choice(keep, trials.take(keep, corrected.prices)))
+        corrected.learn(*tried[-1])
+        if tried[-1].measured.peak_bytes <= limit_bytes:
+            return tried[-1]
+    for _ in range(num_trials):
+        decision = corrected.decide()
+        if decision is None or any(_actions(decision) == _actions(choice.decision) for choice in tried):
+            break
+        measured = trials.take(decision, corrected.prices)
+        tried.append(Choice(decision, measured))
+        corrected.learn(decision, measured)
+        is_used = _USED_ENOUGH * limit_bytes <= measured.peak_bytes <= limit_bytes
+        if is_used and abs(measured.seconds / decision.step_seconds - 1) <= TIME_MISS:
+            break
+    fitting = [choice for choice in tried if choice.measured.peak_bytes <= limit_bytes]
+    return min(fitting, key=lambda choice: choice.measured.seconds, default=None)
+
+
+def _actions(decision: Decision) -> Mapping[str, Action]:
+    return {name: option.action for name, option in decision.chosen.items()}
+
+
+def _scaled(options: Mapping[str, list[Option]], factor: float) -> dict[str, list[Option]]:
+    return {
+        name: [replace(option, seconds=option.seconds * factor) for option in several]
+        for name, several in options.items()
+    }
+
+
+def _margin(limit_bytes: int) -> int:
+    return max(_LEAST_MARGIN_BYTES, int(_MARGIN * limit_bytes))

@@ -1,0 +1,244 @@
+"""The fastest choice of options within a limit: a mixed-integer program, solved by HiGHS (https://highs.dev).
+
+Pure numbers. One step is a sequence of *moments*: each call of a block in forward, then each in backward.
+At a moment, memory holds a base, what the moment itself needs, and what blocks keep for a backward that is still to
+come. A storage that several blocks keep counts once, until the last of them has used it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import highspy
+
+from .menu import Option
+
+__all__ = ["Costs", "Decision", "Moment", "decide", "decision_of"]
+
+_SOLVER_SECONDS = 8.0
+_GAP = 1e-3
+_MIB = 2.0**-20  # the program is in MiB: solvers work best with numbers of similar size
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A part of the step in which memory is used.
+
+    Attributes:
+        bytes: the most that is used, beside what blocks keep for later.
+        holders: the blocks that hold what they keep then.
+        block: the block that is called, or whose backward runs; None: none.
+        stored_bytes: in the place of `bytes` if that block's saved tensors go to the store and come back one by one.
+    """
+
+    bytes: int
+    holders: frozenset[str]
+    block: str | None = None
+    stored_bytes: int = 0
+
+    def bytes_for(self, option: Option) -> int:
+        """The most that is used if this is done with the block."""
+        return self.stored_bytes if option.action.kind == "store" else self.bytes
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What all decisions share.
+
+    Attributes:
+        step_seconds: of a step in which everything is kept.
+        store_seconds: for each byte that goes to the store and comes back.
+        store_bytes: memory that the store itself needs, if anything goes to it.
+    """
+
+    step_seconds: float
+    store_seconds: float
+    store_bytes: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """An option for each block, by the block's name.
+
+    Attributes:
+        chosen: the options.
+        peak_bytes, step_seconds: as predicted.
+        stored_bytes: go to the store in a step.
+    """
+
+    chosen: Mapping[str, Option]
+    peak_bytes: int
+    step_seconds: float
+    stored_bytes: int
+
+
+def decide(
+    options: Mapping[str, Sequence[Option]], moments: Sequence[Moment], costs: Costs, limit_bytes: int | None
+) -> Decision | None:
+    """The fastest decision whose peak is within the limit; None: there is none.
+
+    Args:
+        options: of each block.
+        limit_bytes: None: the decision with the least peak is wanted instead.
+    """
+    program = _Program(options, moments, costs, limit_bytes)
+    chosen = program.solve()
+    return None if chosen is None else decision_of(chosen, moments, costs)
+
+
+def decision_of(chosen: Mapping[str, Option], moments: Sequence[Moment], costs: Costs) -> Decision:
+    """What a choice costs."""
+    return Decision(chosen, _peak_of(chosen, moments, costs), _seconds_of(chosen, costs), sum(_stored(chosen).values()))
+
+
+def _peak_of(chosen: Mapping[str, Option], moments: Iterable[Moment], costs: Costs) -> int:
+    """The most memory that is used at a moment."""
+    peak_bytes = 0
+    for moment in moments:
+        kept: dict[int, int] = {}
+        for name in moment.holders:
+            kept |= chosen[name].kept
+        own_bytes = moment.bytes if moment.block is None else moment.bytes_for(chosen[moment.block])
+        peak_bytes = max(peak_bytes, own_bytes + sum(kept.values()))
+    return peak_bytes + (costs.store_bytes if _stored(chosen) else 0)
+
+
+def _seconds_of(chosen: Mapping[str, Option], costs: Costs) -> float:
+    """How long a step takes."""
+    added_seconds = sum(option.seconds for option in chosen.values())
+    return costs.step_seconds + added_seconds + costs.store_seconds * sum(_stored(chosen).values())
+
+
+def _stored(chosen: Mapping[str, Option]) -> dict[int, int]:
+    stored: dict[int, int] = {}
+    for option in chosen.values():
+        stored |= option.stored
+    return stored
+
+
+class _Program:
+    """The mixed-integer program of one decision. Rows bound sums of columns."""
+
+    def __init__(
+        self,
+        options: Mapping[str, Sequence[Option]],
+        moments: Sequence[Moment],
+        costs: Costs,
+        limit_bytes: int | None,
+    ) -> None:
+        self._options = options
+        self._shared = _shared_storages(options)
+        self._costs: list[float] = []
+        self._most: list[float] = []
+        self._rows: list[tuple[dict[int, float], float, float]] = []
+        self._any_of: dict[tuple[str, int, frozenset[str]], int] = {}
+        self._second = 1.0 if limit_bytes is not None else 1e-6  # what a second costs, beside a peak that costs 1 a MiB
+        self._chosen = {
+            name: [self._column(self._seconds(option, costs)) for option in several]
+            for name, several in options.items()
+        }
+        self._num_choices = len(self._costs)
+        for columns in self._chosen.values():
+            self._rows.append((dict.fromkeys(columns, 1.0), 1.0, 1.0))
+        self._uses_store = self._add_store(costs)
+        self._peak = self._column(1.0, most=highspy.kHighsInf) if limit_bytes is None else None
+        for moment in moments:
+            self._add_moment(moment, costs, limit_bytes or 0)
+
+    def solve(self) -> dict[str, Option] | None:
+        """The chosen options; None: there is no choice within the limit."""
+        solver = highspy.Highs()  # type: ignore[no-untyped-call]
+        solver.setOptionValue("output_flag", False)
+        solver.setOptionValue("time_limit", _SOLVER_SECONDS)
+        solver.setOptionValue("mip_rel_gap", _GAP)
+        num_columns = len(self._costs)
+        solver.addVars(num_columns, [0.0] * num_columns, self._most)
+        columns = list(range(num_columns))
+        solver.changeColsCost(num_columns, columns, self._costs)
+        for column in range(self._num_choices):
+            solver.changeColIntegrality(column, highspy.HighsVarType.kInteger)
+        for row, least, most in self._rows:
+            solver.addRow(least, most, len(row), list(row), list(row.values()))
+        solver.run()
+        if solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+            return None
+        values = list(solver.getSolution().col_value)
+        return {
+            name: self._options[name][max(range(len(own)), key=lambda place: values[own[place]])]
+            for name, own in self._chosen.items()
+        }
+
+    def _column(self, cost: float, most: float = 1.0) -> int:
+        self._costs.append(cost)
+        self._most.append(most)
+        return len(self._costs) - 1
+
+    def _seconds(self, option: Option, costs: Costs) -> float:
+        stored_bytes = self._own_bytes(option.stored)
+        return self._second * (option.seconds + costs.store_seconds * stored_bytes)
+
+    def _own_bytes(self, storages: Mapping[int, int]) -> int:
+        return sum(nbytes for storage, nbytes in storages.items() if storage not in self._shared)
+
+    def _add_store(self, costs: Costs) -> int:
+        """Have shared storages that are stored cost time. Returns the column that is 1 if anything is stored."""
+        uses_store = self._column(0.0)
+        for name, several in self._options.items():
+            storing = [column for column, option in zip(self._chosen[name], several, strict=True) if option.stored]
+            if storing:
+                self._rows.append(({uses_store: 1.0} | dict.fromkeys(storing, -1.0), 0.0, highspy.kHighsInf))
+        for storage, nbytes in self._shared.items():
+            column = self._column_of_any("stored", storage, frozenset(self._options))
+            if column is not None:
+                self._costs[column] = self._second * costs.store_seconds * nbytes
+        return uses_store
+
+    def _add_moment(self, moment: Moment, costs: Costs, limit_bytes: int) -> None:
+        """Bound what is in memory at the moment by the limit, or by the peak that is looked for."""
+        row = {self._uses_store: costs.store_bytes * _MIB}
+        for name in moment.holders:
+            for column, option in zip(self._chosen[name], self._options[name], strict=True):
+                row[column] = self._own_bytes(option.kept) * _MIB
+        for storage, nbytes in self._shared.items():
+            column_of_any = self._column_of_any("kept", storage, moment.holders)
+            if column_of_any is not None:
+                row[column_of_any] = nbytes * _MIB
+        if moment.block is not None:
+            for column, option in zip(self._chosen[moment.block], self._options[moment.block], strict=True):
+                row[column] = row.get(column, 0.0) + (moment.bytes_for(option) - moment.bytes) * _MIB
+        if self._peak is not None:
+            row[self._peak] = -1.0
+        self._rows.append((row, -highspy.kHighsInf, (limit_bytes - moment.bytes) * _MIB))
+
+    def _column_of_any(self, way: str, storage: int, blocks: frozenset[str]) -> int | None:
+        """A column that is 1 if any of the blocks keeps (or stores) the storage; None: no option of theirs does."""
+        holders = frozenset(
+            name for name in blocks if any(storage in _held(option, way) for option in self._options[name])
+        )
+        if not holders:
+            return None
+        key = way, storage, holders
+        if key not in self._any_of:
+            self._any_of[key] = column = self._column(0.0)
+            for name in holders:
+                several = zip(self._chosen[name], self._options[name], strict=True)
+                holding = [own for own, option in several if storage in _held(option, way)]
+                self._rows.append(({column: 1.0} | dict.fromkeys(holding, -1.0), 0.0, highspy.kHighsInf))
+        return self._any_of[key]
+
+
+def _held(option: Option, way: str) -> Mapping[int, int]:
+    return option.kept if way == "kept" else option.stored
+
+
+def _shared_storages(options: Mapping[str, Sequence[Option]]) -> dict[int, int]:
+    """The storages that more than one block may keep or store, with their sizes."""
+    users: dict[int, set[str]] = {}
+    sizes: dict[int, int] = {}
+    for name, several in options.items():
+        for option in several:
+            for storage, nbytes in (*option.kept.items(), *option.stored.items()):
+                users.setdefault(storage, set()).add(name)
+                sizes[storage] = nbytes
+    return {storage: sizes[storage] for storage, names in users.items() if len(names) > 1}

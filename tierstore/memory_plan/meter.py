@@ -1,0 +1,108 @@
+"""Memory in use, and the most since a moment: of this process, or of an accelerator."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from ..returning.allocator import allocator_of_process
+
+__all__ = ["AcceleratorMeter", "Meter", "ResidentMeter", "meter_of"]
+
+_STATUS = re.compile(rb"^(VmHWM|VmRSS):\s+(\d+) kB", re.MULTILINE)
+
+
+class Meter(Protocol):
+    """The memory of one tier.
+
+    Attributes:
+        unit: what is limited, for people.
+        is_of_host: it is host memory.
+    """
+
+    unit: str
+    is_of_host: bool
+
+    def level(self) -> int:
+        """Bytes in use now."""
+
+    def peak(self) -> int:
+        """The most bytes in use since `reset`."""
+
+    def reset(self) -> None:
+        """Forget the peak."""
+
+    def tidy(self) -> None:
+        """Return what an allocator keeps though it is free, so that `level` counts what is alive."""
+
+
+class ResidentMeter:
+    """The resident memory of this process: VmRSS and VmHWM of /proc/self/status (proc(5)), of all kinds of pages.
+
+    The peak is reset by writing 5 to /proc/self/clear_refs, which also resets what other readers of VmHWM see.
+    """
+
+    unit = "resident memory of the process"
+    is_of_host = True
+
+    def __init__(self) -> None:
+        self._release = allocator_of_process().release
+
+    def level(self) -> int:
+        """See `Meter`."""
+        return self._read()[b"VmRSS"]
+
+    def peak(self) -> int:
+        """See `Meter`."""
+        found = self._read()
+        return max(found[b"VmHWM"], found[b"VmRSS"])
+
+    def reset(self) -> None:
+        """See `Meter`. Raises OSError: the kernel does not offer it."""
+        with open("/proc/self/clear_refs", "wb", buffering=0) as file:
+            file.write(b"5")
+
+    def tidy(self) -> None:
+        """See `Meter`."""
+        if self._release is not None:
+            self._release()
+
+    @staticmethod
+    def _read() -> dict[bytes, int]:
+        status = Path("/proc/self/status").read_bytes()
+        return {name: int(kilobytes) * 1024 for name, kilobytes in _STATUS.findall(status)}
+
+
+class AcceleratorMeter:
+    """The memory that tensors take on an accelerator, as torch's caching allocator counts it."""
+
+    is_of_host = False
+    unit = "memory allocated on the accelerator"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def level(self) -> int:
+        """See `Meter`."""
+        return torch.accelerator.memory_allocated(self._device)
+
+    def peak(self) -> int:
+        """See `Meter`. Waits for the device."""
+        torch.accelerator.synchronize(self._device)
+        return torch.accelerator.max_memory_allocated(self._device)
+
+    def reset(self) -> None:
+        """See `Meter`. Waits for the device."""
+        torch.accelerator.synchronize(self._device)
+        torch.accelerator.reset_peak_memory_stats(self._device)
+
+    def tidy(self) -> None:
+        """See `Meter`: freed memory is not counted here."""
+
+
+def meter_of(device: torch.device) -> Meter:
+    """The meter of the tier that a model on `device` fills first."""
+    return ResidentMeter() if device.type == "cpu" else AcceleratorMeter(device)

@@ -1,0 +1,324 @@
+"""`MemoryPlan`: what is done with each block, in place, in a file, as a table and as a picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import torch
+from torch import nn
+
+from ..base.toml_file import read_toml, toml_text, typed
+from ..errors import ConfigError, ConfigTypeError
+from ..hooks.in_place import around_calls_of, call_plainly, check_callable, put_around_calls
+from ..hooks.module import ModuleScope
+from ..store.tier_store import TierStore
+from .applied import PlannedCalls
+from .choice import Choice, Corrected
+from .decision import Decision
+from .menu import Action, HeldOutput
+from .meter import Meter, meter_of
+from .watch import Expected, StepWatch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["BlockPlan", "MemoryPlan", "Predicted"]
+
+_FORMAT = 1
+
+
+class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a step needs.
+
+    Attributes:
+        peak_bytes: the most memory.
+        step_seconds: of forward and backward.
+    """
+
+    peak_bytes: int
+    step_seconds: float
+
+
+class BlockPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is done with one block.
+
+    Attributes:
+        name: of the module, as in `named_modules`.
+        module: its class.
+        action: "keep", "store" or "recompute".
+        stores: of "recompute": the block's inputs and held outputs go to the store.
+        held: of "recompute": operators whose outputs are held, as (number of the call, operator).
+        buffers: its buffers that forward changes.
+        saved_bytes: what autograd saves in it.
+        kept_bytes, stored_bytes: what stays in memory until backward, and what goes to the store.
+        differs: why it must not be computed again; "": it may be.
+    """
+
+    name: str
+    module: str
+    action: str
+    stores: bool = False
+    held: tuple[tuple[int, str], ...] = ()
+    buffers: tuple[str, ...] = ()
+    saved_bytes: int = 0
+    kept_bytes: int = 0
+    stored_bytes: int = 0
+    differs: str = ""
+
+    def as_action(self) -> Action:
+        """The same as an `Action`."""
+        held = tuple(HeldOutput(number, name) for number, name in self.held)
+        return Action(self.action, held, self.stores)  # type: ignore[arg-type]
+
+
+class _Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan as a file has it."""
+
+    format: int
+    limit_bytes: int
+    reserve_bytes: int
+    min_bytes: int
+    tier: str
+    predicted: Predicted
+    strategies: dict[str, Predicted]
+    blocks: tuple[BlockPlan, ...]
+
+
+class _Live(NamedTuple):
+    """What a plan knows that was made in this process."""
+
+    corrected: Corrected
+    decision: Decision
+    store: TierStore
+
+
+class MemoryPlan:
+    """What is done with each block of a model, so that a step stays within a limit. `plan_memory` makes one.
+
+    Printed, it is a table: what each block keeps, stores and computes again, and the peak and the step of the plan and
+    of each single strategy.
+
+    Attributes:
+        limit_bytes: for the peak.
+        predicted: peak and step under the plan.
+        strategies: peak and step of each single strategy, by its name.
+        blocks: what is done with each block.
+        is_needed: False: everything fits, and nothing is done.
+    """
+
+    def __init__(self, contents: _Contents, live: _Live | None) -> None:
+        self._contents = contents
+        self._live = live
+        self._watch: StepWatch | None = None
+
+    @classmethod
+    def of(
+        cls, choice: Choice, corrected: Corrected, limit_bytes: int, reserve_bytes: int, meter: Meter, store: TierStore
+    ) -> MemoryPlan:
+        """The plan of a choice."""
+        prices = corrected.prices
+        strategies = {
+            name: _predicted(prices.uniform(action), reserve_bytes)
+            for name, action in {
+                "keep everything": Action("keep"),
+                "store everything": Action("store"),
+                "recompute every block": Action("recompute"),
+            }.items()
+        }
+        predicted = Predicted(choice.measured.peak_bytes + reserve_bytes, choice.measured.seconds)
+        blocks = _blocks(choice.decision, corrected)
+        contents = _Contents(
+            _FORMAT, limit_bytes, reserve_bytes, prices.min_bytes, meter.unit, predicted, strategies, blocks
+        )
+        return cls(contents, _Live(corrected, choice.decision, store))
+
+    @property
+    def limit_bytes(self) -> int:
+        """The limit for the peak."""
+        return self._contents.limit_bytes
+
+    @property
+    def predicted(self) -> Predicted:
+        """Peak and step under the plan."""
+        return self._contents.predicted
+
+    @property
+    def strategies(self) -> Mapping[str, Predicted]:
+        """Peak and step of each single strategy."""
+        return self._contents.strategies
+
+    @property
+    def blocks(self) -> Sequence[BlockPlan]:
+        """What is done with each block."""
+        return self._contents.blocks
+
+    @property
+    def decision_seconds(self) -> float:
+        """Time that the solver has taken; 0 for a plan from a file."""
+        return 0.0 if self._live is None else self._live.corrected.decision_seconds
+
+    @property
+    def tier(self) -> str:
+        """What is limited, in words."""
+        return self._contents.tier
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything is done. If not, everything fits."""
+        return any(block.action != "keep" for block in self.blocks)
+
+    # --- in place --------------------------------------------------------------------------------------------------
+
+    def apply(self, model: nn.Module, *, store: TierStore | None = None) -> nn.Module:
+        """Do what the plan says in each call of the model, in place. Types, keys and attributes stay as they are.
+
+        The first steps are measured. If their peak misses the prediction by more than 3 %, or their time by more than
+        5 %, a plan made in this process decides again before the next step; `store.stats().memory_plan` tells.
+
+        Args:
+            model: the model that was planned, or one with the same modules.
+            store: takes what is stored. Default: the store that the plan was made with. A plan that was loaded from a
+                file and stores something needs it.
+
+        Returns:
+            The same model. `remove` takes the effect away.
+
+        Raises:
+            ConfigError: a block of the plan is missing or of another class, or is offloaded or planned already; the
+                plan is applied already; or there is no store.
+        """
+        if self._watch is not None:
+            raise ConfigError("model", type(model).__name__, "the plan is applied already: remove it first")
+        modules = self._modules_of(model)
+        store = store if store is not None else self._live.store if self._live is not None else None
+        if store is not None and not isinstance(store, TierStore):
+            raise ConfigTypeError("store", store, "give an open TierStore")
+        if store is None and any(block.as_action().uses_store for block in self.blocks):
+            raise ConfigError("store", None, "the plan stores something: give an open TierStore")
+        meter = meter_of(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
+        scope = None if store is None else ModuleScope(store, min_bytes=self._contents.min_bytes)
+        calls = {block.name: PlannedCalls(block.as_action(), block.buffers, scope) for block in self.blocks}
+        self._watch = StepWatch(self._expected(), calls, meter, store, self._live and self._live.corrected)
+        for name, through in calls.items():
+            put_around_calls(modules[name], through)
+        put_around_calls(model, self._watch.around(calls.get("")))
+        if store is not None and meter.is_of_host:
+            store.keep_within(self.limit_bytes, 0 if self.is_needed else None)
+        return model
+
+    def remove(self, model: nn.Module) -> nn.Module:
+        """Undo `apply`. What is stored already stays stored until its graph is gone. A plan not applied is left.
+
+        Returns:
+            The same model.
+        """
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            for module in self._modules_of(model, check=False).values():
+                call_plainly(module)
+            call_plainly(model)
+            watch.end()
+        return model
+
+    def _expected(self) -> Expected:
+        decision = None if self._live is None else self._live.decision
+        return Expected(self.limit_bytes, self.predicted.peak_bytes, self.predicted.step_seconds, decision)
+
+    def _modules_of(self, model: nn.Module, *, check: bool = True) -> dict[str, nn.Module]:
+        check_callable(model)
+        modules = dict(model.named_modules())
+        found = {}
+        for block in self.blocks:
+            module = modules.get(block.name)
+            kind = None if module is None else type(module).__name__
+            if module is None or (check and kind != block.module):
+                what = f"the plan is for a model with a {block.module} of that name" + (
+                    f", not a {kind}" if kind else ""
+                )
+                raise ConfigError("model", block.name, what)
+            if check and around_calls_of(module) is not None:
+                raise ConfigError("model", block.name, "it is offloaded or planned already: undo that")
+            found[block.name] = module
+        return found
+
+    # --- in a file -------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a TOML file; one that is there is replaced. Raises OSError."""
+        text = "# A plan of memory: tierstore.MemoryPlan.load reads it.\n"
+        Path(path).write_text(text + toml_text(msgspec.to_builtins(self._contents)), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> MemoryPlan:
+        """Read a plan from a file that `save` has written. It corrects nothing: it does not know the prices.
+
+        Raises:
+            ConfigError: the file cannot be read, or is not such a plan; names file and key.
+        """
+        contents = typed(read_toml(Path(path), "path"), _Contents, str(path))
+        if contents.format != _FORMAT:
+            raise ConfigError(f"{path}: format", contents.format, f"this release reads format {_FORMAT}")
+        return cls(contents, None)
+
+    # --- for people ------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        from .views import plan_text
+
+        return plan_text(self)
+
+    def __repr__(self) -> str:
+        return f"<MemoryPlan for {len(self.blocks)} blocks within {self.limit_bytes} bytes>"
+
+    def plot(self, file: str | os.PathLike[str] | None = None) -> Figure:
+        """Draw the step's time against the limit: a curve for the plan, a point for each single strategy.
+
+        Args:
+            file: where to write the picture; its suffix says the kind. None: nothing is written.
+
+        Returns:
+            The figure, of matplotlib.
+
+        Raises:
+            ConfigError: matplotlib is not installed, or the plan was loaded from a file, which has no prices.
+            OSError: the file cannot be written.
+        """
+        from .views import draw_plan
+
+        if self._live is None:
+            raise ConfigError("plot", "a plan from a file", "it has no prices: draw the plan that plan_memory returns")
+        figure = draw_plan(self, self._live.corrected)
+        if file is not None:
+            figure.savefig(file)
+        return figure
+
+
+def _predicted(decision: Decision, reserve_bytes: int) -> Predicted:
+    return Predicted(decision.peak_bytes + reserve_bytes, decision.step_seconds)
+
+
+def _blocks(decision: Decision, corrected: Corrected) -> tuple[BlockPlan, ...]:
+    prices = corrected.prices
+    blocks = []
+    for name, option in decision.chosen.items():
+        saved = next(other for other in prices.options[name] if other.action == Action("keep")).kept
+        action = option.action
+        blocks.append(
+            BlockPlan(
+                name,
+                prices.kinds[name],
+                action.kind,
+                action.stores,
+                tuple((output.number, output.name) for output in action.held),
+                tuple(prices.buffers[name]),
+                sum(saved.values()),
+                sum(option.kept.values()),
+                sum(option.stored.values()),
+                prices.differs.get(name, ""),
+            )
+        )
+    return tuple(blocks)

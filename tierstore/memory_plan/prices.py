@@ -1,0 +1,233 @@
+"""What each way costs, found out by a few real steps.
+
+The steps, in their order, each within little memory, since the model may not fit as it is:
+
+1. everything is stored: shows which modules are the blocks;
+2. forward alone, each block twice: its operators, what it saves, and whether it gives the same bits again;
+3. every block is computed again and its inputs are stored; then everything is stored: the memory of each moment;
+4. the same, undisturbed: how long it takes to compute each block again;
+5. everything is stored: what the store's work costs;
+6. if all of it fits: everything is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ..errors import ConfigError
+from ..hooks.in_place import around_calls_of
+from ..hooks.module import ModuleScope
+from ..hooks.offload import tiered_offload
+from ..store.tier_store import TierStore
+from .applied import PlannedCalls
+from .blocks import blocks_of
+from .call_tree import CallTree, Storages
+from .decision import Costs, Decision, Moment, decision_of
+from .menu import Action, Option, options_of
+from .meter import Meter
+from .recording import RecordedCall, Recorder, Recording
+from .steps import Measured, Steps, Timeline
+
+__all__ = ["Prices", "Trials", "measure_prices"]
+
+_MIB = 2**20
+_MIN_BYTES = (_MIB, 2**18, 2**16, 2**14)
+_MOST_SMALL = 0.03
+"""The share of all saved bytes that may stay because they are in small tensors."""
+_SCRATCH_BYTES = 16 * _MIB
+_USUAL_SECONDS, _LEAST_SECONDS = 0.4 / 2**30, 0.05 / 2**30
+"""What a byte in the store costs if that cannot be measured, and the least that is believed: it takes CPU time."""
+_LEAST_DIFFERENCE = 0.2
+"""Two steps tell what the store costs if they differ by this share of the bytes."""
+
+
+class Prices(NamedTuple):
+    """All that a decision needs to know, but the limit.
+
+    Attributes:
+        options: of each block.
+        moments: of a step.
+        costs: of a step.
+        kinds: the class of each block's module.
+        buffers: of each block: the buffers that its forward changes.
+        differs: of blocks that are not computed again: why.
+        min_bytes: smaller tensors are not stored.
+    """
+
+    options: dict[str, list[Option]]
+    moments: list[Moment]
+    costs: Costs
+    kinds: dict[str, str]
+    buffers: Mapping[str, Sequence[str]]
+    differs: dict[str, str]
+    min_bytes: int
+
+    def uniform(self, action: Action) -> Decision:
+        """The decision for this action in each block; blocks that cannot be computed again are stored instead."""
+        chosen = {}
+        for name, several in self.options.items():
+            by_action = {option.action: option for option in several}
+            chosen[name] = by_action.get(action) or by_action.get(Action("store")) or by_action[Action("keep")]
+        return decision_of(chosen, self.moments, self.costs)
+
+
+class Trials:
+    """Takes steps with actions applied.
+
+    Args:
+        model, run: as `plan_memory`'s.
+        store: takes what is stored.
+        meter: of the tier that is limited.
+    """
+
+    def __init__(self, model: nn.Module, run: Callable[[], torch.Tensor], store: TierStore, meter: Meter) -> None:
+        self.model, self.store, self.meter = model, store, meter
+        self.steps = Steps(model, run, meter)
+
+    def tidy(self) -> None:
+        """Wait until what is stored has left memory, and return what is free."""
+        self.store.flush()
+        self.meter.tidy()
+
+    def store_bytes(self) -> int:
+        """Memory of the limited kind that the store holds for itself now."""
+        return self.store.residency.slab.mapped_bytes if self.meter.is_of_host else 0
+
+    def calls_of(
+        self,
+        actions: Mapping[str, Action],
+        buffers: Mapping[str, Sequence[str]],
+        min_bytes: int,
+        prefetch: str = "learned",
+    ) -> dict[str, PlannedCalls]:
+        """What the calls of each block go through."""
+        scope = ModuleScope(self.store, min_bytes=min_bytes, prefetch=prefetch)
+        return {
+            name: PlannedCalls(action, buffers[name], scope if action.uses_store else None)
+            for name, action in actions.items()
+        }
+
+    def take(self, decision: Decision, prices: Prices) -> Measured:
+        """Two steps under the decision; the first lets the store learn its order. Times are the second's."""
+        actions = {name: option.action for name, option in decision.chosen.items()}
+        calls = self.calls_of(actions, prices.buffers, prices.min_bytes)
+        first, second = self.steps.take(calls), self.steps.take(calls)
+        return Measured(second.seconds, max(first.peak_bytes, second.peak_bytes))
+
+
+def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, Measured]]]:
+    """Find out the prices. Also returns the decisions that were measured on the way.
+
+    Raises:
+        ConfigError: no block saves anything that could be moved, or something is around the model's calls already.
+    """
+    model, store, steps = trials.model, trials.store, trials.steps
+    for name, module in model.named_modules():
+        if around_calls_of(module) is not None:
+            raise ConfigError("model", name or type(model).__name__, "it is offloaded or planned already: undo that")
+    storages = Storages(model)
+    tree = CallTree(model, storages)
+    with tree:
+        steps.take({}, scope=tiered_offload(store, min_bytes=1, select=tree.saw))
+    names = blocks_of(tree.root)
+    if not names:
+        raise ConfigError("model", type(model).__name__, "autograd saves nothing in its modules that could be moved")
+    recording = _record(trials, names)
+    calls = {name: [call for call in recording.calls if call.name == name] for name in names}
+    calls = {name: several for name, several in calls.items() if several}
+    min_bytes = _min_bytes(recording)
+    buffers = {name: sorted({buffer for call in several for buffer in call.buffers}) for name, several in calls.items()}
+    differs = {name: call.differs for name, several in calls.items() for call in several if call.differs}
+    again = {name: Action("store") if name in differs else Action("recompute", stores=True) for name in calls}
+    moments = _moments(trials, again, buffers, min_bytes)
+    planned = trials.calls_of(again, buffers, min_bytes)
+    recompute_step = steps.take(planned)
+    recompute_seconds = {name: calls.recompute_seconds for name, calls in planned.items()}
+    stored = trials.calls_of(dict.fromkeys(calls, Action("store")), buffers, min_bytes)
+    steps.take(stored)
+    store_step = steps.take(stored)
+    options = {name: _options(calls[name], recompute_seconds[name], recording, min_bytes) for name in calls}
+    kinds = {name: type(model.get_submodule(name)).__name__ for name in calls}
+    prices = Prices(options, moments, Costs(0.0, 0.0, 0), kinds, buffers, differs, min_bytes)
+    costs = _costs(prices, recompute_step.seconds - sum(recompute_seconds.values()), store_step.seconds, store)
+    prices = prices._replace(costs=costs)
+    strategies = {Action("recompute", stores=True): recompute_step, Action("store"): store_step}
+    return prices, [(prices.uniform(action), measured) for action, measured in strategies.items()]
+
+
+def _record(trials: Trials, names: Sequence[str]) -> Recording:
+    recording = Recording(Storages(trials.model), trials.tidy)
+    trials.steps.take(
+        {name: Recorder(name, recording) for name in names},
+        scope=tiered_offload(trials.store, min_bytes=1, select=recording.saw),
+        has_backward=False,
+    )
+    return recording
+
+
+def _min_bytes(recording: Recording) -> int:
+    """The largest limit under which little stays for being small."""
+    sizes: dict[int, int] = {}
+    for call in recording.calls:
+        sizes |= call.saved
+    whole_bytes = sum(sizes.values())
+    for min_bytes in _MIN_BYTES:
+        if sum(nbytes for nbytes in sizes.values() if nbytes < min_bytes) <= _MOST_SMALL * whole_bytes:
+            return min_bytes
+    return _MIN_BYTES[-1]
+
+
+def _moments(
+    trials: Trials, again: Mapping[str, Action], buffers: Mapping[str, Sequence[str]], min_bytes: int
+) -> list[Moment]:
+    """The memory of each moment beside what blocks keep: measured with all computed again, and with all stored."""
+    recomputed = _timeline(trials, again, buffers, min_bytes)
+    stored = _timeline(trials, dict.fromkeys(again, Action("store")), buffers, min_bytes)
+    names = recomputed.names
+    moments = [Moment(recomputed.first_bytes, frozenset())]
+    for number, name in enumerate(names):
+        holders = frozenset(names[: number + 1])
+        moments.append(Moment(recomputed.forward_bytes[number], holders, name, stored.forward_bytes[number]))
+    pending = set(range(len(names)))
+    for number in recomputed.order:
+        pending.discard(number)
+        holders = frozenset(names[other] for other in pending)
+        stored_bytes = stored.backward_bytes.get(number, recomputed.backward_bytes[number])
+        moments.append(Moment(recomputed.backward_bytes[number], holders, names[number], stored_bytes))
+    return moments
+
+
+def _timeline(
+    trials: Trials, actions: Mapping[str, Action], buffers: Mapping[str, Sequence[str]], min_bytes: int
+) -> Timeline:
+    """A step in which only what is alive is counted at each moment: nothing is read before it is asked for."""
+    timeline = Timeline(trials.meter, trials.tidy, trials.store_bytes)
+    planned = trials.calls_of(actions, buffers, min_bytes, prefetch="none")
+    trials.tidy()
+    trials.steps.take({name: timeline.around(name, calls) for name, calls in planned.items()}, timeline=timeline)
+    return timeline
+
+
+def _options(calls: list[RecordedCall], recompute_seconds: float, recording: Recording, min_bytes: int) -> list[Option]:
+    """The block's options; what is kept anyway, outside of blocks, costs nothing in any of them."""
+    found = []
+    for option in options_of(calls, recompute_seconds, min_bytes):
+        kept = {name: nbytes for name, nbytes in option.kept.items() if name not in recording.rest}
+        stored = {name: nbytes for name, nbytes in option.stored.items() if name not in recording.rest}
+        found.append(Option(option.action, kept, stored, option.seconds))
+    return found
+
+
+def _costs(prices: Prices, recompute_base_seconds: float, store_seconds: float, store: TierStore) -> Costs:
+    """The time of a plain step and of a stored byte, from two steps that store unequal numbers of bytes."""
+    all_bytes = prices.uniform(Action("store")).stored_bytes
+    inputs_bytes = prices.uniform(Action("recompute", stores=True)).stored_bytes
+    per_byte = _USUAL_SECONDS
+    if all_bytes - inputs_bytes > _LEAST_DIFFERENCE * all_bytes:
+        per_byte = max((store_seconds - recompute_base_seconds) / (all_bytes - inputs_bytes), _LEAST_SECONDS)
+    step_seconds = store_seconds - per_byte * all_bytes
+    return Costs(step_seconds, per_byte, store.staging_bytes + _SCRATCH_BYTES)

@@ -1,0 +1,321 @@
+"""What a block computes: its operators, one after the other, and whether it computes the same bits again.
+
+Each call of a block is made twice from the same generators and buffers. The first is recorded. The tensors that
+autograd saves in both, and both results, are compared by checksums. A block that differs is never computed again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import xxhash
+from torch import nn
+from torch.utils.checkpoint import SAC_IGNORED_OPS
+
+from ..hooks.select import Kept
+from ..hooks.thread_hooks import unpack as unpack_kept
+from ..residency.torch_names import TorchDispatchMode, top_hooks, tree_leaves
+from .call_tree import Storages, storages_among
+from .generators import BufferValues, HostGenerators, with_buffers
+
+__all__ = ["Operator", "RecordedCall", "Recorder", "Recording"]
+
+
+class Operator(NamedTuple):
+    """One call of an operator.
+
+    Attributes:
+        name: such as "aten.mm.default".
+        seconds: of the host, or with the device waited for.
+        outputs: storages that it made: names and sizes.
+        can_be_held: its outputs may be given back instead of computed again: it draws no random numbers, changes
+            nothing in place, makes new storages, and nothing changes those later.
+    """
+
+    name: str
+    seconds: float
+    outputs: dict[int, int]
+    can_be_held: bool
+
+
+@dataclass
+class RecordedCall:
+    """One call of a block.
+
+    Attributes:
+        name: the module's.
+        kind: calls of one kind compute the same operators on the same shapes.
+        inputs: storages of its arguments, with sizes.
+        saved: storages that autograd saved, with sizes; none of parameters.
+        operators: in the order of their calls, as far as they have to be computed again.
+        differs: why it must not be computed again; "": it may be.
+        buffers: names of its buffers that forward changes.
+    """
+
+    name: str
+    inputs: dict[int, int]
+    saved: dict[int, int] = field(default_factory=dict)
+    operators: list[Operator] = field(default_factory=list)
+    differs: str = ""
+    buffers: Sequence[str] = ()
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Calls of one kind compute the same operators on outputs of the same sizes."""
+        return tuple((operator.name, *operator.outputs.values()) for operator in self.operators), len(self.saved)
+
+
+class Recording:
+    """The calls of all blocks in one forward.
+
+    Args:
+        storages: gives names.
+        tidy: is called between the two calls of each block, to make room.
+
+    Attributes:
+        calls: of blocks, in order.
+        rest: storages that autograd saved outside of blocks, with sizes.
+    """
+
+    def __init__(self, storages: Storages, tidy: Callable[[], None]) -> None:
+        self.tidy = tidy
+        self.calls: list[RecordedCall] = []
+        self.rest: dict[int, int] = {}
+        self.storages = storages
+        self.is_inside = False
+
+    def saw(self, tensor: torch.Tensor) -> bool:
+        """Note a saved tensor. For the `select` of a scope: True, so that it is stored."""
+        name = None if self.is_inside else self.storages.name_of(tensor)
+        if name is not None:
+            self.rest[name] = self.storages.nbytes[name]
+        return True
+
+
+class Recorder:
+    """Records the calls of one block. An `Around`.
+
+    Args:
+        name: the block's.
+        recording: the recorded calls are appended there.
+    """
+
+    def __init__(self, name: str, recording: Recording) -> None:
+        self._name, self._recording, self._storages = name, recording, recording.storages
+
+    def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `Around`."""
+        if not torch.is_grad_enabled() or self._recording.is_inside:
+            return call(*args, **kwargs)
+        self._recording.is_inside = True
+        try:
+            result, recorded = self._record(call, args, kwargs)
+        finally:
+            self._recording.is_inside = False
+        self._recording.calls.append(recorded)
+        return result
+
+    def _record(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, RecordedCall]:
+        module: nn.Module = call.__self__  # type: ignore[attr-defined]
+        recorded = RecordedCall(self._name, storages_among((args, kwargs), self._storages))
+        buffers = BufferValues.of(module, [name for name, _ in module.named_buffers()])
+        attributes = _attributes_of(module)
+        input_versions = _versions_of((args, kwargs))
+        before = _Generators.now((args, kwargs))
+        with _collecting(self._storages, module, top_hooks(False)) as first:
+            operators = _Operators(self._storages, first)
+            with operators:
+                result = call(*args, **kwargs)
+        recorded.saved, recorded.operators = dict(first.storages), operators.needed(result)
+        recorded.buffers = buffers.changed(module)
+        checksums = first.checksums(result)
+        first.tensors.clear()
+        if _attributes_of(module) != attributes:
+            recorded.differs = "its forward changes attributes of the module"
+        elif _versions_of((args, kwargs)) != input_versions:
+            recorded.differs = "its forward changes its arguments"
+        else:
+            after = _Generators.now((args, kwargs))
+            self._recording.tidy()
+            before.restore()
+            recorded.differs = self._again(call, args, kwargs, module, buffers, checksums)
+            after.restore()
+        return result, recorded
+
+    def _again(
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        module: nn.Module,
+        buffers: BufferValues,
+        checksums: list[object],
+    ) -> str:
+        with with_buffers(module, buffers), _collecting(self._storages, module, None) as second:
+            try:
+                result = call(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - told as the reason why the block stays as it is
+                return f"a second call failed: {type(error).__name__}"
+        return "" if second.checksums(result) == checksums else "a second call gave other bits"
+
+
+class _Collected:
+    """What autograd saved.
+
+    Attributes:
+        storages: with sizes.
+        tensors: in the order of saving.
+        num_operators: how many operators had been called when the last one was saved; set by `_Operators`.
+    """
+
+    def __init__(self, storages: Storages, module: nn.Module) -> None:
+        self.storages: dict[int, int] = {}
+        self._buffers = storages_among(list(module.buffers()), storages)
+        self.tensors: list[torch.Tensor] = []
+        self.num_operators = 0
+        self.count: Callable[[], int] = int
+        self._names = storages
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """A tensor is saved."""
+        name = self._names.name_of(tensor)
+        if name is not None and name not in self._buffers:
+            self.storages[name] = self._names.nbytes[name]
+            self.tensors.append(tensor.detach())
+            self.num_operators = self.count()
+
+    def checksums(self, result: Any) -> list[object]:
+        """Of all saved tensors and of the result."""
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        return [_checksum(tensor) for tensor in (*self.tensors, *results)]
+
+
+@contextmanager
+def _collecting(storages: Storages, module: nn.Module, around: tuple[Any, Any] | None) -> Iterator[_Collected]:
+    """Collects what is saved inside. `around`: hooks that are to see it too, since only the innermost are called."""
+    collected = _Collected(storages, module)
+    pack, unpack = around or (Kept, unpack_kept)
+
+    def note_and_pack(tensor: torch.Tensor) -> Any:
+        collected.note(tensor)
+        return pack(tensor)
+
+    with torch.autograd.graph.saved_tensors_hooks(note_and_pack, unpack):
+        yield collected
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the operators of one call, counted as `selective_checkpoint_contexts` counts them."""
+
+    def __init__(self, storages: Storages, saved: _Collected) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names, self._saved = storages, saved
+        self._operators: list[Operator] = []
+        saved.count = lambda: len(self._operators)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code inside the block is run as it is."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        began = time.perf_counter()
+        output = func(*args, **(kwargs or {}))
+        if func in SAC_IGNORED_OPS:
+            return output
+        _wait_for_device(output)
+        seconds = time.perf_counter() - began
+        inputs = storages_among((args, kwargs), self._names)
+        outputs = storages_among(output, self._names)
+        if func._schema.is_mutable:
+            self._forbid(set(outputs) | set(_changed(func, args, kwargs, self._names)))
+        is_new = not (outputs.keys() & inputs.keys())
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        can_be_held = bool(outputs) and is_new and not func._schema.is_mutable and not is_random
+        self._operators.append(Operator(str(func), seconds, outputs, can_be_held))
+        return output
+
+    def needed(self, result: Any) -> list[Operator]:
+        """The operators until autograd has saved everything. The block's results stay the caller's to change."""
+        returned = storages_among(result, self._names).keys() - self._saved.storages.keys()
+        self._forbid(set(returned))
+        return self._operators[: self._saved.num_operators]
+
+    def _forbid(self, changed: set[int]) -> None:
+        for index, operator in enumerate(self._operators):
+            if operator.can_be_held and operator.outputs.keys() & changed:
+                self._operators[index] = operator._replace(can_be_held=False)
+
+
+def _changed(func: Any, args: Any, kwargs: Any, names: Storages) -> dict[int, int]:
+    """Storages of the arguments that the operator writes to, by its schema."""
+    written = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.is_write:
+            written.append(args[position] if position < len(args) else (kwargs or {}).get(argument.name))
+    return storages_among(written, names)
+
+
+def _checksum(tensor: torch.Tensor) -> object:
+    if type(tensor.data) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
+        return tuple(tensor.shape), str(tensor.dtype)
+    with torch.no_grad():
+        content = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return tuple(tensor.shape), str(tensor.dtype), xxhash.xxh3_64_intdigest(content.numpy().data)
+
+
+def _versions_of(values: Any) -> list[int]:
+    return [leaf._version for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
+
+
+def _attributes_of(module: nn.Module) -> dict[tuple[str, str], object]:
+    """Plain attributes of the module and its members by value, and tensors among them by identity and version."""
+    found: dict[tuple[str, str], object] = {}
+    for path, member in module.named_modules():
+        for name, value in vars(member).items():
+            if isinstance(value, (bool, int, float, str, type(None))):
+                found[path, name] = value
+            elif isinstance(value, torch.Tensor):
+                found[path, name] = id(value), value._version
+    return found
+
+
+def _devices_of(values: Any) -> set[torch.device]:
+    found = {leaf.device for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)}
+    return {device for device in found if device.type not in ("cpu", "meta")}
+
+
+class _Generators(NamedTuple):
+    """The states of all generators that a call can draw from."""
+
+    of_torch: dict[torch.device, torch.Tensor]
+    of_host: HostGenerators
+
+    @classmethod
+    def now(cls, arguments: Any) -> _Generators:
+        """Those of the host, and of the devices of the arguments."""
+        states = {torch.device("cpu"): torch.get_rng_state()}
+        for device in _devices_of(arguments):
+            states[device] = torch.get_device_module(device).get_rng_state(device)
+        return cls(states, HostGenerators.now())
+
+    def restore(self) -> None:
+        """Set all to these states."""
+        for device, state in self.of_torch.items():
+            if device.type == "cpu":
+                torch.set_rng_state(state)
+            else:
+                torch.get_device_module(device).set_rng_state(state, device)
+        self.of_host.restore()
+
+
+def _wait_for_device(values: Any) -> None:
+    for device in _devices_of(values):
+        torch.accelerator.synchronize(device)

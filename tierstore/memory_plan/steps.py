@@ -1,0 +1,206 @@
+"""Real steps of the user's, measured, that leave no trace: gradients, buffers and generators are put back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..errors import ConfigError, ConfigTypeError
+from ..hooks.in_place import Around, call_plainly, put_around_calls
+from ..residency.torch_names import tree_leaves
+from .generators import BufferValues, HostGenerators
+from .meter import Meter
+
+__all__ = ["Measured", "Steps", "Timeline", "with_calls"]
+
+
+class Measured(NamedTuple):
+    """One step.
+
+    Attributes:
+        seconds: of forward and backward.
+        peak_bytes: the most memory in use, as the meter tells.
+    """
+
+    seconds: float
+    peak_bytes: int
+
+
+class Steps:
+    """Takes steps of `run` and backward.
+
+    Args:
+        model: what is planned.
+        run: computes the loss.
+        meter: of the tier that is limited.
+
+    Attributes:
+        num_taken: how many steps, so far.
+    """
+
+    def __init__(self, model: nn.Module, run: Callable[[], torch.Tensor], meter: Meter) -> None:
+        self.num_taken = 0
+        self._model, self._run, self._meter = model, run, meter
+        self._buffers = BufferValues.of(model, [name for name, _ in model.named_buffers()])
+
+    def take(
+        self,
+        around: Mapping[str, Around],
+        *,
+        scope: AbstractContextManager[Any] | None = None,
+        timeline: Timeline | None = None,
+        has_backward: bool = True,
+    ) -> Measured:
+        """Take a step, and measure it.
+
+        Args:
+            around: what the calls of modules go through, by the modules' names.
+            scope: is entered around forward.
+            timeline: is told of its end.
+            has_backward: False: forward alone.
+        """
+        self.num_taken += 1
+        with self._left_as_found(), with_calls(self._model, around):
+            self._meter.reset()
+            began = time.perf_counter()
+            with scope or nullcontext():
+                loss = _loss_of(self._run())
+            if has_backward:
+                loss.backward()  # type: ignore[no-untyped-call]
+            peak_bytes = self._meter.peak()  # waits for the device
+            seconds = time.perf_counter() - began
+            if timeline is not None:
+                timeline.end()
+            del loss
+        return Measured(seconds, peak_bytes)
+
+    @contextmanager
+    def _left_as_found(self) -> Iterator[None]:
+        parameters = list(self._model.parameters())
+        gradients = [parameter.grad for parameter in parameters]
+        generators = HostGenerators.now()
+        devices = {parameter.device for parameter in parameters if parameter.device.type not in ("cpu", "meta")}
+        kind = next(iter(devices)).type if devices else "cuda"
+        try:
+            for parameter in parameters:
+                parameter.grad = None
+            with torch.random.fork_rng([device.index for device in devices], device_type=kind):
+                yield
+        finally:
+            generators.restore()
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            with torch.no_grad():
+                for name, value in zip(self._buffers.names, self._buffers.values, strict=True):
+                    self._model.get_buffer(name).copy_(value)
+
+
+@contextmanager
+def with_calls(model: nn.Module, around: Mapping[str, Around]) -> Iterator[None]:
+    """Inside it the calls of the named modules go through what is given."""
+    modules = [(model.get_submodule(name), through) for name, through in around.items()]
+    try:
+        for module, through in modules:
+            put_around_calls(module, through)
+        yield
+    finally:
+        for module, _ in modules:
+            call_plainly(module)
+
+
+def _loss_of(value: object) -> torch.Tensor:
+    what = "give a function that computes the loss: a tensor of one element that has a gradient"
+    if not isinstance(value, torch.Tensor):
+        raise ConfigTypeError("run", type(value).__name__, what)
+    if value.numel() != 1 or not value.requires_grad:
+        raise ConfigError("run", f"a tensor of shape {list(value.shape)}", what)
+    return value
+
+
+class Timeline:
+    """The moments of one step: what was the most memory in each call of a block, forward and backward.
+
+    A moment lasts from the beginning of a call to the beginning of the next one. Backward of a call begins when the
+    gradient of one of its results is known.
+
+    Args:
+        meter: is read and reset where a moment ends.
+        tidy: called then, so that only what is alive is counted.
+        not_counted: gives bytes that are no part of a moment.
+
+    Attributes:
+        names: the blocks called, in order.
+        order: the numbers of calls in the order in which their backward began.
+        forward_bytes, backward_bytes: the most memory in each moment, by the call's number.
+        first_bytes: the most before the first call.
+    """
+
+    def __init__(self, meter: Meter, tidy: Callable[[], None], not_counted: Callable[[], int]) -> None:
+        self.names: list[str] = []
+        self.order: list[int] = []
+        self.forward_bytes: dict[int, int] = {}
+        self.backward_bytes: dict[int, int] = {}
+        self.first_bytes = 0
+        self._meter, self._tidy, self._not_counted = meter, tidy, not_counted
+        self._now: tuple[dict[int, int], int] | None = None
+
+    def around(self, name: str, through: Around) -> Around:
+        """Tell this timeline of the calls that go through `through`."""
+        return _TimedCalls(self, name, through)
+
+    def begin_forward(self, name: str) -> int:
+        """A block is called. Returns the call's number."""
+        number = len(self.names)
+        self.names.append(name)
+        self._next(self.forward_bytes, number)
+        return number
+
+    def begin_backward(self, number: int) -> None:
+        """The gradient of a result of the call is known."""
+        if number not in self.backward_bytes:
+            self.order.append(number)
+            self.backward_bytes[number] = 0
+            self._next(self.backward_bytes, number)
+
+    def end(self) -> None:
+        """The step is over."""
+        self._next({}, 0)
+
+    def _next(self, moment: dict[int, int], number: int) -> None:
+        peak_bytes = self._meter.peak() - self._not_counted()
+        if self._now is None:
+            self.first_bytes = peak_bytes
+        else:
+            self._now[0][self._now[1]] = peak_bytes
+        self._tidy()
+        self._meter.reset()
+        self._now = moment, number
+
+
+class _TimedCalls:
+    """Tells a timeline of calls. An `Around`."""
+
+    def __init__(self, timeline: Timeline, name: str, through: Around) -> None:
+        self._timeline, self._name, self._through = timeline, name, through
+        self._is_inside = False
+
+    def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `Around`."""
+        if self._is_inside or not torch.is_grad_enabled():
+            return call(*args, **kwargs)
+        timeline = self._timeline
+        number = timeline.begin_forward(self._name)
+        self._is_inside = True
+        try:
+            result = self._through.run(call, args, kwargs)
+        finally:
+            self._is_inside = False
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(lambda _: timeline.begin_backward(number))  # type: ignore[no-untyped-call]
+        return result

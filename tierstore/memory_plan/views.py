@@ -1,0 +1,119 @@
+"""A plan as a table and as a picture."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from ..base.config import format_bytes
+from ..errors import ConfigError
+from .choice import Corrected
+from .decision import decide
+from .plan import BlockPlan, MemoryPlan, Predicted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_plan", "plan_text"]
+
+_WIDTH = 80
+_NUM_POINTS = 9
+
+
+def plan_text(plan: MemoryPlan) -> str:
+    """The plan in at most 80 columns."""
+    lines = [Text(f"Plan for {format_bytes(plan.limit_bytes)} of {plan.tier}")]
+    if not plan.is_needed:
+        lines.append(Text("It fits: nothing to do."))
+    parts: list[Text | Table] = [*lines, Text(), _strategies(plan)]
+    if plan.is_needed:
+        parts += [Text(), _blocks(plan.blocks)]
+    reasons = [Text(f"{block.name} is never recomputed: {block.differs}.") for block in plan.blocks if block.differs]
+    out = io.StringIO()
+    Console(file=out, width=_WIDTH, color_system=None).print(Group(*parts, *reasons))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _strategies(plan: MemoryPlan) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("")
+    for heading in ("peak", "step", "fits"):
+        table.add_column(heading, justify="right")
+    for name, predicted in {"this plan": plan.predicted, **plan.strategies}.items():
+        table.add_row(name, *_cells(predicted), "yes" if predicted.peak_bytes <= plan.limit_bytes else "no")
+    return table
+
+
+def _cells(predicted: Predicted) -> tuple[str, str]:
+    return format_bytes(predicted.peak_bytes), f"{predicted.step_seconds:.3g} s"
+
+
+def _blocks(blocks: Sequence[BlockPlan]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("block", overflow="fold")
+    table.add_column("module", overflow="fold")
+    table.add_column("what is done", overflow="fold")
+    for heading in ("saves", "keeps", "stores"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for _, group in groupby(blocks, key=lambda block: (block.module, block.as_action())):
+        alike = list(group)
+        first, last = alike[0], alike[-1]
+        name = (first.name or "(the model)") if first is last else f"{first.name} … {last.name}"
+        sizes = (
+            sum(block.saved_bytes for block in alike),
+            sum(block.kept_bytes for block in alike),
+            sum(block.stored_bytes for block in alike),
+        )
+        table.add_row(name, first.module, _what(first), *(format_bytes(size) if size else "-" for size in sizes))
+    return table
+
+
+def _what(block: BlockPlan) -> str:
+    if block.action != "recompute":
+        return block.action
+    held = f", hold {len(block.held)} outputs" if block.held else ""
+    return f"recompute{held}" + (" in the store" if block.held and block.stores else ", store inputs" * block.stores)
+
+
+def draw_plan(plan: MemoryPlan, corrected: Corrected) -> Figure:
+    """The step's time against the limit. See `MemoryPlan.plot`."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("plot", "a figure", "matplotlib is not installed (pip install matplotlib)")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    points = _curve(plan, corrected)
+    axes.plot([x for x, _ in points], [y for _, y in points], marker=".", label="plan")
+    for name, predicted in plan.strategies.items():
+        axes.plot(predicted.peak_bytes / 2**30, predicted.step_seconds, "o", label=name)
+    axes.axvline(plan.limit_bytes / 2**30, color="grey", linestyle=":", label="limit")
+    axes.set_xlabel(f"limit: {plan.tier} (GiB)")
+    axes.set_ylabel("step (seconds)")
+    axes.set_title("Step time within a limit of memory, as predicted", loc="left")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    return figure
+
+
+def _curve(plan: MemoryPlan, corrected: Corrected) -> list[tuple[float, float]]:
+    """Limits in GiB and the steps' seconds that are predicted for them."""
+    prices = corrected.prices
+    least = decide(prices.options, prices.moments, prices.costs, None)
+    if least is None:
+        return []
+    most_bytes = plan.strategies["keep everything"].peak_bytes
+    points = []
+    for place in range(_NUM_POINTS):
+        limit_bytes = least.peak_bytes + (most_bytes - least.peak_bytes) * place // (_NUM_POINTS - 1)
+        decision = decide(prices.options, prices.moments, prices.costs, limit_bytes)
+        if decision is not None:
+            points.append((limit_bytes / 2**30, decision.step_seconds))
+    return points

@@ -1,0 +1,186 @@
+"""Compares the steps of a training with what was predicted, and decides again where they differ."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import Variable
+
+from ..hooks.in_place import Around
+from ..residency.torch_names import tree_leaves
+from ..store.tier_store import TierStore
+from .applied import PlannedCalls
+from .choice import PEAK_MISS, TIME_MISS, Corrected
+from .decision import Decision
+from .meter import Meter
+from .steps import Measured
+
+__all__ = ["Expected", "StepWatch"]
+
+_NUM_WATCHED = 3
+"""Steps measured after each decision, beside the first one, in which the store still learns its order."""
+_MOST_CORRECTIONS = 3
+_EVERY = 50
+"""Later, one step in so many is measured."""
+
+
+class Expected(NamedTuple):
+    """What a plan has promised.
+
+    Attributes:
+        limit_bytes: for the peak.
+        peak_bytes, step_seconds: as predicted.
+        decision: what is done; None: the plan came from a file.
+    """
+
+    limit_bytes: int
+    peak_bytes: int
+    step_seconds: float
+    decision: Decision | None
+
+
+class StepWatch:
+    """Measures steps of a model to which a plan is applied.
+
+    A step lasts from the model's call to the end of the backward that goes through its result.
+
+    Args:
+        expected: what the plan has promised.
+        calls: what the calls of each block go through; their actions change when it is decided again.
+        meter: of the tier that is limited.
+        store: is told of what was measured; None: nothing is stored.
+        corrected: decides again; None: it cannot be.
+    """
+
+    def __init__(
+        self,
+        expected: Expected,
+        calls: dict[str, PlannedCalls],
+        meter: Meter,
+        store: TierStore | None,
+        corrected: Corrected | None,
+    ) -> None:
+        self._expected, self._calls, self._meter = expected, calls, meter
+        self._store, self._corrected = store, corrected
+        self._num_steps = 0
+        self._num_corrections = 0
+        self._measured: list[Measured] = []
+        self._began: float | None = None
+        self._is_inside = False
+        self._tell(None)
+
+    def around(self, through: Around | None) -> Around:
+        """What the model's own calls go through; `through`: what they would go through without this."""
+        return _WatchedCalls(self, through)
+
+    def end(self) -> None:
+        """The plan is removed."""
+        if self._store is not None:
+            self._store.tell_plan({})
+            self._store.keep_within(None, None)
+
+    def begin_step(self) -> None:
+        """The model is called, with gradients."""
+        self._correct()
+        self._num_steps += 1
+        is_measured = 1 < self._num_steps <= 1 + _NUM_WATCHED or self._num_steps % _EVERY == 0
+        self._began = time.perf_counter() if is_measured else None
+        if is_measured:
+            self._meter.reset()
+
+    def watch_backward(self, result: Any) -> None:
+        """Forward is done: have `end_step` called when the backward of its result is."""
+        if self._began is None:
+            return
+        queued = False
+
+        def queue(_: object) -> None:
+            nonlocal queued
+            if not queued:
+                queued = True
+                Variable._execution_engine.queue_callback(self._end_step)
+
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                leaf.register_hook(queue)  # type: ignore[no-untyped-call]
+
+    def _end_step(self) -> None:
+        if self._began is not None:
+            peak_bytes = self._meter.peak()  # waits for the device
+            self._measured.append(Measured(time.perf_counter() - self._began, peak_bytes))
+            self._began = None
+            self._tell(self._measured[-1])
+
+    def _correct(self) -> None:
+        """Decide again if the steps measured since the last decision have missed the prediction."""
+        corrected, decision = self._corrected, self._expected.decision
+        if corrected is None or decision is None or len(self._measured) < _NUM_WATCHED:
+            return
+        peak_bytes = max(measured.peak_bytes for measured in self._measured)
+        seconds = sorted(measured.seconds for measured in self._measured)[len(self._measured) // 2]
+        self._measured.clear()
+        measured, expected = Measured(seconds, peak_bytes), self._expected
+        has_missed = (
+            abs(peak_bytes / expected.peak_bytes - 1) > PEAK_MISS
+            or abs(seconds / expected.step_seconds - 1) > TIME_MISS
+        )
+        if not has_missed or self._num_corrections >= _MOST_CORRECTIONS:
+            return
+        self._num_corrections += 1
+        corrected.learn(decision, measured)
+        again = corrected.decide()
+        if again is not None and again.chosen != decision.chosen:
+            for name, option in again.chosen.items():
+                self._calls[name].action = option.action
+            self._num_steps = 0
+            peak_bytes, seconds = again.peak_bytes + corrected.offset_bytes, again.step_seconds
+        self._expected = Expected(expected.limit_bytes, peak_bytes, seconds, again or decision)
+        self._tell(measured)
+
+    def _tell(self, measured: Measured | None) -> None:
+        if self._store is None:
+            return
+        expected = self._expected
+        figures = {
+            "limit_bytes": expected.limit_bytes,
+            "predicted_peak_bytes": expected.peak_bytes,
+            "predicted_step_seconds": expected.step_seconds,
+            "num_corrections": self._num_corrections,
+        }
+        if measured is not None:
+            figures |= {"measured_peak_bytes": measured.peak_bytes, "measured_step_seconds": measured.seconds}
+        self._store.tell_plan(figures)
+
+
+class _WatchedCalls:
+    """The model's own calls. An `Around`."""
+
+    def __init__(self, watch: StepWatch, through: Around | None) -> None:
+        self._watch, self._through = watch, through
+        self._is_inside = False
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """In a pickled module there is None in its place."""
+        return type(None), ()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Around | None:
+        """A copy of the model follows the plan, but is not watched."""
+        return self._through
+
+    def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `Around`."""
+        is_step = torch.is_grad_enabled() and not self._is_inside
+        if is_step:
+            self._watch.begin_step()
+        self._is_inside = True
+        try:
+            through = self._through
+            result = call(*args, **kwargs) if through is None else through.run(call, args, kwargs)
+        finally:
+            self._is_inside = not is_step and self._is_inside
+        if is_step:
+            self._watch.watch_backward(result)
+        return result
