@@ -36,6 +36,7 @@ SUITE = (
     "sidecar_training",
     "trace_cost",
     "trainers",
+    "memory_plan",
 )
 TUNING = ("shared_pages", "simulator_accuracy", "io_depth", "prefetch_tuning", "tuned_settings")
 """As long again: those whose question is which settings are best."""

@@ -132,12 +132,15 @@ class StepWatch:
         self._num_corrections += 1
         corrected.learn(decision, measured)
         again = corrected.decide()
-        if again is not None and again.chosen != decision.chosen:
+        if again is None or (again.step_seconds > (1 - TIME_MISS) * seconds and peak_bytes <= expected.limit_bytes):
+            again = decision  # nothing is gained by a change: only what is expected was wrong
+        if again.chosen != decision.chosen:
             for name, option in again.chosen.items():
                 self._calls[name].action = option.action
-            self._num_steps = 0
-            peak_bytes, seconds = again.peak_bytes + corrected.offset_bytes, again.step_seconds
-        self._expected = Expected(expected.limit_bytes, peak_bytes, seconds, again or decision)
+            self._num_steps, seconds = 0, again.step_seconds
+            # Its allocators will keep as much beside what is alive as they did before.
+            peak_bytes = min(peak_bytes + again.peak_bytes - decision.peak_bytes, expected.limit_bytes)
+        self._expected = Expected(expected.limit_bytes, peak_bytes, seconds, again)
         self._tell(measured)
 
     def _tell(self, measured: Measured | None) -> None:
