@@ -51,7 +51,7 @@ class Transformer(nn.Module):
 
 
 def convolution(before: int, after: int, stride: int = 1) -> list[nn.Module]:
-    """3 × 3, batch norm, ReLU."""
+    """A convolution of three by three, batch norm, ReLU."""
     convolved = nn.Conv2d(before, after, 3, stride, 1, bias=False)
     return [convolved, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
 
@@ -167,6 +167,7 @@ def blocks_of_model(model: nn.Module) -> list[nn.Module]:
         return list(model.blocks)
     if isinstance(model, ResidualNetwork):
         return [model.stem, *model.blocks]
-    assert isinstance(model, UNet)
+    if not isinstance(model, UNet):
+        raise TypeError(type(model).__name__)
     levels = [*model.downs, model.middle, *(up.level for up in model.ups)]
     return [pair for level in levels for pair in level]

@@ -216,3 +216,25 @@ def test_argument_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="min_byte"):
         fit(tmp_path, [TierStoreCallback(directory(tmp_path), min_byte=0)], Module())
     assert list(directory(tmp_path).iterdir()) == []
+
+
+@pytest.mark.parametrize("case", ["plain", "accumulation", "bf16"])
+def test_limit_makes_a_plan_that_is_printed_and_logged(
+    tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, arguments = COMBINATIONS[case]
+    plain, module, drive = make(), make(), directory(tmp_path)
+    fit(tmp_path, [], plain, **arguments)
+    trainer = fit(tmp_path, [TierStoreCallback(drive, limit="100GiB")], module, **arguments)
+    assert all_bits(module.parameters()) == all_bits(plain.parameters())
+    assert module.losses[-len(plain.losses) + 1 :] == plain.losses[1:]
+    assert "It fits: nothing to do." in capsys.readouterr().out
+    assert trainer.logged_metrics["tierstore/plan_measured_peak_gib"] > 0
+    assert what_is_left(drive) == []
+
+
+def test_limit_is_refused_where_training_step_calls_backward(tmp_path: Path) -> None:
+    drive = directory(tmp_path)
+    with pytest.raises(ConfigError, match="leave backward to Lightning"):
+        fit(tmp_path, [TierStoreCallback(drive, limit="1GiB")], Module(manual=True))
+    assert what_is_left(drive) == []

@@ -21,6 +21,8 @@ from tests.hooks.programs import all_bits
 from tests.integrations.language import Tokens, tiny_model
 from tests.integrations.left import what_is_left
 from tierstore import ConfigError, StoreClosedError, TierStore, offload_module
+from tierstore.hooks.in_place import around_calls_of
+from tierstore.integrations.training import missing_state_bytes
 from tierstore.integrations.transformers import offload_trainer
 
 __all__ = ["short_directory", "start_daemon"]
@@ -292,3 +294,43 @@ def test_optional_libraries_are_imported_only_when_asked_for() -> None:
         "sys.exit(f'imported: {found}' if found else 0)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, stderr=subprocess.PIPE).stderr == b""
+
+
+def test_limit_makes_a_plan_that_is_printed_and_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = trainer_of(tmp_path, gradient_accumulation_steps=2)
+    plain.train()
+    trainer, drive = trainer_of(tmp_path, gradient_accumulation_steps=2), directory(tmp_path)
+    offload_trainer(trainer, drive, limit="100GiB")
+    capsys.readouterr()
+    trainer.train()
+    assert outcome(trainer) == outcome(plain)
+    assert "It fits: nothing to do." in capsys.readouterr().out
+    assert logged(trainer, "tierstore/plan_measured_peak_gib")[-1] > 0
+    assert what_is_left(drive) == []
+    assert all(around_calls_of(module) is None for module in trainer.model.modules())
+
+
+def test_limit_that_cannot_be_kept_ends_the_training_and_says_what_can(tmp_path: Path) -> None:
+    trainer, drive = trainer_of(tmp_path), directory(tmp_path)
+    offload_trainer(trainer, drive, limit="1MiB")
+    with pytest.raises(ConfigError, match=r"limit='1MiB' cannot be used: it cannot fit: the least is \d"):
+        trainer.train()
+    assert what_is_left(drive) == []
+
+
+def test_limit_excludes_options_of_what_is_stored(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a plan decides what is stored: leave out min_bytes"):
+        offload_trainer(trainer_of(tmp_path), directory(tmp_path), limit="1GiB", min_bytes=0)
+    with pytest.raises(ConfigError, match="limit='much'"):
+        offload_trainer(trainer_of(tmp_path), directory(tmp_path), limit="much")
+
+
+def test_room_is_left_for_the_state_that_an_optimizer_will_have() -> None:
+    parameters = [nn.Parameter(torch.zeros(100)), nn.Parameter(torch.zeros(50), requires_grad=False)]
+    assert missing_state_bytes(torch.optim.AdamW(parameters)) == 800
+    assert missing_state_bytes(torch.optim.SGD(parameters, lr=1.0)) == 0
+    optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=0.9)
+    assert missing_state_bytes(optimizer) == 400
+    parameters[0].sum().backward()
+    optimizer.step()
+    assert missing_state_bytes(optimizer) == 0

@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError:
     from pytorch_lightning import Callback, LightningModule, Trainer
 
+from ..base.config import SizeLike
+from ..errors import ConfigError
 from .training import Training, TrainingPlan, Where
 
 __all__ = ["TierStoreCallback"]
@@ -36,15 +40,26 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
     Args:
         where: a directory on the drive, a daemon's socket or a TOML file: the store is opened when `fit` begins, and
             closed when it ends, by an exception too. Or an open `TierStore`, which stays open. See `TrainingPlan`.
+        limit: for the peak of a step, such as "6GiB": `plan_memory` decides by the first batch what is kept, stored and
+            computed again, and prints the plan. `training_step` is called for it some ten times, and must leave
+            backward to Lightning. None: everything is stored.
         store_options: arguments of `TierStore`, or of `TierStore.connect`.
-        **offload_options: arguments of `tiered_offload`.
+        **offload_options: arguments of `tiered_offload`; not together with `limit`.
 
     Raises:
         ConfigError: an argument cannot be used. `fit` also raises it, and what `TierStore` raises.
     """
 
-    def __init__(self, where: Where, *, store_options: Mapping[str, Any] | None = None, **offload_options: Any) -> None:
-        self._plan = TrainingPlan(where, store_options, offload_options)
+    def __init__(
+        self,
+        where: Where,
+        *,
+        limit: SizeLike | None = None,
+        store_options: Mapping[str, Any] | None = None,
+        **offload_options: Any,
+    ) -> None:
+        self._plan = TrainingPlan(where, store_options, offload_options, limit)
+        self._limit = limit
         self._training: Training | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -52,12 +67,19 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
         if stage != "fit":
             return
         self._end(trainer)  # a fit that ended without telling
+        if self._limit is not None and not pl_module.automatic_optimization:
+            raise ConfigError("limit", self._limit, "a plan needs `training_step` to leave backward to Lightning")
         training = self._training = self._plan.begin()
         step = trainer.strategy.training_step
 
         def training_step(*args: Any, **kwargs: Any) -> Any:
-            with training.scope:
-                return step(*args, **kwargs)
+            had_plan = training.plan is not None
+            result = training.run(
+                lambda: step(*args, **kwargs), model=pl_module, optimizers=trainer.optimizers, loss_of=_loss_of
+            )
+            if training.plan is not None and not had_plan and trainer.is_global_zero:
+                print(training.plan, flush=True)
+            return result
 
         trainer.strategy.training_step = training_step
 
@@ -84,3 +106,8 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
         if training is not None:
             trainer.strategy.__dict__.pop("training_step", None)
             training.close()
+
+
+def _loss_of(computed: Any) -> torch.Tensor:
+    loss: torch.Tensor = computed["loss"] if isinstance(computed, Mapping) else computed
+    return loss

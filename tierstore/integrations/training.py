@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ..base.config import check_directory
+import torch
+from torch import nn
+
+from ..base.config import SizeLike, check_directory, parse_size
 from ..errors import ConfigError, ConfigTypeError
 from ..hooks import tiered_offload
+from ..memory_plan import MemoryPlan, plan_memory
 from ..store.tier_store import TierStore
 
-__all__ = ["Training", "TrainingPlan", "Where"]
+__all__ = ["Training", "TrainingPlan", "Where", "missing_state_bytes"]
+
+T = TypeVar("T")
 
 _LOGGED = (
     "packed_gib",
@@ -27,6 +33,9 @@ _LOGGED = (
     "disk_peak_gib",
     "live_handles",
     "resident_gib",
+    "plan_predicted_peak_gib",
+    "plan_measured_peak_gib",
+    "plan_num_corrections",
 )
 
 Where = TierStore | str | os.PathLike[str] | Mapping[str, Any]
@@ -41,15 +50,24 @@ class TrainingPlan:
             ".toml"), or a mapping like one, as for `TierStore.from_config`; or an open `TierStore`, which stays open.
         store_options: arguments for the store that is opened: those of `TierStore`, or of `TierStore.connect`.
         offload_options: arguments of `tiered_offload`; they replace those of a file.
+        limit: for the peak of a step, as `plan_memory`'s: a memory plan decides what is stored. None: no plan.
 
     Raises:
-        ConfigError: `where` is none of these, or `store_options` are no mapping, or are given for an open store.
-            Nothing was opened.
+        ConfigError: `where` is none of these, or `store_options` are no mapping, or are given for an open store;
+            `limit` is no size, or is given with `offload_options`. Nothing was opened.
     """
 
     def __init__(
-        self, where: Where, store_options: Mapping[str, Any] | None, offload_options: Mapping[str, Any]
+        self,
+        where: Where,
+        store_options: Mapping[str, Any] | None,
+        offload_options: Mapping[str, Any],
+        limit: SizeLike | None = None,
     ) -> None:
+        if limit is not None:
+            parse_size(limit, "limit")
+        if limit is not None and offload_options:
+            raise ConfigError("limit", limit, f"a plan decides what is stored: leave out {', '.join(offload_options)}")
         if not isinstance(store_options, Mapping | None):
             raise ConfigTypeError("store_options", store_options, "give a mapping of arguments of TierStore, or None")
         if isinstance(where, TierStore) and store_options:
@@ -65,12 +83,13 @@ class TrainingPlan:
         self._where = where
         self._store_options = dict(store_options or {})
         self._offload_options = dict(offload_options)
+        self._limit = limit
 
     def begin(self) -> Training:
         """Open the store, unless it is open, and make the scope. Raises what `TierStore` and `tiered_offload` raise."""
         where, options = self._where, self._store_options
         if isinstance(where, TierStore):
-            return Training(where, tiered_offload(where, **self._offload_options), closes=False)
+            return Training(where, tiered_offload(where, **self._offload_options), closes=False, limit=self._limit)
         kind = "file" if isinstance(where, Mapping) else _kind_of(where)
         if kind == "file":
             store = TierStore.from_config(where, **options)
@@ -80,7 +99,7 @@ class TrainingPlan:
             store = TierStore(where, **options)  # type: ignore[arg-type]
         try:
             make = tiered_offload.from_config if kind == "file" else _scope_of
-            return Training(store, make(store, where, **self._offload_options), closes=True)
+            return Training(store, make(store, where, **self._offload_options), closes=True, limit=self._limit)
         except BaseException:
             store.close()
             raise
@@ -91,15 +110,51 @@ class Training:
 
     Args:
         store: takes the saved tensors.
-        scope: to be entered around each forward.
+        scope: is entered around each forward, unless there is a limit.
         closes: the store ends with the training.
+        limit: for the peak of a step; the first batch is then used to make a memory plan. None: no plan.
+
+    Attributes:
+        plan: the memory plan in force; None: there is none, or not yet.
     """
 
-    def __init__(self, store: TierStore, scope: tiered_offload, *, closes: bool) -> None:
+    def __init__(self, store: TierStore, scope: tiered_offload, *, closes: bool, limit: SizeLike | None = None) -> None:
         self.store = store
-        self.scope = scope
+        self.plan: MemoryPlan | None = None
+        self._scope = scope
+        self._limit = limit
+        self._planned: nn.Module | None = None
         self._closes = closes
         self._last = store.stats()
+
+    def run(
+        self,
+        compute: Callable[[], T],
+        *,
+        model: nn.Module,
+        optimizers: Iterable[torch.optim.Optimizer],
+        loss_of: Callable[[T], torch.Tensor],
+    ) -> T:
+        """Compute a loss, and store what that saves, or follow the plan. The first call makes the plan: some ten steps.
+
+        Args:
+            compute: computes the loss of a batch, with the model.
+            model: what is planned.
+            optimizers: of the training: the plan leaves room for state that they do not have yet.
+            loss_of: takes the loss out of what `compute` returns.
+
+        Raises what `compute` and `plan_memory` raise.
+        """
+        if self._limit is None:
+            with self._scope:
+                return compute()
+        if self.plan is None:
+            reserve = sum(map(missing_state_bytes, optimizers))
+            self.plan = plan_memory(
+                model, lambda: loss_of(compute()), store=self.store, limit=self._limit, reserve=reserve
+            )
+            self._planned = self.plan.apply(model)
+        return self.plan.watch(compute)
 
     def metrics(self) -> dict[str, float]:
         """The numbers of `StoreStats.as_metrics` that tell how a training goes. Totals: since the last call."""
@@ -112,7 +167,12 @@ class Training:
         return self.store.stats().summary()
 
     def close(self) -> None:
-        """Close the store if it was opened for this training. Idempotent. Raises what `TierStore.close` raises."""
+        """Close the store if it was opened for this training, and remove the plan. Idempotent.
+
+        Raises what `TierStore.close` raises.
+        """
+        if self.plan is not None and self._planned is not None:
+            self.plan.remove(self._planned)
         if self._closes:
             self.store.close()
 
@@ -130,3 +190,17 @@ def _kind_of(path: str | os.PathLike[str]) -> str:
 
 def _scope_of(store: TierStore, _: object, **options: Any) -> tiered_offload:
     return tiered_offload(store, **options)
+
+
+def missing_state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """About the memory that an optimizer will take with its first step; 0 if it has made one.
+
+    Two tensors for each parameter, as Adam has; as many as the momentum asks for where that is an option, as in SGD.
+    """
+    if optimizer.state:
+        return 0
+    num_bytes = 0
+    for group in optimizer.param_groups:
+        num_tensors = (1 if group["momentum"] else 0) if "momentum" in group else 2
+        num_bytes += num_tensors * sum(parameter.nbytes for parameter in group["params"] if parameter.requires_grad)
+    return num_bytes

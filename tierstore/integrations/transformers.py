@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from transformers import Trainer
 
+from ..base.config import SizeLike
 from ..errors import ConfigError, ConfigTypeError
 from .training import Training, TrainingPlan, Where
 
@@ -24,7 +26,12 @@ _OFFLOADING = "_tierstore_offloading"
 
 
 def offload_trainer(
-    trainer: T, where: Where, *, store_options: Mapping[str, Any] | None = None, **offload_options: Any
+    trainer: T,
+    where: Where,
+    *,
+    limit: SizeLike | None = None,
+    store_options: Mapping[str, Any] | None = None,
+    **offload_options: Any,
 ) -> T:
     """Store what a trainer's forward saves for backward, for as long as `trainer.train()` runs.
 
@@ -42,8 +49,10 @@ def offload_trainer(
             `GRPOTrainer`).
         where: a directory on the drive, a daemon's socket or a TOML file: the store is opened when `train` begins, and
             closed when it ends, by an exception too. Or an open `TierStore`, which stays open. See `TrainingPlan`.
+        limit: for the peak of a step, such as "6GiB": `plan_memory` decides by the first batch what is kept, stored and
+            computed again, and prints the plan. None: everything is stored.
         store_options: arguments of `TierStore`, or of `TierStore.connect`.
-        **offload_options: arguments of `tiered_offload`.
+        **offload_options: arguments of `tiered_offload`; not together with `limit`.
 
     Returns:
         The same trainer.
@@ -60,7 +69,7 @@ def offload_trainer(
             "trainer", type(trainer).__name__, "it is offloaded already: make a new one for other options"
         )
     _refuse_own_offloading(trainer)
-    offloading = _Offloading(trainer, TrainingPlan(where, store_options, offload_options))
+    offloading = _Offloading(trainer, TrainingPlan(where, store_options, offload_options, limit))
     setattr(trainer, _OFFLOADING, offloading)
     for method in (offloading.train, offloading.compute_loss, offloading.log):
         setattr(trainer, method.__name__, method)
@@ -114,15 +123,34 @@ class _Offloading:
             self._training = None
             training.close()
 
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Compute the loss of a batch, and store what that saves. Evaluation saves nothing."""
         if self._training is None or not torch.is_grad_enabled():
-            return self._compute_loss(*args, **kwargs)
-        with self._training.scope:
-            return self._compute_loss(*args, **kwargs)
+            return self._compute_loss(model, *args, **kwargs)
+        training, had_plan = self._training, self._training.plan is not None
+        loss = training.run(
+            lambda: self._compute_loss(model, *args, **kwargs),
+            model=model,
+            optimizers=[] if self._trainer.optimizer is None else [_plain(self._trainer.optimizer)],
+            loss_of=_loss_of,
+        )
+        if training.plan is not None and not had_plan and self._trainer.is_world_process_zero():
+            print(training.plan, flush=True)
+        return loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the store's numbers too, beside the training's loss. Logs of evaluation stay as they are."""
         if self._training is not None and "loss" in logs:
             logs |= self._training.metrics()
         self._log(logs, *args, **kwargs)
+
+
+def _loss_of(computed: Any) -> torch.Tensor:
+    loss: torch.Tensor = computed[0] if isinstance(computed, tuple) else computed
+    return loss
+
+
+def _plain(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer that accelerate has wrapped."""
+    plain: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return plain

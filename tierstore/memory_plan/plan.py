@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["BlockPlan", "MemoryPlan", "Predicted"]
+
+T = TypeVar("T")
 
 _FORMAT = 1
 
@@ -209,6 +211,13 @@ class MemoryPlan:
         if store is not None and meter.is_of_host:
             store.keep_within(self.limit_bytes, 0 if self.is_needed else None)
         return model
+
+    def watch(self, compute: Callable[[], T]) -> T:
+        """Compute the loss by `compute`, as a step that is compared with the prediction.
+
+        Calls of the model itself are watched anyway. This is for losses that are computed by calling its members.
+        """
+        return compute() if self._watch is None else self._watch.run(compute)
 
     def remove(self, model: nn.Module) -> nn.Module:
         """Undo `apply`. What is stored already stays stored until its graph is gone. A plan not applied is left.

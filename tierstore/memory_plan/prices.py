@@ -144,6 +144,7 @@ def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, Measure
     differs = {name: call.differs for name, several in calls.items() for call in several if call.differs}
     again = {name: Action("store") if name in differs else Action("recompute", stores=True) for name in calls}
     moments = _moments(trials, again, buffers, min_bytes)
+    steps.take(trials.calls_of(again, buffers, min_bytes))  # takes back the memory that was returned before
     planned = trials.calls_of(again, buffers, min_bytes)
     recompute_step = steps.take(planned)
     recompute_seconds = {name: calls.recompute_seconds for name, calls in planned.items()}

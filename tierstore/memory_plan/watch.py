@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.autograd import Variable
@@ -19,6 +19,8 @@ from .meter import Meter
 from .steps import Measured
 
 __all__ = ["Expected", "StepWatch"]
+
+T = TypeVar("T")
 
 _NUM_WATCHED = 3
 """Steps measured after each decision, beside the first one, in which the store still learns its order."""
@@ -45,7 +47,7 @@ class Expected(NamedTuple):
 class StepWatch:
     """Measures steps of a model to which a plan is applied.
 
-    A step lasts from the model's call to the end of the backward that goes through its result.
+    A step lasts from the model's call, or from `run`, to the end of the backward of what that computes.
 
     Args:
         expected: what the plan has promised.
@@ -82,25 +84,33 @@ class StepWatch:
             self._store.tell_plan({})
             self._store.keep_within(None, None)
 
-    def begin_step(self) -> None:
-        """The model is called, with gradients."""
+    def run(self, compute: Callable[[], T]) -> T:
+        """Compute what backward begins from: a step, unless it is part of one, or has no gradients."""
+        if self._is_inside or not torch.is_grad_enabled():
+            return compute()
         self._correct()
         self._num_steps += 1
         is_measured = 1 < self._num_steps <= 1 + _NUM_WATCHED or self._num_steps % _EVERY == 0
         self._began = time.perf_counter() if is_measured else None
         if is_measured:
             self._meter.reset()
+        self._is_inside = True
+        try:
+            result = compute()
+        finally:
+            self._is_inside = False
+        if is_measured:
+            self._watch_backward(result)
+        return result
 
-    def watch_backward(self, result: Any) -> None:
-        """Forward is done: have `end_step` called when the backward of its result is."""
-        if self._began is None:
-            return
-        queued = False
+    def _watch_backward(self, result: object) -> None:
+        """Have `_end_step` called when the backward of the result is done."""
+        is_queued = False
 
         def queue(_: object) -> None:
-            nonlocal queued
-            if not queued:
-                queued = True
+            nonlocal is_queued
+            if not is_queued:
+                is_queued = True
                 Variable._execution_engine.queue_callback(self._end_step)
 
         for leaf in tree_leaves(result):
@@ -163,7 +173,6 @@ class _WatchedCalls:
 
     def __init__(self, watch: StepWatch, through: Around | None) -> None:
         self._watch, self._through = watch, through
-        self._is_inside = False
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """In a pickled module there is None in its place."""
@@ -175,15 +184,5 @@ class _WatchedCalls:
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Around`."""
-        is_step = torch.is_grad_enabled() and not self._is_inside
-        if is_step:
-            self._watch.begin_step()
-        self._is_inside = True
-        try:
-            through = self._through
-            result = call(*args, **kwargs) if through is None else through.run(call, args, kwargs)
-        finally:
-            self._is_inside = not is_step and self._is_inside
-        if is_step:
-            self._watch.watch_backward(result)
-        return result
+        through = self._through
+        return self._watch.run(lambda: call(*args, **kwargs) if through is None else through.run(call, args, kwargs))

@@ -170,7 +170,8 @@ class StoreStats:
         `stall_pack_seconds` and `stall_unpack_seconds`). Totals: packed, kept, deduplicated, offloaded, reloaded,
         spilled, written, restored, read, cancelled, forwarded and returned bytes; `prefetch_hits`, `prefetch_late`,
         `prefetch_missed`. Held now: `device_gib`, `host_gib`, `staging_gib`, `lent_gib`, `disk_gib`, `live_handles`,
-        and `resident_gib` where the system tells. The most at once: `host_peak_gib`, `disk_peak_gib`.
+        and `resident_gib` where the system tells. The most at once: `host_peak_gib`, `disk_peak_gib`. Where a memory
+        plan is applied: its figures (`memory_plan`), such as `plan_measured_peak_gib` and `plan_num_corrections`.
 
         Args:
             since: an earlier snapshot of the same store. Totals are then those since it; what is held now, and the
@@ -202,6 +203,9 @@ def _metrics_of(stats: StoreStats, since: StoreStats | None) -> dict[str, float]
     now["live_handles"] = float(stats.live_handles)
     if stats.resident_bytes is not None:
         now["resident_gib"] = stats.resident_bytes / _GIB
+    for name, value in stats.memory_plan.items():
+        is_size = name.endswith("_bytes")
+        now[f"plan_{name.removesuffix('_bytes')}_gib" if is_size else f"plan_{name}"] = value / (_GIB if is_size else 1)
     return {f"tierstore/{name}": value for name, value in (totals | now).items()}
 
 
