@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ..base.config import DEFAULT_ADDRESS
+from .usage import JsonOption
 
 __all__ = ["SocketOption", "stat"]
 
@@ -20,11 +21,11 @@ SocketOption = Annotated[
 
 def stat(
     socket: SocketOption = DEFAULT_ADDRESS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, nothing else.")] = False,
+    as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Print what the daemon of this host holds and has done: disk, jobs, totals, sessions.
+    """Print what the daemon of this host stores and has done: disk, jobs, totals, sessions.
 
-    Ends with exit code 1 if no daemon answers within 5 seconds.
+    The exit code is 1 if no daemon answers within 5 seconds.
     """
     from ..sidecar.inspection import inspect_daemon
 
