@@ -322,7 +322,10 @@ def test_top_as_json_is_a_line_for_each_update(daemon: DaemonProcess, store: Tie
 def test_top_as_json_is_written_at_once(daemon: DaemonProcess) -> None:
     command = [sys.executable, "-m", "tierstore.cli", "top", "--json", "--socket", str(daemon.socket)]
     process = subprocess.Popen(
-        [*command, "--interval=3600"], stdout=subprocess.PIPE, text=True, env=environment_of_tests()
+        [*command, "--interval=3600"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment_of_tests(PYTHONUNBUFFERED=""),
     )
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["report"]["pid"] == daemon.process.pid
