@@ -12,7 +12,7 @@ from ..base.config import SizeLike, format_bytes
 from .compare import DemoResult, DemoWatch, run_demo
 from .launch import WatchedRun
 from .place import file_system_of, is_in_memory
-from .settings import DemoSettings
+from .settings import DemoSettings, check_device
 from .table import result_table, verdict
 from .text import DEFAULT_TEXT
 
@@ -23,9 +23,10 @@ def present_demo(settings: DemoSettings, *, path: str | None, host_bytes: SizeLi
     """Run and print; blocks until it is done.
 
     Raises:
-        ConfigError: an option cannot be used.
+        ConfigError: an option cannot be used; an accelerator without a driver is refused before all else.
         TierStoreError: a run failed.
     """
+    check_device(settings.device)
     messages = Console(stderr=True, highlight=False, soft_wrap=True)
     with _progress(messages) as progress:
         result = run_demo(settings, path=path, host_bytes=host_bytes, watch=_watch(settings, progress))
