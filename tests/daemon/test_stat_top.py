@@ -178,6 +178,7 @@ def test_stat_without_daemon_exits_1_with_one_line(command: tuple[str, ...], tmp
     (complaint,) = done.stderr.splitlines()
     assert complaint.startswith(f"tierstore: no tierstore daemon can be used at {tmp_path / 's'}")
     assert "No such file or directory" in complaint
+    assert f"start a daemon with: tierstore serve --path DIRECTORY --socket {tmp_path / 's'}" in complaint
 
 
 def test_killed_daemon_is_none(daemon: DaemonProcess) -> None:

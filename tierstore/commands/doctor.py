@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from ..base.config import DEFAULT_ADDRESS
 from .stat import SocketOption
 from .usage import JsonOption
 
@@ -19,7 +18,7 @@ def doctor(
         float,
         typer.Option(metavar="SECONDS", min=1, max=40, show_default=True, help="Time for all measurements together."),
     ] = 20.0,
-    socket: SocketOption = DEFAULT_ADDRESS,
+    socket: SocketOption = None,
     as_json: Annotated[bool, JsonOption] = False,
     config: Annotated[
         str | None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..base.config import DEFAULT_ADDRESS
+from ..base.address import SYSTEM_ADDRESS
 
 __all__ = ["serve"]
 
@@ -26,7 +26,9 @@ _Socket = Annotated[
     Text,
     typer.Option(
         metavar="PATH",
-        help=f"Socket to listen on. Its folder is created if needed. Default: {DEFAULT_ADDRESS}.",
+        help=f"Socket to listen on. Its folder is created if needed. Default: {SYSTEM_ADDRESS} for root, and "
+        "$XDG_RUNTIME_DIR/tierstore/tierstore.sock for other users (/tmp/tierstore-UID/tierstore.sock without that "
+        "directory).",
     ),
 ]
 _DiskBytes = Annotated[

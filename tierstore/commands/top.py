@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from ..base.config import DEFAULT_ADDRESS
 from .stat import SocketOption
 from .usage import JsonOption
 
@@ -14,7 +13,7 @@ __all__ = ["top"]
 
 
 def top(
-    socket: SocketOption = DEFAULT_ADDRESS,
+    socket: SocketOption = None,
     interval: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=0.1, max=3600, show_default=True, help="Time from one update to the next."),

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from ..errors import TierStoreError
-from ..sidecar.inspection import inspect_daemon
+from .asking import ask_daemon
 from .views import Rates, decode_report, lost_view, rates_between, top_view
 
 if TYPE_CHECKING:
@@ -56,8 +56,10 @@ class _Update(NamedTuple):
         return None if self.state is None else msgspec.Raw(self.state)
 
 
-def watch_daemon(address: str, interval_seconds: float, num_updates: int | None, *, as_json: bool = False) -> bool:
-    """Show the daemon until Ctrl-C or SIGTERM, or `num_updates` times. Blocks.
+def watch_daemon(
+    address: str | None, interval_seconds: float, num_updates: int | None, *, as_json: bool = False
+) -> bool:
+    """Show the daemon until Ctrl-C or SIGTERM, or `num_updates` times. Blocks. `address`: None: the usual places.
 
     On a terminal the updates replace each other on a screen of their own. Elsewhere only the last one is printed. As
     JSON each is a line of its own, written at once. Main thread only.
@@ -102,7 +104,7 @@ class _Watch:
         found: whether the last update found a daemon.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str | None) -> None:
         self.found = False
         self._address = address
         self._last: DaemonReport | None = None
@@ -110,8 +112,8 @@ class _Watch:
     def update(self) -> _Update:
         """Ask the daemon. Blocks for some seconds at most. An error is part of the result, never raised."""
         try:
-            state = inspect_daemon(self._address)
-            report = decode_report(state, self._address)
+            address, state = ask_daemon(self._address)
+            report = decode_report(state, address)
         except TierStoreError as error:
             self.found = False
             return _Update(str(error), None, self._last, None)

@@ -22,12 +22,14 @@ from .views import report_view
 __all__ = ["consult"]
 
 
-def consult(path: str, socket: str, seconds: float, *, as_json: bool, config: str | None, hardware: str | None) -> bool:
+def consult(
+    path: str, socket: str | None, seconds: float, *, as_json: bool, config: str | None, hardware: str | None
+) -> bool:
     """Examine, print, write the files asked for. Returns whether offloading works here. Blocks a little over `seconds`.
 
     Args:
         path: the directory.
-        socket: where a daemon is looked for.
+        socket: where a daemon is looked for; None: in the usual places.
         seconds: for all measurements together.
         as_json: print the report as JSON, and nothing else, on standard output.
         config: a file to make with the recommended settings; None: none.

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 
-from ..base.config import DEFAULT_ADDRESS, SizeLike
+from ..base.address import find_address
+from ..base.config import SizeLike
 from ..base.config_file import ConfigSource, store_options
 from ..base.defaults import NUM_AT_ONCE
 from ..disk.tier import Kind
@@ -122,7 +123,7 @@ class TierStore:
     @classmethod
     def connect(
         cls,
-        address: str | PathLike[str] = DEFAULT_ADDRESS,
+        address: str | PathLike[str] | None = None,
         *,
         host_bytes: SizeLike | None = None,
         staging_bytes: SizeLike | None = None,
@@ -139,7 +140,9 @@ class TierStore:
         If a daemon is killed and comes back within `reconnect_seconds`, its clients only lose time.
 
         Args:
-            address: path of the daemon's socket.
+            address: path of the daemon's socket. None: the path in `TIERSTORE_SOCKET` if that is set. Otherwise where
+                a daemon of this user listens by default, and if no socket is there, where a daemon of root does
+                (`/run/tierstore/tierstore.sock`); see docs/daemon.md.
             host_bytes: as `TierStore`'s.
             staging_bytes: as `TierStore`'s; default: 80 MiB, and what large tensors need.
             window_bytes: size of the memory shared with the daemon, through which the bytes go in parts of at most
@@ -168,7 +171,7 @@ class TierStore:
         }
         refuse_unknown(unknown, ", ".join(given))
         store = cls.__new__(cls)
-        store._begin(connected_options(address, given))
+        store._begin(connected_options(find_address() if address is None else address, given))
         return store
 
     @classmethod
