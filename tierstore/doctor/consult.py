@@ -16,6 +16,7 @@ from ..base.new_file import check_distinct, check_new_file, make_file
 from ..errors import ConfigError
 from ..hardware import hardware_text
 from .diagnosis import Report, config_text, hardware_of, report_of
+from .drive_findings import unfit_because
 from .examine import NUM_EXAMINED, examine
 from .views import report_view
 
@@ -56,6 +57,11 @@ def consult(
     _print(report, as_json)
     if config is not None:
         make_file("--config", Path(config), config_text(report.settings))
+        unfit = unfit_because(machine.drive)
+        if unfit is not None and not machine.daemon.keeps_directory:
+            messages.print(
+                f"{config} names no path: {directory} is no place for a store, because {unfit}.", markup=False
+            )
     if hardware is not None:
         described = hardware_of(machine)
         if described is None:

@@ -7,14 +7,30 @@ from ..disk.endurance import DAY_SECONDS
 from .finding import Found, note, problem, rate, warning
 from .measurements import Drive, Measurements, fastest
 
-__all__ = ["are_cores_shared", "is_drive_shared", "latency", "place", "room", "speed", "wear", "worth_of_figures"]
+__all__ = [
+    "are_cores_shared",
+    "is_drive_shared",
+    "latency",
+    "place",
+    "room",
+    "speed",
+    "unfit_because",
+    "wear",
+    "worth_of_figures",
+]
 
 GIB = 2**30
 
 _LITTLE_SPACE_BYTES = 16 * GIB
 _USELESS_DRIVE, _SLOW_DRIVE = 200e6, 1e9  # bytes per second; a SATA drive does 500 MB/s
 _SLOW_ANSWER_SECONDS = 5e-3
-_SPINNING_SECONDS = 1e-3  # a drive that really rotates takes longer; the kernel calls many virtual drives rotating
+_SPINNING_SECONDS = 1e-3  # a drive that really rotates takes longer
+_MOST_SPINNING = 300e6  # bytes per second; no single rotating drive moves more
+_IN_MEMORY = ("tmpfs", "ramfs")
+_NETWORK = (
+    "9p", "afs", "beegfs", "ceph", "cifs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "smb3", "smbfs",
+    "fuse.ceph", "fuse.glusterfs", "fuse.gcsfuse", "fuse.s3fs", "fuse.sshfs",
+)  # fmt: skip
 _SLOW_FIRST_WRITE = 0.6  # of the speed afterwards
 _FOREIGN_SHARE = 0.2  # of what the device moved
 _BUSY_SHARE = 0.5  # of the cores
@@ -47,7 +63,14 @@ def room(machine: Measurements) -> Found:
 def place(machine: Measurements) -> Found:
     """The file system and device that the directory is on."""
     drive = machine.drive
-    if drive.file_system in ("tmpfs", "ramfs"):
+    if drive.file_system in _NETWORK:
+        yield warning(
+            "network-drive",
+            f"{drive.path} is on a network file system ({drive.file_system}): its speed depends on the network and on "
+            "other users, and training waits when it does.",
+            "Name a directory on a local drive, if there is one.",
+        )
+    if drive.file_system in _IN_MEMORY:
         sentence = f"{drive.path} lives in memory ({drive.file_system}): what is spilled there takes as much of it."
         advice = "Name a directory on a drive."
         if machine.accelerators.links:
@@ -61,6 +84,22 @@ def place(machine: Measurements) -> Found:
             "time than direct ones, and the cache competes with training for memory.",
             "A local ext4 or xfs takes O_DIRECT; name a directory on one, if there is one.",
         )
+
+
+def unfit_because(drive: Drive) -> str | None:
+    """Why the directory is not recommended for a store, in words; None: it may be used.
+
+    A directory that cannot be written to never comes so far: `check_directory` refuses it.
+    """
+    if drive.error is not None:
+        return f"its drive fails: {drive.error}"
+    if not drive.span_bytes:
+        return f"only {format_bytes(drive.free_bytes)} are free there"
+    if drive.file_system in _IN_MEMORY:
+        return f"it lives in memory ({drive.file_system})"
+    if drive.file_system in _NETWORK:
+        return f"it is on a network file system ({drive.file_system})"
+    return None
 
 
 def speed(machine: Measurements) -> Found:
@@ -83,25 +122,36 @@ def speed(machine: Measurements) -> Found:
         )
 
 
-def _is_spinning(drive: Drive) -> bool:
-    return bool(drive.is_rotational) and (drive.read_latency_seconds or 0.0) > _SPINNING_SECONDS
+def _may_spin(drive: Drive) -> bool:
+    """Whether the drive may be a rotating one: the kernel says so, and the measurements do not contradict.
+
+    The kernel calls many virtual drives rotating, so such a drive must also be slow to answer. A drive that moves more
+    bytes than a rotating one can is none.
+    """
+    is_late = (drive.read_latency_seconds or 0.0) > _SPINNING_SECONDS
+    bytes_per_second = max(fastest(drive.writes) or 0.0, fastest(drive.reads) or 0.0)
+    return bool(drive.is_rotational) and is_late and bytes_per_second <= _MOST_SPINNING
 
 
 def latency(machine: Measurements) -> Found:
-    """How long the drive takes to answer."""
+    """How long the drive takes to answer. The latency of a busy machine does not tell whether a drive rotates."""
     drive = machine.drive
     slowest_seconds = max(drive.write_latency_seconds or 0.0, drive.read_latency_seconds or 0.0)
-    if _is_spinning(drive):
+    is_busy = is_drive_shared(machine) or are_cores_shared(machine)
+    if _may_spin(drive) and not is_busy:
         yield warning(
             "spinning-drive",
             f"The drive rotates: it takes {1e3 * (drive.read_latency_seconds or 0.0):.1f} ms to find a place.",
             "Raise min_bytes, so that only large tensors go there; better, use a flash drive.",
         )
     elif slowest_seconds > _SLOW_ANSWER_SECONDS:
+        meanwhile = ", while others use the machine" if is_busy else ""
         yield warning(
             "drive-answers-late",
-            f"The drive takes {1e3 * slowest_seconds:.1f} ms for 4 KiB, whatever its throughput.",
-            "Raise min_bytes, so that only large tensors go there.",
+            f"The drive takes {1e3 * slowest_seconds:.1f} ms for 4 KiB, whatever its throughput{meanwhile}.",
+            "Measure again when the machine is idle."
+            if is_busy
+            else "Raise min_bytes, so that only large tensors go there.",
         )
 
 
@@ -155,7 +205,7 @@ def worth_of_figures(machine: Measurements) -> Found:
 def wear(machine: Measurements) -> Found:
     """How fast writing at full speed would wear out a flash drive."""
     drive, write = machine.drive, fastest(machine.drive.writes)
-    if write is None or drive.size_bytes is None or _is_spinning(drive):
+    if write is None or drive.size_bytes is None or _may_spin(drive):
         return
     day_bytes = write * DAY_SECONDS
     usual_bytes = _USUAL_DRIVE_WRITES_PER_DAY * drive.size_bytes

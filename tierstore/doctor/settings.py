@@ -10,11 +10,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ..base.config import format_bytes
+from ..base.config import format_bytes, parse_size
 from ..disk.codec.choice import CodecChooser
 from ..disk.codec.codec import BITS, CONSTANT, NO_CODEC, Codec, parse_codec
 from ..disk.codec.figures import Load, Sample
-from .drive_findings import are_cores_shared, is_drive_shared
+from .drive_findings import are_cores_shared, is_drive_shared, unfit_because
 from .measurements import Measurements, fastest
 from .samples import SAMPLE_KINDS
 
@@ -64,16 +64,13 @@ def _offload(name: str, value: str | int | None, reason: str) -> Setting:
 
 
 def _place(machine: Measurements) -> Iterator[Setting]:
-    """The daemon, if it keeps exactly this directory; else the directory."""
+    """The daemon, if it keeps exactly this directory; else the directory, unless it is no place for a store."""
     drive, daemon = machine.drive, machine.daemon
     if daemon.keeps_directory:
         yield _set("connect", daemon.socket, f"a daemon keeps {drive.path} and answers; the other settings are its own")
         return
-    yield _set("path", drive.path, "the directory that was measured")
-    if drive.file_system in ("tmpfs", "ramfs"):
-        share_bytes = min(drive.free_bytes, machine.memory.available_bytes // 2) // machine.num_trainers
-        yield _set("disk_bytes", _size(share_bytes), "what is spilled there takes memory: half of it at most")
-    else:
+    if unfit_because(drive) is None:
+        yield _set("path", drive.path, "the directory that was measured")
         reason = f"80 % of what is free, divided by the trainers: {format_bytes(drive.free_bytes)} are free now"
         yield _set("disk_bytes", None, reason)
 
@@ -85,8 +82,13 @@ def _host_bytes(machine: Measurements) -> Setting:
     else:
         share, part, why = _HOST_SHARE, "a quarter", "training itself needs memory here"
     among = "" if trainers == 1 else f", for {trainers} trainers"
-    reason = f"{part} of the {format_bytes(available_bytes)} that are available{among}: {why}"
-    return _set("host_bytes", _size(available_bytes // share // trainers), reason)
+    value = _size(available_bytes // share // trainers)
+    if parse_size(value, "host_bytes"):
+        outcome = "a step that saves less than this keeps all of it in memory and stores nothing on the drive"
+    else:
+        outcome = f"that is less than {format_bytes(_ROUND_BYTES)}, so a step stores everything on the drive"
+    reason = f"{part} of the {format_bytes(available_bytes)} that are available{among}: {why}; {outcome}"
+    return _set("host_bytes", value, reason)
 
 
 def _movement(machine: Measurements) -> Iterator[Setting]:

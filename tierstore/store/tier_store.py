@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 
-from ..base.address import find_address
 from ..base.config import SizeLike
 from ..base.config_file import ConfigSource, store_options
 from ..base.defaults import NUM_AT_ONCE
@@ -140,9 +139,7 @@ class TierStore:
         If a daemon is killed and comes back within `reconnect_seconds`, its clients only lose time.
 
         Args:
-            address: path of the daemon's socket. None: the path in `TIERSTORE_SOCKET` if that is set. Otherwise where
-                a daemon of this user listens by default, and if no socket is there, where a daemon of root does
-                (`/run/tierstore/tierstore.sock`); see docs/daemon.md.
+            address: path of the daemon's socket. None: `TIERSTORE_SOCKET`, else that of this user's daemon, or root's.
             host_bytes: as `TierStore`'s.
             staging_bytes: as `TierStore`'s; default: 80 MiB, and what large tensors need.
             window_bytes: size of the memory shared with the daemon, through which the bytes go in parts of at most
@@ -171,7 +168,7 @@ class TierStore:
         }
         refuse_unknown(unknown, ", ".join(given))
         store = cls.__new__(cls)
-        store._begin(connected_options(find_address() if address is None else address, given))
+        store._begin(connected_options(address, given))
         return store
 
     @classmethod
