@@ -53,7 +53,7 @@ def test_staging_is_smaller_where_memory_is_short() -> None:
 
 
 _UNFIT: list[tuple[dict[str, Any], str]] = [
-    ({"file_system": "tmpfs"}, "it lives in memory"),
+    ({"file_system": "tmpfs"}, "it is in memory"),
     ({"file_system": "nfs4"}, "it is on a network file system"),
     ({"error": "Input/output error"}, "its drive fails"),
     ({"free_bytes": 5 * MIB, "span_bytes": 0}, "only 5 MiB are free there"),
@@ -76,7 +76,7 @@ def test_directory_that_is_no_place_for_a_store_is_not_recommended(
     console = Console(width=300)
     with console.capture() as captured:
         console.print(report_view(report_of(measurements)))
-    assert f"{why}" in captured.get()
+    assert why in captured.get()
     assert "so this directory is not recommended" in captured.get()
 
 

@@ -62,11 +62,11 @@ def _watch(settings: DemoSettings, progress: Progress) -> DemoWatch:
             f"Training a byte-level transformer ({settings.layers} layers of {settings.width}, "
             f"{settings.batch} x {settings.context} bytes a step) on {settings.text or DEFAULT_TEXT}."
         )
-        say("Twice, each time in a fresh process and from the same seed. This takes a minute or two.")
-        say('The store has freed memory returned at once (return_memory="always"); all else is the default.')
+        say("The training runs twice, in a fresh process each time, from the same seed. This takes a minute or two.")
+        say('The store returns freed memory to the system at once (return_memory="always"). All else is the default.')
         say(f"The store spills to {directory} ({file_system_of(directory)}).")
         if is_in_memory(directory):
-            say("That file system lives in memory: what is spilled there takes memory all the same.")
+            say("That file system is in memory, so spilled tensors still take memory.")
 
     def running(host_bytes: int | None) -> WatchedRun:
         if host_bytes is not None:

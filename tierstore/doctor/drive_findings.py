@@ -55,8 +55,8 @@ def room(machine: Measurements) -> Found:
     elif drive.free_bytes < _LITTLE_SPACE_BYTES:
         yield warning(
             "little-space",
-            f"Only {format_bytes(drive.free_bytes)} are free under {drive.path}: what one step saves may be more.",
-            "A step raises StoreFullError when host memory and disk are used up; free some space before that.",
+            f"Only {format_bytes(drive.free_bytes)} are free under {drive.path}, and one step may save more than that.",
+            "Free some space: a step raises StoreFullError when host memory and disk are used up.",
         )
 
 
@@ -71,10 +71,14 @@ def place(machine: Measurements) -> Found:
             "Name a directory on a local drive, if there is one.",
         )
     if drive.file_system in _IN_MEMORY:
-        sentence = f"{drive.path} lives in memory ({drive.file_system}): what is spilled there takes as much of it."
+        sentence = (
+            f"{drive.path} is in memory ({drive.file_system}), so tensors that are spilled there still take memory."
+        )
         advice = "Name a directory on a drive."
         if machine.accelerators.links:
-            yield warning("in-memory", sentence, f"{advice} As it is, only the memory of accelerators is relieved.")
+            yield warning(
+                "in-memory", sentence, f"{advice} Offloading to this one relieves only the memory of accelerators."
+            )
         else:
             yield problem("in-memory", sentence, advice)
     elif drive.io_mode is not None and drive.io_mode.startswith("buffered"):
@@ -82,7 +86,7 @@ def place(machine: Measurements) -> Found:
             "no-direct-io",
             f"Reads and writes under {drive.path} go through the page cache: {drive.io_mode}. They cost more CPU "
             "time than direct ones, and the cache competes with training for memory.",
-            "A local ext4 or xfs takes O_DIRECT; name a directory on one, if there is one.",
+            "Name a directory on a local ext4 or xfs, which support O_DIRECT, if there is one.",
         )
 
 
@@ -96,7 +100,7 @@ def unfit_because(drive: Drive) -> str | None:
     if not drive.span_bytes:
         return f"only {format_bytes(drive.free_bytes)} are free there"
     if drive.file_system in _IN_MEMORY:
-        return f"it lives in memory ({drive.file_system})"
+        return f"it is in memory ({drive.file_system})"
     if drive.file_system in _NETWORK:
         return f"it is on a network file system ({drive.file_system})"
     return None
@@ -111,14 +115,14 @@ def speed(machine: Measurements) -> Found:
     if min(write, read) < _USELESS_DRIVE:
         yield problem(
             "drive-very-slow",
-            f"{figures}: a gigabyte takes {1e9 / write + 1e9 / read:.0f} s down and up, and training waits for that.",
-            "Use a local NVMe drive; or keep more in memory (host_bytes), so that little is spilled.",
+            f"{figures}: to write and read a gigabyte takes {1e9 / write + 1e9 / read:.0f} s; training waits for it.",
+            "Use a local NVMe drive, or give more host_bytes, so that the store spills little.",
         )
     elif min(write, read) < _SLOW_DRIVE:
         yield warning(
             "drive-slow",
-            f"{figures}: what one NVMe drive does is two to five times as much.",
-            "Give host_bytes what training leaves, and expect steps to wait where they save much in little time.",
+            f"{figures}. One NVMe drive is two to five times as fast.",
+            "Give host_bytes all memory that training does not need. Steps that save much in little time may wait.",
         )
 
 
@@ -142,7 +146,7 @@ def latency(machine: Measurements) -> Found:
         yield warning(
             "spinning-drive",
             f"The drive rotates: it takes {1e3 * (drive.read_latency_seconds or 0.0):.1f} ms to find a place.",
-            "Raise min_bytes, so that only large tensors go there; better, use a flash drive.",
+            "Use a flash drive, or raise min_bytes, so that only large tensors go there.",
         )
     elif slowest_seconds > _SLOW_ANSWER_SECONDS:
         meanwhile = ", while others use the machine" if is_busy else ""
@@ -177,28 +181,28 @@ def worth_of_figures(machine: Measurements) -> Found:
     if drive.num_left_out:
         yield note(
             "partly-measured",
-            f"{drive.num_left_out} of the combinations of block size and depth were left out: too little time for a "
-            f"drive as slow as this, or too little space or memory: {format_bytes(drive.span_bytes)} were used.",
+            f"{drive.num_left_out} of the combinations of block size and depth were not measured: the drive is slow, "
+            f"or there is too little space or memory. {format_bytes(drive.span_bytes)} of the drive were used.",
         )
     if write is not None and is_drive_shared(machine):
         yield note(
             "drive-shared",
-            f"Others used the drive meanwhile: it moved {format_bytes(drive.device_bytes or 0)}, "
-            f"{format_bytes(_measured_bytes(drive))} of it for these figures, so it can do more than they say.",
+            f"Other processes used the drive during the measurement: it moved {format_bytes(drive.device_bytes or 0)}, "
+            f"{format_bytes(_measured_bytes(drive))} of it for these figures. The drive is faster than they say.",
             "Measure again when the machine is idle.",
         )
     if are_cores_shared(machine):
         yield note(
             "cores-shared",
-            f"Others used the cores: {machine.processor.load:.1f} threads wanted one in the minute before, of "
-            f"{machine.processor.usable_cores:g}.",
+            f"Other processes used the cores: in the minute before, {machine.processor.load:.1f} threads wanted one of "
+            f"{machine.processor.usable_cores:g} cores.",
             "Measure again when the machine is idle.",
         )
     if write is not None and (drive.first_write_bytes_per_second or write) < _SLOW_FIRST_WRITE * write:
         yield note(
             "first-write-slow",
-            f"Space that is written for the first time takes {rate(drive.first_write_bytes_per_second or 0.0)}, "
-            f"afterwards {rate(write)}: the first step is slower than those that follow, which use the same space.",
+            f"The drive writes {rate(drive.first_write_bytes_per_second or 0.0)} into new space, {rate(write)} into "
+            "space that was written before. So the first step is slower than later steps, which use the same space.",
         )
 
 
@@ -211,10 +215,10 @@ def wear(machine: Measurements) -> Found:
     usual_bytes = _USUAL_DRIVE_WRITES_PER_DAY * drive.size_bytes
     yield note(
         "wear",
-        f"At full speed {format_bytes(day_bytes)} a day would be written, {day_bytes / drive.size_bytes:.1f} times the "
-        f"drive of {format_bytes(drive.size_bytes)}. A flash drive for desktops is often warranted for "
-        f"{_USUAL_DRIVE_WRITES_PER_DAY} times: {format_bytes(usual_bytes)} a day, which is "
-        f"{usual_bytes / write / 60:.1f} minutes of that.",
-        f'Look up what yours is warranted for. max_write_bytes_per_day = "{int(usual_bytes / GIB)}GiB" would hold a '
-        "store to it: a step that needs more raises StoreFullError. stats() shows what is really written.",
+        f"At full speed a store would write {format_bytes(day_bytes)} a day, {day_bytes / drive.size_bytes:.1f} times "
+        f"the size of the drive ({format_bytes(drive.size_bytes)}). A flash drive for desktops is often warranted for "
+        f"{_USUAL_DRIVE_WRITES_PER_DAY} times its size: {format_bytes(usual_bytes)} a day, which is "
+        f"{usual_bytes / write / 60:.1f} minutes at full speed.",
+        f'Look up the warranty of your drive. max_write_bytes_per_day="{int(usual_bytes / GIB)}GiB" limits a store to '
+        "the usual one: a step that needs more raises StoreFullError. stats() shows what the store really writes.",
     )

@@ -19,7 +19,7 @@ from .settings import Setting
 __all__ = ["report_view"]
 
 _STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
-_VERDICTS = {True: "Offloading works here.", False: "Offloading does not work well here: see the problems."}
+_VERDICTS = {True: "Offloading works here.", False: "Offloading does not work well here. See the problems above."}
 
 
 def report_view(report: Report) -> RenderableType:
