@@ -1,53 +1,65 @@
 # Everything works on a machine that has only Python (3.11 or newer): each target makes the virtual environment first.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALLED := .venv/.installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+RUNTIME := .venv/.runtime
+DEV := .venv/.dev
 
 MINUTES ?= 10
 SEED ?= 1
 TORCHES ?= oldest newest
 PYTHONS ?= 3.11 3.12 3.13 3.14
 
-.PHONY: demo test check matrix bench bench-tuning gpu mutations fuzz soak clean
+.DEFAULT_GOAL := help
+.PHONY: help demo test check matrix bench bench-tuning gpu mutations fuzz soak clean
 
-demo: $(INSTALLED)            ## train a small language model on real text, without and with the store
+help:                   ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(RUNTIME)        ## train a small language model with and without the store
 	$(BIN)/tierstore demo
 
-test: $(INSTALLED)            ## the test suite
+test: $(DEV)            ## run the test suite
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
-check: $(INSTALLED)           ## style, types, directions of imports
+check: $(DEV)           ## check style, types and directions of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-matrix: $(INSTALLED)          ## a bounded suite on the oldest and the newest torch, with each Python found (some minutes a row, 15 GB)
+matrix: $(DEV)          ## test TORCHES with PYTHONS (some minutes each, 15 GB)
 	$(BIN)/python -m tests.matrix --torches "$(TORCHES)" --pythons "$(PYTHONS)" --write
 
-bench: $(INSTALLED)           ## every question of bench/: tables, all goals in one table, plots (some 15 minutes)
+bench: $(DEV)           ## run all benchmarks: tables, goals, plots (15 minutes)
 	$(BIN)/python -m bench
 
-bench-tuning: $(INSTALLED)    ## which settings are best, and what the simulator says of them (some 15 minutes more)
+bench-tuning: $(DEV)    ## compare settings and the simulator (15 minutes)
 	$(BIN)/python -m bench shared_pages simulator_accuracy io_depth prefetch_tuning tuned_settings
 
-gpu: $(INSTALLED)             ## prove and measure the accelerator path on this machine's GPU (under nine minutes)
+gpu: $(DEV)             ## test and measure this machine's GPU (9 minutes)
 	$(BIN)/python -m bench.gpu
 
-mutations: $(INSTALLED)       ## break every rule that keeps gradients right, once; which test notices? (half an hour or more)
+mutations: $(DEV)       ## break each rule once: which test notices? (30 minutes)
 	$(BIN)/python -m tests.mutations
 
-fuzz: $(INSTALLED)            ## feed all parsers what no sound peer, file or user would, for MINUTES in all
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+fuzz: $(DEV)            ## feed malformed input to all parsers, for MINUTES
+	$(PIP) --quiet -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
 
-soak: $(INSTALLED)            ## train for MINUTES while daemons are killed, disks fill up and errors are thrown
+soak: $(DEV)            ## train while daemons die and disks fill, for MINUTES
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
-clean:
+clean:                  ## remove the virtual environment and all caches
 	rm -rf .venv .matrix build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(RUNTIME): pyproject.toml constraints.txt
+	@echo "Setting up .venv: tierstore, PyTorch and a few small packages (1 GB and a minute; 5 GB if pip finds PyTorch with CUDA)."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trainers]'
-	touch $@
+	$(PIP) -e .
+	@touch $@
+
+$(DEV): $(RUNTIME)
+	@echo "Adding what the tests and checks need: linters, transformers, lightning, ray and others (another GB, some minutes)."
+	$(PIP) -e '.[dev,trainers]'
+	@touch $@

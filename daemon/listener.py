@@ -10,6 +10,7 @@ import stat
 import struct
 from pathlib import Path
 
+from tierstore.base.address import check_folder
 from tierstore.errors import ConfigError
 
 __all__ = ["listen", "stop_listening", "uid_of_peer"]
@@ -79,6 +80,7 @@ def _make_folder(folder: Path, gid: int | None) -> None:
         pass
     except OSError as error:
         raise ConfigError("socket", str(folder), f"its folder cannot be made: {error}") from error
+    check_folder(folder)
     status = folder.stat()
     is_open = status.st_mode & (stat.S_IWOTH | (0 if gid is not None and status.st_gid == gid else stat.S_IWGRP))
     if not stat.S_ISDIR(status.st_mode) or (is_open and not status.st_mode & stat.S_ISVTX):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tierstore.base.config import DEFAULT_ADDRESS
+from tierstore.base.address import default_address
 
 __all__ = ["ServeSettings", "ServerLimits"]
 
@@ -37,7 +37,7 @@ class ServeSettings:
 
     Attributes:
         path: an existing directory on the drive to use.
-        socket: where to listen; its folder is made if it does not exist.
+        socket: where to listen; its folder is made if it does not exist. The default depends on the user.
         disk_bytes: the most that all sessions together may hold; None: 80 % of what is free or already its own.
         codec: as `TierStore`'s.
         max_write_bytes_per_day: of all sessions together, as `TierStore`'s; None: no limit.
@@ -50,7 +50,7 @@ class ServeSettings:
     """
 
     path: Path
-    socket: Path = Path(DEFAULT_ADDRESS)
+    socket: Path = field(default_factory=lambda: Path(default_address()))
     disk_bytes: int | None = None
     codec: str = "auto"
     max_write_bytes_per_day: int | None = None

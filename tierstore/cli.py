@@ -1,7 +1,7 @@
 """The command line: `tierstore COMMAND`. Every command imports what it needs when it runs.
 
-Exit codes: 0 done; 1 it failed, what it says could not be written, the demo's gradients differ, or the doctor found a
-problem; 2 an argument cannot be used.
+Exit codes: 0: done. 1: the command failed, its output could not be written, the demo's gradients differ, or the doctor
+found a problem. 2: an argument cannot be used.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .commands.stat import stat
 from .commands.top import top
 from .commands.trace import trace_commands
 from .commands.tune import tune
+from .commands.usage import CONTEXT, Command, Group
 from .errors import ConfigError, TierStoreError
 
 __all__ = ["main"]
@@ -28,9 +29,10 @@ __all__ = ["main"]
 app = typer.Typer(
     name="tierstore",
     help="An asynchronous tiered store for the tensors that PyTorch saves for backward.",
+    cls=Group,
+    context_settings=CONTEXT,
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -63,15 +65,15 @@ def _print_version(wanted: bool) -> None:
 def _options(
     _version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     pass
 
 
 for command in (serve, stat, top, doctor, plan, demo):
-    app.command()(command)
-app.command(context_settings={"allow_interspersed_args": False})(tune)  # options behind COMMAND are its own
+    app.command(cls=Command)(command)
+app.command(cls=Command, context_settings={"allow_interspersed_args": False})(tune)  # COMMAND has options of its own
 app.add_typer(trace_commands)
 
 

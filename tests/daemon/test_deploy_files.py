@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.daemon.dockerfile import Instruction, stages_of
-from tierstore.base.config import DEFAULT_ADDRESS
+from tierstore.base.address import SYSTEM_ADDRESS
 from tierstore.commands.serve import serve
 from tierstore.daemon.options import OPTIONS, settings_of
 
@@ -91,7 +91,7 @@ def test_daemon_takes_every_setting_of_the_toml_file(options: Options, tmp_path:
     everything.write_text(re.sub(r"^# (\w+ = )", r"\1", lines, flags=re.MULTILINE))
     assert tomllib.loads(everything.read_text()).keys() == options.keys
     plain = settings_of({"config": str(DEPLOY / "tierstore.toml")}, {})
-    assert (plain.path, plain.socket) == (Path("/nvme/tierstore"), Path(DEFAULT_ADDRESS))
+    assert (plain.path, plain.socket) == (Path("/nvme/tierstore"), Path(SYSTEM_ADDRESS))
     full = settings_of({"config": str(everything)}, {})
     limits = replace(plain.limits, session_disk_bytes=100 * 2**30, session_queued_bytes=256 * 2**20)
     assert (full.limits, full.codec) == (limits, plain.codec)

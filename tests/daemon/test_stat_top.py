@@ -178,6 +178,7 @@ def test_stat_without_daemon_exits_1_with_one_line(command: tuple[str, ...], tmp
     (complaint,) = done.stderr.splitlines()
     assert complaint.startswith(f"tierstore: no tierstore daemon can be used at {tmp_path / 's'}")
     assert "No such file or directory" in complaint
+    assert f"start a daemon with: tierstore serve --path DIRECTORY --socket {tmp_path / 's'}" in complaint
 
 
 def test_killed_daemon_is_none(daemon: DaemonProcess) -> None:
@@ -308,6 +309,40 @@ def test_top_without_daemon_says_so_and_exits_1(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_top_as_json_is_a_line_for_each_update(daemon: DaemonProcess, store: TierStore) -> None:
+    done = tierstore("top", "--json", "--socket", str(daemon.socket), "--iterations=2", "--interval=0.1")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert (first["error"], first["rates"], second["error"]) == (None, None, None)
+    report = msgspec.convert(second["report"], DaemonReport)
+    assert make_up(report, uptime_seconds=0) == make_up(report_of(daemon), uptime_seconds=0)
+    assert second["rates"]["spilled_bytes"] == 0
+    assert list(second["rates"]["of_sessions"].values()) == [[0, 0]]
+
+
+def test_top_as_json_is_written_at_once(daemon: DaemonProcess) -> None:
+    command = [sys.executable, "-m", "tierstore.cli", "top", "--json", "--socket", str(daemon.socket)]
+    process = subprocess.Popen(
+        [*command, "--interval=3600"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment_of_tests(PYTHONUNBUFFERED=""),
+    )
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["report"]["pid"] == daemon.process.pid
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=SECONDS)[0] == ""
+    assert process.returncode == 0
+
+
+def test_top_as_json_without_daemon_says_why_and_exits_1(tmp_path: Path) -> None:
+    done = tierstore("top", "--json", "--socket", str(tmp_path / "s"), "--iterations", "1")
+    assert (done.returncode, done.stderr) == (1, "")
+    update = json.loads(done.stdout)
+    assert (update["report"], update["rates"]) == (None, None)
+    assert "no tierstore daemon" in update["error"]
+
+
 class Terminal:
     """`tierstore top` on a pseudo terminal."""
 
@@ -386,7 +421,9 @@ def run_into(output: str, *arguments: str, **variables: str) -> subprocess.Compl
         )
 
 
-@pytest.mark.parametrize("arguments", [["stat"], ["stat", "--json"], ["top", "--iterations=1"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["stat"], ["stat", "--json"], ["top", "--iterations=1"], ["top", "--json"]], ids=" ".join
+)
 def test_look_that_cannot_be_written_is_one_line_and_code_1(daemon: DaemonProcess, arguments: list[str]) -> None:
     done = run_into("/dev/full", *arguments, f"--socket={daemon.socket}")
     assert done.stderr == "tierstore: standard output cannot be written: No space left on device\n"

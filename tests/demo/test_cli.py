@@ -134,6 +134,25 @@ def test_device_unknown_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:3", "xpu", "mps"])
+def test_accelerator_that_is_absent_is_refused_before_torch_is_imported(device: str, tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib, tierstore.base.device_files as files, tierstore.cli\n"
+        "files._FOLDER = pathlib.Path('/nonexistent')\n"
+        "sys.argv[0] = 'tierstore'\n"
+        "try:\n"
+        "    tierstore.cli.main()\n"
+        "finally:\n"
+        "    assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    line = [sys.executable, "-c", program, "demo", "--device", device, "--text", "/no/such/file"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert_refused(done, f"--device='{device}' cannot be used", "no driver", "cpu")
+    assert len(done.stderr.splitlines()) == 1, "it says nothing else"
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- results ------------------------------------------------------------------------------------------------------
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tierstore.doctor import accelerators
+from tierstore.base import device_files
 from tierstore.doctor.accelerators import measure_accelerators
 
 MIB = 2**20
 
 
 def test_no_driver_is_said_to_be_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerators, "DEVICE_FILES", ("nothing-of-the-kind",))
+    monkeypatch.setattr(device_files, "DEVICE_FILES", ("nothing-of-the-kind",))
     state = measure_accelerators(1.0, MIB)
     assert (state.links, state.error) == ((), None)
     assert "no driver" in (state.note or "")
@@ -20,7 +20,7 @@ def test_no_driver_is_said_to_be_the_reason(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
 def test_driver_that_pytorch_cannot_use_is_said_to_be_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerators, "DEVICE_FILES", ("null",))
+    monkeypatch.setattr(device_files, "DEVICE_FILES", ("null",))
     state = measure_accelerators(1.0, MIB)
     assert (state.links, state.error) == ((), None)
     assert f"PyTorch {torch.__version__}" in (state.note or "")

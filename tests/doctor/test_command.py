@@ -23,7 +23,7 @@ from tests.command_line import hear_hangups
 from tests.daemon.conftest import StartDaemon, environment_of_tests, short_directory, start_daemon, tierstore
 from tests.reliability.drives import fill_up, mounted_drive, used_bytes
 from tierstore import TierStore, tiered_offload
-from tierstore.doctor.accelerators import DEVICE_FILES
+from tierstore.base.device_files import has_driver
 from tierstore.doctor.diagnosis import Report
 from tierstore.doctor.system import find_daemon
 from tierstore.hardware import read_hardware
@@ -90,6 +90,9 @@ def test_report_of_memory_says_that_it_is_and_what_that_means(tmp_path: Path) ->
         pytest.skip("no writable /dev/shm")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         report = examined(Path(folder))
+        done = tierstore("doctor", folder, *QUICK, "--config", str(tmp_path / "tierstore.toml"))
+    assert "no place for a store" in " ".join(done.stderr.split())
+    assert "\npath = " not in (tmp_path / "tierstore.toml").read_text()
     (finding,) = [each for each in report.findings if each.code == "in-memory"]
     assert finding.severity == ("warning" if report.measurements.accelerators.links else "problem")
 
@@ -273,8 +276,7 @@ def test_relative_path_is_reported_absolutely_and_torch_not_imported_without_a_d
     line = [sys.executable, "-c", program]
     done = subprocess.run(line, capture_output=True, text=True, env=environment_of_tests(), timeout=SECONDS, cwd=drive)
     assert msgspec.json.decode(done.stdout, type=Report).measurements.drive.path == str(drive)
-    has_driver = any(Path("/dev", name).exists() for name in DEVICE_FILES)
-    assert has_driver or done.stderr == "False\n"
+    assert has_driver() or done.stderr == "False\n"
 
 
 # --- endings ----------------------------------------------------------------------------------------------------------

@@ -29,11 +29,13 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
     ("little-space", "warning", {"drive": {"free_bytes": 15 * GIB}}, "15.00 GiB"),
     ("in-memory", "problem", {"drive": {"file_system": "tmpfs"}}, "tmpfs"),
     ("in-memory", "warning", {"drive": {"file_system": "ramfs"}, "accelerators": link()}, "ramfs"),
+    ("network-drive", "warning", {"drive": {"file_system": "nfs4"}}, "nfs4"),
     ("no-direct-io", "warning", {"drive": {"io_mode": "buffered (nfs)"}}, "nfs"),
     ("drive-very-slow", "problem", {"drive": drive_of_speed(150e6, 3e9)}, "150 MB/s"),
     ("drive-very-slow", "problem", {"drive": drive_of_speed(3e9, 150e6)}, "150 MB/s"),
     ("drive-slow", "warning", {"drive": drive_of_speed(500e6, 550e6)}, "500 MB/s"),
-    ("spinning-drive", "warning", {"drive": {"is_rotational": True, "read_latency_seconds": 9e-3}}, "9.0 ms"),
+    ("spinning-drive", "warning",
+        {"drive": drive_of_speed(201e6, 250e6) | {"is_rotational": True, "read_latency_seconds": 9e-3}}, "9.0 ms"),
     ("drive-answers-late", "warning", {"drive": {"write_latency_seconds": 2e-2}}, "20.0 ms"),
     ("partly-measured", "note", {"drive": {"num_left_out": 3}}, "3 of the combinations"),
     ("drive-shared", "note", {"drive": {"device_bytes": 40 * GIB}}, "40.00 GiB"),
@@ -112,7 +114,26 @@ def test_drive_that_says_nothing_of_itself_raises_no_suspicion() -> None:
 
 
 def test_spinning_drive_that_answers_at_once_is_a_virtual_one() -> None:
-    assert "spinning-drive" not in found(drive={"is_rotational": True, "read_latency_seconds": 2e-4})
+    at_once = drive_of_speed(201e6, 250e6) | {"is_rotational": True, "read_latency_seconds": 2e-4}
+    assert "spinning-drive" not in found(drive=at_once)
+
+
+@pytest.mark.parametrize(("write", "read"), [(3.72e9, 3.72e9), (310e6, 201e6), (201e6, 310e6)])
+def test_drive_that_moves_more_than_a_rotating_one_can_is_none(write: float, read: float) -> None:
+    late = drive_of_speed(write, read) | {"is_rotational": True, "read_latency_seconds": 2e-2}
+    findings = found(drive=late)
+    assert "spinning-drive" not in findings
+    assert "wear" in findings
+    assert findings["drive-answers-late"].advice == "Raise min_bytes, so that only large tensors go there."
+
+
+@pytest.mark.parametrize("load", [{"processor": {"load": 20.0}}, {"drive": {"device_bytes": 40 * GIB}}])
+def test_late_answers_of_a_busy_machine_do_not_make_a_drive_rotate(load: dict[str, Any]) -> None:
+    late = drive_of_speed(201e6, 250e6) | {"is_rotational": True, "read_latency_seconds": 2e-2}
+    findings = found(**load | {"drive": late | load.get("drive", {})})
+    assert "spinning-drive" not in findings
+    assert "while others use the machine" in findings["drive-answers-late"].sentence
+    assert "Measure again" in (findings["drive-answers-late"].advice or "")
 
 
 def test_drive_that_is_not_measured_is_not_judged_by_its_speed() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from rich.console import Console
 
 from tests.doctor.machines import GIB, LINK, MIB, drive_of_speed, machine
 from tierstore import TierStore, tiered_offload
@@ -17,9 +18,11 @@ from tierstore.base.config import parse_size
 from tierstore.base.config_file import offload_options, store_options
 from tierstore.disk.codec.codec import parse_codec
 from tierstore.disk.codec.figures import Load
-from tierstore.doctor.diagnosis import config_text
+from tierstore.doctor.diagnosis import config_text, report_of
 from tierstore.doctor.measurements import AcceleratorState, Measurements
 from tierstore.doctor.settings import codec_outlook, settings_of
+from tierstore.doctor.views import report_view
+from tierstore.errors import ConfigError
 
 
 def values_of(measurements: Measurements) -> dict[str, Any]:
@@ -49,10 +52,44 @@ def test_staging_is_smaller_where_memory_is_short() -> None:
     assert size_of(machine(memory={"available_bytes": GIB}, num_trainers=8), "staging_bytes") == 16 * MIB
 
 
-def test_disk_in_memory_may_take_half_of_memory() -> None:
-    on_tmpfs = {"file_system": "tmpfs", "free_bytes": 60 * GIB}
-    assert size_of(machine(drive=on_tmpfs), "disk_bytes") == 24 * GIB
-    assert size_of(machine(drive=on_tmpfs | {"free_bytes": 8 * GIB}, num_trainers=2), "disk_bytes") == 4 * GIB
+_UNFIT: list[tuple[dict[str, Any], str]] = [
+    ({"file_system": "tmpfs"}, "it is in memory"),
+    ({"file_system": "nfs4"}, "it is on a network file system"),
+    ({"error": "Input/output error"}, "its drive fails"),
+    ({"free_bytes": 5 * MIB, "span_bytes": 0}, "only 5 MiB are free there"),
+]
+
+
+@pytest.mark.parametrize(("drive", "why"), _UNFIT)
+def test_directory_that_is_no_place_for_a_store_is_not_recommended(
+    drive: dict[str, Any], why: str, store_directory: Path, tmp_path: Path
+) -> None:
+    measurements = machine(drive=drive)
+    assert not {"path", "disk_bytes", "connect"} & set(values_of(measurements))
+    file = tmp_path / "tierstore.toml"
+    file.write_text(config_text(settings_of(measurements)))
+    assert "no place for a store" in file.read_text()
+    with pytest.raises(ConfigError, match="path"):
+        TierStore.from_config(file)
+    with TierStore.from_config(file, path=store_directory) as store:
+        assert store.host_bytes == 12 * GIB
+    console = Console(width=300)
+    with console.capture() as captured:
+        console.print(report_view(report_of(measurements)))
+    assert why in captured.get()
+    assert "so this directory is not recommended" in captured.get()
+
+
+def test_directory_that_is_a_place_for_a_store_has_no_such_remark() -> None:
+    assert "no place for a store" not in config_text(settings_of(machine()))
+
+
+def test_budget_says_when_nothing_would_be_stored() -> None:
+    def reason(**changes: Any) -> str:
+        return next(each.reason for each in settings_of(machine(**changes)) if each.name == "host_bytes")
+
+    assert "stores nothing on the drive" in reason()
+    assert "stores everything on the drive" in reason(memory={"available_bytes": 100 * MIB})
 
 
 @pytest.mark.parametrize(
@@ -128,8 +165,11 @@ _MACHINES = st.builds(
 @given(_MACHINES)
 def test_settings_of_any_machine_are_a_file_that_is_read_back(measurements: Measurements) -> None:
     written = tomllib.loads(config_text(settings_of(measurements)))
-    found = store_options(written, {}).values | offload_options(written, {}).values
-    assert found == {name: value for name, value in values_of(measurements).items() if value is not None}
+    recommended = {name: value for name, value in values_of(measurements).items() if value is not None}
+    place = {} if {"path", "connect"} & set(recommended) else {"path": "/elsewhere"}
+    assert bool(place) == (measurements.drive.file_system != "ext4" and not measurements.daemon.keeps_directory)
+    found = store_options(written, place).values | offload_options(written, {}).values
+    assert found == recommended | place
     for name, value in found.items():
         if name.endswith("_bytes"):
             assert parse_size(value, name) >= 0
@@ -143,7 +183,6 @@ def test_settings_of_any_machine_are_a_file_that_is_read_back(measurements: Meas
         {},
         {"memory": {"available_bytes": 400 * MIB}},
         {"memory": {"available_bytes": 0}},
-        {"drive": {"file_system": "tmpfs", "free_bytes": GIB}},
         {"drive": drive_of_speed(1e7, 1e7) | {"read_latency_seconds": 0.01}},
         {"drive": {"writes": (), "reads": ()}},
         {"num_trainers": 8, "accelerators": AcceleratorState(links=(LINK,))},

@@ -173,6 +173,12 @@ def test_list_names_every_machine_and_needs_no_trace(command: Command) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [each.name for each in shipped_machines()]
 
 
+def test_list_as_json_names_them_too(command: Command) -> None:
+    machines = json.loads(command("--list-hardware", "--json").stdout)["machines"]
+    assert [each["name"] for each in machines] == [each.name for each in shipped_machines()]
+    assert all(each["title"] for each in machines)
+
+
 def test_trace_that_cannot_be_planned_is_one_line_and_exit_code_2(
     refused: Callable[..., str], recorded: Path, tmp_path: Path
 ) -> None:
@@ -201,7 +207,7 @@ def test_trace_of_an_accelerator_is_planned_on_machines_that_have_one(
     assert (done.returncode, done.stderr) == (0, "")
     having = {each.name for each in shipped_machines() if each.hardware.accelerators}
     assert set(re.findall(r"^(\S+) +1 ", done.stdout, re.MULTILINE)) == having
-    assert 'prefetch "learned", device_bytes 0 B.' in " ".join(done.stdout.split())
+    assert 'prefetch="learned", device_bytes="0 B".' in " ".join(done.stdout.split())
     assert "copied out" in done.stdout
     assert "CUDA_LAUNCH_BLOCKING" in done.stdout
     assert "its file has none" in refused("--trace", file, "--hardware=cloud-l32s-v3")

@@ -75,4 +75,4 @@ def test_remarks_say_where_all_stays_of_a_step_that_writes_nothing(
 ) -> None:
     settings = Settings(host_bytes, device_bytes=device_bytes)
     said = _said(chain(_SIZES).on_accelerator(1.0), settings, machine(accelerators=(accelerator(),)))
-    assert f"writes nothing: all stays {where}." in said
+    assert f"writes nothing: all saved tensors stay {where}." in said

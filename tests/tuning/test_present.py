@@ -1,7 +1,8 @@
-"""What a file that cannot be written leaves."""
+"""What tuning says while it works, and what a file that cannot be written leaves."""
 
 from __future__ import annotations
 
+import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import pytest
 from tests.tuning.traces import graph_of_steps
 from tierstore.base.new_file import make_file
 from tierstore.errors import ConfigError
-from tierstore.tuning.present import Wanted, present
+from tierstore.tuning.present import Wanted, _Lines, present
 from tierstore.tuning.program import Program
 from tierstore.tuning.settings import TrialSettings
 from tierstore.tuning.tune import TuningPlan
@@ -56,3 +57,49 @@ def test_file_that_cannot_be_written_whole_is_not_there_and_what_it_would_say_is
     assert made == [config]
     assert not config.exists()
     assert "[offload]" in capsys.readouterr().err
+
+
+def test_redirected_output_gets_a_line_for_each_stage_and_trial_as_it_begins(
+    tmp_path: Path, hardware_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said_before_trial: list[str] = []
+
+    class Listening(Pretended):
+        def run(self, settings: TrialSettings | None, folder: Path) -> None:
+            said_before_trial.append(capsys.readouterr().err)
+            super().run(settings, folder)
+
+    wanted = Wanted(config=tmp_path / "tierstore.toml", heat_map=None, hardware=hardware_file, as_json=True)
+    present(Listening(("x",), 2, 1.0), TuningPlan(rounds=3, num_found=1), wanted)
+    output, said_at_the_end = capsys.readouterr()
+    candidates = json.loads(output)["candidates"]
+    num_trials = 3 * len(candidates)
+    assert said_before_trial[0] == "recording the program ...\n"
+    assert [each.splitlines()[-1].partition(",")[0] for each in said_before_trial[1:]] == [
+        f"trials: {number} of {num_trials}" for number in range(1, num_trials + 1)
+    ]
+    assert said_before_trial[1].splitlines()[-1].endswith(f", {candidates[0]['name']}")
+    begun_and_ended = said_before_trial[1].splitlines()[:-1]
+    assert [each.split(": ")[0].removesuffix(" ...") for each in begun_and_ended] == [
+        "recording the program", "simulating settings", "simulating settings",
+    ]  # fmt: skip
+    assert said_at_the_end.splitlines()[0].startswith("trials: done in ")
+
+
+def test_long_stage_without_trials_says_now_and_then_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("tierstore.tuning.present.time.monotonic", lambda: now)
+    said: list[str] = []
+    told = _Lines(said.append)
+    told("simulating settings", 0)
+    for number in range(1, 26):
+        now += 1
+        told("simulating settings", number)
+    told("simulating settings", 25, 25)
+    told("simulating settings", 25, 25)
+    assert said == [
+        "simulating settings ...",
+        "simulating settings: 10 done",
+        "simulating settings: 20 done",
+        "simulating settings: done in 25 s",
+    ]

@@ -16,7 +16,6 @@ from typing import Literal, get_args
 from ..errors import ConfigError, ConfigTypeError
 
 __all__ = [
-    "DEFAULT_ADDRESS",
     "MODES",
     "Mode",
     "SizeLike",
@@ -32,9 +31,6 @@ __all__ = [
     "program_name",
     "rank_of_process",
 ]
-
-DEFAULT_ADDRESS = "/run/tierstore/tierstore.sock"
-"""The default address on which the sidecar daemon listens."""
 
 SizeLike = int | str
 """A number of bytes: an `int`, or a string such as "8GiB", "64 KiB", "1.5GB"."""

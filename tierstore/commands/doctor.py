@@ -6,37 +6,39 @@ from typing import Annotated
 
 import typer
 
-from ..base.config import DEFAULT_ADDRESS
 from .stat import SocketOption
+from .usage import JsonOption
 
 __all__ = ["doctor"]
 
 
 def doctor(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Existing directory on the drive that is meant.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Existing directory on the drive to measure.")],
     seconds: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=1, max=40, show_default=True, help="For all measurements together."),
+        typer.Option(metavar="SECONDS", min=1, max=40, show_default=True, help="Time for all measurements together."),
     ] = 20.0,
-    socket: SocketOption = DEFAULT_ADDRESS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, nothing else.")] = False,
+    socket: SocketOption = None,
+    as_json: Annotated[bool, JsonOption] = False,
     config: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Also write the recommended settings there, as TOML for TierStore.from_config()."
+            metavar="FILE", help="Also write the recommended settings to this new file, for TierStore.from_config()."
         ),
     ] = None,
     hardware: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Also write what was measured there, as TOML for a simulation."),
+        typer.Option(
+            metavar="FILE", help="Also write the measurements to this new file, for `tierstore plan` and `tune`."
+        ),
     ] = None,
 ) -> None:
-    """Measure what this machine can do for a store on PATH, and say what is wrong and what to set.
+    """Measure this machine and the drive of PATH, say what is wrong, and recommend settings.
 
-    Takes less than a minute, a slow drive included; uses up to 512 MiB of the drive, in a file without a name, and
-    leaves nothing behind, even when it is killed.
+    The measurement takes less than a minute, also on a slow drive. It uses up to 512 MiB of the drive, in a file
+    without a name, so nothing is left there even if the command is killed.
 
-    Ends with exit code 1 if something keeps offloading from working, or makes it very slow.
+    The exit code is 1 if offloading to PATH would not work, or would be very slow.
     """
     from ..doctor.consult import consult
 

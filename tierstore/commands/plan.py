@@ -13,6 +13,7 @@ import typer
 from ..base.new_file import check_distinct
 from ..errors import ConfigError
 from .files import write_file
+from .usage import JsonOption, print_json
 
 if TYPE_CHECKING:
     from ..planning import Answer, Machine, Use
@@ -26,74 +27,91 @@ Text = str | None
 
 _Trace = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="What `tiered_offload(store, trace=FILE)` recorded; its last whole step."),
+    typer.Option(
+        metavar="FILE", help="Trace from `tiered_offload(store, trace=FILE)`. Its last complete step is simulated."
+    ),
 ]
 _Hardware = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME|FILE",
-        help="A machine of --list-hardware, or a file of `tierstore doctor --hardware`. May be given several "
-        "times. Default: every machine that comes with tierstore.",
+        help="A machine of --list-hardware, or a file from `tierstore doctor --hardware`. Can be repeated. "
+        "Default: all machines of --list-hardware.",
     ),
 ]
 _ListHardware = Annotated[
-    bool, typer.Option("--list-hardware", help="Print the machines that come with tierstore, and leave.")
+    bool, typer.Option("--list-hardware", help="Print the machines that come with tierstore, and exit.")
 ]
 _Ranks = Annotated[
     list[int] | None,
-    typer.Option(metavar="N", min=1, max=128, help="Of each host, sharing its drive. May be given several times."),
+    typer.Option(
+        metavar="NUMBER",
+        min=1,
+        max=128,
+        help="Ranks on each host, which share its drive. Can be repeated. Default: 1.",
+    ),
 ]
-_Hosts = Annotated[int, typer.Option(metavar="N", min=1, help="Equal hosts, each with those ranks.")]
+_Hosts = Annotated[int, typer.Option(metavar="NUMBER", min=1, help="Number of hosts, all alike.")]
 _Config = Annotated[
     Text,
-    typer.Option(metavar="FILE", help="Settings as TierStore.from_config() reads them, in place of the trace's."),
+    typer.Option(metavar="FILE", help="Settings as for TierStore.from_config(). Default: those of the trace."),
 ]
-_HostBytes = Annotated[Text, typer.Option(metavar="SIZE", help="Of each rank. Default: the trace's.")]
-_StagingBytes = Annotated[Text, typer.Option(metavar="SIZE", help="Of each rank. Default: the trace's.")]
-_DiskBytes = Annotated[Text, typer.Option(metavar="SIZE", help="Of each rank. Default: an equal part of the drive.")]
+_HostBytes = Annotated[
+    Text, typer.Option(metavar="SIZE", help="Host memory of the store, for each rank. Default: as in the trace.")
+]
+_StagingBytes = Annotated[
+    Text, typer.Option(metavar="SIZE", help="Memory for tensors in transfer, for each rank. Default: as in the trace.")
+]
+_DiskBytes = Annotated[
+    Text, typer.Option(metavar="SIZE", help="Disk space, for each rank. Default: an equal share of the drive.")
+]
 _Codec = Annotated[
     Text,
     typer.Option(
-        metavar="CODEC", help='"auto", "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". Default: the trace\'s.'
+        metavar="CODEC", help='"auto", "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". Default: as in the trace.'
     ),
 ]
 _Prefetch = Annotated[
-    Text, typer.Option(metavar="ORDER", help='"learned", "reverse" or "none". Default: the trace\'s.')
+    Text, typer.Option(metavar="ORDER", help='"learned", "reverse" or "none". Default: as in the trace.')
 ]
 _LookaheadBytes = Annotated[
-    Text, typer.Option(metavar="SIZE", help="How far ahead of backward is fetched. Default: the trace's.")
+    Text, typer.Option(metavar="SIZE", help="How far ahead of backward the store reads. Default: as in the trace.")
 ]
 _DeviceBytes = Annotated[
-    Text, typer.Option(metavar="SIZE", help="What stays on the accelerator. Default: the trace's.")
+    Text,
+    typer.Option(metavar="SIZE", help="Accelerator memory for saved tensors. Default: as in the trace."),
 ]
 _AcceleratorSpeed = Annotated[
     float | None,
     typer.Option(
-        metavar="N",
-        help="As if an accelerator computed the step, N times as fast as where it was recorded, and all were saved "
-        "there.",
+        metavar="NUMBER",
+        help="Assume an accelerator that computes the step this many times faster than the recording machine, and that "
+        "saves all tensors there.",
     ),
 ]
 _TrainingCores = Annotated[
     float | None,
     typer.Option(
-        metavar="N",
-        help="That the training of a rank keeps busy. Default: all of where it was recorded; on an accelerator 1.",
+        metavar="NUMBER",
+        help="Cores that the training of a rank keeps busy. Default: all cores of the recording machine; 1 if an "
+        "accelerator computes.",
     ),
 ]
-_HoursPerDay = Annotated[float, typer.Option(metavar="HOURS", help="In which there is training.", show_default=True)]
-_StepsPerDay = Annotated[float | None, typer.Option(metavar="N", help="Default: as many as those hours have room for.")]
+_HoursPerDay = Annotated[float, typer.Option(metavar="HOURS", help="Hours of training in a day.", show_default=True)]
+_StepsPerDay = Annotated[
+    float | None, typer.Option(metavar="NUMBER", help="Steps in a day. Default: as many as fit into --hours-per-day.")
+]
 _PricePerHour = Annotated[
-    float | None, typer.Option(metavar="PRICE", help="Of a host, in any currency. Default: the hardware file's.")
+    float | None,
+    typer.Option(metavar="PRICE", help="Price of one host, in any currency. Default: that of the hardware file."),
 ]
 _View = Annotated[
     Path | None,
     typer.Option(
-        metavar="OUT",
-        help="Draw the simulated step as a page, as `tierstore trace view` does. Of one machine.",
+        metavar="FILE",
+        help="Draw the simulated step to this HTML file, like `tierstore trace view`. Needs exactly one --hardware.",
     ),
 ]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print the answers as JSON, nothing else.")]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -119,13 +137,13 @@ def plan(
     steps_per_day: _StepsPerDay = None,
     price_per_hour: _PricePerHour = None,
     view: _View = None,
-    as_json: _AsJson = False,
+    as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Tell what a recorded step would take on hardware that one does not have: time, memory, wear of drives, price.
+    """Predict how a recorded step would run on other hardware: time, memory, wear of the drives, price.
 
-    A simulation in virtual time: nothing is measured, and nothing is written. Computing is taken to last as long as
-    where the trace was recorded, or as --accelerator-speed says. Steps with tensors on an accelerator need hardware
-    that has one.
+    A simulator runs the step in virtual time. It measures nothing on this machine, and stores nothing. It assumes that
+    computing takes as long as on the recording machine; --accelerator-speed changes that. A step with tensors on an
+    accelerator needs hardware with an accelerator.
     """
     from ..planning import Use, answer, last_whole_step, planned_settings, shipped_machines, warnings_of
     from ..simulator.from_trace import workload_of
@@ -133,7 +151,7 @@ def plan(
     from .plan_views import asked
 
     if list_hardware:
-        _print_machines(shipped_machines())
+        _print_machines(shipped_machines(), as_json)
         return
     if trace is None:
         raise ConfigError("--trace", None, "give the file that tiered_offload(store, trace=FILE) has written")
@@ -210,7 +228,10 @@ def _draw(view: Path, workload: Workload, machine: Machine, settings: Settings, 
     write_file(view, "--view", page.encode())
 
 
-def _print_machines(machines: Sequence[Machine]) -> None:
+def _print_machines(machines: Sequence[Machine], as_json: bool) -> None:
+    if as_json:
+        print_json({"machines": [{"name": each.name, "title": each.title} for each in machines]})
+        return
     from rich.console import Console
 
     from .plan_views import machines_table
@@ -221,8 +242,6 @@ def _print_machines(machines: Sequence[Machine]) -> None:
 def _print_json(
     trace: str, number: int, settings: Settings, answers: Sequence[Answer], warnings: Sequence[str]
 ) -> None:
-    import msgspec
-
     whole = {
         "trace": trace,
         "step": number,
@@ -230,7 +249,7 @@ def _print_json(
         "warnings": warnings,
         "answers": [each.as_dict() for each in answers],
     }
-    print(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())
+    print_json(whole)
 
 
 def _print_tables(about: Sequence[str], answers: Sequence[Answer], use: Use, view: Path | None) -> None:

@@ -45,11 +45,11 @@ def machines_table(machines: Sequence[Machine]) -> Table:
 def asked(trace: str, step: Step, settings: Settings, speed: float | None, *, uses_device: bool) -> str:
     """The question, in a sentence. `speed`: of the accelerator that is imagined; None: none is."""
     imagined = "" if speed is None else f" as if an accelerator computed it, {speed:g} times as fast"
-    on_device = f", device_bytes {format_bytes(settings.device_bytes)}" if uses_device else ""
+    on_device = f', device_bytes="{format_bytes(settings.device_bytes)}"' if uses_device else ""
     return (
-        f"Step {step.number} of {trace}{imagined}; each rank with host_bytes {format_bytes(settings.host_bytes)}, "
-        f'staging_bytes {format_bytes(settings.staging_bytes)}, codec "{settings.codec}", '
-        f'prefetch "{settings.prefetch}"{on_device}.'
+        f'Step {step.number} of {trace}{imagined}; each rank has host_bytes="{format_bytes(settings.host_bytes)}", '
+        f'staging_bytes="{format_bytes(settings.staging_bytes)}", codec="{settings.codec}", '
+        f'prefetch="{settings.prefetch}"{on_device}.'
     )
 
 
@@ -98,15 +98,15 @@ def remarks(answers: Sequence[Answer], use: Use) -> Iterator[str]:
     """What the tables have no room for: what they are about, and how much better a step would be without its bound."""
     if any(each.costs is not None for each in answers):
         yield (
-            "Written, read, memory, disk: of all ranks of a host, in a step. TB a year: written to its drives, "
-            f"{use.hours_per_day:g} hours a day. Drives/year: worn out, of {_count(use.num_hosts, 'host')}; price: of "
-            "a step, likewise."
+            "Written, read, memory and disk: one step of all ranks of a host. TB a year: written to the drives of a "
+            f"host that trains {use.hours_per_day:g} hours a day. Drives/year and price: of "
+            f"{_count(use.num_hosts, 'host')}; the price is that of one step."
         )
     if any(isinstance(each.outcome, Prediction) and each.outcome.device_bytes_peak for each in answers):
         yield (
-            "On device: the most at once on the accelerator of what is the store's alone, of one rank; what the model "
-            "itself takes, and what is saved and still held by others, comes on top. Copied: of all ranks, in a step. "
-            "Link waits: of the accelerator of the slowest rank, besides its waits."
+            "On device: the peak on the accelerator of one rank, for saved tensors that only the store holds; the "
+            "model and all other tensors need their memory too. Copied: one step of all ranks. Link waits: how long "
+            "the accelerator of the slowest rank waits for copies, beside the waits in the first table."
         )
     for each in answers:
         outcome = each.outcome
@@ -114,14 +114,14 @@ def remarks(answers: Sequence[Answer], use: Use) -> Iterator[str]:
             yield f"{_name(each)} does not fit: {needs(outcome)}."
         elif not outcome.written_bytes:
             kept = "on the accelerator" if outcome.device_bytes_peak and not outcome.offloaded_bytes else "in memory"
-            yield f"{_name(each)} writes nothing: all stays {kept}."
+            yield f"{_name(each)} writes nothing: all saved tensors stay {kept}."
         if each.costs is not None and use.steps_per_day is not None and each.costs.steps_per_day < use.steps_per_day:
-            yield f"{_name(each)} takes {each.costs.steps_per_day:,.0f} steps a day at most."
+            yield f"{_name(each)} can run {each.costs.steps_per_day:,.0f} steps a day at most."
     better = [line for each in answers if isinstance(each.outcome, Prediction) for line in _better(each, each.outcome)]
     if better:
         on_device = any(isinstance(each.outcome, Prediction) and each.outcome.device_bytes_peak for each in answers)
         what = f"{_CPU}; {_LINK}" if on_device else _CPU
-        yield f"If what bounds it ({what}) took no time, a step would take:"
+        yield f"The time of a step if its bound took no time ({what}):"
         yield from better
 
 
@@ -186,7 +186,7 @@ def needs(misfit: Misfit) -> str:
 
 def _better(answer: Answer, prediction: Prediction) -> Iterator[str]:
     if prediction.limit == "several":
-        yield f"  {_name(answer)}: hardly less, whichever it is"
+        yield f"  {_name(answer)}: hardly shorter, whichever bound it is"
     elif prediction.limit != "nothing":
         seconds = _seconds(prediction.seconds_without[prediction.limit])
         yield f"  {_name(answer)}: {seconds} instead of {_seconds(prediction.seconds)} ({prediction.limit})"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..base.config import DEFAULT_ADDRESS
+from ..base.address import SYSTEM_ADDRESS
 
 __all__ = ["serve"]
 
@@ -18,33 +18,36 @@ Text = str | None
 _Path = Annotated[
     Text,
     typer.Option(
-        metavar="DIR",
-        help="Existing directory on the drive to use. Never created: an unmounted drive is an error. Required.",
+        metavar="PATH",
+        help="Existing directory on the drive to use. Never created, so that an unmounted drive is an error. Required.",
     ),
 ]
 _Socket = Annotated[
     Text,
     typer.Option(
         metavar="PATH",
-        help=f"Socket to listen on; its folder is made if it is missing. Default: {DEFAULT_ADDRESS}.",
+        help=f"Socket to listen on. Its folder is created if needed. Default: {SYSTEM_ADDRESS} for root, and "
+        "$XDG_RUNTIME_DIR/tierstore/tierstore.sock for other users (/tmp/tierstore-UID/tierstore.sock without that "
+        "directory).",
     ),
 ]
 _DiskBytes = Annotated[
     Text,
     typer.Option(
         metavar="SIZE",
-        help='What all sessions together may hold on disk, such as "1TiB". Default: 80 % of what is free or its own.',
+        help='Limit of disk space for all sessions together, such as "1TiB". Default: 80 % of the free space, '
+        "files of an earlier daemon included.",
     ),
 ]
 _SessionDiskBytes = Annotated[
     Text,
-    typer.Option(metavar="SIZE", help="What one session may hold on disk. Default: as much as all together."),
+    typer.Option(metavar="SIZE", help="Limit of disk space for one session. Default: that of all sessions together."),
 ]
 _SessionQueuedBytes = Annotated[
     Text,
     typer.Option(
         metavar="SIZE",
-        help="How many bytes one session's writes may have in the queue and at the drive; more wait. "
+        help="Limit of bytes that one session has in the queue and at the drive for writing; further writes wait. "
         "Default: no limit.",
     ),
 ]
@@ -52,57 +55,58 @@ _MaxWriteBytesPerDay = Annotated[
     Text,
     typer.Option(
         metavar="SIZE",
-        help="What all sessions together may write to the drive; refills evenly over 24 hours, and may be spent at "
-        "once. Default: no limit.",
+        help="Limit of bytes that all sessions together write to the drive in 24 hours. The allowance begins full, and "
+        "refills evenly. Default: no limit.",
     ),
 ]
 _GraceSeconds = Annotated[
     Text,
     typer.Option(
         metavar="SECONDS",
-        help="How long a client that was lost may take to come back before what it stored is freed. Default: 60.",
+        help="How long the daemon keeps the data of a client that has lost its connection. Default: 60.",
     ),
 ]
 _HandshakeSeconds = Annotated[
     Text,
     typer.Option(
         metavar="SECONDS",
-        help="How long a connection may take to say who it is, and to end a message it has begun. Default: 10.",
+        help="How long a new connection may take to identify itself, and any connection to complete a message. "
+        "Default: 10.",
     ),
 ]
 _Metrics = Annotated[
     Text,
     typer.Option(
         metavar="HOST:PORT",
-        help="Serve /metrics (Prometheus), /healthz and /readyz there, on loopback only. Default: nowhere.",
+        help="Serve /metrics (for Prometheus), /healthz and /readyz at this loopback address. Default: no metrics.",
     ),
 ]
 _AllowUid = Annotated[
     list[str] | None,
     typer.Option(
         metavar="UID",
-        help="User id that may connect, beside the daemon's own and root. May be given several times.",
+        help="Also allow connections of this user. The daemon's own user and root can always connect. Can be repeated.",
     ),
 ]
 _SocketGroup = Annotated[
     Text,
-    typer.Option(metavar="GROUP", help="Group that may open the socket. Default: the daemon's user alone."),
+    typer.Option(metavar="GROUP", help="Group that can open the socket. Default: only the daemon's user can."),
 ]
 _Codec = Annotated[
     Text,
     typer.Option(
         metavar="CODEC",
-        help='"auto" (encodes where that saves time), "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". Default: auto.',
+        help='"auto" (encodes if that saves time), "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". Default: auto.',
     ),
 ]
 _LogLevel = Annotated[Text, typer.Option(metavar="LEVEL", help='"debug", "info", "warning" or "error". Default: info.')]
 _LogFormat = Annotated[
-    Text, typer.Option(metavar="FORMAT", help='Of the lines on standard error: "text" or "json". Default: text.')
+    Text, typer.Option(metavar="FORMAT", help='Format of the log on standard error: "text" or "json". Default: text.')
 ]
 _Config = Annotated[
     Text,
     typer.Option(
-        metavar="FILE", help='TOML file with any of these options, such as disk_bytes = "1TiB". Default: none.'
+        metavar="FILE", help='TOML file with any of these options, such as disk_bytes = "1TiB". Default: no file.'
     ),
 ]
 
@@ -127,13 +131,13 @@ def serve(
     log_format: _LogFormat = None,
     config: _Config = None,
 ) -> None:
-    """Keep one store on a drive for all training processes of this host, which connect with TierStore.connect().
+    """Run the daemon: one disk tier for all training processes of this host that use TierStore.connect().
 
-    Runs until SIGTERM or SIGINT: then it finishes and answers what it has taken, keeps what is stored for the next
-    start, and exits with 0. A second signal ends it at once.
+    SIGTERM and SIGINT end the daemon. It then completes the requests that it has accepted, keeps the stored data for
+    the next start, and exits with 0. A second signal ends it at once.
 
-    Every option can also be set by an environment variable (--disk-bytes: TIERSTORE_DISK_BYTES) or in the file of
-    --config (disk_bytes). The command line comes before the environment, the environment before the file.
+    Each option can also be set by an environment variable (TIERSTORE_DISK_BYTES for --disk-bytes), or in the file of
+    --config (disk_bytes). The command line takes precedence over the environment, and the environment over the file.
     """
     line = {name: value for name, value in locals().items() if value is not None and value != []}
     from ..daemon.logs import set_up_logging

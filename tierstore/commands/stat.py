@@ -6,29 +6,30 @@ from typing import Annotated
 
 import typer
 
-from ..base.config import DEFAULT_ADDRESS
+from ..base.address import SYSTEM_ADDRESS
+from .usage import JsonOption
 
 __all__ = ["SocketOption", "stat"]
 
 SocketOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--socket", metavar="PATH", envvar="TIERSTORE_SOCKET", show_default=True, help="Where the daemon listens."
+        "--socket",
+        metavar="PATH",
+        envvar="TIERSTORE_SOCKET",
+        help=f"Where the daemon listens. Default: where `tierstore serve` of this user does, then {SYSTEM_ADDRESS}.",
     ),
 ]
 
 
-def stat(
-    socket: SocketOption = DEFAULT_ADDRESS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, nothing else.")] = False,
-) -> None:
-    """Print what the daemon of this host holds and has done: disk, jobs, totals, sessions.
+def stat(socket: SocketOption = None, as_json: Annotated[bool, JsonOption] = False) -> None:
+    """Print what the daemon of this host stores and has done: disk, jobs, totals, sessions.
 
-    Ends with exit code 1 if no daemon answers within 5 seconds.
+    The exit code is 1 if no daemon answers within 5 seconds.
     """
-    from ..sidecar.inspection import inspect_daemon
+    from .asking import ask_daemon
 
-    state = inspect_daemon(socket)
+    address, state = ask_daemon(socket)
     if as_json:
         import msgspec
 
@@ -38,4 +39,4 @@ def stat(
 
     from .views import decode_report, stat_view
 
-    Console(highlight=False).print(stat_view(decode_report(state, socket)))
+    Console(highlight=False).print(stat_view(decode_report(state, address)))

@@ -6,25 +6,32 @@ from typing import Annotated
 
 import typer
 
-from ..base.config import DEFAULT_ADDRESS
 from .stat import SocketOption
+from .usage import JsonOption
 
 __all__ = ["top"]
 
 
 def top(
-    socket: SocketOption = DEFAULT_ADDRESS,
+    socket: SocketOption = None,
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, max=3600, show_default=True, help="Between two looks.")
+        float,
+        typer.Option(metavar="SECONDS", min=0.1, max=3600, show_default=True, help="Time from one update to the next."),
     ] = 1.0,
     iterations: Annotated[
-        int | None, typer.Option(metavar="NUMBER", min=1, help="Leave after so many looks. Default: never.")
+        int | None, typer.Option(metavar="NUMBER", min=1, help="Exit after this many updates. Default: never.")
     ] = None,
+    as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Watch the daemon of this host: what it holds, how fast it moves bytes, and for whom.
+    """Watch the daemon of this host: what it stores, how fast it moves bytes, and for which processes.
 
-    Ctrl-C leaves. While no daemon answers, it goes on trying.
+    Ctrl-C ends the command. If no daemon answers, the command says so and tries again at the next update.
+
+    With --json each update is one line of JSON: `error` (null if the daemon answered), `report` (as `tierstore stat
+    --json` prints it) and `rates` (bytes per second since the line before; null at first).
+
+    The exit code is 1 if no daemon answered at the last of --iterations.
     """
     from .watch import watch_daemon
 
-    raise typer.Exit(0 if watch_daemon(socket, interval, iterations) else 1)
+    raise typer.Exit(0 if watch_daemon(socket, interval, iterations, as_json=as_json) else 1)

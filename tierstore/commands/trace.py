@@ -10,6 +10,7 @@ import typer
 from ..base.new_file import check_distinct
 from ..errors import ConfigError
 from .files import unwritable, write_file
+from .usage import Command, Group, JsonOption, print_json
 
 if TYPE_CHECKING:
     from ..tracing.events import Header
@@ -20,30 +21,40 @@ if TYPE_CHECKING:
 __all__ = ["trace_commands"]
 
 trace_commands = typer.Typer(
-    name="trace", help="Look at what `tiered_offload(store, trace=FILE)` recorded.", no_args_is_help=True
+    name="trace",
+    help="Show what `tiered_offload(store, trace=FILE)` recorded: why a step is slow.",
+    cls=Group,
+    no_args_is_help=True,
 )
 
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="What was recorded: lines of JSON.")]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A recorded trace.")]
 StepOption = Annotated[
-    int | None, typer.Option("--step", metavar="N", help="Which step. Default: the one that waited longest.")
+    int | None,
+    typer.Option("--step", metavar="NUMBER", help="Number of the step to draw. Default: the one that waited longest."),
 ]
 
 
-@trace_commands.command()
+@trace_commands.command(cls=Command)
 def view(
     file: FileArgument,
     html: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="Page to write. Default: FILE with the suffix .html.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page here. Default: beside the trace, with the suffix .html."),
     ] = None,
     perfetto: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="Write all steps for ui.perfetto.dev or chrome://tracing.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write all steps here, for ui.perfetto.dev or chrome://tracing."),
     ] = None,
-    png: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a picture; needs matplotlib.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a picture here. This needs matplotlib.")
+    ] = None,
     step: StepOption = None,
+    as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Draw a step: what the threads, the codec and the drive did, what the tiers held, and why somebody waited.
+    """Draw one step: what threads, codec and drive did, what each tier held, and what each wait was for.
 
-    Writes a page of HTML unless only other outputs are asked for. Prints what it wrote, and why the step is slow.
+    The command writes a page of HTML, unless only other files are asked for. It prints the names of the files, and why
+    the step is slow.
     """
     from ..tracing.page import page_of
     from ..tracing.picture import draw_picture
@@ -68,18 +79,24 @@ def view(
             draw_picture(timeline, summary, len(steps), png)
         except OSError as error:
             raise unwritable("--png", png, error) from error
-    for written in filter(None, (html, perfetto, png)):
+    wrote = {name: str(file) for name, file in (("html", html), ("perfetto", perfetto), ("png", png)) if file}
+    if as_json:
+        print_json({"wrote": wrote, "num_steps": len(steps), "step": summary.as_dict()})
+        return
+    for written in wrote.values():
         print(f"wrote {written}")
     print(f"step {summary.number} of {len(steps)}: {_in_words(summary)}")
 
 
-@trace_commands.command()
+@trace_commands.command(cls=Command)
 def show(
     file: FileArgument,
-    step: StepOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, nothing else.")] = False,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="NUMBER", help="Number of the step to show. Default: all steps.")
+    ] = None,
+    as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Print the figures of every step, or of one: how long, how much moved, who waited for what."""
+    """Print figures of each step: its time, the bytes that moved, and the waits by their cause."""
     from ..tracing.steps import choose_step
     from ..tracing.summary import summarize
 
@@ -87,10 +104,7 @@ def show(
     chosen = steps if step is None else [choose_step(steps, step)]
     summaries = [summarize(each, trace.header) for each in chosen]
     if as_json:
-        import msgspec
-
-        whole = {"is_complete": trace.is_complete, "steps": [summary.as_dict() for summary in summaries]}
-        print(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())
+        print_json({"is_complete": trace.is_complete, "steps": [summary.as_dict() for summary in summaries]})
         return
     from rich.console import Console
 

@@ -7,49 +7,74 @@ from typing import Annotated
 
 import typer
 
+from .usage import JsonOption
+
 __all__ = ["tune"]
 
 
 def tune(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program, as in a shell.")],
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND", help="The program and its arguments, as in a shell. Write -- before them."),
+    ],
     config: Annotated[
-        Path, typer.Option(metavar="FILE", help="File to make, for `from_config`. One that is there is not touched.")
+        Path,
+        typer.Option(metavar="FILE", help="New file for the settings. An existing file is never overwritten."),
     ] = Path("tierstore.toml"),
     host_bytes: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Most of host memory for the store, staging included. Default: what it has now."
+            metavar="SIZE",
+            help="Limit of host memory for the store, staging included. Default: what the program gives it now.",
         ),
     ] = None,
     device_bytes: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Most that may stay on an accelerator. Default: what it has now."),
+        typer.Option(
+            metavar="SIZE",
+            help="Limit of accelerator memory for saved tensors. Default: what the program gives them now.",
+        ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to measure in each trial, after two that are not.")] = 5,
-    rounds: Annotated[int, typer.Option(min=3, help="How often each candidate is measured.")] = 5,
-    candidates: Annotated[int, typer.Option(min=1, help="How many of those that were simulated to measure.")] = 4,
-    trial_seconds: Annotated[float, typer.Option(metavar="SECONDS", min=1, help="End a trial after so long.")] = 300.0,
-    search_seconds: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="For all simulations.")] = 60.0,
+    steps: Annotated[
+        int,
+        typer.Option(metavar="NUMBER", min=1, help="Steps to measure in each trial, after two steps of warm-up."),
+    ] = 5,
+    rounds: Annotated[int, typer.Option(metavar="NUMBER", min=3, help="Trials of each candidate.")] = 5,
+    candidates: Annotated[
+        int, typer.Option(metavar="NUMBER", min=1, help="Simulated settings to measure; the best ones are taken.")
+    ] = 4,
+    trial_seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="End a trial after this time.")
+    ] = 300.0,
+    search_seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Time for all simulations together.")
+    ] = 60.0,
     hardware: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Of `tierstore doctor --hardware`. Default: ten seconds of measuring."),
+        typer.Option(
+            metavar="FILE",
+            help="Description of this machine from `tierstore doctor --hardware`. Default: measure it for 10 seconds.",
+        ),
     ] = None,
     heat_map: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also draw predicted step times there: .html, or .png with matplotlib."),
+        typer.Option(
+            metavar="FILE", help="Also draw the predicted step times to this file: .html, or .png with matplotlib."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON, nothing else.")] = False,
+    as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
-    """Find settings for a program: `tierstore tune -- python train.py`.
+    """Find the fastest settings for a program: `tierstore tune -- python train.py`.
 
-    Runs the program several times for a few steps each, under other settings of its store and its scopes than those in
-    its code: once to record it; then what is best in a simulator is measured against what the program has now, by
-    turns. Other settings are chosen only if they were faster every time.
+    The command runs the program about thirty times, for a few steps each. The first run records a trace. A simulator
+    predicts many settings from it, and the best of them are then measured in turns with those that the program has
+    now. New settings are written only if they were faster in every round. Standard error shows the progress.
 
-    Each run ends by itself when enough steps are measured, as by `sys.exit(0)` where the program enters its next scope.
-    So the program should do no harm when it is run for some steps: write no checkpoint that matters, for example.
+    Each run ends by itself after enough steps, as by `sys.exit(0)` where the program enters its next scope. A short run
+    must do no harm: the program should not overwrite an important checkpoint, for example.
 
-    Ends with exit code 1 if the program fails or enters no scope of `tiered_offload`, 2 if an argument cannot be used.
+    The exit code is 1 if the program fails or never enters a scope of `tiered_offload`, and 2 if an argument cannot be
+    used.
     """
     from ..base.config import parse_size
     from ..tuning.present import Wanted, present

@@ -24,7 +24,7 @@ _HELD = ("on disk", "quota", "records", "jobs", "queued", "spilled", "restored")
 
 
 class Rates(NamedTuple):
-    """What was moved in a second, as the clients see it.
+    """Bytes moved per second, as the clients see it.
 
     Attributes:
         spilled_bytes, restored_bytes: by all sessions.
@@ -49,7 +49,7 @@ def decode_report(state: bytes, address: str) -> DaemonReport:
 
 
 def rates_between(earlier: DaemonReport | None, later: DaemonReport) -> Rates | None:
-    """Throughput between two looks; None: they are not of one and the same daemon, at two moments."""
+    """Throughput from one report to the next; None: they are of two daemons, or of the same moment."""
     if earlier is None or earlier.pid != later.pid:
         return None
     seconds = later.uptime_seconds - earlier.uptime_seconds
@@ -85,7 +85,7 @@ def top_view(report: DaemonReport, rates: Rates | None) -> RenderableType:
 
 def lost_view(complaint: str, last: DaemonReport | None) -> RenderableType:
     """No daemon: why, and what was known of it."""
-    parts: list[RenderableType] = [_plain(complaint, "bold red"), Text("trying again; Ctrl-C leaves")]
+    parts: list[RenderableType] = [_plain(complaint, "bold red"), Text("trying again; press Ctrl-C to end")]
     if last is not None:
         parts += [Text("\nwhat it held when it was last seen:", "dim"), _figures(last, None), _sessions(last, None)]
     return Group(*parts)

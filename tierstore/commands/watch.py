@@ -1,17 +1,20 @@
-"""Looks at a daemon again and again, in front of somebody."""
+"""Asks a daemon for its report again and again, and shows each answer."""
 
 from __future__ import annotations
 
 import itertools
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 from rich.console import Console
 from rich.live import Live
 
 from ..errors import TierStoreError
-from ..sidecar.inspection import inspect_daemon
+from .asking import ask_daemon
 from .views import Rates, decode_report, lost_view, rates_between, top_view
 
 if TYPE_CHECKING:
@@ -22,23 +25,57 @@ if TYPE_CHECKING:
 __all__ = ["watch_daemon"]
 
 
-def watch_daemon(address: str, interval_seconds: float, num_looks: int | None) -> bool:
-    """Show the daemon until Ctrl-C or SIGTERM, or so many times; blocks. Whether the last look found one.
+class _Update(NamedTuple):
+    """What one request to the daemon has found.
 
-    On a terminal it is shown on a screen of its own; elsewhere the last look is printed at the end. Main thread only.
+    Attributes:
+        error: why there is no report; None: there is one.
+        state: the report as the daemon sent it; None: there is none.
+        report: the newest report, which may be of an earlier update; None: there was none yet.
+        rates: since the update before; None: not known.
     """
-    console = Console(highlight=False)
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # leave the terminal as it was
+
+    error: str | None
+    state: bytes | None
+    report: DaemonReport | None
+    rates: Rates | None
+
+    def view(self) -> RenderableType:
+        """For a terminal."""
+        if self.error is not None or self.report is None:
+            return lost_view(self.error or "", self.report)
+        return top_view(self.report, self.rates)
+
+    def line(self) -> str:
+        """For a program."""
+        rates = None if self.rates is None else self.rates._asdict()
+        return msgspec.json.encode({"error": self.error, "report": self._raw(), "rates": rates}).decode()
+
+    def _raw(self) -> Any:
+        """The report with all that the daemon said, also what this version does not know."""
+        return None if self.state is None else msgspec.Raw(self.state)
+
+
+def watch_daemon(
+    address: str | None, interval_seconds: float, num_updates: int | None, *, as_json: bool = False
+) -> bool:
+    """Show the daemon until Ctrl-C or SIGTERM, or `num_updates` times. Blocks. `address`: None: the usual places.
+
+    On a terminal the updates replace each other on a screen of their own. Elsewhere only the last one is printed. As
+    JSON each is a line of its own, written at once. Main thread only.
+
+    Returns:
+        Whether the last update found a daemon; True after a signal.
+    """
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the terminal is restored
     watch = _Watch(address)
     try:
-        with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        with _printed_lines() if as_json else _screen() as show:
             for number in itertools.count(1):
-                live.update(watch.look(), refresh=console.is_terminal)
-                if number == num_looks:
+                show(watch.update())
+                if number == num_updates:
                     break
                 time.sleep(interval_seconds)
-        if not console.is_terminal:
-            console.line()
     except KeyboardInterrupt:
         return True
     finally:
@@ -46,26 +83,41 @@ def watch_daemon(address: str, interval_seconds: float, num_looks: int | None) -
     return watch.found
 
 
+@contextmanager
+def _printed_lines() -> Iterator[Callable[[_Update], None]]:
+    yield lambda update: print(update.line(), flush=True)
+
+
+@contextmanager
+def _screen() -> Iterator[Callable[[_Update], None]]:
+    console = Console(highlight=False)
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        yield lambda update: live.update(update.view(), refresh=console.is_terminal)
+    if not console.is_terminal:
+        console.line()
+
+
 class _Watch:
-    """What was seen last.
+    """Asks one daemon, and remembers the last report.
 
     Attributes:
-        found: whether the last look found a daemon.
+        found: whether the last update found a daemon.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str | None) -> None:
         self.found = False
         self._address = address
         self._last: DaemonReport | None = None
 
-    def look(self) -> RenderableType:
-        """Ask the daemon; blocks for some seconds at most. Never fails: what went wrong is shown."""
+    def update(self) -> _Update:
+        """Ask the daemon. Blocks for some seconds at most. An error is part of the result, never raised."""
         try:
-            report = decode_report(inspect_daemon(self._address), self._address)
+            address, state = ask_daemon(self._address)
+            report = decode_report(state, address)
         except TierStoreError as error:
             self.found = False
-            return lost_view(str(error), self._last)
-        rates: Rates | None = rates_between(self._last, report)
+            return _Update(str(error), None, self._last, None)
+        rates = rates_between(self._last, report)
         self._last = report
         self.found = True
-        return top_view(report, rates)
+        return _Update(None, state, report, rates)

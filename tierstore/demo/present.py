@@ -12,7 +12,7 @@ from ..base.config import SizeLike, format_bytes
 from .compare import DemoResult, DemoWatch, run_demo
 from .launch import WatchedRun
 from .place import file_system_of, is_in_memory
-from .settings import DemoSettings
+from .settings import DemoSettings, check_device
 from .table import result_table, verdict
 from .text import DEFAULT_TEXT
 
@@ -23,9 +23,10 @@ def present_demo(settings: DemoSettings, *, path: str | None, host_bytes: SizeLi
     """Run and print; blocks until it is done.
 
     Raises:
-        ConfigError: an option cannot be used.
+        ConfigError: an option cannot be used; an accelerator without a driver is refused before all else.
         TierStoreError: a run failed.
     """
+    check_device(settings.device)
     messages = Console(stderr=True, highlight=False, soft_wrap=True)
     with _progress(messages) as progress:
         result = run_demo(settings, path=path, host_bytes=host_bytes, watch=_watch(settings, progress))
@@ -61,11 +62,11 @@ def _watch(settings: DemoSettings, progress: Progress) -> DemoWatch:
             f"Training a byte-level transformer ({settings.layers} layers of {settings.width}, "
             f"{settings.batch} x {settings.context} bytes a step) on {settings.text or DEFAULT_TEXT}."
         )
-        say("Twice, each time in a fresh process and from the same seed. This takes a minute or two.")
-        say('The store has freed memory returned at once (return_memory="always"); all else is the default.')
+        say("The training runs twice, in a fresh process each time, from the same seed. This takes a minute or two.")
+        say('The store returns freed memory to the system at once (return_memory="always"). All else is the default.')
         say(f"The store spills to {directory} ({file_system_of(directory)}).")
         if is_in_memory(directory):
-            say("That file system lives in memory: what is spilled there takes memory all the same.")
+            say("That file system is in memory, so spilled tensors still take memory.")
 
     def running(host_bytes: int | None) -> WatchedRun:
         if host_bytes is not None:

@@ -1,12 +1,13 @@
-"""The demo's settings, checked before anything starts. Pure, without torch."""
+"""The demo's settings, checked before anything starts, without torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..base.device_files import has_driver
 from ..errors import ConfigError
 
-__all__ = ["HEAD_WIDTH", "DemoSettings"]
+__all__ = ["HEAD_WIDTH", "DemoSettings", "check_device"]
 
 HEAD_WIDTH = 64
 """Features of one attention head."""
@@ -48,3 +49,15 @@ class DemoSettings:
                 raise ConfigError(f"--{option}", given, "give a number of 1 or more")
         if self.width % HEAD_WIDTH:
             raise ConfigError("--width", self.width, f"give a multiple of {HEAD_WIDTH}, the width of an attention head")
+
+
+def check_device(name: str) -> None:
+    """Refuse an accelerator for which this machine has no driver, before torch is imported.
+
+    Raises:
+        ConfigError: there is no driver. Without the error the device may still be absent; only torch can tell.
+    """
+    kind = name.partition(":")[0]
+    if kind in ("auto", "cpu") or has_driver(kind):
+        return
+    raise ConfigError("--device", name, "this machine has no driver for such a device (see /dev): give cpu, or auto")

@@ -25,7 +25,7 @@ def result_table(result: DemoResult) -> Table:
     """One table: the costs of both trainings, then what the store did."""
     steps = result.settings.steps
     table = Table(title=f"{steps} training steps on {result.plain.device}", title_justify="left")
-    table.caption, table.caption_justify = "Below the line: totals of all steps, but for host memory.", "left"
+    table.caption, table.caption_justify = "Below the line: totals of all steps, except host memory.", "left"
     table.add_column()
     table.add_column("plain", justify="right")
     table.add_column("tierstore", justify="right")

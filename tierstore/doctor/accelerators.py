@@ -6,19 +6,16 @@ torch is imported only if an accelerator's driver has made its device files. Oth
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..base.device_files import has_driver
 from ..hardware import AcceleratorLink
 from .measurements import AcceleratorState
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DEVICE_FILES", "measure_accelerators"]
-
-DEVICE_FILES = ("nvidiactl", "kfd", "dri", "dxg", "accel")
-"""Device files in /dev: of NVIDIA, AMD, Intel, Linux under Windows (WSL), and others."""
+__all__ = ["measure_accelerators"]
 
 _BUFFER_BYTES = 64 * 2**20
 
@@ -30,7 +27,7 @@ def measure_accelerators(seconds: float, memory_bytes: int) -> AcceleratorState:
         seconds: for all of them together, without the time that drivers take to start.
         memory_bytes: the most that the buffer in host memory may take.
     """
-    if not any(Path("/dev", name).exists() for name in DEVICE_FILES):
+    if not has_driver():
         return AcceleratorState(note="no driver of an accelerator has made device files in /dev")
     import torch
 

@@ -16,18 +16,21 @@ from ..base.new_file import check_distinct, check_new_file, make_file
 from ..errors import ConfigError
 from ..hardware import hardware_text
 from .diagnosis import Report, config_text, hardware_of, report_of
+from .drive_findings import unfit_because
 from .examine import NUM_EXAMINED, examine
 from .views import report_view
 
 __all__ = ["consult"]
 
 
-def consult(path: str, socket: str, seconds: float, *, as_json: bool, config: str | None, hardware: str | None) -> bool:
+def consult(
+    path: str, socket: str | None, seconds: float, *, as_json: bool, config: str | None, hardware: str | None
+) -> bool:
     """Examine, print, write the files asked for. Returns whether offloading works here. Blocks a little over `seconds`.
 
     Args:
         path: the directory.
-        socket: where a daemon is looked for.
+        socket: where a daemon is looked for; None: in the usual places.
         seconds: for all measurements together.
         as_json: print the report as JSON, and nothing else, on standard output.
         config: a file to make with the recommended settings; None: none.
@@ -54,6 +57,11 @@ def consult(path: str, socket: str, seconds: float, *, as_json: bool, config: st
     _print(report, as_json)
     if config is not None:
         make_file("--config", Path(config), config_text(report.settings))
+        unfit = unfit_because(machine.drive)
+        if unfit is not None and not machine.daemon.keeps_directory:
+            messages.print(
+                f"{config} names no path: {directory} is no place for a store, because {unfit}.", markup=False
+            )
     if hardware is not None:
         described = hardware_of(machine)
         if described is None:

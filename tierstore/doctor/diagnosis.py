@@ -84,6 +84,8 @@ def config_text(settings: tuple[Setting, ...]) -> str:
     lines = ["# Written by tierstore doctor: what it recommends for the machine that it measured."]
     for table, title in titles.items():
         lines += ["", f"[{table}]  # {title}"]
+        if table == "store" and not {"path", "connect"} & {setting.name for setting in settings}:
+            lines += ["", "# path: give one yourself; the directory that was measured is no place for a store"]
         for setting in settings:
             if setting.table == table:
                 lines += ["", f"# {_one_line(setting.reason)}", _line(setting)]

@@ -32,12 +32,12 @@ Progress = Callable[[str], None]
 """Called with what was just examined, in words."""
 
 
-def examine(directory: Path, socket: str, seconds: float, progress: Progress) -> Measurements:
+def examine(directory: Path, socket: str | None, seconds: float, progress: Progress) -> Measurements:
     """Measure the drive under `directory`, and the rest of the machine. Blocks.
 
     Args:
         directory: an existing, writable one. No file becomes visible in it, and none stays, however the process ends.
-        socket: where a daemon is looked for.
+        socket: where a daemon is looked for; None: in the usual places.
         seconds: for all measurements together. It takes some seconds more, for imports, drivers, and transfers that a
             slow drive still has in flight: at most 15, not counting the start of a GPU's driver.
         progress: see `Progress`.

@@ -33,11 +33,12 @@ _CHECKS: tuple[Callable[[Measurements], Found], ...] = (
 _ORDER: tuple[Severity, ...] = ("problem", "warning", "note")
 
 CODES = (
-    "drive-fails", "drive-full", "little-space", "in-memory", "no-direct-io", "drive-very-slow", "drive-slow",
-    "spinning-drive", "drive-answers-late", "accelerator-fails", "not-pinned", "link-slow", "little-memory",
-    "memory-limit", "swapping", "memory-slow", "memory-not-returned", "small-shm", "no-huge-pages", "memory-fragmented",
-    "window-in-small-pages", "cpu-quota", "one-core", "few-descriptors", "locked-memory-limit", "daemon-runs",
-    "daemon-silent", "daemon-refuses", "partly-measured", "drive-shared", "cores-shared", "first-write-slow", "wear",
+    "drive-fails", "drive-full", "little-space", "in-memory", "network-drive", "no-direct-io", "drive-very-slow",
+    "drive-slow", "spinning-drive", "drive-answers-late", "accelerator-fails", "not-pinned", "link-slow",
+    "little-memory", "memory-limit", "swapping", "memory-slow", "memory-not-returned", "small-shm", "no-huge-pages",
+    "memory-fragmented", "window-in-small-pages", "cpu-quota", "one-core", "few-descriptors", "locked-memory-limit",
+    "daemon-runs", "daemon-silent", "daemon-refuses", "partly-measured", "drive-shared", "cores-shared",
+    "first-write-slow", "wear",
 )  # fmt: skip
 """All codes of findings, for programs and for the page that explains them (docs/doctor.md)."""
 

@@ -29,8 +29,8 @@ def memory(machine: Measurements) -> Found:
         yield Finding(
             severity="problem" if memory.available_bytes < _USELESS_MEMORY_BYTES else "warning",
             code="little-memory",
-            sentence=f"Only {format_bytes(memory.available_bytes)} of memory can still be taken.",
-            advice="PyTorch and the model need memory beside the store; end what else runs, or raise the limit.",
+            sentence=f"Only {format_bytes(memory.available_bytes)} of memory are available.",
+            advice="End other processes, or raise the limit: PyTorch and the model need memory beside the store.",
         )
     if memory.limit_bytes is not None:
         yield note(
@@ -41,14 +41,14 @@ def memory(machine: Measurements) -> Found:
     if memory.swap_used_bytes > _SWAPPED_SHARE * memory.total_bytes:
         yield warning(
             "swapping",
-            f"{format_bytes(memory.swap_used_bytes)} are swapped out: memory that training touches may be among them.",
-            "Keep host_bytes below what is really free; the store spills faster than the kernel swaps.",
+            f"{format_bytes(memory.swap_used_bytes)} are swapped out, and training may need some of that memory.",
+            "Keep host_bytes below the memory that is really free: the store spills faster than the kernel swaps.",
         )
     if memory.copy_bytes_per_second < _SLOW_COPY:
         yield warning(
             "memory-slow",
             f"One core copies memory at {rate(memory.copy_bytes_per_second)}, which slows down each restore.",
-            "Look for other processes that use the memory, or for a virtual machine without memory of its own.",
+            "Look for other processes that use memory bandwidth, on this machine or beside this virtual machine.",
         )
     if memory.allocator_left_alone is not None:
         yield note(
@@ -78,7 +78,7 @@ def huge_pages(machine: Measurements) -> Found:
         left = "" if pages.free_bytes is None else f" ({format_bytes(pages.free_bytes)} are free in such pieces)"
         yield warning(
             "memory-fragmented",
-            f"Only {pages.granted_share:.0%} of a buffer became the huge pages it asked for: memory lies apart{left}.",
+            f"Only {pages.granted_share:.0%} of a buffer got the huge pages it asked for: memory is fragmented{left}.",
             "As root: echo 1 > /proc/sys/vm/compact_memory; or raise the limit of the control group, if there is one.",
         )
     if not pages.collapses and pages.shared in (None, "never"):
@@ -97,12 +97,12 @@ def cores(machine: Measurements) -> Found:
         yield note(
             "cpu-quota",
             f"A quota leaves {processor.quota_cores:.2g} of {processor.num_allowed} cores.",
-            "Have PyTorch use no more threads than that (OMP_NUM_THREADS): beyond it all are stopped for a while.",
+            "Limit PyTorch to that many threads (OMP_NUM_THREADS): beyond the quota the kernel stops all of them.",
         )
     if processor.usable_cores < 2:
         yield warning(
             "one-core",
-            "Less than two cores can be used: whatever the store does is taken from training on the CPU.",
+            "This process can use less than two cores, so the store takes its CPU time from training.",
         )
 
 
@@ -114,15 +114,15 @@ def limits(machine: Measurements) -> Found:
         yield Finding(
             severity="problem" if open_files < _OTHER_DESCRIPTORS else "warning",
             code="few-descriptors",
-            sentence=f"A process may open {open_files} files; a store that fills the drive takes one for each GiB.",
-            advice=f"ulimit -n {wanted} or more, before training is started; or a smaller disk_bytes.",
+            sentence=f"A process may open {open_files} files, and a store that fills the drive opens one for each GiB.",
+            advice=f"Run ulimit -n {wanted} before you start training, or give a smaller disk_bytes.",
         )
     pageable = any(link.host_memory != "pinned" for link in machine.accelerators.links)
     if locked_bytes is not None and pageable:
         yield note(
             "locked-memory-limit",
             f"A process may lock {format_bytes(locked_bytes)} of memory (ulimit -l); some drivers count pinned memory.",
-            "ulimit -l unlimited, before training is started.",
+            "Run ulimit -l unlimited before you start training.",
         )
 
 
@@ -146,7 +146,7 @@ def accelerators(machine: Measurements) -> Found:
             yield warning(
                 "link-slow",
                 f"Copies to and from {link.name} ({number}) reach {rate(slowest)}.",
-                "Look at how many PCIe lanes the card has got, and whether they are of the generation that it knows.",
+                "Check how many PCIe lanes the card uses, and of which generation.",
             )
 
 
@@ -163,11 +163,11 @@ def daemon(machine: Measurements) -> Found:
         yield warning(
             "daemon-refuses",
             f"A daemon's socket is at {daemon.socket}, but this user may not use it: {daemon.note}.",
-            "Whoever runs the daemon can let this user in, with --allow-uid, and --socket-group for the socket.",
+            "The user of the daemon can allow this user with --allow-uid, and open the socket with --socket-group.",
         )
     elif daemon.is_present:
         yield warning(
             "daemon-silent",
-            f"There is a socket at {daemon.socket}, but no use in it: {daemon.note}.",
-            "Look at the daemon's log; a socket that nobody listens on can be removed.",
+            f"There is a socket at {daemon.socket}, but no daemon can be used there: {daemon.note}.",
+            "Look at the daemon's log. If no daemon runs, remove the socket.",
         )

@@ -10,11 +10,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ..base.config import format_bytes
+from ..base.config import format_bytes, parse_size
 from ..disk.codec.choice import CodecChooser
 from ..disk.codec.codec import BITS, CONSTANT, NO_CODEC, Codec, parse_codec
 from ..disk.codec.figures import Load, Sample
-from .drive_findings import are_cores_shared, is_drive_shared
+from .drive_findings import are_cores_shared, is_drive_shared, unfit_because
 from .measurements import Measurements, fastest
 from .samples import SAMPLE_KINDS
 
@@ -64,16 +64,13 @@ def _offload(name: str, value: str | int | None, reason: str) -> Setting:
 
 
 def _place(machine: Measurements) -> Iterator[Setting]:
-    """The daemon, if it keeps exactly this directory; else the directory."""
+    """The daemon, if it keeps exactly this directory; else the directory, unless it is no place for a store."""
     drive, daemon = machine.drive, machine.daemon
     if daemon.keeps_directory:
-        yield _set("connect", daemon.socket, f"a daemon keeps {drive.path} and answers; the other settings are its own")
+        yield _set("connect", daemon.socket, f"a daemon serves {drive.path}, and has settings of its own for the rest")
         return
-    yield _set("path", drive.path, "the directory that was measured")
-    if drive.file_system in ("tmpfs", "ramfs"):
-        share_bytes = min(drive.free_bytes, machine.memory.available_bytes // 2) // machine.num_trainers
-        yield _set("disk_bytes", _size(share_bytes), "what is spilled there takes memory: half of it at most")
-    else:
+    if unfit_because(drive) is None:
+        yield _set("path", drive.path, "the directory that was measured")
         reason = f"80 % of what is free, divided by the trainers: {format_bytes(drive.free_bytes)} are free now"
         yield _set("disk_bytes", None, reason)
 
@@ -85,8 +82,13 @@ def _host_bytes(machine: Measurements) -> Setting:
     else:
         share, part, why = _HOST_SHARE, "a quarter", "training itself needs memory here"
     among = "" if trainers == 1 else f", for {trainers} trainers"
-    reason = f"{part} of the {format_bytes(available_bytes)} that are available{among}: {why}"
-    return _set("host_bytes", _size(available_bytes // share // trainers), reason)
+    value = _size(available_bytes // share // trainers)
+    if parse_size(value, "host_bytes"):
+        outcome = "a step that saves less than this keeps all of it in memory and stores nothing on the drive"
+    else:
+        outcome = f"that is less than {format_bytes(_ROUND_BYTES)}, so a step stores everything on the drive"
+    reason = f"{part} of the {format_bytes(available_bytes)} that are available{among}: {why}; {outcome}"
+    return _set("host_bytes", value, reason)
 
 
 def _movement(machine: Measurements) -> Iterator[Setting]:
@@ -94,15 +96,19 @@ def _movement(machine: Measurements) -> Iterator[Setting]:
     available_bytes = machine.memory.available_bytes // machine.num_trainers
     if machine.daemon.keeps_directory:
         return
-    yield _set("codec", "auto", f"it chooses per kind of tensor, by what is busy; {_outlook_in_words(machine)}")
+    yield _set(
+        "codec",
+        "auto",
+        f"it chooses for each kind of tensor, by the load of drive and cores; {_outlook_in_words(machine)}",
+    )
     staging_bytes = min(_USUAL_STAGING_BYTES, max(_LEAST_STAGING_BYTES, available_bytes // _STAGING_SHARE))
     if staging_bytes == _USUAL_STAGING_BYTES:
-        reason = "seven tensors of 16 MiB on their way: four at the drive, and the next ones"
+        reason = "seven tensors of 16 MiB in transfer: four at the drive, and the next three"
     else:
         reason = f"a sixteenth of the {format_bytes(available_bytes)} of memory for a trainer, not the usual 112 MiB"
     yield _set("staging_bytes", _size(staging_bytes, MIB), reason)
     yield _set("inline_bytes", "128KiB", "smaller values take half the time in LMDB, larger ones longer")
-    yield _set("max_write_bytes_per_day", None, "no limit; the finding about writes in a day says what one would mean")
+    yield _set("max_write_bytes_per_day", None, "no limit; the finding about wear says what a limit would mean")
 
 
 def _min_bytes(machine: Measurements) -> Setting:
@@ -120,12 +126,14 @@ def _min_bytes(machine: Measurements) -> Setting:
     value = min(max(_LEAST_MIN_BYTES, 1 << moved_bytes.bit_length()), _MOST_MIN_BYTES)
     reason = f"while the drive answers ({1e3 * answer_seconds:.2g} ms) it could move {format_bytes(moved_bytes)}"
     if value == _LEAST_MIN_BYTES:
-        reason += "; what is smaller than a MiB costs more CPU time than it saves memory"
+        reason += "; a tensor below 1 MiB costs more CPU time than the memory is worth"
     return _offload("min_bytes", _size(value, MIB), reason)
 
 
 def _lookahead() -> Setting:
-    return _offload("lookahead_bytes", None, "as far ahead as there is room; any fixed distance lets the drive idle")
+    return _offload(
+        "lookahead_bytes", None, "as far ahead as there is room; with a fixed distance the drive is idle at times"
+    )
 
 
 def _size(num_bytes: int, round_bytes: int = _ROUND_BYTES) -> str:
@@ -172,7 +180,7 @@ def _codec_of(text: str) -> Codec:
 def _outlook_in_words(machine: Measurements) -> str:
     idle = _encoded(codec_outlook(machine, Load(1.0, machine.processor.usable_cores)))
     busy = _encoded(codec_outlook(machine, Load(1.0, 0.0)))
-    return f"on this sample data it would encode {idle} on idle cores, and {busy} beside training that fills them"
+    return f"of the sample data it would encode {idle} on idle cores, and {busy} if training keeps all cores busy"
 
 
 def _encoded(chosen: Mapping[str, str]) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import msgspec
 
+from ..base.address import default_address, find_address
 from ..base.config import free_disk_bytes, memory_cgroup_limits
 from ..demo.place import file_system_of
 from ..disk.codec.load import quota_cores
-from ..errors import TierStoreError
+from ..errors import DaemonUnavailableError, TierStoreError
 from ..sidecar.inspection import inspect_daemon
 from .measurements import Daemon, Drive, Limits, Processor
 
@@ -162,8 +163,16 @@ class _Report(msgspec.Struct):
     path: str
 
 
-def find_daemon(socket: str, directory: Path) -> Daemon:
-    """Ask the daemon at that socket whether it keeps `directory`. Blocks for `_DAEMON_SECONDS` at most."""
+def find_daemon(socket: str | None, directory: Path) -> Daemon:
+    """Ask the daemon at that socket whether it keeps `directory`. Blocks for `_DAEMON_SECONDS` at most.
+
+    `socket`: None: the one that `TierStore.connect()` would use.
+    """
+    if socket is None:
+        try:
+            socket = find_address()
+        except DaemonUnavailableError:
+            return Daemon(socket=default_address(), is_present=False)
     if not os.path.exists(socket):
         return Daemon(socket=socket, is_present=False)
     try:

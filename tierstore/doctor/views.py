@@ -11,6 +11,7 @@ from rich.text import Text
 from ..base.config import format_bytes
 from ..hardware import Transfer
 from .diagnosis import Report
+from .drive_findings import unfit_because
 from .finding import Finding, rate
 from .measurements import Measurements
 from .settings import Setting
@@ -18,7 +19,7 @@ from .settings import Setting
 __all__ = ["report_view"]
 
 _STYLES = {"problem": "bold red", "warning": "yellow", "note": "dim"}
-_VERDICTS = {True: "Offloading works here.", False: "Offloading does not work well here: see the problems."}
+_VERDICTS = {True: "Offloading works here.", False: "Offloading does not work well here. See the problems above."}
 
 
 def report_view(report: Report) -> RenderableType:
@@ -29,7 +30,7 @@ def report_view(report: Report) -> RenderableType:
         *_drive(machine),
         *_codecs(machine),
         _findings(report.findings),
-        _settings(report.settings),
+        _settings(report.settings, unfit_because(machine.drive)),
         Text(_VERDICTS[report.is_usable], "bold"),
     )
 
@@ -124,10 +125,12 @@ def _findings(findings: tuple[Finding, ...]) -> Table:
     return table
 
 
-def _settings(settings: tuple[Setting, ...]) -> Table:
+def _settings(settings: tuple[Setting, ...], unfit: str | None) -> Table:
     table = Table(title="Recommended settings", title_justify="left")
     for name in ("setting", "value", "why"):
         table.add_column(name)
+    if unfit is not None and not {"path", "connect"} & {each.name for each in settings}:
+        table.add_row("path", "another", _plain(f"{unfit}, so this directory is not recommended"))
     for each in settings:
         table.add_row(each.name, _plain("default" if each.value is None else str(each.value)), _plain(each.reason))
     return table

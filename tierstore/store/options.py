@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..base.address import find_address
 from ..base.config import (
     Mode,
     SizeLike,
@@ -108,12 +109,14 @@ def local_options(path: str | PathLike[str], given: Mapping[str, Any]) -> StoreO
     return _options(str(path), values, _STAGING_BYTES, open_disk, disk)
 
 
-def connected_options(address: str | PathLike[str], given: Mapping[str, Any]) -> StoreOptions:
+def connected_options(address: str | PathLike[str] | None, given: Mapping[str, Any]) -> StoreOptions:
     """The options of a store that uses a daemon. `given`: the arguments of `TierStore.connect`, by name.
 
     Raises:
         ConfigError: one cannot be used. Nothing was opened.
+        DaemonUnavailableError: there is no address, and no socket where a daemon listens by default.
     """
+    address = find_address() if address is None else address
     reconnect_seconds, name = given["reconnect_seconds"], given["name"]
     if not isinstance(reconnect_seconds, (int, float)):
         raise ConfigTypeError("reconnect_seconds", reconnect_seconds, "give a number of seconds")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 
-from ..base.config import DEFAULT_ADDRESS, SizeLike
+from ..base.config import SizeLike
 from ..base.config_file import ConfigSource, store_options
 from ..base.defaults import NUM_AT_ONCE
 from ..disk.tier import Kind
@@ -122,7 +122,7 @@ class TierStore:
     @classmethod
     def connect(
         cls,
-        address: str | PathLike[str] = DEFAULT_ADDRESS,
+        address: str | PathLike[str] | None = None,
         *,
         host_bytes: SizeLike | None = None,
         staging_bytes: SizeLike | None = None,
@@ -139,7 +139,7 @@ class TierStore:
         If a daemon is killed and comes back within `reconnect_seconds`, its clients only lose time.
 
         Args:
-            address: path of the daemon's socket.
+            address: path of the daemon's socket. None: `TIERSTORE_SOCKET`, else that of this user's daemon, or root's.
             host_bytes: as `TierStore`'s.
             staging_bytes: as `TierStore`'s; default: 80 MiB, and what large tensors need.
             window_bytes: size of the memory shared with the daemon, through which the bytes go in parts of at most

@@ -6,7 +6,6 @@ from concurrent.futures import Executor
 from os import PathLike
 from typing import Any, Self
 
-from ..base.config import DEFAULT_ADDRESS
 from ..disk.tier import DiskTier
 from ..residency.copies import AcceleratorCopies
 from ..store.options import StoreOptions
@@ -40,7 +39,7 @@ class FaultyStore(TierStore):
 
     @classmethod
     def connect(
-        cls, address: str | PathLike[str] = DEFAULT_ADDRESS, *, plan: FaultPlan | None = None, **options: Any
+        cls, address: str | PathLike[str] | None = None, *, plan: FaultPlan | None = None, **options: Any
     ) -> Self:
         """As `TierStore.connect`, with a plan. System calls are the daemon's: see `faulty_daemon` for those."""
         store = super().connect(address, **options)

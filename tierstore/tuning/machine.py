@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..base.config import DEFAULT_ADDRESS, check_directory
+from ..base.config import check_directory
 from ..doctor.accelerators import measure_accelerators
 from ..doctor.diagnosis import hardware_of
 from ..doctor.examine import NUM_EXAMINED, examine
@@ -35,7 +35,7 @@ def measure_machine(directory: Path, progress: Callable[[int, int], None] = lamb
         done += 1
         progress(done, NUM_EXAMINED)
 
-    machine = examine(directory, DEFAULT_ADDRESS, _SECONDS, examined)
+    machine = examine(directory, None, _SECONDS, examined)
     described = hardware_of(machine)
     if described is None:
         raise TrialFailedError(f"the drive under {directory} could not be measured: {machine.drive.error}")

@@ -1,8 +1,14 @@
-"""Tunes a program from the command line: a progress bar on standard error, the result on standard output."""
+"""Tunes a program from the command line: progress on standard error, the result on standard output.
+
+On a terminal the progress is a bar for each stage. Elsewhere it is lines, one for each trial at least.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -12,15 +18,19 @@ from rich.progress import Progress as Bars
 
 from ..base.interrupts import ended_by_signals
 from ..base.new_file import check_distinct, check_new_file, make_file
+from ..doctor.examine import NUM_EXAMINED
 from ..errors import ConfigError
 from ..hardware import Hardware, read_hardware
 from .heat_map import check_heat_map, write_heat_map
 from .machine import measure_machine
 from .program import Program
-from .tune import TuningPlan, tune
+from .tune import TuningPlan, TuningProgress, tune
 from .views import tuned_view
 
 __all__ = ["Wanted", "present"]
+
+_MOST_SILENT_SECONDS = 10.0
+"""A stage without trials tells how far it is after this time."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,13 +64,16 @@ def present(program: Program, plan: TuningPlan, wanted: Wanted) -> None:
         check_heat_map(wanted.heat_map)
     described = None if wanted.hardware is None else read_hardware(wanted.hardware)
     messages = Console(stderr=True, highlight=False)
-    with ended_by_signals(), _bars(messages) as bars:
-        told = _Told(bars)
+    with ended_by_signals(), _shown(messages) as told:
 
         def measure(directory: Path) -> Hardware:
             if described is not None:
                 return described
-            return measure_machine(directory, lambda done, total: told("looking at the machine", done, total))
+            stage = "measuring the machine"
+            told(stage, 0, NUM_EXAMINED)
+            hardware = measure_machine(directory, lambda done, total: told(stage, done, total))
+            told(stage, NUM_EXAMINED, NUM_EXAMINED)
+            return hardware
 
         tuned = tune(program.run, measure, plan, told)
     if wanted.as_json:
@@ -79,7 +92,17 @@ def present(program: Program, plan: TuningPlan, wanted: Wanted) -> None:
         messages.print(f"wrote {wanted.heat_map}", markup=False)
 
 
-class _Told:
+@contextmanager
+def _shown(console: Console) -> Iterator[TuningProgress]:
+    """Bars on a terminal, lines elsewhere."""
+    if not console.is_terminal:
+        yield _Lines(lambda line: console.print(line, markup=False, soft_wrap=True))
+        return
+    with _bars(console) as bars:
+        yield _Bars(bars)
+
+
+class _Bars:
     """Shows a bar for each stage."""
 
     def __init__(self, bars: Bars) -> None:
@@ -92,8 +115,37 @@ class _Told:
         self._bars.update(self._tasks[stage], completed=done, total=total, what=what)
 
 
+class _Lines:
+    """Says when a stage begins and ends, when a trial begins, and now and then how far a stage is."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._began_at: dict[str, float] = {}
+        self._ended: set[str] = set()
+        self._said_at = 0.0
+
+    def __call__(self, stage: str, done: int, total: int | None = None, what: str = "") -> None:
+        if stage in self._ended:
+            return
+        now = time.monotonic()
+        is_new = stage not in self._began_at
+        began_at = self._began_at.setdefault(stage, now)
+        if done == total:
+            self._ended.add(stage)
+            line = f"{stage}: done in {now - began_at:.0f} s"
+        elif what:
+            line = f"{stage}: {done + 1} of {total}, {what}"
+        elif is_new:
+            line = f"{stage} ..."
+        elif now - self._said_at >= _MOST_SILENT_SECONDS:
+            line = f"{stage}: {done} done" if total is None else f"{stage}: {done} of {total} done"
+        else:
+            return
+        self._said_at = now
+        self._say(line)
+
+
 def _bars(console: Console) -> Bars:
-    """Bars on a terminal; nothing at all elsewhere."""
     return Bars(
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
@@ -101,5 +153,4 @@ def _bars(console: Console) -> Bars:
         TimeElapsedColumn(),
         TextColumn("{task.fields[what]}"),
         console=console,
-        disable=not console.is_terminal,
     )

@@ -80,9 +80,9 @@ def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress)
     """
     if plan.host_bytes is not None:
         default_settings(plan.host_bytes)  # refused before minutes of work rather than after
-    progress("recording", 0, 1)
+    progress("recording the program", 0, 1)
     recording = _try(run, None)
-    progress("recording", 1, 1)
+    progress("recording the program", 1, 1)
     settings, place = recording.settings, os.path.abspath(recording.trace.header.store.place)
     workload = recording.workload()
     if plan.device_bytes is not None and not workload.uses_device:
@@ -139,12 +139,14 @@ def _search(
     progress: TuningProgress,
 ) -> Found:
     """Search in the simulator, beginning at the first of the known settings."""
-    progress("simulating", 0)
-    simulated = PredictedSteps(workload, machine.hardware, num_ranks, lambda done: progress("simulating", done))
+    progress("simulating settings", 0)
+    simulated = PredictedSteps(
+        workload, machine.hardware, num_ranks, lambda done: progress("simulating settings", done)
+    )
     ends_at = time.monotonic() + seconds
     space = Space(limits.memory_bytes, _saved_bytes(workload), min(limits.device_bytes, _device_bytes(workload)))
     found = search(space, known, simulated.predict, lambda: time.monotonic() < ends_at)
-    progress("simulating", len(found.predicted), len(found.predicted))
+    progress("simulating settings", len(found.predicted), len(found.predicted))
     return found
 
 
@@ -190,9 +192,9 @@ def _measure_by_turns(
     for number in range(rounds):
         first = number % len(candidates)
         for done, place in enumerate((*places[first:], *places[:first]), number * len(candidates)):
-            progress("measuring", done, total, candidates[place].name)
+            progress("trials", done, total, candidates[place].name)
             candidates[place] = _measured_once(run, candidates[place], limits)
-    progress("measuring", total, total)
+    progress("trials", total, total)
     reference = next(each for each in candidates if each.is_allowed)
     if reference.failure is not None:
         raise TrialFailedError(f"the settings to compare with failed: {reference.failure}")

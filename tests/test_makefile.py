@@ -1,0 +1,49 @@
+"""What `make` says and would run. Nothing is installed here."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+
+
+def _make(*arguments: str) -> str:
+    return subprocess.run(["make", *arguments], cwd=_ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def _dry_run(target: str) -> str:
+    """What it would run in a fresh clone."""
+    return _make("--dry-run", "--what-if=pyproject.toml", target)
+
+
+def test_help_lists_every_target_and_is_the_default() -> None:
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", (_ROOT / "Makefile").read_text(), re.MULTILINE)
+    text = _make("help")
+    assert [line.split()[1] for line in text.splitlines()] == phony.split()
+    assert all(len(line.split()) > 3 for line in text.splitlines())
+    assert max(map(len, text.splitlines())) <= 80
+    assert _make() == text
+
+
+def test_demo_installs_only_what_the_package_runs_with() -> None:
+    commands = _dry_run("demo")
+    assert "pip install --disable-pip-version-check -c constraints.txt -e .\n" in commands
+    assert "[" not in commands, "no extra"
+    assert "tierstore demo" in commands
+
+
+@pytest.mark.parametrize("target", ["test", "check"])
+def test_tests_and_checks_install_both_and_say_what_it_takes(target: str) -> None:
+    commands = _dry_run(target)
+    runtime, dev = (commands.index(each) for each in ("-e .\n", "-e '.[dev,trainers]'"))
+    assert runtime < dev
+    said = re.findall(r"^echo \"(.+)\"", commands, re.MULTILINE)
+    assert len(said) == 2
+    assert all("GB" in each and "minute" in each for each in said)

@@ -1,0 +1,112 @@
+"""Where a daemon of this host listens, and where its clients look for it, if nobody names an address.
+
+A daemon of root listens at `SYSTEM_ADDRESS`. A daemon of another user listens at `tierstore/tierstore.sock` in the
+directory that `XDG_RUNTIME_DIR` names. If that variable is not set, or names a directory that does not exist or that
+others could change, the daemon listens at `/tmp/tierstore-UID/tierstore.sock`.
+
+Clients use the variable `TIERSTORE_SOCKET` if it is set, as the daemon does. Otherwise they look where a daemon of
+their own user listens, and then at `SYSTEM_ADDRESS`, where a daemon for all users of the host may be.
+
+Everybody can make a folder in /tmp. So the folder there counts only if it belongs to the user and only the user can
+write to it: somebody else's daemon must not get the tensors. All this depends on the user and the environment, so it is
+found out anew at each use.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from pathlib import Path
+
+from ..errors import ConfigError, DaemonUnavailableError
+
+__all__ = ["SYSTEM_ADDRESS", "check_folder", "default_address", "find_address", "places_to_look", "start_line"]
+
+SYSTEM_ADDRESS = "/run/tierstore/tierstore.sock"
+"""Where a daemon of root listens by default."""
+
+_VARIABLE = "TIERSTORE_SOCKET"
+_TEMPORARY = Path("/tmp")
+_NAME = "tierstore.sock"
+
+
+def default_address() -> str:
+    """Where a daemon of this user listens by default."""
+    if os.geteuid() == 0:
+        return SYSTEM_ADDRESS
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    folder = Path(runtime, "tierstore") if os.path.isabs(runtime) and _is_private(Path(runtime)) else _folder_in_tmp()
+    return str(folder / _NAME)
+
+
+def places_to_look() -> tuple[str, ...]:
+    """Where a client looks for a daemon by default, in this order."""
+    return tuple(dict.fromkeys((default_address(), SYSTEM_ADDRESS)))
+
+
+def find_address() -> str:
+    """The address of the daemon to use, if nobody names one. Whether a daemon answers there is not tried.
+
+    Raises:
+        DaemonUnavailableError: there is no socket in any of the places.
+    """
+    if named := os.environ.get(_VARIABLE):
+        return named
+    places = places_to_look()
+    for place in places:
+        if _may_be_used(Path(place).parent) and _exists(place):
+            return place
+    folder = Path(places[0]).parent
+    if not _may_be_used(folder):
+        reason = f"{folder} does not belong to this user, or others can write to it"
+    else:
+        reason = f"there is no socket; start a daemon with: {start_line(places[0])}"
+    raise DaemonUnavailableError(" or ".join(places), 0.0, reason, "nothing was changed")
+
+
+def start_line(address: str) -> str:
+    """The command that starts a daemon of this user at this address."""
+    option = "" if address == default_address() else f" --socket {shlex.quote(address)}"
+    return f"tierstore serve --path DIRECTORY{option}"
+
+
+def check_folder(folder: Path) -> None:
+    """Check the folder of a daemon's socket if it is the one in /tmp; the user chose any other. It exists by now.
+
+    Raises:
+        ConfigError: it belongs to somebody else, or others can write to it.
+    """
+    if not _may_be_used(folder):
+        allowed = "it belongs to another user, or others can write to it: remove it, or give another address"
+        raise ConfigError("socket", str(folder), allowed)
+
+
+def _may_be_used(folder: Path) -> bool:
+    """Whether it is not the folder in /tmp, or does not exist, or is this user's alone."""
+    return folder != _folder_in_tmp() or not os.path.lexists(folder) or _is_private(folder)
+
+
+def _folder_in_tmp() -> Path:
+    return _TEMPORARY / f"tierstore-{os.geteuid()}"
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether it is a directory of this user, to which nobody else can write. A link is none."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return is_own and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _exists(address: str) -> bool:
+    """Whether something is there; also if this user may not look: then connecting tells why."""
+    try:
+        os.lstat(address)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
