@@ -55,7 +55,7 @@ MUTATIONS = {
         ),
     },
     "test_memory_handed_out_outlives_graph_and_handle_then_is_returned": {
-        "stats() drains first": drop("TierStore.stats", "self.residency.tidy()"),
+        "stats() drains first": drop("Core.stats", "self.residency.tidy()"),
     },
     "test_close_wakes_whoever_waits_before_the_engine_has_ended": {
         "at interpreter exit who waits is woken": drop("Guard._end", "self._progress.notify_all()"),
