@@ -20,9 +20,9 @@ MUTATIONS = {
     },
     "test_callers_checkpoint_its_inputs_are_stored_and_nothing_else": {
         "an offloaded module in a region stores nothing that the checkpoint drops": never(
-            "_ModuleScope.stays_out", "is_in_checkpoint()"
+            "ModuleScope._stays_out", "is_in_checkpoint()"
         ),
-        "it stores the region's inputs": drop("_ModuleScope.stays_out", "pack_inputs(scope.pack)"),
+        "it stores the region's inputs": drop("ModuleScope._stays_out", "pack_inputs(pack)"),
         "a region's inputs are packed once": never("pack_inputs", "hasattr(frame, _ARE_PACKED)"),
     },
     "test_callers_reentrant_checkpoint_nothing_of_the_region_is_stored": {
@@ -32,7 +32,7 @@ MUTATIONS = {
         "inputs that an outer scope has stay its own": replace("_outermost_frame", "removed[-1][0]", "removed[0][0]"),
     },
     "test_layers_that_checkpoint_themselves_store_their_inputs": {
-        "the scope of a module is around its own checkpoint": replace("_offloading_call", "scope is None", "True"),
+        "the scope of a module is around its own checkpoint": replace("_looking_call", "around is None", "True"),
     },
 }
 
