@@ -18,7 +18,7 @@ from tierstore.tuning.predicted import fitted
 from tierstore.tuning.program import TrialFailedError
 from tierstore.tuning.recording import read_recording
 from tierstore.tuning.settings import TrialSettings, default_settings
-from tierstore.tuning.tune import TuningPlan, tune
+from tierstore.tuning.tune import TuningPlan, memory_within, tune
 from tierstore.tuning.tuned import Tuned
 
 MIB = 2**20
@@ -166,3 +166,11 @@ def test_limit_of_device_bytes_for_a_step_without_an_accelerator_is_refused(tmp_
     with pytest.raises(ConfigError, match="device_bytes"):
         tune(program.run, lambda directory: HARDWARE, TuningPlan(device_bytes=MIB), lambda *stage, **_: None)
     assert len(program.ran) == 1
+
+
+def test_limit_of_resident_memory_leaves_the_store_what_the_program_does_not_take() -> None:
+    assert memory_within(1000 * MIB, 700 * MIB, 300 * MIB) == 600 * MIB
+    with pytest.raises(ConfigError, match=r"the program holds 400 MiB beside its saved tensors: give \d+ MiB or more"):
+        memory_within(400 * MIB, 700 * MIB, 300 * MIB)
+    with pytest.raises(ConfigError, match="the system does not tell"):
+        memory_within(400 * MIB, None, 300 * MIB)

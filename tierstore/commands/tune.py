@@ -28,6 +28,14 @@ def tune(
             help="Limit of host memory for the store, staging included. Default: what the program gives it now.",
         ),
     ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Limit of the program's resident memory, in place of --host-bytes: the store gets what the rest of "
+            "the program leaves at the end of forward. For a plan of each block: `tierstore.plan_memory`.",
+        ),
+    ] = None,
     device_bytes: Annotated[
         str | None,
         typer.Option(
@@ -77,13 +85,18 @@ def tune(
     used.
     """
     from ..base.config import parse_size
+    from ..errors import ConfigError
     from ..tuning.present import Wanted, present
     from ..tuning.program import Program
     from ..tuning.recording import NUM_WARMUPS
     from ..tuning.tune import TuningPlan
 
-    limit_bytes = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
+    if host_bytes is not None and limit is not None:
+        raise ConfigError("--limit", limit, "leave out --host-bytes: the limit decides what the store may take")
+    host_limit_bytes = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
     device_limit_bytes = None if device_bytes is None else parse_size(device_bytes, "--device-bytes")
     program = Program(tuple(command), steps + NUM_WARMUPS, trial_seconds)
     wanted = Wanted(config=config, heat_map=heat_map, hardware=hardware, as_json=as_json)
-    present(program, TuningPlan(limit_bytes, rounds, candidates, search_seconds, device_limit_bytes), wanted)
+    limit_bytes = None if limit is None else parse_size(limit, "--limit")
+    plan = TuningPlan(host_limit_bytes, rounds, candidates, search_seconds, device_limit_bytes, limit_bytes)
+    present(program, plan, wanted)

@@ -17,7 +17,7 @@ from ..simulator import Compute, Settings, Workload
 from ..simulator.from_hardware import CALL_SECONDS_PER_RECORD
 from ..simulator.from_trace import workload_of
 from ..store.trial import TracedStore
-from ..tracing.events import Computed, Gone, Pack, Restore, Scope, Spill
+from ..tracing.events import Computed, Gone, Pack, Restore, Scope, ScopeEnd, Spill
 from ..tracing.reader import RecordedTrace, read_trace
 from ..tracing.steps import Step, steps_of
 from .accelerator import CopyWay, paced, ways_of
@@ -83,6 +83,12 @@ class ProgramRecording:
     def device_bytes(self) -> int:
         """The most that may have stayed on the accelerator: the scopes' `device_bytes`, or what "auto" had found."""
         return max(scope.device_bytes for scope in self.trace.events if isinstance(scope, Scope))
+
+    @property
+    def resident_bytes(self) -> int | None:
+        """The most memory of the process at the end of a forward; None: the system did not tell."""
+        ends = [event.resident_bytes for event in self.trace.events if isinstance(event, ScopeEnd)]
+        return max(filter(None, ends), default=None)
 
     @property
     def simulated(self) -> Settings:

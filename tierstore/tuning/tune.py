@@ -22,10 +22,10 @@ from .predicted import FittedMachine, PredictedSteps, machine_of
 from .program import TrialFailedError
 from .recording import ProgramRecording, read_recording
 from .search import Found, Space, search
-from .settings import AUTO, StoreLimits, TrialSettings, default_settings
+from .settings import AUTO, LEAST_STAGING_BYTES, StoreLimits, TrialSettings, default_settings
 from .tuned import Candidate, Tuned, choose
 
-__all__ = ["Run", "TuningPlan", "TuningProgress", "tune"]
+__all__ = ["Run", "TuningPlan", "TuningProgress", "memory_within", "tune"]
 
 _MOST_INLINE_BYTES = 2**20  # beyond that, extents are faster on any drive that was seen (bench/disk_layouts.py)
 _LEAST_INLINE_SHARE = 0.05  # of the bytes of a step; moving less cannot gain enough to be chosen
@@ -56,6 +56,7 @@ class TuningPlan:
         rounds: how often each candidate is measured.
         num_found: number of candidates from the simulator.
         search_seconds: time for all simulations of the search.
+        limit_bytes: the most resident memory of the program; None: `host_bytes` says what the store may take.
     """
 
     host_bytes: int | None = None
@@ -63,6 +64,7 @@ class TuningPlan:
     num_found: int = 4
     search_seconds: float = 60.0
     device_bytes: int | None = None
+    limit_bytes: int | None = None
 
 
 def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress) -> Tuned:
@@ -87,7 +89,7 @@ def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress)
     workload = recording.workload()
     if plan.device_bytes is not None and not workload.uses_device:
         raise ConfigError("device_bytes", plan.device_bytes, "leave it out: the step saves nothing on an accelerator")
-    limits = _limits(plan, recording)
+    limits = _limits(plan, recording, _saved_bytes(workload))
     defaults = default_settings(limits.memory_bytes)
     defaults = replace(defaults, device_bytes=limits.device_bytes if workload.uses_device else settings.device_bytes)
     known = [settings, defaults] if limits.allow(settings, recording.device_bytes) else [defaults]
@@ -119,14 +121,39 @@ def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress)
     )
 
 
-def _limits(plan: TuningPlan, recording: ProgramRecording) -> StoreLimits:
+def _limits(plan: TuningPlan, recording: ProgramRecording, saved_bytes: int) -> StoreLimits:
     """The plan's limits; those not given are the program's own. Without `device_bytes`, "auto" is not limited."""
     memory_bytes, device_bytes = plan.host_bytes, plan.device_bytes
+    if plan.limit_bytes is not None:
+        held_bytes = min(recording.settings.memory_bytes, saved_bytes)
+        memory_bytes = memory_within(plan.limit_bytes, recording.resident_bytes, held_bytes)
     return StoreLimits(
         recording.settings.memory_bytes if memory_bytes is None else memory_bytes,
         recording.device_bytes if device_bytes is None else device_bytes,
         is_for_auto=device_bytes is not None,
     )
+
+
+def memory_within(limit_bytes: int, resident_bytes: int | None, held_bytes: int) -> int:
+    """How much memory a store may take in a program that is to stay within a limit.
+
+    Args:
+        limit_bytes: for the resident memory of the program.
+        resident_bytes: what it was at the end of forward, as recorded; None: the system did not tell.
+        held_bytes: the part of it that was saved tensors.
+
+    Raises:
+        ConfigError: it is too little for a store, or not known.
+    """
+    if resident_bytes is None:
+        raise ConfigError("limit", limit_bytes, "the system does not tell the program's memory: give --host-bytes")
+    besides_bytes = resident_bytes - held_bytes
+    least_bytes = besides_bytes + LEAST_STAGING_BYTES
+    if limit_bytes < least_bytes:
+        held = format_bytes(besides_bytes)
+        what = f"the program holds {held} beside its saved tensors: give {format_bytes(least_bytes)} or more"
+        raise ConfigError("limit", format_bytes(limit_bytes), what)
+    return limit_bytes - besides_bytes
 
 
 def _search(
