@@ -16,10 +16,11 @@ Text = str | None
 # --- the options, as --help shows them --------------------------------------------------------------------------------
 
 _Path = Annotated[
-    Text,
+    list[str] | None,
     typer.Option(
         metavar="DIR",
-        help="Existing directory on the drive to use. Never created: an unmounted drive is an error. Required.",
+        help="Existing directory on the drive to use. Never created: an unmounted drive is an error. Required. May be "
+        "given several times, once for each drive.",
     ),
 ]
 _Socket = Annotated[
@@ -52,7 +53,7 @@ _MaxWriteBytesPerDay = Annotated[
     Text,
     typer.Option(
         metavar="SIZE",
-        help="What all sessions together may write to the drive; refills evenly over 24 hours, and may be spent at "
+        help="What all sessions together may write to each drive; refills evenly over 24 hours, and may be spent at "
         "once. Default: no limit.",
     ),
 ]
