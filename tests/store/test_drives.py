@@ -18,7 +18,7 @@ import torch
 from tests.descriptors import descriptors_of
 from tests.hooks.programs import assert_same_gradients, training
 from tests.inspect_store import inspect, inspect_drives, inspect_tier
-from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, random_bytes
+from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, gather, random_bytes, read_back
 from tierstore import ConfigError, CorruptDataError, StorageIOError, StoreFullError, TierStore
 from tierstore.base.config import check_directories, free_bytes_of_each, free_disk_bytes
 from tierstore.disk.budget import divided_budget
@@ -103,6 +103,18 @@ class TestConformance(DiskConformance):
         await super().test_waits_for_a_discard_in_flight_instead_of_failing(tier)
 
 
+async def fill(tier: Drives, first_key: int, sizes: list[int]) -> dict[int, bytes]:
+    """Write records of these sizes, all at once; what is in them, by key."""
+    contents = {first_key + number: random_bytes(size, seed=number) for number, size in enumerate(sizes)}
+    await gather(*(tier.write(key, memoryview(content), PLAIN) for key, content in contents.items()))
+    return contents
+
+
+async def check(tier: Drives, contents: dict[int, bytes]) -> None:
+    for key, content in contents.items():
+        assert await read_back(tier, key, len(content)) == content
+
+
 # --- where records go -------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +154,14 @@ async def test_drive_that_would_have_a_short_part_gets_none(several: SeveralDriv
     inspect_drives(tier).set_speeds([1e9, 1e7])
     await fill(tier, 0, [10 * MIB])
     assert inspect_drives(tier).parts_of(0) == [10 * MIB]
+
+
+async def test_record_that_fits_only_on_both_is_divided_as_the_room_is(several: SeveralDrives) -> None:
+    tier = await several.open(disk_bytes={"a": 40 * MIB, "b": 20 * MIB})
+    inspect_drives(tier).set_speeds([1e6, 2e6])
+    contents = await fill(tier, 0, [50 * MIB])
+    assert inspect_drives(tier).parts_of(0)[1] == pytest.approx(19 * MIB, abs=8192)
+    await check(tier, contents)
 
 
 async def test_records_go_where_they_end_first(several: SeveralDrives) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
 
@@ -22,6 +22,7 @@ _MOST_SILENT_SECONDS = 5.0
 _FULL_SECONDS = 1.0  # others may give space back on the file system
 _FIRST_FAILED_SECONDS, _MOST_FAILED_SECONDS = 10.0, 640.0
 _LEAST_PART_BYTES = 2**20  # shorter parts cost more in calls than they save
+_SPARE_BYTES = 2**20  # of a drive's room, for its index and for rounding
 
 
 class DriveSpeed:
@@ -91,12 +92,11 @@ class Drive:
         """Whether it is passed over for now: it was found full, or its last write has failed."""
         return self._clock() < max(self._full_until, self._failed_until)
 
-    def has_room(self, num_bytes: int) -> bool:
-        """Whether a record of that length seems to fit. Only a write tells: records may shrink, others take space."""
+    def room_bytes(self) -> int:
+        """What seems to fit. Only a write tells: records may shrink, and the index and others take space."""
         usage = self.disk.usage()
-        allowance_bytes = usage.write_allowance_bytes
-        has_allowance = allowance_bytes is None or num_bytes <= allowance_bytes
-        return has_allowance and usage.disk_bytes + num_bytes <= usage.budget_bytes
+        room_bytes = usage.budget_bytes - usage.disk_bytes
+        return room_bytes if usage.write_allowance_bytes is None else min(room_bytes, usage.write_allowance_bytes)
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         """See `DiskTier.write`; errors name the drive. After one it rests."""
@@ -161,8 +161,8 @@ def divided(num_bytes: int, drives: Sequence[Drive]) -> list[tuple[Drive, int]]:
     """Divide a record as the speeds of the drives are, so that all its parts take equally long; all bytes are given.
 
     All parts but the last are multiples of 4096 bytes, so each begins at the same address modulo 4096 as the record. A
-    drive whose part would be short gets none. Queues do not count: a record that is divided by them would be read back
-    at the speed of one drive.
+    drive whose part would be short gets none; one that has no room for its part gets what fits, if the others have room
+    for the rest. Queues do not count: a record that is divided by them would be read back at the speed of one drive.
     """
     speeds, chosen = _speeds(drives), list(drives)
     while len(chosen) > 1:
@@ -170,10 +170,28 @@ def divided(num_bytes: int, drives: Sequence[Drive]) -> list[tuple[Drive, int]]:
         if num_bytes * speeds[slowest] >= _LEAST_PART_BYTES * sum(speeds[drive] for drive in chosen):
             break
         chosen.remove(slowest)
-    share = num_bytes / sum(speeds[drive] for drive in chosen)
-    ends = [int(share * speed) for speed in itertools.accumulate(speeds[drive] for drive in chosen)]
-    ends = [*(end // ALIGNMENT_BYTES * ALIGNMENT_BYTES for end in ends[:-1]), num_bytes]
-    return [(drive, end - start) for drive, (start, end) in zip(chosen, itertools.pairwise([0, *ends]), strict=True)]
+    lengths = _within_rooms(num_bytes, {drive: speeds[drive] for drive in chosen})
+    ends = [int(end) // ALIGNMENT_BYTES * ALIGNMENT_BYTES for end in itertools.accumulate(lengths.values())]
+    ends[-1] = num_bytes
+    return [(drive, end - start) for drive, (start, end) in zip(lengths, itertools.pairwise([0, *ends]), strict=True)]
+
+
+def _within_rooms(num_bytes: int, speeds: Mapping[Drive, float]) -> dict[Drive, float]:
+    """Lengths as the speeds are, but no more than fits on each drive, if all of them together have room."""
+    rooms = {drive: max(0, drive.room_bytes() - _SPARE_BYTES) for drive in speeds}
+    lengths: dict[Drive, float] = dict.fromkeys(speeds, 0.0)
+    open_speeds, left_bytes = dict(speeds), float(num_bytes)
+    while len(open_speeds) > 1 and sum(rooms.values()) >= num_bytes:
+        per_speed = left_bytes / sum(open_speeds.values())
+        full = [drive for drive, speed in open_speeds.items() if per_speed * speed > rooms[drive]]
+        if not full:
+            break
+        for drive in full:
+            lengths[drive] = float(rooms[drive])
+            left_bytes -= rooms[drive]
+            del open_speeds[drive]
+    per_speed = left_bytes / sum(open_speeds.values())
+    return lengths | {drive: per_speed * speed for drive, speed in open_speeds.items()}
 
 
 def _speeds(drives: Sequence[Drive]) -> dict[Drive, float]:

@@ -237,7 +237,7 @@ class Drives:
         left = [drive for drive in self._drives if drive not in refused]
         if not left:
             return ()
-        roomy = [drive for drive in left if drive.has_room(num_bytes)]
+        roomy = [drive for drive in left if drive.room_bytes() >= num_bytes]
         # Those without room come last, but they come: a record that is being discarded may make room.
         drives = [drive for drive in roomy if not drive.is_resting()] or roomy or left
         if not self._divides or num_bytes < _LEAST_DIVIDED_BYTES or len(drives) == 1:
