@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +33,7 @@ def drives(tmp_path: Path) -> Iterator[Drives]:
         yield [one, two]
         for drive, num_bytes in zip((one, two), empty_bytes, strict=True):
             assert {path.name for path in drive.iterdir()} <= {"lost+found"}
-            assert used_bytes(drive) == num_bytes
+            assert used_bytes(drive) <= num_bytes  # a daemon that was started here has its folder cleared
 
 
 def test_drive_filled_by_others_is_passed_over_while_the_other_has_room(drives: Drives) -> None:
@@ -78,8 +77,8 @@ def test_trainer_killed_leaves_no_byte_on_either_drive(drives: Drives, state: st
 
 
 def test_daemon_on_two_drives_goes_on_after_a_kill(drives: Drives, start_daemon: StartDaemon) -> None:
-    options = {"path": [str(drive) for drive in drives], "codec": "none", "disk_bytes": 100 * MIB}
-    daemon = start_daemon(drives[0], **options)
+    options = {"arguments": [f"--path={drives[0]}"], "codec": "none", "disk_bytes": 100 * MIB}
+    daemon = start_daemon(drives[1], **options)
     model, batch = make_model(0)
     expected = gradients(model, batch, None, nothing)
     with TierStore.connect(daemon.socket, host_bytes=0) as store:
@@ -92,7 +91,7 @@ def test_daemon_on_two_drives_goes_on_after_a_kill(drives: Drives, start_daemon:
             nonlocal daemon
             store.flush()
             daemon.kill()
-            daemon = start_daemon(drives[0], daemon.socket, **options)
+            daemon = start_daemon(drives[1], daemon.socket, **options)
 
         found = gradients(model, batch, store, restart)
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
@@ -106,7 +105,6 @@ def test_daemon_on_two_drives_goes_on_after_a_kill(drives: Drives, start_daemon:
 
 def test_daemon_without_one_of_its_drives_says_which(drives: Drives, tmp_path: Path, start_daemon: StartDaemon) -> None:
     missing = tmp_path / "missing"
-    daemon = start_daemon(drives[0], path=[str(drives[0]), str(missing)], wait=False)
+    daemon = start_daemon(drives[0], arguments=[f"--path={missing}"], wait=False)
     assert daemon.process.wait(60) == 2
     assert str(missing) in daemon.log.replace("\n", "")
-    shutil.rmtree(drives[0] / "tierstore-daemon", ignore_errors=True)
