@@ -26,6 +26,7 @@ SUITE = (
     "fragmentation",
     "prefetch",
     "large_tensors",
+    "two_drives",
     "steady_state",
     "training_step",
     "memory_limit",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -40,11 +41,13 @@ class _Option(NamedTuple):
         parse: (value, where it was given) -> the value in `ServeSettings`; raises ConfigError.
         in_file: the TOML types that it may have in a file.
         allowed: those types in words.
+        separator: between several values in the environment; None: the text is one value.
     """
 
     parse: Callable[[Any, str], Any]
     in_file: tuple[type, ...]
     allowed: str
+    separator: str | None = None
 
 
 def settings_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> ServeSettings:
@@ -61,14 +64,15 @@ def settings_of(line: Mapping[str, Given], environment: Mapping[str, str]) -> Se
     config, source = _config_of(line, environment)
     if config is not None:
         given |= _read_file(Path(config), source)
-    for name in OPTIONS:
+    for name, option in OPTIONS.items():
         if text := environment.get(variable := f"TIERSTORE_{name.upper()}"):
-            given[name] = (text, variable)
+            given[name] = (text.split(option.separator) if option.separator else text, variable)
         if name in line:
             given[name] = (line[name], "--" + name.replace("_", "-"))
     found = {name: OPTIONS[name].parse(value, source) for name, (value, source) in given.items()}
     if "path" not in found:
         raise ConfigError("--path", None, "give an existing directory on the drive to use, or set TIERSTORE_PATH")
+    found["paths"] = found.pop("path")
     limits = {name: found.pop(name) for name in _OF_LIMITS if name in found}
     if "allow_uid" in found:
         found["allowed_uids"] = found.pop("allow_uid")
@@ -108,6 +112,13 @@ def _path(text: str, source: str) -> Path:
     if not text or "\0" in text:
         raise ConfigError(source, text, "give a path")
     return Path(text)
+
+
+def _paths(value: Given, source: str) -> tuple[Path, ...]:
+    texts: Sequence[object] = [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(source, value, "give the path of at least one directory")
+    return tuple(_path(str(text), source) for text in texts)
 
 
 def _text(text: str, source: str) -> str:
@@ -186,7 +197,7 @@ _SIZE = _Option(_size, (int, str), 'a number of bytes, or a string such as "8GiB
 _SECONDS = _Option(_seconds, (int, float), "a number")
 
 OPTIONS: Mapping[str, _Option] = {
-    "path": _Option(_path, (str,), "a string"),
+    "path": _Option(_paths, (str, list), "a string, or an array of strings", separator=os.pathsep),
     "socket": _Option(_path, (str,), "a string"),
     "disk_bytes": _SIZE,
     "session_disk_bytes": _SIZE,

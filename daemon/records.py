@@ -5,7 +5,7 @@ Nothing here knows connections, or whose turn it is: `connection.py` decides wha
 
 from __future__ import annotations
 
-from tierstore.disk.local import LocalDisk
+from tierstore.disk.drives import LocalTier
 from tierstore.disk.tier import Kind
 from tierstore.errors import CorruptDataError, ProtocolError, QuotaExceededError, StorageIOError, StoreFullError
 from tierstore.sidecar import messages
@@ -20,7 +20,7 @@ _DISCARD_AT_ONCE = 4096
 class Records:
     """The records of all sessions, on one disk tier. Lives on the daemon's loop; its coroutines do not block it."""
 
-    def __init__(self, disk: LocalDisk) -> None:
+    def __init__(self, disk: LocalTier) -> None:
         self._disk = disk
 
     @property

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from tierstore.disk.codec.codec import NO_CODEC
-from tierstore.disk.local import LocalDisk
+from tierstore.disk.drives import LocalTier
 from tierstore.disk.location import Location
 from tierstore.errors import StorageIOError
 from tierstore.sidecar import messages
@@ -62,7 +62,7 @@ class Registry:
     """
 
     def __init__(
-        self, disk: LocalDisk, records: Records, lanes: Lanes, tasks: Tasks, stage: Stage, limits: ServerLimits
+        self, disk: LocalTier, records: Records, lanes: Lanes, tasks: Tasks, stage: Stage, limits: ServerLimits
     ) -> None:
         self.sessions: dict[int, Session] = {}
         self.limits = limits

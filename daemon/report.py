@@ -139,7 +139,7 @@ class DaemonReport(msgspec.Struct, frozen=True):
     Attributes:
         program: the daemon's name and version.
         pid: its process.
-        path, socket: where it stores and listens.
+        path, socket: where it stores and listens; several directories are joined with ", ".
         metrics: host and port of its page; None: it has none.
         uptime_seconds: time since it was started.
         is_ending: it takes no more work.

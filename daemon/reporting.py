@@ -76,7 +76,7 @@ class Reporter:
         return DaemonReport(
             program=self._program,
             pid=os.getpid(),
-            path=str(self._settings.path),
+            path=self._settings.place,
             socket=str(self._settings.socket),
             metrics=self._metrics_address,
             uptime_seconds=round(time.monotonic() - self._started_at, 3),

@@ -13,19 +13,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tierstore.base.config import format_bytes, free_disk_bytes
+from tierstore.base.config import check_directories, format_bytes, free_bytes_of_each, free_disk_bytes
 from tierstore.base.defaults import NUM_AT_ONCE
 from tierstore.base.threads import IoThreads
 from tierstore.disk.boundary import translated
+from tierstore.disk.budget import divided_budget
+from tierstore.disk.drives import Drives, LocalTier
 from tierstore.disk.home import NamedHome
 from tierstore.disk.local import LocalDisk
 from tierstore.errors import StorageIOError, StoreFullError
@@ -85,9 +89,7 @@ class Daemon:
             page = None if settings.metrics is None else Page.bind(*settings.metrics)  # first: it leaves no file behind
             if page is not None:
                 opened.callback(page.close)
-            with _opened_at(settings.path):
-                home = NamedHome(settings.path)
-            opened.callback(home.close, keep=True)  # nothing, if the tier has closed it already
+            homes = self._lock_homes(opened)
             listener = listen(settings.socket, settings.socket_group)
             opened.callback(stop_listening, listener, settings.socket)
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -95,16 +97,27 @@ class Daemon:
             watch = None if page is None else Watch(page, self._stage)
             if watch is not None:
                 await watch.begin()
-            await self._serve(home, listener, watch)
+            await self._serve(homes, listener, watch)
 
-    async def _serve(self, home: NamedHome, listener: socket.socket, watch: Watch | None) -> None:
+    def _lock_homes(self, opened: ExitStack) -> list[NamedHome]:
+        """Lock the folder on each drive. `opened` unlocks them, and closes what no tier has closed by then."""
+        homes: list[NamedHome] = []
+        seed = secrets.randbits(63)  # one for all drives, so that clients can confirm the records on any of them
+        for path in check_directories(self.settings.paths):
+            with _opened_at(path):
+                homes.append(NamedHome(path, seed))
+            opened.callback(homes[-1].close, keep=True)
+        return homes
+
+    async def _serve(self, homes: Sequence[NamedHome], listener: socket.socket, watch: Watch | None) -> None:
         stage, settings = self._stage, self.settings
-        with _opened_at(settings.path):
-            threads = IoThreads(2 * _NUM_JOBS + 2, "tierstore-io")
+        num_jobs = _NUM_JOBS * len(homes)
+        with _opened_at(settings.paths[0]):
+            threads = IoThreads(2 * num_jobs + 2, "tierstore-io")
         try:
-            disk = self._open_disk(home, threads)
+            disk = await self._open_disk(homes, threads)
             tasks = Tasks(after_each=lambda: self._end_if_damaged(disk))
-            lanes = Lanes(tasks.start, _NUM_JOBS)
+            lanes = Lanes(tasks.start, num_jobs)
             records = Records(disk)
             registry = Registry(disk, records, lanes, tasks, stage, settings.limits)
             reporter = Reporter(
@@ -128,7 +141,7 @@ class Daemon:
                 tasks.run_in(group)
                 accepting = group.create_task(acceptor.accept(listener))
                 stage.is_open = True
-                _log.info("ready", extra=self._about(home, registry, watch))
+                _log.info("ready", extra=self._about(homes, registry, watch))
                 await stage.wait_for_end()
                 accepting.cancel()
                 await self._drain(registry, acceptor, disk)
@@ -138,11 +151,21 @@ class Daemon:
         finally:
             threads.shutdown(wait=not stage.is_ending_at_once)
 
-    def _open_disk(self, home: NamedHome, threads: Executor) -> LocalDisk:
-        with _opened_at(self.settings.path):
+    async def _open_disk(self, homes: Sequence[NamedHome], threads: Executor) -> LocalTier:
+        budgets = self._budgets(homes)
+        openers = {
+            str(path): partial(self._open_drive, path, home, budget, threads)
+            for path, home, budget in zip(self.settings.paths, homes, budgets, strict=True)
+        }
+        if len(openers) == 1:
+            return self._open_drive(self.settings.paths[0], homes[0], budgets[0], threads)
+        return await Drives.open(openers, num_jobs=_NUM_JOBS, divides=False, keep=True)
+
+    def _open_drive(self, path: Path, home: NamedHome, disk_bytes: int, threads: Executor) -> LocalDisk:
+        with _opened_at(path):
             return LocalDisk(
-                self.settings.path,
-                disk_bytes=self._budget_bytes(home),
+                path,
+                disk_bytes=disk_bytes,
                 inline_bytes=_INLINE_BYTES,
                 codec=self.settings.codec,
                 checksum=True,
@@ -151,33 +174,35 @@ class Daemon:
                 max_write_bytes_per_day=self.settings.max_write_bytes_per_day,
             )
 
-    def _budget_bytes(self, home: NamedHome) -> int:
-        """The budget that was asked for; else a share of the drive, which does not depend on what the home has kept."""
+    def _budgets(self, homes: Sequence[NamedHome]) -> list[int]:
+        """The budget of each drive. What a home has kept counts as free, so that a restart changes no budget."""
+        free_bytes = free_bytes_of_each(self.settings.paths)
+        capacities = [free + home.taken_bytes for free, home in zip(free_bytes, homes, strict=True)]
         if self.settings.disk_bytes is not None:
-            return self.settings.disk_bytes
-        return int((free_disk_bytes(self.settings.path) + home.taken_bytes) * _DISK_SHARE)
+            return divided_budget(self.settings.disk_bytes, capacities)
+        return [int(each * _DISK_SHARE) for each in capacities]
 
-    def _about(self, home: NamedHome, registry: Registry, watch: Watch | None) -> dict[str, object]:
+    def _about(self, homes: Sequence[NamedHome], registry: Registry, watch: Watch | None) -> dict[str, object]:
         page = None if watch is None else f"http://{watch.address}/metrics"
-        where = {"path": str(self.settings.path), "socket": str(self.settings.socket), "metrics": page}
-        return where | {"found": home.found, "sessions": len(registry.sessions)}
+        where = {"path": self.settings.place, "socket": str(self.settings.socket), "metrics": page}
+        return where | {"found": ", ".join(home.found for home in homes), "sessions": len(registry.sessions)}
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def _end_if_damaged(self, disk: LocalDisk) -> None:
+    def _end_if_damaged(self, disk: LocalTier) -> None:
         """End if the index is damaged: it would refuse every new session, and keep the space of freed records."""
         damage = disk.index_damage
         if damage is not None and not self._stage.is_ending:
             _log.error("the index is damaged (%s): this daemon ends, and what it has stored is cleared", damage)
             self._stage.end()
 
-    def _complain_of_damage(self, disk: LocalDisk) -> None:
+    def _complain_of_damage(self, disk: LocalTier) -> None:
         damage = disk.index_damage
         if damage is not None:
             kept = "what was stored was cleared; start the daemon again"
-            raise StorageIOError("write", f"the index under {self.settings.path}", str(damage), kept) from damage
+            raise StorageIOError("write", f"the index under {self.settings.place}", str(damage), kept) from damage
 
-    async def _drain(self, registry: Registry, acceptor: Acceptor, disk: LocalDisk) -> None:
+    async def _drain(self, registry: Registry, acceptor: Acceptor, disk: LocalTier) -> None:
         """Take no more, finish and answer what was taken, then close every connection: clients come back later."""
         _log.info("ending", extra={"sessions": len(registry.sessions)})
         registry.stop_timers()

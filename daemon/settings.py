@@ -36,11 +36,11 @@ class ServeSettings:
     """All settings of a daemon; `tierstore serve --help` tells more of each.
 
     Attributes:
-        path: an existing directory on the drive to use.
+        paths: an existing directory on each drive to use; at least one.
         socket: where to listen; its folder is made if it does not exist. The default depends on the user.
         disk_bytes: the most that all sessions together may hold; None: 80 % of what is free or already its own.
         codec: as `TierStore`'s.
-        max_write_bytes_per_day: of all sessions together, as `TierStore`'s; None: no limit.
+        max_write_bytes_per_day: of all sessions together, for each drive; None: no limit.
         limits: of a session.
         allowed_uids: users who may connect, beside the daemon's own and root.
         socket_group: a group that may open the socket; None: the daemon's user alone.
@@ -49,7 +49,7 @@ class ServeSettings:
         log_format: "text" or "json".
     """
 
-    path: Path
+    paths: tuple[Path, ...]
     socket: Path = field(default_factory=lambda: Path(default_address()))
     disk_bytes: int | None = None
     codec: str = "auto"
@@ -60,3 +60,8 @@ class ServeSettings:
     metrics: tuple[str, int] | None = None
     log_level: str = "info"
     log_format: str = "text"
+
+    @property
+    def place(self) -> str:
+        """The directories, for people."""
+        return ", ".join(map(str, self.paths))

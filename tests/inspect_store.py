@@ -16,13 +16,14 @@ from tests.existing import set_existing
 
 if TYPE_CHECKING:
     from tierstore import TierStore, tiered_offload
+    from tierstore.disk.drives import Drives
     from tierstore.disk.local import LocalDisk
     from tierstore.residency.handle import Record
     from tierstore.residency.noted import NotedTensor
     from tierstore.rules.windows import Window
     from tierstore.store.engine import Engine
 
-__all__ = ["inspect", "inspect_engine", "inspect_scope", "inspect_tier"]
+__all__ = ["inspect", "inspect_drives", "inspect_engine", "inspect_scope", "inspect_tier"]
 
 _STALL_SECONDS = 60.0
 
@@ -190,6 +191,11 @@ class InsideStore:
         """As where no `staging_bytes` is given."""
         set_existing(self.rules.windows, grows=grows)
 
+    @property
+    def num_lanes(self) -> int:
+        """Records in flight each way, at most."""
+        return self.engine._num_spills
+
     # --- engine, daemon and trace ---------------------------------------------------------------------------------
 
     def stall(self) -> threading.Event:
@@ -297,6 +303,34 @@ class InsideTier:
         set_existing(self._tier._shelf, _session=session)
 
 
+class InsideDrives:
+    """Answers questions about a disk tier over several drives.
+
+    Attributes:
+        disks: the tier of each drive.
+        divides: whether large records are divided.
+    """
+
+    def __init__(self, tier: Drives) -> None:
+        self._tier = tier
+        self.disks = [drive.disk for drive in tier._drives]
+        self.divides = tier._divides
+
+    def parts_of(self, key: int) -> list[int]:
+        """The lengths of a record's parts."""
+        return [part.num_bytes for part in self._tier._parts_of[key]]
+
+    def set_clock(self, clock: Callable[[], float]) -> None:
+        """Time by which the drives measure and rest."""
+        for drive in self._tier._drives:
+            set_existing(drive, _clock=clock)
+
+    def set_speeds(self, speeds: list[float]) -> None:
+        """As if that had been measured for long."""
+        for drive, speed in zip(self._tier._drives, speeds, strict=True):
+            set_existing(drive.speed, _num_bytes=1e6 * speed, _seconds=1e6)
+
+
 class InsideScope:
     """What a scope of the hooks was made with.
 
@@ -316,4 +350,5 @@ class InsideScope:
 inspect = InsideStore
 inspect_engine = InsideEngine
 inspect_tier = InsideTier
+inspect_drives = InsideDrives
 inspect_scope = InsideScope

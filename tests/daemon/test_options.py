@@ -14,7 +14,7 @@ GIB = 2**30
 
 # Option, its text, the same in TOML, where it ends up, and what is there then.
 EACH = [
-    ("path", "/nvme", '"/nvme"', "path", Path("/nvme")),
+    ("path", "/nvme", '"/nvme"', "paths", (Path("/nvme"),)),
     ("socket", "/run/t.sock", '"/run/t.sock"', "socket", Path("/run/t.sock")),
     ("disk_bytes", "2GiB", '"2GiB"', "disk_bytes", 2 * GIB),
     ("disk_bytes", "4096", "4096", "disk_bytes", 4096),
@@ -60,12 +60,29 @@ def test_option_given(by: str, name: str, text: str, toml: str, place: str, expe
     assert found(settings_of(line, environment), place) == expected  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("by", ["line", "environment", "file"])
+def test_several_paths_are_given_in_order(by: str, tmp_path: Path) -> None:
+    (tmp_path / "serve.toml").write_text('path = ["/nvme 0", "/nvme1"]\n')
+    line: dict[str, str | list[str]] = {"path": ["/nvme 0", "/nvme1"]} if by == "line" else {}
+    environment = {"TIERSTORE_PATH": "/nvme 0:/nvme1"} if by == "environment" else {}
+    if by == "file":
+        line["config"] = str(tmp_path / "serve.toml")
+    assert settings_of(line, environment).paths == (Path("/nvme 0"), Path("/nvme1"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["[]", "[1]", '["/nvme", ""]'])
+def test_paths_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "serve.toml").write_text(f"path = {text}\n")
+    with pytest.raises(ConfigError, match=r"serve\.toml: path"):
+        settings_of({"config": str(tmp_path / "serve.toml")}, {})
+
+
 def test_every_option_is_tested() -> None:
     assert {name for name, *_ in EACH} == set(OPTIONS)
 
 
 def test_nothing_given_leaves_the_defaults() -> None:
-    assert settings_of({"path": "/nvme"}, {}) == ServeSettings(Path("/nvme"), limits=ServerLimits())
+    assert settings_of({"path": "/nvme"}, {}) == ServeSettings((Path("/nvme"),), limits=ServerLimits())
 
 
 @pytest.mark.parametrize(
@@ -90,7 +107,7 @@ def test_config_of_line_before_that_of_environment(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).write_text(f'path = "/{name}"\n')
     environment = {"TIERSTORE_CONFIG": str(tmp_path / "two")}
-    assert settings_of({"config": str(tmp_path / "one")}, environment).path == Path("/one")
+    assert settings_of({"config": str(tmp_path / "one")}, environment).paths == (Path("/one"),)
 
 
 # --- what cannot be used ----------------------------------------------------------------------------------------------

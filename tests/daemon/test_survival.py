@@ -99,7 +99,7 @@ async def write(*_):
     raise RuntimeError("a bug")
 
 LocalDisk.write = write
-serve(ServeSettings(Path(sys.argv[1]), Path(sys.argv[2])))
+serve(ServeSettings((Path(sys.argv[1]),), Path(sys.argv[2])))
 """
 
 

@@ -115,6 +115,12 @@ def check_functional_transforms(output: str) -> None:
     assert "keep_resident(hooks=False)" in lines["note"]
 
 
+def check_within_a_limit(output: str) -> None:
+    assert lines_of(output)["gradients and buffers bitwise identical"] == "yes"
+    assert figure(output, "peak of planned steps") <= figure(output, "limit")
+    assert "It fits" not in output
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "functional_transforms.py": check_functional_transforms,
     "larger_than_memory.py": check_larger_than_memory,
@@ -122,6 +128,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "replicas_on_threads.py": check_replicas_on_threads,
     "saved_tensors_inspection.py": check_saved_tensors_inspection,
     "tensor_network.py": check_tensor_network,
+    "within_a_limit.py": check_within_a_limit,
 }
 
 

@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 
 from tests.fuzz.target import Target, raises
-from tierstore.base.config import check_directory, local_world_size, parse_size, rank_of_process
+from tierstore.base.config import check_directories, local_world_size, parse_size, rank_of_process
 from tierstore.commands.views import decode_report, rates_between, stat_view, top_view
 from tierstore.daemon.options import OPTIONS, settings_of
 from tierstore.daemon.report import DaemonReport, DiskState, Jobs, JobTimes, SessionState, Spread, Totals
@@ -64,7 +64,7 @@ def _check_settings(line: dict[str, str], environment: dict[str, str]) -> None:
     assert all(uid >= 0 for uid in settings.allowed_uids)
     assert settings.metrics is None or 0 <= settings.metrics[1] < 2**16
     parse_codec(settings.codec)
-    raises(ConfigError, partial(check_directory, settings.path))
+    raises(ConfigError, partial(check_directories, settings.paths))
 
 
 def _run_words(data: bytes) -> None:

@@ -1,4 +1,6 @@
-"""Trainers that are there to be killed: `python -m tests.reliability.trainers (embedded DIRECTORY | sidecar SOCKET)`.
+"""Trainers that are there to be killed: `python -m tests.reliability.trainers (embedded DIRECTORIES | sidecar SOCKET)`.
+
+Directories are separated by ":".
 
 Reads a line at a time: a state of `states.STATES`, or "train". For each it forks a child (so torch is imported once),
 which opens a store of its own, says "PID reached" when it is there, and goes on (training) or waits. When the child is
@@ -27,7 +29,9 @@ def say(words: str) -> None:
 def open_store(kind: str, address: str, host_bytes: int, copies: Copies | None = None) -> TierStore:
     host.MOST_NOTED_BYTES = 0  # what is packed has to leave, however small
     if kind == "embedded":
-        return TierStore(address, host_bytes=host_bytes, disk_bytes="32MiB", codec="none", copies=copies)
+        return TierStore(
+            address.split(os.pathsep), host_bytes=host_bytes, disk_bytes="32MiB", codec="none", copies=copies
+        )
     return TierStore.connect(address, host_bytes=host_bytes, name="victim", copies=copies)
 
 

@@ -100,7 +100,7 @@ def test_directory_that_is_a_file_is_refused_and_untouched(tmp_path: Path) -> No
     assert file.read_text() == "content"
 
 
-@pytest.mark.parametrize("path", [None, 5, b"/tmp", ["/tmp"]])
+@pytest.mark.parametrize("path", [None, 5, b"/tmp", {"/tmp"}, [["/tmp"]]])
 def test_directory_that_is_no_path_is_refused(path: object) -> None:
     with pytest.raises(ConfigError):
         TierStore(path)

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,23 @@ def test_plan_that_is_none_is_refused(text: str) -> None:
 def test_rule_that_cannot_be_is_refused(operation: str, fault: object) -> None:
     with pytest.raises(ConfigError):
         Rule(operation, fault)  # type: ignore[arg-type]
+
+
+def test_rule_for_one_drive_is_for_system_calls_only() -> None:
+    with pytest.raises(ConfigError, match="under"):
+        Rule(("write", "pwritev"), Fails(), under="/nvme")
+
+
+def test_rule_for_one_drive_spares_the_files_of_others(tmp_path: Path) -> None:
+    (tmp_path / "nvme").mkdir()
+    (tmp_path / "nvme1").mkdir()
+    faults = Faults(FaultPlan.of(Rule("pwritev", Fails(), under=str(tmp_path / "nvme"))))
+    errors = {}
+    for name in ("nvme", "nvme1"):
+        file = os.open(tmp_path / name, os.O_TMPFILE | os.O_RDWR)
+        errors[name] = faults.draw("pwritev", 1, file).error
+        os.close(file)
+    assert errors == {"nvme": errno.EIO, "nvme1": None}
 
 
 def test_rule_with_a_probability_beyond_one_is_refused() -> None:

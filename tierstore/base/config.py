@@ -9,7 +9,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -20,8 +20,10 @@ __all__ = [
     "Mode",
     "SizeLike",
     "available_host_bytes",
+    "check_directories",
     "check_directory",
     "format_bytes",
+    "free_bytes_of_each",
     "free_disk_bytes",
     "local_world_size",
     "memory_cgroup_limits",
@@ -130,6 +132,34 @@ def check_directory(path: object) -> Path:
     if read_only or not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigError("path", str(path), "this directory cannot be written to")
     return directory
+
+
+def check_directories(path: object) -> tuple[Path, ...]:
+    """The directories of a store: `path` itself, or those in the list `path`, each checked like `check_directory`.
+
+    Raises:
+        ConfigError: as `check_directory`; or the list is empty, or names a directory twice.
+    """
+    if not isinstance(path, (list, tuple)):
+        return (check_directory(path),)
+    if not path:
+        raise ConfigError("path", path, "give at least one existing directory")
+    directories: dict[tuple[int, int], Path] = {}
+    for directory in map(check_directory, path):
+        status = directory.stat()
+        if (status.st_dev, status.st_ino) in directories:
+            raise ConfigError("path", str(directory), "this directory is given twice; give each drive once")
+        directories[status.st_dev, status.st_ino] = directory
+    return tuple(directories.values())
+
+
+def free_bytes_of_each(directories: Sequence[Path]) -> list[int]:
+    """Like `free_disk_bytes` for each directory; those on one file system have equal shares of what is free there."""
+    devices = [directory.stat().st_dev for directory in directories]
+    return [
+        free_disk_bytes(directory) // devices.count(device)
+        for directory, device in zip(directories, devices, strict=True)
+    ]
 
 
 def free_disk_bytes(directory: Path) -> int:

@@ -3,7 +3,8 @@
 ::
 
     [store]
-    path = "/nvme"              # or connect = "/run/tierstore/tierstore.sock", for the store of a daemon
+    path = "/nvme"              # or ["/nvme0", "/nvme1"], one on each drive
+                                # or connect = "/run/tierstore/tierstore.sock", for the store of a daemon
     host_bytes = "16GiB"
 
     [offload]
@@ -39,7 +40,7 @@ _NAME_OF_MAPPING = "config"
 class StoreTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[store]`: the arguments of `TierStore`. With `connect`, a daemon's socket, those of `TierStore.connect`."""
 
-    path: str | UnsetType = UNSET
+    path: str | list[str] | UnsetType = UNSET
     connect: str | UnsetType = UNSET
     host_bytes: SizeLike | UnsetType | None = UNSET
     disk_bytes: SizeLike | UnsetType | None = UNSET
@@ -138,10 +139,14 @@ def _with_text_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     """The mapping with strings for path objects, which `path` and `connect` may be here but not in TOML."""
     values = dict(config)
     if isinstance(store := values.get("store"), Mapping):
-        values["store"] = {
-            name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in store.items()
-        }
+        values["store"] = {name: _text_path(value) for name, value in store.items()}
     return values
+
+
+def _text_path(value: object) -> object:
+    if isinstance(value, (list, tuple)):
+        return [_text_path(each) for each in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _given(table: Struct) -> dict[str, Any]:

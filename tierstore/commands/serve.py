@@ -16,10 +16,11 @@ Text = str | None
 # --- the options, as --help shows them --------------------------------------------------------------------------------
 
 _Path = Annotated[
-    Text,
+    list[str] | None,
     typer.Option(
         metavar="PATH",
-        help="Existing directory on the drive to use. Never created, so that an unmounted drive is an error. Required.",
+        help="Existing directory on the drive to use. Never created, so that an unmounted drive is an error. "
+        "Required. May be given several times, once for each drive.",
     ),
 ]
 _Socket = Annotated[
@@ -55,8 +56,8 @@ _MaxWriteBytesPerDay = Annotated[
     Text,
     typer.Option(
         metavar="SIZE",
-        help="Limit of bytes that all sessions together write to the drive in 24 hours. The allowance begins full, and "
-        "refills evenly. Default: no limit.",
+        help="Limit of bytes that all sessions together write to each drive in 24 hours. The allowance begins full "
+        "and refills evenly. Default: no limit.",
     ),
 ]
 _GraceSeconds = Annotated[

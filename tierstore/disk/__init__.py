@@ -2,7 +2,8 @@
 
 Here: the interface that the engine calls (`DiskTier`), its local form (`LocalDisk`), the files, index and allocation
 below it, and the codecs (`codec/`). Not here: the tier that a daemon keeps (`tierstore.sidecar`), tensors, host memory.
-The store and the daemon open a `LocalDisk`; everybody else sees a `DiskTier`. Nothing here knows tensors or torch.
+The store and the daemon open a `LocalDisk`, or `Drives`; all others see a `DiskTier`. Nothing here knows
+tensors or torch.
 Start at `tier.py` (the contract), then `local.py` (the parts), `shelf.py` (one record's path), `records.py` (its jobs).
 """
 

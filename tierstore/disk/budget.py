@@ -6,7 +6,12 @@ the sum is the space that the file system has given, not only the space of live 
 
 from __future__ import annotations
 
-__all__ = ["DiskBudget"]
+import itertools
+from collections.abc import Sequence
+
+from .allocator import ALIGNMENT_BYTES
+
+__all__ = ["DiskBudget", "divided_budget"]
 
 _VALUES_SHARE = 2  # a half of the limit: the index never gives back the space that values once took
 
@@ -60,3 +65,12 @@ class DiskBudget:
     def remove_value(self, num_bytes: int) -> None:
         """Uncount a value that is gone; its space is kept for other values."""
         self.value_bytes -= num_bytes
+
+
+def divided_budget(disk_bytes: int, capacities: Sequence[int]) -> list[int]:
+    """Divide a budget over drives in proportion to their capacities, in whole blocks; the shares add up to it."""
+    if not any(capacities):
+        capacities = [1] * len(capacities)
+    ends = [disk_bytes * each // sum(capacities) for each in itertools.accumulate(capacities)]
+    ends = [*(end // ALIGNMENT_BYTES * ALIGNMENT_BYTES for end in ends[:-1]), disk_bytes]
+    return [end - start for start, end in itertools.pairwise([0, *ends])]

@@ -162,8 +162,12 @@ class NamedHome:
     other files in the folder stay.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, new_seed: int | None = None) -> None:
         """Lock the folder; make it, if it is not there. Reads nothing yet. `close` unlocks it.
+
+        Args:
+            directory: an existing one.
+            new_seed: of 63 bits, for the checksums, if no files are kept that have one; None: a random one.
 
         Raises:
             ConfigError: the directory or the folder cannot be used, or another process uses it; the message names it.
@@ -171,6 +175,7 @@ class NamedHome:
         """
         self._folder = LockedFolder(check_directory(directory), FOLDER_NAME)
         self.directory = self._folder.path
+        self._new_seed = secrets.randbits(63) if new_seed is None else new_seed
         self.outlives = True
         self.found = "nothing"
 
@@ -256,7 +261,7 @@ class NamedHome:
             self._folder.remove(_OPENING)
 
     def _begin(self, disk_bytes: int, mode: IoMode) -> Contents:
-        seed = secrets.randbits(63)
+        seed = self._new_seed
         format_ = _Format(_FORMAT_VERSION, _boot_id(), mode.memory_alignment_bytes, seed)
         try:
             self._folder.write(_FORMAT, msgspec.json.encode(format_))

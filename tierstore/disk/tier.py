@@ -1,6 +1,7 @@
 """The contract between the engine and a disk tier: what the engine asks, and what the tier returns.
 
-It is kept by `LocalDisk` (LMDB and extents in a directory) and by `RemoteDisk` (the client of the sidecar daemon).
+It is kept by `LocalDisk` (LMDB and extents in a directory), by `Drives` (several of these) and by
+`RemoteDisk` (the client of the sidecar daemon).
 Everything here is bytes; nothing knows of tensors or autograd.
 """
 

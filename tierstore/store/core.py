@@ -54,7 +54,8 @@ class Core:
         self._staging_bytes = options.staging_bytes
         self._opened_at = time.monotonic()
         self._closed_at: float | None = None
-        num_lanes = NUM_BESIDE_DEVICE + (NUM_AT_ONCE if options.disk is None else options.disk.io_depth)
+        num_drives = 1 if options.disk is None else options.disk.num_drives
+        num_lanes = num_drives * (NUM_BESIDE_DEVICE + (NUM_AT_ONCE if options.disk is None else options.disk.io_depth))
         self._start_engine(store, options.open_disk, num_lanes)
         self.residency = Residency(
             options.name,

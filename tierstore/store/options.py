@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.address import find_address
@@ -13,8 +15,8 @@ from ..base.config import (
     Mode,
     SizeLike,
     available_host_bytes,
-    check_directory,
-    free_disk_bytes,
+    check_directories,
+    free_bytes_of_each,
     local_world_size,
     parse_io_depth,
     parse_return_memory,
@@ -22,7 +24,10 @@ from ..base.config import (
     program_name,
     rank_of_process,
 )
+from ..base.defaults import NUM_BESIDE_DEVICE
+from ..disk.budget import divided_budget
 from ..disk.codec.codec import parse_codec
+from ..disk.drives import Drives
 from ..disk.local import LocalDisk
 from ..disk.tier import DiskTier
 from ..errors import ConfigError, ConfigTypeError
@@ -41,14 +46,17 @@ _STAGING_BYTES = 112 * 2**20
 _CONNECTED_BYTES = 80 * 2**20
 _MOST_ADDRESS_BYTES = 107  # unix(7)
 
+Place = str | PathLike[str]
+
 
 class DiskOptions(NamedTuple):
-    """The options of a store with its own disk tier, as `TierStore` takes them."""
+    """The options of a store with its own disk tier, as `TierStore` takes them, and the number of its drives."""
 
     codec: str
     inline_bytes: int | None
     checksum: bool
     io_depth: int
+    num_drives: int
 
 
 class StoreOptions(NamedTuple):
@@ -74,29 +82,26 @@ class StoreOptions(NamedTuple):
     disk: DiskOptions | None
 
 
-def local_options(path: str | PathLike[str], given: Mapping[str, Any]) -> StoreOptions:
-    """The options of a store with its own disk tier. `given`: the arguments of `TierStore`, by name.
+def local_options(path: Place | Sequence[Place], given: Mapping[str, Any]) -> StoreOptions:
+    """The options of a store with its own disk tier. `given`: the other arguments of `TierStore`, by name.
 
     Raises:
         ConfigError: one cannot be used. Nothing was opened.
     """
     trial = trial_of_process()
     values = given if trial is None else {**given, **trial.store}
-    directory = check_directory(path)
+    directories = check_directories(path)
     codec = values["codec"]
     parse_codec(codec)
-    disk_bytes = values["disk_bytes"]
-    if disk_bytes is None:
-        disk_bytes = int(free_disk_bytes(directory) * _DISK_SHARE) // local_world_size()
-    disk_budget_bytes = parse_size(disk_bytes, "disk_bytes")
+    budgets = _disk_budgets(directories, values["disk_bytes"])
     inline_bytes = _size_or_none(values, "inline_bytes")
     io_depth = parse_io_depth(values["io_depth"])
     day_bytes = _size_or_none(values, "max_write_bytes_per_day")
 
-    async def open_disk(executor: Executor) -> DiskTier:
+    def open_drive(executor: Executor, number: int) -> LocalDisk:
         return LocalDisk(
-            directory,
-            disk_bytes=disk_budget_bytes,
+            directories[number],
+            disk_bytes=budgets[number],
             inline_bytes=inline_bytes,
             codec=codec,
             checksum=values["checksum"],
@@ -105,8 +110,15 @@ def local_options(path: str | PathLike[str], given: Mapping[str, Any]) -> StoreO
             max_write_bytes_per_day=day_bytes,
         )
 
-    disk = DiskOptions(codec, inline_bytes, values["checksum"], io_depth)
-    return _options(str(path), values, _STAGING_BYTES, open_disk, disk)
+    async def open_disk(executor: Executor) -> DiskTier:
+        if len(directories) == 1:
+            return open_drive(executor, 0)
+        openers = {str(directory): partial(open_drive, executor, n) for n, directory in enumerate(directories)}
+        return await Drives.open(openers, num_jobs=io_depth + NUM_BESIDE_DEVICE, divides=True)
+
+    disk = DiskOptions(codec, inline_bytes, values["checksum"], io_depth, len(directories))
+    paths = path if isinstance(path, (list, tuple)) else [path]
+    return _options(", ".join(map(str, paths)), values, _STAGING_BYTES, open_disk, disk)
 
 
 def connected_options(address: str | PathLike[str] | None, given: Mapping[str, Any]) -> StoreOptions:
@@ -165,6 +177,14 @@ def _options(
         open_disk,
         disk,
     )
+
+
+def _disk_budgets(directories: Sequence[Path], disk_bytes: SizeLike | None) -> list[int]:
+    """The budget of each drive. `disk_bytes`: of all; None: the default."""
+    free_bytes = free_bytes_of_each(directories)
+    if disk_bytes is None:
+        return [int(each * _DISK_SHARE) // local_world_size() for each in free_bytes]
+    return divided_budget(parse_size(disk_bytes, "disk_bytes"), free_bytes)
 
 
 def _size_or_none(values: Mapping[str, Any], name: str) -> int | None:

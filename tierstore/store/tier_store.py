@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from types import TracebackType
@@ -49,27 +49,27 @@ class TierStore:
     """Keeps tensors in host memory within a budget, and on disk beyond it.
 
     Args:
-        path: an existing directory on the drive to use. It is never created. Nothing becomes visible in it, and
-            nothing is left behind, however the process ends.
+        path: an existing directory on the drive, or a list of them, one on each drive (docs/reliability.md). It is
+            never created. Nothing becomes visible in it, and nothing is left behind, however the process ends.
         host_bytes: host memory that the store may hold; 0: everything goes to disk. Default: a quarter of what is
             available within the memory cgroup's limit, divided by LOCAL_WORLD_SIZE.
         disk_bytes: what may be held on disk, taken as it is needed. Default: 80 % of what is free under `path`,
-            divided by LOCAL_WORLD_SIZE. More than is free is allowed.
+            divided by LOCAL_WORLD_SIZE. More than is free is allowed. Several drives share it as their free space is.
         codec: "auto", "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". "auto" encodes where that saves time.
         staging_bytes: a fixed window for what is being moved, beside `host_bytes`. Default: 112 MiB. If four of the
             largest tensors that have to move need more, the default takes up to a quarter of `host_bytes` too;
             `stats()` counts that part as `host_bytes`. `stats().staging_bytes` adds the 16 MiB of working memory of
-            the I/O jobs (see `io_depth`), so that it is 128 MiB by default.
+            the I/O jobs of each drive (see `io_depth`), so that it is 128 MiB by default.
         inline_bytes: encoded values up to this size live in LMDB itself, larger ones in extents; None: all in LMDB.
         checksum: verify what is read against what was written.
-        io_depth: how many records are at the drive at once in each direction, from 1 to 64. Four keep most drives busy;
+        io_depth: how many records are at a drive at once in each direction, from 1 to 64. Four keep most drives busy;
             drives with a long latency need more. Each has 2 MiB of working memory, counted in `stats().staging_bytes`.
-        max_write_bytes_per_day: limit on writes, which wear out the drive; None: no limit. The allowance begins full
-            with each store, refills evenly over 24 hours, and may be spent at once. When it is spent, what fits stays
-            in host memory. When that is full, `StoreFullError` says when the allowance will have refilled enough.
+        max_write_bytes_per_day: limit on writes, which wear out the drive, for each drive; None: no limit. A store
+            begins with all of it; it refills evenly over 24 hours, and may be spent at once. Once it is spent, what
+            fits stays in host memory; then `StoreFullError` says when it will have refilled enough.
         return_memory: when memory that the process has freed, but its allocator keeps, is returned to the system.
-            "auto": when memory is short in the system or in the memory cgroup; "always": whenever the process has
-            grown, which costs step time; "never". See docs/memory.md.
+            "auto": when memory is short in the system or its cgroup; "always": whenever the process has grown, which
+            costs step time; "never". See docs/memory.md.
         copies: the copy engine for accelerators; None: the one for whatever `torch.accelerator` drives.
 
     Sizes are bytes as `int`, or strings such as "8GiB".
@@ -90,7 +90,7 @@ class TierStore:
 
     def __init__(
         self,
-        path: str | PathLike[str],
+        path: str | PathLike[str] | Sequence[str | PathLike[str]],
         *,
         host_bytes: SizeLike | None = None,
         disk_bytes: SizeLike | None = None,

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from .plan import Bandwidth, Fails, Fault, FaultPlan, Late, Latency, Operation, Rule, Short, Signal, Torn
@@ -86,13 +87,16 @@ class Faults:
         with self._lock:
             return dict(self._num_seen)
 
-    def draw(self, operation: Operation, num_bytes: int = 0) -> Drawn:
-        """Count an operation of `num_bytes` that begins, and return what happens to it. Sends signals."""
+    def draw(self, operation: Operation, num_bytes: int = 0, descriptor: int | None = None) -> Drawn:
+        """Count an operation of `num_bytes` that begins, and return what happens to it. Sends signals.
+
+        `descriptor`: of the file, for a system call.
+        """
         drawn, processes = Drawn(), []
         with self._lock:
             self._num_seen[operation] += 1
             for number, rule in enumerate(self._plan.rules):
-                if not self._is_due(number, rule, operation):
+                if not (self._is_due(number, rule, operation) and _is_under(rule.under, descriptor)):
                     continue
                 self._injected[f"{operation} {type(rule.fault).__name__}"] += 1
                 if isinstance(rule.fault, Signal):
@@ -127,6 +131,13 @@ class Faults:
             case Late():
                 return drawn._replace(num_others=fault.num_others)
         return drawn
+
+
+def _is_under(directory: str | None, descriptor: int | None) -> bool:
+    """Whether the file lies below the directory; one without a name still tells in /proc where it was made."""
+    if directory is None or descriptor is None:
+        return directory is None
+    return Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(os.path.realpath(directory))
 
 
 def _bucket_of(fault: Fault) -> TokenBucket | None:

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from pathlib import Path
 
 from ..base.threads import start_thread
 from ..daemon.logs import set_up_logging
@@ -37,8 +38,8 @@ class FaultyDaemon(Daemon):
         super().__init__(settings)
         self._faults = faults
 
-    def _open_disk(self, home: NamedHome, threads: Executor) -> LocalDisk:
-        return super()._open_disk(home, FaultyExecutor(threads, FaultyCalls(self._faults)))
+    def _open_drive(self, path: Path, home: NamedHome, disk_bytes: int, threads: Executor) -> LocalDisk:
+        return super()._open_drive(path, home, disk_bytes, FaultyExecutor(threads, FaultyCalls(self._faults)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     parser = argparse.ArgumentParser(prog="python -m tierstore.testing.faulty_daemon", description=__doc__)
     parser.add_argument("plan")
-    for name in ("path", "socket", "codec", "disk-bytes", "grace-seconds"):
+    parser.add_argument("--path", action="append", default=argparse.SUPPRESS)
+    for name in ("socket", "codec", "disk-bytes", "grace-seconds"):
         parser.add_argument(f"--{name}", default=argparse.SUPPRESS)
     line = vars(parser.parse_args(arguments))
     text = line.pop("plan")

@@ -44,6 +44,7 @@ SystemCall = Literal["pwritev", "preadv", "fallocate"]
 Operation = DiskOperation | CopyOperation | SystemCall
 
 _ALL = frozenset(get_args(DiskOperation) + get_args(CopyOperation) + get_args(SystemCall))
+_SYSTEM_CALLS = frozenset(get_args(SystemCall))
 _WITH_BYTES = _ALL - {"discard", "close", "fallocate"}
 
 
@@ -141,6 +142,7 @@ class Rule(msgspec.Struct, frozen=True):
         fault: what happens.
         occurrences: which calls of each operation, counted from 1 since the plan was set; None: any.
         probability: the chance that it happens to such a call; drawn from the plan's seed.
+        under: only calls on files under this directory, for one of several drives; system calls only. None: any.
 
     Raises:
         ConfigError: the fault cannot happen to that operation, or a figure makes no sense.
@@ -150,12 +152,16 @@ class Rule(msgspec.Struct, frozen=True):
     fault: Fault
     occurrences: tuple[int, ...] | None = None
     probability: float = 1.0
+    under: str | None = None
 
     def __post_init__(self) -> None:
         for operation in self.names:
             if operation not in FITS[type(self.fault)]:
                 allowed = f"{type(self.fault).__name__} happens to {', '.join(sorted(FITS[type(self.fault)]))}"
                 raise ConfigError("operations", operation, allowed)
+        if self.under is not None and not _SYSTEM_CALLS.issuperset(self.names):
+            allowed = f"only {', '.join(sorted(_SYSTEM_CALLS))} have a file"
+            raise ConfigError("under", self.under, allowed)
         if not 0 <= self.probability <= 1:
             raise ConfigError("probability", self.probability, "give 0 to 1")
         _check_figures(self.fault)

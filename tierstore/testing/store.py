@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from os import PathLike
 from typing import Any, Self
@@ -33,7 +34,9 @@ class FaultyStore(TierStore):
 
     faults: Faults
 
-    def __init__(self, path: str | PathLike[str], plan: FaultPlan | None = None, **options: Any) -> None:
+    def __init__(
+        self, path: str | PathLike[str] | Sequence[str | PathLike[str]], plan: FaultPlan | None = None, **options: Any
+    ) -> None:
         super().__init__(path, **options)
         self.faults.set(plan or FaultPlan())
 

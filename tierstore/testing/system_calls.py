@@ -31,7 +31,7 @@ class FaultyCalls(SystemCalls):
     def pwritev(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
         """See `SystemCalls.pwritev`."""
         num_bytes = sum(map(len, buffers))
-        with self._faulty("pwritev", num_bytes) as drawn:
+        with self._faulty("pwritev", descriptor, num_bytes) as drawn:
             if drawn.torn_bytes is None:
                 return super().pwritev(descriptor, _shortened(descriptor, buffers, drawn.max_bytes), offset)
             unit = _unit_bytes(descriptor)
@@ -41,17 +41,17 @@ class FaultyCalls(SystemCalls):
 
     def preadv(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
         """See `SystemCalls.preadv`."""
-        with self._faulty("preadv", sum(map(len, buffers))) as drawn:
+        with self._faulty("preadv", descriptor, sum(map(len, buffers))) as drawn:
             return super().preadv(descriptor, _shortened(descriptor, buffers, drawn.max_bytes), offset)
 
     def fallocate(self, descriptor: int, num_bytes: int) -> None:
         """See `SystemCalls.fallocate`."""
-        with self._faulty("fallocate", num_bytes):
+        with self._faulty("fallocate", descriptor, num_bytes):
             super().fallocate(descriptor, num_bytes)
 
     @contextmanager
-    def _faulty(self, operation: Operation, num_bytes: int) -> Iterator[Drawn]:
-        drawn = self._faults.draw(operation, num_bytes)
+    def _faulty(self, operation: Operation, descriptor: int, num_bytes: int) -> Iterator[Drawn]:
+        drawn = self._faults.draw(operation, num_bytes, descriptor)
         if drawn.delay_seconds:
             time.sleep(drawn.delay_seconds)
         if drawn.error is not None:

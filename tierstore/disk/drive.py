@@ -1,0 +1,209 @@
+"""One drive of several: its disk tier, the queue of its writes, its measured speed, and its rest after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import monotonic
+
+from ..errors import CorruptDataError, StorageIOError, StoreFullError
+from .allocator import ALIGNMENT_BYTES
+from .local import LocalDisk
+from .tier import Kind, Loaded, Stored
+
+__all__ = ["Drive", "DriveSpeed", "divided", "with_least_queue"]
+
+_HALF_LIFE_BYTES = 64 * 2**20  # a write counts half as much once this much was written after it
+_LEAST_MEASURED_BYTES = 128 * 2**10  # shorter records show the index and the processor rather than the drive
+_MOST_SILENT_SECONDS = 5.0
+_FULL_SECONDS = 1.0  # others may give space back on the file system
+_FIRST_FAILED_SECONDS, _MOST_FAILED_SECONDS = 10.0, 640.0
+_LEAST_PART_BYTES = 2**20  # shorter parts cost more in calls than they save
+_SPARE_BYTES = 2**20  # of a drive's room, for its index and for rounding
+
+
+class DriveSpeed:
+    """Bytes per second that a drive writes while it has something to write; newer writes weigh more. Pure.
+
+    The time in which the drive has no write does not count, so a drive that is seldom used is not taken for a slow one.
+    """
+
+    def __init__(self) -> None:
+        self.measured_at = 0.0
+        self._num_running = 0
+        self._busy_since = 0.0
+        self._num_bytes = 0.0
+        self._seconds = 0.0
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """None: nothing was measured yet."""
+        return self._num_bytes / self._seconds if self._num_bytes and self._seconds else None
+
+    def begin(self, now: float) -> None:
+        """A write begins."""
+        if not self._num_running:
+            self._busy_since = now
+        self._num_running += 1
+
+    def end(self, num_bytes: int, now: float) -> None:
+        """A write has ended. `num_bytes`: what it has written; 0: it has failed."""
+        weight = 0.5 ** (num_bytes / _HALF_LIFE_BYTES)
+        self._num_bytes = self._num_bytes * weight + num_bytes
+        self._seconds = self._seconds * weight + now - self._busy_since
+        self._num_running -= 1
+        self._busy_since = self.measured_at = now
+
+    def forget(self) -> None:
+        """Forget what was measured: the drive may have become faster since."""
+        self._num_bytes = self._seconds = 0.0
+
+
+class Drive:
+    """A directory's disk tier, with what has to be known to choose between several. For one loop; does not block it.
+
+    Args:
+        name: the directory, for messages.
+        disk: its tier.
+        num_jobs: how many records of each direction it is given at once. The others wait here, so that those that
+            wait for a slow drive take no thread from the others.
+        clock: time in seconds.
+
+    Attributes:
+        name, disk: as given.
+        queued_bytes: bytes of writes that it was given and that have not ended.
+        speed: measured over its writes.
+    """
+
+    def __init__(self, name: str, disk: LocalDisk, num_jobs: int, clock: Callable[[], float] = monotonic) -> None:
+        self.name, self.disk = name, disk
+        self.queued_bytes = 0
+        self.speed = DriveSpeed()
+        self._clock = clock
+        self._writes, self._reads = asyncio.Semaphore(num_jobs), asyncio.Semaphore(num_jobs)
+        self._full_until = 0.0
+        self._failed_until = 0.0
+        self._failed_seconds = _FIRST_FAILED_SECONDS  # the length of the next rest
+
+    def is_resting(self) -> bool:
+        """Whether it is passed over for now: it was found full, or its last write has failed."""
+        return self._clock() < max(self._full_until, self._failed_until)
+
+    def room_bytes(self) -> int:
+        """What seems to fit. Only a write tells: records may shrink, and the index and others take space."""
+        usage = self.disk.usage()
+        room_bytes = usage.budget_bytes - usage.disk_bytes
+        return room_bytes if usage.write_allowance_bytes is None else min(room_bytes, usage.write_allowance_bytes)
+
+    async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        """See `DiskTier.write`; errors name the drive. After one it rests."""
+        num_bytes = len(source)
+        self.queued_bytes += num_bytes
+        try:
+            async with self._writes:
+                with self._naming_errors():
+                    stored = await self._timed_write(key, source, kind)
+        except StoreFullError:
+            self._full_until = self._clock() + _FULL_SECONDS
+            raise
+        except StorageIOError:
+            self._failed_until = self._clock() + self._failed_seconds
+            self._failed_seconds = min(2 * self._failed_seconds, _MOST_FAILED_SECONDS)
+            raise
+        finally:
+            self.queued_bytes -= num_bytes
+        self._failed_until, self._failed_seconds = 0.0, _FIRST_FAILED_SECONDS
+        return stored
+
+    async def read(self, key: int, destination: memoryview) -> Loaded:
+        """See `DiskTier.read`; errors name the drive."""
+        async with self._reads:
+            with self._naming_errors():
+                return await self.disk.read(key, destination)
+
+    async def discard(self, keys: Sequence[int]) -> None:
+        """See `DiskTier.discard`."""
+        await self.disk.discard(keys)
+        self._full_until = 0.0
+
+    async def _timed_write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        if len(source) < _LEAST_MEASURED_BYTES:
+            return await self.disk.write(key, source, kind)
+        written_bytes = 0
+        self.speed.begin(self._clock())
+        try:
+            stored = await self.disk.write(key, source, kind)
+            written_bytes = len(source)
+        finally:
+            self.speed.end(written_bytes, self._clock())
+        return stored
+
+    @contextmanager
+    def _naming_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (CorruptDataError, StorageIOError) as error:
+            raise dataclasses.replace(error, place=f"{self.name}, {error.place}") from error
+        except StoreFullError as error:
+            raise dataclasses.replace(error, reason=f"{self.name}: {error.reason}") from error
+
+
+def with_least_queue(num_bytes: int, drives: Sequence[Drive]) -> Drive:
+    """The drive on which a record of that length ends first: (queued bytes + its bytes) / speed is least."""
+    speeds = _speeds(drives)
+    return min(drives, key=lambda drive: (drive.queued_bytes + num_bytes) / speeds[drive])
+
+
+def divided(num_bytes: int, drives: Sequence[Drive]) -> list[tuple[Drive, int]]:
+    """Divide a record as the speeds of the drives are, so that all its parts take equally long; all bytes are given.
+
+    All parts but the last are multiples of 4096 bytes, so each begins at the same address modulo 4096 as the record. A
+    drive whose part would be short gets none; one that has no room for its part gets what fits, if the others have room
+    for the rest. Queues do not count: a record that is divided by them would be read back at the speed of one drive.
+    """
+    speeds, chosen = _speeds(drives), list(drives)
+    while len(chosen) > 1:
+        slowest = min(chosen, key=speeds.__getitem__)
+        if num_bytes * speeds[slowest] >= _LEAST_PART_BYTES * sum(speeds[drive] for drive in chosen):
+            break
+        chosen.remove(slowest)
+    lengths = _within_rooms(num_bytes, {drive: speeds[drive] for drive in chosen})
+    ends = [int(end) // ALIGNMENT_BYTES * ALIGNMENT_BYTES for end in itertools.accumulate(lengths.values())]
+    ends[-1] = num_bytes
+    return [(drive, end - start) for drive, (start, end) in zip(lengths, itertools.pairwise([0, *ends]), strict=True)]
+
+
+def _within_rooms(num_bytes: int, speeds: Mapping[Drive, float]) -> dict[Drive, float]:
+    """Lengths as the speeds are, but no more than fits on each drive, if all of them together have room."""
+    rooms = {drive: max(0, drive.room_bytes() - _SPARE_BYTES) for drive in speeds}
+    lengths: dict[Drive, float] = dict.fromkeys(speeds, 0.0)
+    open_speeds, left_bytes = dict(speeds), float(num_bytes)
+    while len(open_speeds) > 1 and sum(rooms.values()) >= num_bytes:
+        per_speed = left_bytes / sum(open_speeds.values())
+        full = [drive for drive, speed in open_speeds.items() if per_speed * speed > rooms[drive]]
+        if not full:
+            break
+        for drive in full:
+            lengths[drive] = float(rooms[drive])
+            left_bytes -= rooms[drive]
+            del open_speeds[drive]
+    per_speed = left_bytes / sum(open_speeds.values())
+    return lengths | {drive: per_speed * speed for drive, speed in open_speeds.items()}
+
+
+def _speeds(drives: Sequence[Drive]) -> dict[Drive, float]:
+    """The speed of each. One of which nothing is known is taken for the fastest, and so is soon measured.
+
+    What is known of a drive is forgotten when others were measured for some seconds and it was not: a drive that was
+    slow once would otherwise be passed over for ever.
+    """
+    newest = max(drive.speed.measured_at for drive in drives)
+    for drive in drives:
+        if not drive.queued_bytes and drive.speed.measured_at < newest - _MOST_SILENT_SECONDS:
+            drive.speed.forget()
+    measured = {drive: drive.speed.bytes_per_second for drive in drives}
+    fastest = max((speed for speed in measured.values() if speed is not None), default=1.0)
+    return {drive: speed or fastest for drive, speed in measured.items()}

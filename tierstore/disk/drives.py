@@ -1,0 +1,294 @@
+"""The disk tier over several directories, each on a drive of its own: one store has the speed and room of all of them.
+
+Start here::
+
+    write ─► which drives? (ready, with room; queue and measured speed) ─► `LocalDisk.write` on one, or a part on each
+                └── refused: the parts are discarded, and the other drives are asked; none is left: the error is raised
+    read  ─► the drives that have it, at once
+
+Each directory has a whole `LocalDisk`, with its own index, budget, checksums and write allowance. This class only knows
+which drives have which record. So a drive that fails or is full takes nothing down but its own records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Self
+
+from ..errors import CorruptDataError, StorageIOError, StoreClosedError, StoreFullError
+from .drive import Drive, divided, with_least_queue
+from .jobs import to_the_end
+from .local import LocalDisk
+from .location import Location
+from .parts import Part, Parts, free, length_of, loaded, pieces, results_of, stored
+from .tier import DiskUsage, Kind, Loaded, Stored
+
+__all__ = ["Drives", "LocalTier"]
+
+_LEAST_DIVIDED_BYTES = 8 * 2**20
+_FIRST_PART_KEY = 1 << 62  # parts have keys of their own, so that no key is used twice on a drive
+
+
+class _RefusedError(Exception):
+    """Some drives did not take their part; nothing of the record is stored. Stays in this file."""
+
+    def __init__(self, by_drive: Mapping[Drive, StoreFullError | StorageIOError]) -> None:
+        super().__init__()
+        self.by_drive = by_drive
+
+
+class Drives:
+    """Keeps records on several drives. A `DiskTier`, and what the daemon needs of a `LocalDisk` beside that.
+
+    All coroutines belong to one loop and do not block it. Opened by `Drives.open`.
+
+    A record goes to the drive on which it ends first, by the bytes that are queued there and the drive's measured
+    speed. A large one is divided over all drives, so that a single tensor has the speed of all of them. Drives that
+    have no room for the record, or that rest, are passed over while another one takes it. A drive that was full rests
+    until something on it is freed, for a second at most. One whose write failed rests for 10 seconds, twice as long
+    after each further failure, and not at all after a success. A refused write is made again on the other drives
+    before it is told as failed: its bytes are still in memory.
+
+    Args:
+        drives: at least two.
+        divides: divide large records. A daemon does not: its clients send them in parts, and after a kill an index that
+            has only some parts of a record could not be told from a whole one.
+
+    Attributes:
+        scratch_bytes: the most working memory that its jobs hold, on all drives together.
+        session: part of the checksums on the first drive; on one that was added later, it may be another.
+        leases: number -> bytes, as the first drive had them when it was opened. It alone keeps leases.
+    """
+
+    def __init__(self, drives: Sequence[Drive], *, divides: bool) -> None:
+        self._drives = drives
+        self._name = ", ".join(drive.name for drive in drives)
+        self._divides = divides
+        self._parts_of: dict[int, Parts] = {}
+        self._part_keys = itertools.count(_FIRST_PART_KEY)
+        self._closed_because: str | None = None
+        self._first = drives[0].disk
+        self.scratch_bytes = sum(drive.disk.scratch_bytes for drive in drives)
+        self.session, self.leases = self._first.session, self._first.leases
+
+    @classmethod
+    async def open(
+        cls, openers: Mapping[str, Callable[[], LocalDisk]], *, num_jobs: int, divides: bool, keep: bool = False
+    ) -> Self:
+        """Open the tier of each drive, and take up the records in them.
+
+        Args:
+            openers: by directory; each opens a `LocalDisk`, which blocks for some milliseconds.
+            num_jobs: how many records of each direction a drive is given at once.
+            divides: as the class's.
+            keep: if a drive cannot be opened, the records on the others stay for the next process.
+
+        Raises:
+            What the openers raise. Then none is open.
+        """
+        drives: list[Drive] = []
+        try:
+            for name, opener in openers.items():
+                drives.append(Drive(name, opener(), num_jobs))
+            tier = cls(drives, divides=divides)
+            await tier._take_up()
+        except BaseException:
+            for drive in drives:
+                await drive.disk.close(keep=keep)
+            raise
+        return tier
+
+    async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        """See `DiskTier.write`; also StoreClosedError and, for a key in use, ValueError."""
+        self._check_open()
+        if key in self._parts_of:
+            raise ValueError(f"key {key} is in use")
+        refusals: dict[Drive, StoreFullError | StorageIOError] = {}
+        while parts := self._parts_for(key, len(source), refusals):
+            try:
+                receipt = await self._write_parts(parts, source, kind)
+            except _RefusedError as refused:
+                refusals |= refused.by_drive
+                continue
+            self._parts_of[key] = parts
+            return receipt
+        raise self._error_of(len(source), list(refusals.values()))
+
+    async def read(self, key: int, destination: memoryview) -> Loaded:
+        """See `DiskTier.read`; also StoreClosedError, KeyError, and ValueError for a wrong length."""
+        self._check_open()
+        parts = self._parts_of[key]
+        if len(destination) != (num_bytes := length_of(parts)):
+            raise ValueError(f"record {key} has {num_bytes} bytes, not {len(destination)}")
+        try:
+            if len(parts) == 1:
+                return await parts[0].drive.read(parts[0].key, destination)
+            reads = (part.drive.read(part.key, piece) for part, piece in pieces(parts, destination))
+            outcomes = await asyncio.gather(*reads, return_exceptions=True)  # ends when all have, even if cancelled
+            return loaded(results_of(outcomes))
+        except CorruptDataError as error:
+            raise CorruptDataError(key, error.place, error.expected, error.found) from error
+
+    def confirms(self, key: int, memory: memoryview) -> bool:
+        """See `DiskTier.confirms`."""
+        parts = self._parts_of.get(key, ())
+        if not parts or len(memory) != length_of(parts):
+            return False
+        return all(part.drive.disk.confirms(part.key, piece) for part, piece in pieces(parts, memory))
+
+    async def discard(self, keys: Sequence[int]) -> None:
+        """See `DiskTier.discard`; no read of these keys may be in progress. Also StoreClosedError."""
+        self._check_open()
+        found = {key: self._parts_of[key] for key in keys}
+        for key in found:
+            del self._parts_of[key]
+        await free(itertools.chain.from_iterable(found.values()))
+
+    def usage(self) -> DiskUsage:
+        """The sums over the drives; the io_mode of each, if they differ. Any thread; does not block."""
+        usages = [drive.disk.usage() for drive in self._drives]
+        modes = {usage.io_mode for usage in usages}
+        named = (f"{usage.io_mode} at {drive.name}" for drive, usage in zip(self._drives, usages, strict=True))
+        allowances = [usage.write_allowance_bytes for usage in usages]
+        return DiskUsage(
+            disk_bytes=sum(usage.disk_bytes for usage in usages),
+            allocated_bytes=sum(usage.allocated_bytes for usage in usages),
+            budget_bytes=sum(usage.budget_bytes for usage in usages),
+            num_records=len(self._parts_of),
+            io_mode=modes.pop() if len(modes) == 1 else "; ".join(named),
+            write_allowance_bytes=None if None in allowances else sum(each or 0 for each in allowances),
+        )
+
+    def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
+        """How many records and parts were stored with each codec, by kind. Any thread; does not block."""
+        choices: dict[str, Counter[str]] = {}
+        for drive in self._drives:
+            for kind, counts in drive.disk.codec_choices().items():
+                choices.setdefault(kind, Counter()).update(counts)
+        return choices
+
+    def abandon_after_fork(self) -> None:
+        """See `DiskTier.abandon_after_fork`."""
+        self._closed_because = "it belongs to the process that this one was forked from"
+        for drive in self._drives:
+            drive.disk.abandon_after_fork()
+
+    async def close(self, *, keep: bool = False) -> None:
+        """See `LocalDisk.close`."""
+        if self._closed_because is None:
+            self._closed_because = "it was closed"
+            self._parts_of.clear()
+            closings = (drive.disk.close(keep=keep) for drive in self._drives)
+            results_of(await asyncio.gather(*closings, return_exceptions=True))
+
+    # --- for the daemon -------------------------------------------------------------------------------------------
+
+    @property
+    def index_damage(self) -> Exception | None:
+        """See `LocalDisk.index_damage`: that of the first drive that has any."""
+        return next((drive.disk.index_damage for drive in self._drives if drive.disk.index_damage is not None), None)
+
+    @property
+    def is_empty(self) -> bool:
+        """See `LocalDisk.is_empty`."""
+        return all(drive.disk.is_empty for drive in self._drives)
+
+    def found_locations(self) -> dict[int, Location]:
+        """See `LocalDisk.found_locations`. For a tier that has just been opened."""
+        return {
+            key: location for drive in reversed(self._drives) for key, location in drive.disk.found_locations().items()
+        }
+
+    async def put_lease(self, number: int, blob: bytes) -> None:
+        """See `LocalDisk.put_lease`."""
+        await self._first.put_lease(number, blob)
+
+    async def delete_lease(self, number: int) -> None:
+        """See `LocalDisk.delete_lease`."""
+        await self._first.delete_lease(number)
+
+    async def _take_up(self) -> None:
+        """Note where the records lie that were found. One found on two drives is kept on the first.
+
+        Leases on another drive than the first are deleted: they are from a time when that one was the first.
+        """
+        for drive in self._drives:
+            if drive.disk is not self._first:
+                for number in drive.disk.leases:
+                    await drive.disk.delete_lease(number)
+            found = drive.disk.found_locations()
+            twice = [key for key in found if key in self._parts_of]
+            self._parts_of |= {
+                key: (Part(drive, key, location.logical_bytes),)
+                for key, location in found.items()
+                if key not in self._parts_of
+            }
+            if twice:
+                await drive.discard(twice)
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def _parts_for(self, key: int, num_bytes: int, refused: Iterable[Drive]) -> Parts:
+        """Which drives are to take the record; none if all have refused it."""
+        left = [drive for drive in self._drives if drive not in refused]
+        if not left:
+            return ()
+        roomy = [drive for drive in left if drive.room_bytes() >= num_bytes]
+        # Those without room come last, but they come: a record that is being discarded may make room.
+        drives = [drive for drive in roomy if not drive.is_resting()] or roomy or left
+        if not self._divides or num_bytes < _LEAST_DIVIDED_BYTES or len(drives) == 1:
+            return (Part(with_least_queue(num_bytes, drives), key, num_bytes),)
+        part_key = next(self._part_keys)
+        return tuple(Part(drive, part_key, part_bytes) for drive, part_bytes in divided(num_bytes, drives))
+
+    async def _write_parts(self, parts: Parts, source: memoryview, kind: Kind) -> Stored:
+        """Write all parts, or none.
+
+        Raises:
+            _RefusedError: some drives are full or failed; no part is stored.
+        """
+        if len(parts) > 1:
+            return await to_the_end(self._write_divided(parts, source, kind), undo=partial(free, parts))
+        drive = parts[0].drive
+        try:
+            return await drive.write(parts[0].key, source, kind)
+        except (StoreFullError, StorageIOError) as error:
+            raise _RefusedError({drive: error}) from error
+
+    async def _write_divided(self, parts: Parts, source: memoryview, kind: Kind) -> Stored:
+        writes = (part.drive.write(part.key, piece, kind) for part, piece in pieces(parts, source))
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        failed = {part.drive: each for part, each in zip(parts, outcomes, strict=True) if isinstance(each, Exception)}
+        if not failed:
+            return stored(results_of(outcomes))
+        await free(part for part in parts if part.drive not in failed)
+        refusals = {drive: each for drive, each in failed.items() if isinstance(each, (StoreFullError, StorageIOError))}
+        if len(refusals) < len(failed):
+            results_of(outcomes)
+        raise _RefusedError(refusals)
+
+    def _error_of(self, num_bytes: int, errors: list[StoreFullError | StorageIOError]) -> Exception:
+        """What to raise when no drive took the record. One that failed is told of first, even if others are full."""
+        for error in errors:
+            if isinstance(error, StorageIOError):
+                told: Exception = StorageIOError(error.operation, error.place, error.reason, error.data)
+                told.__cause__ = error
+                return told
+        full = [error for error in errors if isinstance(error, StoreFullError)]
+        usage = self.usage()
+        reason = "; ".join(error.reason for error in full)
+        told = StoreFullError(num_bytes, usage.disk_bytes, usage.budget_bytes, reason=reason, advice=full[0].advice)
+        told.__cause__ = full[0]
+        return told
+
+    def _check_open(self) -> None:
+        if self._closed_because is not None:
+            raise StoreClosedError(self._name, self._closed_because)
+
+
+LocalTier = LocalDisk | Drives
+"""The disk tier on one directory of this machine, or on several."""
