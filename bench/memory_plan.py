@@ -6,12 +6,12 @@ count within a turn. A strategy that the kernel kills has no step.
 
 * *checkpoint*: every block by `torch.utils.checkpoint`; *every other*: every second one.
 * *offload*: `tiered_offload(TierStore(directory))`, with default options.
-* *budget*: `torch.compile` with the backend "aot_eager_decomp_partition" and an `activation_memory_budget`: half of
-  the limit's share if that trains, otherwise 0. Its step is compared as a ratio to plain training compiled by
+* *budget*: `torch.compile` with the backend "aot_eager_decomp_partition" and an `activation_memory_budget` of 0:
+  larger ones did not train within these limits either. Its step is compared as a ratio to plain training compiled by
   the same backend.
 * *plan*: `plan_memory(..., limit=)`, which is told the limit and nothing else, then `apply`.
 
-All use SGD and the default environment. The last losses are compared bit for bit with those of plain training.
+All use SGD and the default environment. The losses of the fourth step are compared bit for bit with those of plain training.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SINGLE = ("checkpoint", "every other", "offload", "budget")
 PLAN = "plan"
 STRATEGIES = (PLAIN, *SINGLE, PLAN)
 CASES = {f"{model} at {share} %": (model, share) for model in MODELS for share in SHARES}
-WARM_UP_STEPS, PLAN_WARM_UP_STEPS, TURNS = 2, 5, 3
+WARM_UP_STEPS, PLAN_WARM_UP_STEPS, TURNS = 2, 5, 2
 """The plan may decide again after four steps."""
 
 
@@ -61,7 +61,7 @@ def _goals(case: str) -> list[Goal]:
         Goal(f"{case}: peak, of the predicted", "peak_to_predicted", plan, at_most=1.03),
         Goal(f"{case}: step, of the predicted", "step_to_predicted", plan, at_most=1.05),
         Goal(f"{case}: step, of the best single strategy's", "step_to_best", plan, at_most=1.02),
-        Goal(f"{case}: last loss, bit for bit", "last_loss", plan, equals=1, of=(variant_of(case, PLAIN),)),
+        Goal(f"{case}: fourth loss, bit for bit", "fourth_loss", plan, equals=1, of=(variant_of(case, PLAIN),)),
     ]
 
 
@@ -88,7 +88,7 @@ def measure(case: str, scratch: Path) -> dict[str, Figures]:
     model, share = CASES[case]
     plain_bytes = _plain_peak(model, scratch)
     limit_bytes = plain_bytes * share // 100
-    budget = _budget_that_trains(model, share / 100, limit_bytes, scratch)
+    budget = _budget_that_trains(model, limit_bytes, scratch)
     wanted: dict[str, tuple[int | None, float]] = {
         PLAIN: (None, 0),
         COMPILED: (None, 0),
@@ -130,16 +130,17 @@ def _add_ratios(found: dict[str, Figures], turns: list[dict[str, Figures]], limi
 
 
 def _plain_peak(model: str, scratch: Path) -> int:
-    with _training(model, PLAIN, None, 0, scratch) as training:
-        return int(max(training.step()["peak_bytes"] for _ in range(3)))
+    """Measured once for all limits of a model."""
+    noted = scratch / f"plain peak of {model}"
+    if not noted.exists():
+        with _training(model, PLAIN, None, 0, scratch) as training:
+            noted.write_text(str(int(max(training.step()["peak_bytes"] for _ in range(3)))))
+    return int(noted.read_text())
 
 
-def _budget_that_trains(model: str, share: float, limit_bytes: int, scratch: Path) -> float | None:
-    for budget in (share / 2, 0.0):
-        with _training(model, "budget", limit_bytes, budget, scratch) as training:
-            if all(training.step() for _ in range(2)):
-                return budget
-    return None
+def _budget_that_trains(model: str, limit_bytes: int, scratch: Path) -> float | None:
+    with _training(model, "budget", limit_bytes, 0.0, scratch) as training:
+        return 0.0 if all(training.step() for _ in range(2)) else None
 
 
 @contextmanager
@@ -166,6 +167,7 @@ def train(name: str, strategy: str, limit_bytes: int | None, budget: float, scra
     torch.manual_seed(0)
     model, batch = MODELS[name]()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    losses: list[float] = []
     with ExitStack() as stack:
         loss_of, figures_of = _prepared(strategy, model, batch, limit_bytes, budget, scratch, stack)
         torch.manual_seed(1)
@@ -178,6 +180,9 @@ def train(name: str, strategy: str, limit_bytes: int | None, budget: float, scra
             optimizer.zero_grad()
             seconds = time.perf_counter() - began
             figures = {"step_seconds": seconds, "peak_bytes": _peak_bytes(), "last_loss": loss.item()}
+            losses.append(loss.item())
+            if len(losses) > 3:
+                figures["fourth_loss"] = losses[3]
             del loss
             gc.collect()
             print(json.dumps(figures | figures_of()), flush=True)
