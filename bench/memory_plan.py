@@ -10,7 +10,7 @@ count within a turn. A strategy that the kernel kills has no step.
   keeps least. Its step is compared as a ratio to plain training compiled by the same backend.
 * *plan*: `plan_memory(..., limit=)`, which is told the limit and nothing else, then `apply`.
 
-All use SGD and the default environment. The loss of the fourth step is compared with that of plain training, bit for bit.
+All use SGD and the default environment. The losses of the fourth step are compared with those of plain training.
 """
 
 from __future__ import annotations
