@@ -17,8 +17,9 @@ __all__ = ["Choice", "Corrected", "choose"]
 _MARGIN = 0.02
 """The share of a limit that a decision leaves free: what allocators take differs from step to step."""
 _LEAST_MARGIN_BYTES = 16 * 2**20
-_NUM_TRIALS = 4
-_USED_ENOUGH = 0.9
+_SHARES = (1.0, 1.0, 0.85)
+"""Decisions for these shares of the limit are tried, the second with what the first has taught. Near the limit freed
+memory has to be returned to the system all the time, and to get it back costs more than to move a little more."""
 PEAK_MISS, TIME_MISS = 0.03, 0.05
 """Misses of a prediction by more than these shares are corrected."""
 
@@ -59,9 +60,9 @@ class Corrected:
         self.decision_seconds = 0.0
         self._limit_bytes = limit_bytes
 
-    def decide(self) -> Decision | None:
-        """The fastest decision within the limit; None: there is none."""
-        target_bytes = self._limit_bytes - _margin(self._limit_bytes) - self.offset_bytes
+    def decide(self, share: float = 1.0) -> Decision | None:
+        """The fastest decision within a share of the limit; None: there is none."""
+        target_bytes = int(share * self._limit_bytes) - _margin(self._limit_bytes) - self.offset_bytes
         prices, began = self.prices, time.perf_counter()
         decision = decide(prices.options, prices.moments, prices.costs, target_bytes)
         self.decision_seconds += time.perf_counter() - began
@@ -125,16 +126,13 @@ def choose(
         corrected.learn(*tried[-1])
         if tried[-1].measured.peak_bytes <= limit_bytes:
             return tried[-1]
-    for _ in range(num_trials):
-        decision = corrected.decide()
+    for share in _SHARES[:num_trials]:
+        decision = corrected.decide(share)
         if decision is None or any(_actions(decision) == _actions(choice.decision) for choice in tried):
-            break
+            continue
         measured = trials.take(decision, corrected.prices)
         tried.append(Choice(decision, measured))
         corrected.learn(decision, measured)
-        is_used = _USED_ENOUGH * limit_bytes <= measured.peak_bytes <= limit_bytes
-        if is_used and abs(measured.seconds / decision.step_seconds - 1) <= TIME_MISS:
-            break
     fitting = [choice for choice in tried if choice.measured.peak_bytes <= limit_bytes]
     fastest = min((choice.measured.seconds for choice in fitting), default=0.0)
     # Differences within the noise of single steps say nothing; what was predicted to be faster then is.

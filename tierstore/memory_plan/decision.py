@@ -18,6 +18,8 @@ __all__ = ["Costs", "Decision", "Moment", "decide", "decision_of"]
 
 _SOLVER_SECONDS = 8.0
 _GAP = 1e-3
+_LATER = 0.05
+"""What is stored late in forward costs that much more than what is stored early: backward asks for it at once."""
 _MIB = 2.0**-20  # the program is in MiB: solvers work best with numbers of similar size
 
 
@@ -135,8 +137,8 @@ class _Program:
         self._any_of: dict[tuple[str, int, frozenset[str]], int] = {}
         self._second = 1.0 if limit_bytes is not None else 1e-6  # what a second costs, beside a peak that costs 1 a MiB
         self._chosen = {
-            name: [self._column(self._seconds(option, costs)) for option in several]
-            for name, several in options.items()
+            name: [self._column(self._seconds(option, costs, place / len(options))) for option in several]
+            for place, (name, several) in enumerate(options.items())
         }
         self._num_choices = len(self._costs)
         for columns in self._chosen.values():
@@ -174,9 +176,10 @@ class _Program:
         self._most.append(most)
         return len(self._costs) - 1
 
-    def _seconds(self, option: Option, costs: Costs) -> float:
-        stored_bytes = self._own_bytes(option.stored)
-        return self._second * (option.seconds + costs.store_seconds * stored_bytes)
+    def _seconds(self, option: Option, costs: Costs, place: float) -> float:
+        """What an option of a block costs. `place`: of the block in forward, from 0 to 1."""
+        stored_seconds = costs.store_seconds * self._own_bytes(option.stored)
+        return self._second * (option.seconds + stored_seconds * (1 + _LATER * place))
 
     def _own_bytes(self, storages: Mapping[int, int]) -> int:
         return sum(nbytes for storage, nbytes in storages.items() if storage not in self._shared)

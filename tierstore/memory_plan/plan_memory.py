@@ -18,7 +18,7 @@ from .prices import Trials, measure_prices
 
 __all__ = ["plan_memory"]
 
-_NUM_TRIALS = 4
+_NUM_TRIALS = 3
 
 
 def plan_memory(
