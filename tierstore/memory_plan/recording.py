@@ -22,6 +22,7 @@ from ..hooks.thread_hooks import unpack as unpack_kept
 from ..residency.torch_names import TorchDispatchMode, top_hooks, tree_leaves
 from .call_tree import Storages, storages_among
 from .generators import BufferValues, HostGenerators, with_buffers
+from .module_state import attributes_of
 
 __all__ = ["Operator", "RecordedCall", "Recorder", "Recording"]
 
@@ -34,7 +35,8 @@ class Operator(NamedTuple):
         seconds: of the host, or with the device waited for.
         outputs: storages that it made: names and sizes.
         can_be_held: its outputs may be given back instead of computed again: it draws no random numbers, changes
-            nothing in place, makes new storages, and nothing changes those later.
+            nothing in place, makes new storages, and nothing changes those later. Nor is it a cast: autocast keeps
+            casts of parameters for a while, so later calls may have fewer.
     """
 
     name: str
@@ -126,7 +128,7 @@ class Recorder:
         module: nn.Module = call.__self__  # type: ignore[attr-defined]
         recorded = RecordedCall(self._name, storages_among((args, kwargs), self._storages))
         buffers = BufferValues.of(module, [name for name, _ in module.named_buffers()])
-        attributes = _attributes_of(module)
+        attributes = attributes_of(module)
         input_versions = _versions_of((args, kwargs))
         before = _Generators.now((args, kwargs))
         with _collecting(self._storages, module, top_hooks(False)) as first:
@@ -137,7 +139,7 @@ class Recorder:
         recorded.buffers = buffers.changed(module)
         checksums = first.checksums(result)
         first.tensors.clear()
-        if _attributes_of(module) != attributes:
+        if attributes_of(module) != attributes:
             recorded.differs = "its forward changes attributes of the module"
         elif _versions_of((args, kwargs)) != input_versions:
             recorded.differs = "its forward changes its arguments"
@@ -238,7 +240,8 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._forbid(set(outputs) | set(_changed(func, args, kwargs, self._names)))
         is_new = not (outputs.keys() & inputs.keys())
         is_random = torch.Tag.nondeterministic_seeded in func.tags
-        can_be_held = bool(outputs) and is_new and not func._schema.is_mutable and not is_random
+        is_fixed = not func._schema.is_mutable and not is_random and func is not torch.ops.aten._to_copy.default
+        can_be_held = bool(outputs) and is_new and is_fixed
         self._operators.append(Operator(str(func), seconds, outputs, can_be_held))
         return output
 
@@ -273,18 +276,6 @@ def _checksum(tensor: torch.Tensor) -> object:
 
 def _versions_of(values: Any) -> list[int]:
     return [leaf._version for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
-
-
-def _attributes_of(module: nn.Module) -> dict[tuple[str, str], object]:
-    """Plain attributes of the module and its members by value, and tensors among them by identity and version."""
-    found: dict[tuple[str, str], object] = {}
-    for path, member in module.named_modules():
-        for name, value in vars(member).items():
-            if isinstance(value, (bool, int, float, str, type(None))):
-                found[path, name] = value
-            elif isinstance(value, torch.Tensor):
-                found[path, name] = id(value), value._version
-    return found
 
 
 def _devices_of(values: Any) -> set[torch.device]:
