@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812 - the name that everybody use
 from torch.utils.checkpoint import checkpoint
 
 from tests.conftest import MakeStore
-from tests.hooks.programs import SIDE, all_bits, assert_same_bits, bits, forget_after_error, grads
+from tests.hooks.programs import SIDE, all_bits, assert_same_bits, forget_after_error, grads
 from tests.memory_plan.blocks import (
     KEEP,
     RECOMPUTE,
@@ -30,14 +30,12 @@ from tests.memory_plan.blocks import (
     Mlp,
     Normed,
     planned,
-    recorded,
     step,
     the_batch,
     trained,
     with_action,
 )
 from tierstore import ModifiedInPlaceError, StoreClosedError, TierStore, keep_resident, tiered_offload
-from tierstore.memory_plan.applied import PlannedCalls
 from tierstore.memory_plan.menu import Action, HeldOutput
 from tierstore.memory_plan.steps import with_calls
 
@@ -246,7 +244,7 @@ def test_generators_of_python_and_numpy(store: TierStore, action: Action) -> Non
     assert_as_plain(Chain(Drawing), take, store, action)
 
 
-# --- what must not change between forward and backward ------------------------------------------------------------------
+# --- what must not change between forward and backward --------------------------------------------------------------
 
 
 class Scaled(nn.Module):
@@ -290,7 +288,7 @@ def test_block_changed_before_backward_the_same_bits_or_an_error(
     with with_action(model, NAMES, action, [], store):
         loss = step(model)
         change(model.blocks[1])
-        with pytest.raises(RuntimeError, match="modified by an inplace operation|between forward and backward"):
+        with pytest.raises(RuntimeError, match=r"modified by an inplace operation|between forward and backward"):
             loss.backward()
     forget_after_error()
 
@@ -343,7 +341,8 @@ def test_argument_or_result_changed_by_the_caller(store: TierStore, action: Acti
             (found.sum() + given.sum()).backward()
         except RuntimeError as error:
             forget_after_error()
-            assert "modified by an inplace operation" in str(error)
+            if "modified by an inplace operation" not in str(error):
+                raise
             return "refused"
         return [batch.grad, *grads(model)]
 
@@ -370,7 +369,7 @@ def test_argument_or_result_changed_by_the_caller(store: TierStore, action: Acti
         assert_same_bits(all_bits(found), all_bits(plain))
 
 
-# --- errors and interrupts ---------------------------------------------------------------------------------------------
+# --- errors and interrupts ------------------------------------------------------------------------------------------
 
 
 @each_action
@@ -427,7 +426,7 @@ def test_store_closed_one_clear_error(make_store: MakeStore, action: Action) -> 
             step(model).backward()
 
 
-# --- copies, threads, compilers ----------------------------------------------------------------------------------------
+# --- copies, threads, compilers -------------------------------------------------------------------------------------
 
 
 @each_action
@@ -493,6 +492,7 @@ def test_module_that_is_compiled_inside(store: TierStore, action: Action) -> Non
 
 
 @each_action
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo looks there
 def test_block_that_is_compiled(store: TierStore, action: Action) -> None:
     torch.compiler.reset()
     model = Chain(Compiled)
@@ -503,7 +503,7 @@ def test_block_that_is_compiled(store: TierStore, action: Action) -> None:
         assert_same_bits(trained(model), expected)
 
 
-# --- beside other hooks ------------------------------------------------------------------------------------------------
+# --- beside other hooks ---------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.hooks.programs import SIDE, assert_same_bits
-from tests.memory_plan.blocks import BLOCKS, Chain, Compiled, Step, actions_of, recorded, step, trained, with_action
+from tests.hooks.programs import assert_same_bits
+from tests.memory_plan.blocks import BLOCKS, Chain, Step, actions_of, recorded, step, trained, with_action
 from tierstore import TierStore
 
 NAMES = [f"blocks.{number}" for number in range(2)]
