@@ -176,6 +176,7 @@ def recorded(model: nn.Module, names: Sequence[str], store: TierStore, take: Ste
         tiered_offload(store, min_bytes=1, select=recording.saw),
     ):
         take(model)
+    recording.end()
     return recording.calls
 
 

@@ -90,6 +90,19 @@ class Recording:
         self.rest: dict[int, int] = {}
         self.storages = storages
         self.is_inside = False
+        self._arguments: list[tuple[RecordedCall, list[torch.Tensor], list[int]]] = []
+
+    def watch_arguments(self, call: RecordedCall, arguments: Any) -> None:
+        """Have `end` find out whether the arguments of a call are changed in place after it."""
+        counters = [_version_counter_of(leaf) for leaf in tree_leaves(arguments) if type(leaf) is torch.Tensor]
+        self._arguments.append((call, counters, _versions_of(counters)))
+
+    def end(self) -> None:
+        """Forward is over: nothing may be changed in place any more."""
+        for call, counters, versions in self._arguments:
+            if not call.differs and _versions_of(counters) != versions:
+                call.differs = "its arguments are changed after the call"
+        self._arguments.clear()
 
     def saw(self, tensor: torch.Tensor) -> bool:
         """Note a saved tensor. For the `select` of a scope: True, so that it is stored."""
@@ -120,6 +133,7 @@ class Recorder:
         finally:
             self._recording.is_inside = False
         self._recording.calls.append(recorded)
+        self._recording.watch_arguments(recorded, (args, kwargs))
         return result
 
     def _record(
@@ -276,6 +290,13 @@ def _checksum(tensor: torch.Tensor) -> object:
 
 def _versions_of(values: Any) -> list[int]:
     return [leaf._version for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
+
+
+def _version_counter_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without elements that has the version of another one, now and later."""
+    alias = tensor.detach()
+    alias.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return alias
 
 
 def _devices_of(values: Any) -> set[torch.device]:
