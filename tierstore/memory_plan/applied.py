@@ -4,13 +4,16 @@ NOTE [The same again]
 A block is computed again from the same arguments, generators and buffers as in forward.
 `torch.utils.checkpoint` restores torch's generators and autocast. Here those of Python and NumPy are restored too, and
 the block gets copies of the buffers as they were before forward, so running statistics are not counted twice.
+Whatever else the block may compute with must be as it was: parameters, other buffers and attributes are not restored.
+If they were changed, backward raises. Nested arguments are given to the checkpoint one by one, so it finds changes of
+those too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -21,9 +24,11 @@ from ..hooks.checkpoints import is_in_checkpoint, pack_inputs
 from ..hooks.module import ModuleScope
 from ..hooks.select import Kept
 from ..hooks.selective import holding_contexts
+from ..residency.torch_names import tree_flatten, tree_unflatten
 from ..residency.uncompiled import uncompiled
 from .generators import BufferValues, HostGenerators, with_buffers
 from .menu import Action, HeldOutput
+from .module_state import ModuleState
 
 __all__ = ["PlannedCalls"]
 
@@ -65,60 +70,62 @@ class PlannedCalls:
 
     @uncompiled
     def _run_checkpointed(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names, num_args = list(kwargs), len(args)  # `body` lives as long as the graph: it must not hold `args`
+        action = self.action
+        leaves, structure = tree_flatten((args, kwargs))
+        first = [(args, kwargs)]  # `body` lives as long as the graph: it must not hold the arguments
 
         def body(*values: Any) -> Any:
-            if pack is not None and self.action.stores:
+            if pack is not None:
                 pack_inputs(pack)
-            return call(*values[:num_args], **dict(zip(names, values[num_args:], strict=True)))
+            given = first.pop() if first else tree_unflatten(values, structure)
+            return call(*given[0], **given[1])
 
         def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-            if not self.action.held:
-                return nullcontext(), self._again(repeat, None)
-            hold = pack if pack is not None and self.action.stores else Kept
-            holding, replaying = holding_contexts(_HeldOperators(self.action.held), hold, Kept)
-            return holding, self._again(repeat, replaying)
+            if not action.held:
+                return nullcontext(), again
+            holding, again.replaying = holding_contexts(_HeldOperators(action.held), pack or Kept, Kept)
+            return holding, again
 
-        repeat = _Repeat(call.__self__, self._buffers)  # type: ignore[attr-defined]
-        if self._scope is None:
-            pack = None
-            return checkpoint(body, *args, *kwargs.values(), use_reentrant=False, context_fn=contexts)
-        with self._scope.packing() as pack:
-            return checkpoint(body, *args, *kwargs.values(), use_reentrant=False, context_fn=contexts)
-
-    @contextmanager
-    def _again(self, repeat: _Repeat, replaying: AbstractContextManager[Any] | None) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            with repeat:
-                if replaying is None:
-                    yield
-                else:
-                    with replaying:
-                        yield
-        finally:
-            self.recompute_seconds += time.perf_counter() - began
+        again = _Again(self, call.__self__, self._buffers)  # type: ignore[attr-defined]
+        scope = self._scope if action.stores else None
+        with nullcontext() if scope is None else scope.packing() as pack:
+            return checkpoint(body, *leaves, use_reentrant=False, context_fn=contexts)
 
 
-class _Repeat:
-    """The state before a block's forward. Entered to compute the block again: see NOTE [The same again]."""
+class _Again:
+    """The state before a block's forward. Entered, as often as wanted, to compute the block again.
 
-    def __init__(self, module: nn.Module, buffers: Sequence[str]) -> None:
+    See NOTE [The same again].
+
+    Attributes:
+        replaying: gives back the outputs that are held; None: none is.
+    """
+
+    def __init__(self, calls: PlannedCalls, module: nn.Module, buffers: Sequence[str]) -> None:
+        self.replaying: AbstractContextManager[Any] | None = None
+        self._calls = calls
         self._module = module
         self._buffers = BufferValues.of(module, buffers)
         self._generators = HostGenerators.now()
-        self._entered: list[tuple[HostGenerators, AbstractContextManager[None]]] = []
+        self._expected = ModuleState.of(module, except_for=buffers)
+        self._entered: list[ExitStack] = []
 
     def __enter__(self) -> None:
-        swapped = with_buffers(self._module, self._buffers)
-        swapped.__enter__()
-        self._entered.append((HostGenerators.now(), swapped))
-        self._generators.restore()
+        self._expected.check(self._module)
+        with ExitStack() as undo:
+            undo.callback(self._count_time, time.perf_counter())
+            undo.enter_context(with_buffers(self._module, self._buffers))
+            undo.callback(HostGenerators.now().restore)
+            self._generators.restore()
+            if self.replaying is not None:
+                undo.enter_context(self.replaying)
+            self._entered.append(undo.pop_all())
 
     def __exit__(self, *error: Any) -> None:
-        generators, swapped = self._entered.pop()
-        generators.restore()
-        swapped.__exit__(None, None, None)
+        self._entered.pop().__exit__(*error)
+
+    def _count_time(self, began: float) -> None:
+        self._calls.recompute_seconds += time.perf_counter() - began
 
 
 class _HeldOperators:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..hooks.in_place import call_plainly, put_around_calls
+from ..hooks.in_place import Around
 from ..residency.layout import storage_of
 from ..residency.torch_names import tree_leaves
 
@@ -97,36 +97,29 @@ class CallNode:
 
 
 class CallTree:
-    """Watches the calls of a model's modules while it is entered.
+    """Watches the calls of a model's modules that go through `around`.
 
     Only modules that have members are watched, and the members of the model itself: calls of leaves are many.
 
     Args:
-        model: is watched; nothing may be around the calls of its modules.
+        model: is watched.
         storages: gives the names.
 
     Attributes:
         root: stands for all of forward, the loss included.
+        around: what calls of modules have to go through, by the modules' names.
     """
 
     def __init__(self, model: nn.Module, storages: Storages) -> None:
         self.root = CallNode("", is_leaf=False)
         self._open = [self.root]
         self._storages = storages
-        self._watched = [
-            (name, module)
+        members = set(model.children())
+        self.around: dict[str, Around] = {
+            name: _Watch(self, name, is_leaf=not any(module.children()))
             for name, module in model.named_modules()
-            if can_be_called(module) and (any(module.children()) or module in list(model.children()))
-        ]
-
-    def __enter__(self) -> CallTree:
-        for name, module in self._watched:
-            put_around_calls(module, _Watch(self, name, is_leaf=not any(module.children())))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for _, module in self._watched:
-            call_plainly(module)
+            if can_be_called(module) and (any(module.children()) or module in members)
+        }
 
     def saw(self, tensor: torch.Tensor) -> bool:
         """Note a saved tensor. For the `select` of a scope: True, so that it is stored."""

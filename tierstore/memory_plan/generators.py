@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["BufferValues", "HostGenerators", "with_buffers"]
+__all__ = ["BufferValues", "HostGenerators", "restorers_of", "with_buffers"]
 
 
 class HostGenerators(NamedTuple):
@@ -68,3 +69,33 @@ def with_buffers(module: nn.Module, saved: BufferValues) -> Iterator[None]:
     finally:
         for holder, last, value_before in own:
             holder._buffers[last] = value_before
+
+
+def restorers_of(model: nn.Module) -> list[Callable[[], object]]:
+    """Calls that put back what a step may change in a model: modes, buffers, and generators that are attributes."""
+    found: list[Callable[[], object]] = []
+    for member in model.modules():
+        buffers = {name: _with_copy(buffer) for name, buffer in member._buffers.items()}
+        found += [partial(setattr, member, "training", member.training), partial(_put_back_buffers, member, buffers)]
+        for value in vars(member).values():
+            if isinstance(value, torch.Generator):
+                found.append(partial(value.set_state, value.get_state()))
+            elif isinstance(value, random.Random):
+                found.append(partial(value.setstate, value.getstate()))
+            elif isinstance(value, np.random.Generator):
+                found.append(partial(setattr, value.bit_generator, "state", value.bit_generator.state))
+    return found
+
+
+@torch.no_grad()
+def _with_copy(buffer: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    return None if buffer is None else (buffer, buffer.clone())
+
+
+@torch.no_grad()
+def _put_back_buffers(module: nn.Module, buffers: dict[str, tuple[torch.Tensor, torch.Tensor] | None]) -> None:
+    module._buffers.clear()
+    for name, pair in buffers.items():
+        module._buffers[name] = None if pair is None else pair[0]
+        if pair is not None and not torch.equal(*pair):
+            pair[0].copy_(pair[1])

@@ -209,7 +209,7 @@ class MemoryPlan:
             put_around_calls(modules[name], through)
         put_around_calls(model, self._watch.around(calls.get("")))
         if store is not None and meter.is_of_host:
-            store.keep_within(self.limit_bytes, 0 if self.is_needed else None)
+            store.keep_within(self._watch, self.limit_bytes, 0 if self.is_needed else None)
         return model
 
     def watch(self, compute: Callable[[], T]) -> T:
@@ -239,6 +239,8 @@ class MemoryPlan:
 
     def _modules_of(self, model: nn.Module, *, check: bool = True) -> dict[str, nn.Module]:
         check_callable(model)
+        if check and around_calls_of(model) is not None:
+            raise ConfigError("model", type(model).__name__, "it is offloaded or planned already: undo that")
         modules = dict(model.named_modules())
         found = {}
         for block in self.blocks:

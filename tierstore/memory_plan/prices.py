@@ -131,8 +131,7 @@ def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, Measure
             raise ConfigError("model", name or type(model).__name__, "it is offloaded or planned already: undo that")
     storages = Storages(model)
     tree = CallTree(model, storages)
-    with tree:
-        steps.take({}, scope=tiered_offload(store, min_bytes=1, select=tree.saw))
+    steps.take(tree.around, scope=tiered_offload(store, min_bytes=1, select=tree.saw))
     names = blocks_of(tree.root)
     if not names:
         raise ConfigError("model", type(model).__name__, "autograd saves nothing in its modules that could be moved")
@@ -167,6 +166,7 @@ def _record(trials: Trials, names: Sequence[str]) -> Recording:
         scope=tiered_offload(trials.store, min_bytes=1, select=recording.saw),
         has_backward=False,
     )
+    recording.end()
     return recording
 
 

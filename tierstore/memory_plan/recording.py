@@ -22,6 +22,7 @@ from ..hooks.thread_hooks import unpack as unpack_kept
 from ..residency.torch_names import TorchDispatchMode, top_hooks, tree_leaves
 from .call_tree import Storages, storages_among
 from .generators import BufferValues, HostGenerators, with_buffers
+from .module_state import attributes_of
 
 __all__ = ["Operator", "RecordedCall", "Recorder", "Recording"]
 
@@ -34,7 +35,8 @@ class Operator(NamedTuple):
         seconds: of the host, or with the device waited for.
         outputs: storages that it made: names and sizes.
         can_be_held: its outputs may be given back instead of computed again: it draws no random numbers, changes
-            nothing in place, makes new storages, and nothing changes those later.
+            nothing in place, makes new storages, and nothing changes those later. Nor is it a cast: autocast keeps
+            casts of parameters for a while, so later calls may have fewer.
     """
 
     name: str
@@ -88,6 +90,19 @@ class Recording:
         self.rest: dict[int, int] = {}
         self.storages = storages
         self.is_inside = False
+        self._arguments: list[tuple[RecordedCall, list[torch.Tensor], list[int]]] = []
+
+    def watch_arguments(self, call: RecordedCall, arguments: Any) -> None:
+        """Have `end` find out whether the arguments of a call are changed in place after it."""
+        counters = [_version_counter_of(leaf) for leaf in tree_leaves(arguments) if type(leaf) is torch.Tensor]
+        self._arguments.append((call, counters, _versions_of(counters)))
+
+    def end(self) -> None:
+        """Forward is over: nothing may be changed in place any more."""
+        for call, counters, versions in self._arguments:
+            if not call.differs and _versions_of(counters) != versions:
+                call.differs = "its arguments are changed after the call"
+        self._arguments.clear()
 
     def saw(self, tensor: torch.Tensor) -> bool:
         """Note a saved tensor. For the `select` of a scope: True, so that it is stored."""
@@ -118,6 +133,7 @@ class Recorder:
         finally:
             self._recording.is_inside = False
         self._recording.calls.append(recorded)
+        self._recording.watch_arguments(recorded, (args, kwargs))
         return result
 
     def _record(
@@ -126,7 +142,7 @@ class Recorder:
         module: nn.Module = call.__self__  # type: ignore[attr-defined]
         recorded = RecordedCall(self._name, storages_among((args, kwargs), self._storages))
         buffers = BufferValues.of(module, [name for name, _ in module.named_buffers()])
-        attributes = _attributes_of(module)
+        attributes = attributes_of(module)
         input_versions = _versions_of((args, kwargs))
         before = _Generators.now((args, kwargs))
         with _collecting(self._storages, module, top_hooks(False)) as first:
@@ -137,7 +153,7 @@ class Recorder:
         recorded.buffers = buffers.changed(module)
         checksums = first.checksums(result)
         first.tensors.clear()
-        if _attributes_of(module) != attributes:
+        if attributes_of(module) != attributes:
             recorded.differs = "its forward changes attributes of the module"
         elif _versions_of((args, kwargs)) != input_versions:
             recorded.differs = "its forward changes its arguments"
@@ -238,7 +254,8 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._forbid(set(outputs) | set(_changed(func, args, kwargs, self._names)))
         is_new = not (outputs.keys() & inputs.keys())
         is_random = torch.Tag.nondeterministic_seeded in func.tags
-        can_be_held = bool(outputs) and is_new and not func._schema.is_mutable and not is_random
+        is_fixed = not func._schema.is_mutable and not is_random and func is not torch.ops.aten._to_copy.default
+        can_be_held = bool(outputs) and is_new and is_fixed
         self._operators.append(Operator(str(func), seconds, outputs, can_be_held))
         return output
 
@@ -275,16 +292,11 @@ def _versions_of(values: Any) -> list[int]:
     return [leaf._version for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
 
 
-def _attributes_of(module: nn.Module) -> dict[tuple[str, str], object]:
-    """Plain attributes of the module and its members by value, and tensors among them by identity and version."""
-    found: dict[tuple[str, str], object] = {}
-    for path, member in module.named_modules():
-        for name, value in vars(member).items():
-            if isinstance(value, (bool, int, float, str, type(None))):
-                found[path, name] = value
-            elif isinstance(value, torch.Tensor):
-                found[path, name] = id(value), value._version
-    return found
+def _version_counter_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without elements that has the version of another one, now and later."""
+    alias = tensor.detach()
+    alias.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return alias
 
 
 def _devices_of(values: Any) -> set[torch.device]:

@@ -1,4 +1,4 @@
-"""Real steps of the user's, measured, that leave no trace: gradients, buffers and generators are put back."""
+"""Real steps of the user's, measured, that leave no trace: gradients, buffers, modes and generators are put back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from ..errors import ConfigError, ConfigTypeError
 from ..hooks.in_place import Around, call_plainly, put_around_calls
 from ..residency.torch_names import tree_leaves
-from .generators import BufferValues, HostGenerators
+from .generators import HostGenerators, restorers_of
 from .meter import Meter
 
 __all__ = ["Measured", "Steps", "Timeline", "with_calls"]
@@ -46,7 +46,7 @@ class Steps:
     def __init__(self, model: nn.Module, run: Callable[[], torch.Tensor], meter: Meter) -> None:
         self.num_taken = 0
         self._model, self._run, self._meter = model, run, meter
-        self._buffers = BufferValues.of(model, [name for name, _ in model.named_buffers()])
+        self._restorers = restorers_of(model)
 
     def take(
         self,
@@ -95,9 +95,8 @@ class Steps:
             generators.restore()
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
-            with torch.no_grad():
-                for name, value in zip(self._buffers.names, self._buffers.values, strict=True):
-                    self._model.get_buffer(name).copy_(value)
+            for restore in self._restorers:
+                restore()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ here and never from torch (`tests/store/test_torch_names.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import reduce
 from importlib import import_module
@@ -47,8 +47,10 @@ __all__ = [
     "storage_use_count",
     "tensor_use_count",
     "top_hooks",
+    "tree_flatten",
     "tree_leaves",
     "tree_map_only",
+    "tree_unflatten",
 ]
 
 _TRIED = "2.11 to 2.15"
@@ -103,8 +105,10 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
 else:
     TorchDispatchMode = _torch("torch.utils._python_dispatch.TorchDispatchMode")
+tree_flatten: Callable[[Any], tuple[list[Any], Any]] = _torch("torch.utils._pytree.tree_flatten")
 tree_leaves: Callable[[Any], list[Any]] = _torch("torch.utils._pytree.tree_leaves")
 tree_map_only: Callable[[type, Callable[[Any], Any], Any], Any] = _torch("torch.utils._pytree.tree_map_only")
+tree_unflatten: Callable[[Iterable[Any], Any], Any] = _torch("torch.utils._pytree.tree_unflatten")
 DispatchKeySet: Any = _torch("torch._C.DispatchKeySet")
 MODE_KEYS: tuple[Any, ...] = (
     _torch("torch._C.DispatchKey.Python"),

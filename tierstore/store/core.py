@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from functools import partial
+from weakref import WeakKeyDictionary
 
 from ..base.defaults import NUM_AT_ONCE, NUM_BESIDE_DEVICE
 from ..base.threads import is_thread_of_store
@@ -38,7 +39,8 @@ class Core:
 
     Attributes:
         returner: returns freed memory to the system.
-        memory_plan: figures of the memory plan that uses the store; empty: there is none.
+        plan_limits: resident memory and host memory that memory plans grant.
+        plan_figures: of the memory plans that use the store; the last one's are given by `stats`.
 
     The constructor blocks until the disk tier is open. `end_at_exit` and `close` block until the I/O in progress has
     ended; `close` on a store's own thread does not block.
@@ -50,7 +52,8 @@ class Core:
 
     def __init__(self, store: object, options: StoreOptions) -> None:
         self.name = options.name
-        self.memory_plan: Mapping[str, float] = {}
+        self.plan_limits: WeakKeyDictionary[object, tuple[int | None, int | None]] = WeakKeyDictionary()
+        self.plan_figures: WeakKeyDictionary[object, Mapping[str, float]] = WeakKeyDictionary()
         self._staging_bytes = options.staging_bytes
         self._opened_at = time.monotonic()
         self._closed_at: float | None = None
@@ -121,7 +124,7 @@ class Core:
                 io_mode=usage.io_mode,
                 host_memory=self.residency.slab.description,
                 codec_choices=disk.codec_choices(),
-                memory_plan=self.memory_plan,
+                memory_plan=next(reversed(list(self.plan_figures.values())), {}),
             )
 
     def memory_use(self) -> MemoryUse:

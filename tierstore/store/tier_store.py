@@ -366,15 +366,27 @@ class TierStore:
         if reason is not None:
             warnings.warn(f"{self!r}: {reason}", TierStoreWarning, stacklevel=stacklevel_of_user())
 
-    def keep_within(self, limit_bytes: int | None, host_bytes: int | None) -> None:
-        """Set limits for a memory plan. None: as the store was opened. `limit_bytes`: resident memory of the process;
-        freed memory is returned before it is reached. `host_bytes`: what the store may hold, staging aside."""
-        self._core.returner.limit(limit_bytes)
-        self.residency.limit_host(self.host_bytes if host_bytes is None else host_bytes)
+    def keep_within(self, plan: object, limit_bytes: int | None, host_bytes: int | None) -> None:
+        """Set the limits of a memory plan; both None: it has none any more. Of several plans, the least limits hold.
 
-    def tell_plan(self, memory_plan: Mapping[str, float]) -> None:
-        """Have `stats().memory_plan` give these figures."""
-        self._core.memory_plan = dict(memory_plan)
+        Args:
+            plan: whose limits these are; they are gone with it.
+            limit_bytes: of the resident memory of the process; freed memory is returned before it is reached.
+            host_bytes: what the store may hold, staging aside. None: as it was opened.
+        """
+        limits = self._core.plan_limits
+        limits.pop(plan, None)
+        if limit_bytes is not None or host_bytes is not None:
+            limits[plan] = limit_bytes, host_bytes
+        pairs = list(limits.values())
+        self._core.returner.limit(min((limit for limit, _ in pairs if limit is not None), default=None))
+        self.residency.limit_host(min((host for _, host in pairs if host is not None), default=self.host_bytes))
+
+    def tell_plan(self, plan: object, memory_plan: Mapping[str, float]) -> None:
+        """Have `stats().memory_plan` give these figures, until another plan tells its own; empty: the plan ends."""
+        self._core.plan_figures.pop(plan, None)
+        if memory_plan:
+            self._core.plan_figures[plan] = dict(memory_plan)
 
     # --- for the hooks ----------------------------------------------------------------------------------------
 

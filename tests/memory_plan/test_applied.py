@@ -1,0 +1,557 @@
+"""What an applied plan does around the calls of a block, where programs do unusual things."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
+from torch.utils.checkpoint import checkpoint
+
+from tests.conftest import MakeStore
+from tests.hooks.programs import SIDE, all_bits, assert_same_bits, forget_after_error, grads
+from tests.memory_plan.blocks import (
+    KEEP,
+    RECOMPUTE,
+    RECOMPUTE_STORED,
+    STORE,
+    Chain,
+    Compiled,
+    Mlp,
+    Normed,
+    planned,
+    step,
+    the_batch,
+    trained,
+    with_action,
+)
+from tierstore import ModifiedInPlaceError, StoreClosedError, TierStore, keep_resident, tiered_offload
+from tierstore.memory_plan.menu import Action, HeldOutput
+from tierstore.memory_plan.steps import with_calls
+
+NAMES = ["blocks.0", "blocks.1"]
+HOLDING = [
+    Action("recompute", (HeldOutput(number, name),), stores)
+    for number, name in ((1, "aten.addmm.default"), (0, "aten.mul.Tensor"))
+    for stores in (False, True)
+]
+ACTIONS = [KEEP, STORE, RECOMPUTE, RECOMPUTE_STORED, *HOLDING]
+AGAIN = [RECOMPUTE, RECOMPUTE_STORED, *HOLDING]
+each_action = pytest.mark.parametrize("action", ACTIONS, ids=str)
+each_recomputing = pytest.mark.parametrize("action", AGAIN, ids=str)
+
+
+def run(model: nn.Module, take: Callable[[nn.Module], Any], names: list[str], action: Any, store: Any) -> Any:
+    """What `take` returns, with an action on blocks of the model; `action` None: without."""
+    torch.manual_seed(5)
+    model = copy.deepcopy(model)
+    with with_action(model, names, action, [], store):
+        return take(model), model
+
+
+def assert_as_plain(model: nn.Module, take: Callable[[nn.Module], Any], store: TierStore, action: Action) -> None:
+    names = [name for name in NAMES if name in dict(model.named_modules())]
+    plain, _ = run(model, take, names, None, store)
+    found, _ = run(model, take, names, action, store)
+    assert_same_bits(all_bits(found), all_bits(plain))
+
+
+class Odd(nn.Module):
+    """Takes nested arguments, some by keyword, and gives nested results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(SIDE, SIDE)
+
+    def forward(
+        self,
+        pair: tuple[torch.Tensor, list[torch.Tensor]],
+        nothing: None,
+        *,
+        scale: torch.Tensor,
+        named: dict[str, Any],
+    ) -> dict[str, Any]:
+        first, (second,) = pair
+        hidden = self.inner(first * scale)
+        if named["bias"] is not None:
+            hidden = hidden + named["bias"].sin() * named["factor"]
+        return {"main": F.dropout(hidden.tanh(), 0.2) * second, "others": (second.exp(), None, 3), "none": nothing}
+
+
+class OddModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Odd(), Odd()])
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        for block, bias in zip(self.blocks, (None, batch * 3), strict=True):
+            named = {"bias": bias, "factor": 0.5}
+            found = block((batch * 2, [batch.cos()]), None, scale=batch.sigmoid(), named=named)
+            assert found["others"][1:] == (None, 3)
+            assert found["none"] is None
+            batch = found["main"] + found["others"][0]
+        return batch
+
+
+@each_action
+def test_nested_arguments_and_results(store: TierStore, action: Action) -> None:
+    def take(model: nn.Module) -> list[Any]:
+        batch = the_batch()
+        loss = model(batch).square().mean()
+        loss.backward()
+        return [loss, batch.grad, *grads(model)]
+
+    assert_as_plain(OddModel(), take, store, action)
+
+
+@each_recomputing
+@pytest.mark.parametrize("changed", ["first", "second", "bias"])
+def test_nested_argument_changed_before_backward_refused(store: TierStore, action: Action, changed: str) -> None:
+    """Autograd in a plain run refuses the same."""
+
+    def take(model: nn.Module) -> None:
+        batch = the_batch()
+        inputs = {"first": batch * 2, "second": batch * 3, "bias": batch * 4}
+        pair = inputs["first"], [inputs["second"]]
+        found = model(pair, None, scale=batch, named={"bias": inputs["bias"], "factor": 0.5})
+        with torch.no_grad():
+            inputs[changed].add_(1)
+        found["main"].sum().backward()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        take(Odd())
+    forget_after_error()
+    model = nn.Module()
+    model.inner = Odd()
+    with (
+        with_calls(model, planned(["inner"], action, [], store)),
+        pytest.raises(RuntimeError, match="modified by an inplace operation"),
+    ):
+        take(model.inner)
+    forget_after_error()
+
+
+@each_action
+def test_backward_of_a_part_of_the_results(store: TierStore, action: Action) -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(SIDE, SIDE)
+
+        def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            hidden = self.inner(batch * 2)
+            return hidden.tanh(), hidden.exp(), batch.sin()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Several()])
+
+        def forward(self, batch: torch.Tensor) -> Any:
+            return self.blocks[0](batch)
+
+    for parts in ([0], [1], [2], [2, 0], [1, 0, 2]):
+
+        def take(model: nn.Module, parts: list[int] = parts) -> list[Any]:
+            batch = the_batch()
+            results = model(batch)
+            for part in parts:
+                results[part].sum().backward(retain_graph=True)
+            return [batch.grad, *grads(model)]
+
+        assert_as_plain(Model(), take, store, action)
+    assert store.stats().live_handles == 0
+
+
+@each_action
+def test_double_backward(store: TierStore, action: Action) -> None:
+    def take(model: nn.Module) -> list[Any]:
+        batch = the_batch()
+        loss = model(batch).square().mean()
+        (gradient,) = torch.autograd.grad(loss, batch, create_graph=True)
+        (loss + gradient.square().sum()).backward()
+        return [gradient, batch.grad, *grads(model)]
+
+    assert_as_plain(Chain(Mlp), take, store, action)
+
+
+@each_action
+def test_two_forwards_before_backward(store: TierStore, action: Action) -> None:
+    def take(model: nn.Module) -> list[Any]:
+        losses = [model(torch.randn(SIDE, SIDE)).square().mean() for _ in range(3)]
+        for loss in (losses[1], losses[0], losses[2]):
+            loss.backward()
+        return grads(model)
+
+    assert_as_plain(Chain(Mlp), take, store, action)
+
+
+@each_action
+@pytest.mark.usefixtures("no_gc")
+def test_graph_dropped_without_backward_nothing_stays(store: TierStore, action: Action) -> None:
+    model = Chain(Mlp)
+    with with_action(model, NAMES, action, [], store):
+        loss = step(model)
+        assert (store.stats().live_handles > 0) == action.uses_store
+        del loss
+        assert store.stats().live_handles == 0
+
+
+@each_action
+def test_without_gradients_and_in_eval(store: TierStore, action: Action) -> None:
+    def take(model: nn.Module) -> list[Any]:
+        with torch.no_grad():
+            first = step(model)
+        with torch.inference_mode():
+            second = step(model).clone()
+        loss = step(model.eval())
+        loss.backward()
+        return [first, second.clone(), loss, *grads(model)]
+
+    assert_as_plain(Chain(Mlp), take, store, action)
+
+
+@each_recomputing
+def test_generators_of_python_and_numpy(store: TierStore, action: Action) -> None:
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(SIDE, SIDE)
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            batch = self.inner(batch * 2)
+            if random.random() < 0.5:
+                return batch.sin() * np.random.rand()
+            return batch.exp() * random.random()
+
+    def take(model: nn.Module) -> list[Any]:
+        random.seed(1)
+        np.random.seed(1)
+        for _ in range(4):
+            step(model).backward()
+        return [*grads(model), torch.tensor([random.random(), np.random.rand()])]
+
+    assert_as_plain(Chain(Drawing), take, store, action)
+
+
+# --- what must not change between forward and backward --------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(SIDE, SIDE)
+        self.factor = 1.0
+        self.options = {"power": 2}
+        self.mask: torch.Tensor | None = None
+        self.register_buffer("shift", torch.zeros(SIDE))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden = self.inner(batch * 2) * self.factor + self.shift
+        if self.mask is not None:
+            hidden = hidden * self.mask
+        return (hidden ** self.options["power"]).sin() if self.training else hidden.cos()
+
+
+def change_parameter(block: Any) -> None:
+    with torch.no_grad():
+        block.inner.weight.mul_(2)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "a parameter": change_parameter,
+    "a buffer": lambda block: block.shift.add_(1),
+    "an attribute": lambda block: setattr(block, "factor", 2.0),
+    "a tensor as an attribute": lambda block: setattr(block, "mask", torch.full((SIDE,), 0.5)),
+    "an option": lambda block: block.options.update(power=3),
+    "the mode": lambda block: block.eval(),
+    "a member's attribute": lambda block: setattr(block.inner, "more", 1),
+}
+
+
+@each_recomputing
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_block_changed_before_backward_the_same_bits_or_an_error(
+    store: TierStore, action: Action, change: Callable[[Any], Any]
+) -> None:
+    model = Chain(Scaled)
+    with with_action(model, NAMES, action, [], store):
+        loss = step(model)
+        change(model.blocks[1])
+        with pytest.raises(RuntimeError, match=r"modified by an inplace operation|between forward and backward"):
+            loss.backward()
+    forget_after_error()
+
+
+@each_recomputing
+def test_attribute_set_before_each_call(store: TierStore, action: Action) -> None:
+    """Both calls would be computed again with the last value."""
+    model = Chain(Scaled, 1)
+
+    def take() -> torch.Tensor:
+        loss = torch.zeros(())
+        for factor in (1.0, 2.0):
+            model.blocks[0].factor = factor  # type: ignore[assignment]
+            loss = loss + step(model)
+        return loss
+
+    with (
+        with_action(model, ["blocks.0"], action, [], store),
+        pytest.raises(RuntimeError, match="attribute 'factor' of a Scaled"),
+    ):
+        take().backward()
+    forget_after_error()
+
+
+@each_recomputing
+def test_buffers_that_the_plan_does_not_know_refused(store: TierStore, action: Action) -> None:
+    """As where a model was planned in evaluation, and is trained."""
+    model = Chain(Normed)
+    with with_action(model, NAMES, action, [], store):
+        loss = step(model)
+        state = all_bits(model.state_dict().values())
+        with pytest.raises(ModifiedInPlaceError):
+            loss.backward()
+    forget_after_error()
+    assert all_bits(model.state_dict().values()) == state
+
+
+@each_action
+@pytest.mark.parametrize("of_result", [False, True])
+def test_argument_or_result_changed_by_the_caller(store: TierStore, action: Action, of_result: bool) -> None:
+    def take(model: nn.Module) -> list[Any] | str:
+        batch = the_batch()
+        given = batch * 2
+        found = model(given)
+        if of_result:
+            found.mul_(2)
+        else:
+            given.mul_(2)
+        try:
+            (found.sum() + given.sum()).backward()
+        except RuntimeError as error:
+            forget_after_error()
+            if "modified by an inplace operation" not in str(error):
+                raise
+            return "refused"
+        return [batch.grad, *grads(model)]
+
+    class Last(nn.Module):
+        """Saves neither its argument nor its result."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(SIDE, SIDE)
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.inner((batch + 1) * 3)
+
+    model = nn.Module()
+    model.inner = Last()
+    plain = take(copy.deepcopy(model).inner)
+    with with_action(model, ["inner"], action, [], store):
+        found = take(model.inner)
+    assert plain != "refused"
+    if found == "refused":
+        assert action.kind == "recompute"
+        assert not of_result
+    else:
+        assert_same_bits(all_bits(found), all_bits(plain))
+
+
+# --- errors and interrupts ------------------------------------------------------------------------------------------
+
+
+@each_action
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_error_in_forward_or_in_the_recomputation_later_steps_are_right(
+    store: TierStore, action: Action, kind: type[BaseException]
+) -> None:
+    class Failing(Normed):
+        fails_at = 0
+        num_calls = 0
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            Failing.num_calls += 1
+            hidden = super().forward(batch * 2)
+            if Failing.num_calls == Failing.fails_at:
+                raise kind("on purpose")
+            return hidden.exp()
+
+    buffers = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
+    for fails_at in (1, 2, 3, 4):
+        Failing.fails_at = Failing.num_calls = 0
+        model = Chain(Failing)
+        plain = copy.deepcopy(model)
+        with with_action(model, NAMES, action, buffers, store):
+            Failing.fails_at, Failing.num_calls = fails_at, 0
+            try:
+                step(model).backward()
+            except kind:
+                forget_after_error()
+            else:
+                assert fails_at > 2
+                assert action.kind != "recompute"
+            Failing.fails_at = 0
+            model.load_state_dict(plain.state_dict())
+            found = trained(model)
+        assert_same_bits(found, trained(plain))
+        assert store.stats().live_handles == 0
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=str)
+def test_store_closed_one_clear_error(make_store: MakeStore, action: Action) -> None:
+    store, model = make_store(), Chain(Mlp)
+    with with_action(model, NAMES, action, [], store):
+        loss = step(model)
+        store.close()
+        if action.uses_store:
+            with pytest.raises(StoreClosedError):
+                loss.backward()
+            forget_after_error()
+            with pytest.raises(StoreClosedError):
+                step(model)
+        else:
+            loss.backward()
+            step(model).backward()
+
+
+# --- copies, threads, compilers -------------------------------------------------------------------------------------
+
+
+@each_action
+def test_copies_compute_with_their_own_weights_and_buffers(store: TierStore, action: Action) -> None:
+    model = Chain(Normed)
+    buffers = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
+    expected = trained(copy.deepcopy(model))
+    state = all_bits(model.state_dict().values())
+    with with_action(model, NAMES, action, buffers, store):
+        copied = copy.deepcopy(model)
+        assert_same_bits(trained(copied), expected)
+        assert all_bits(model.state_dict().values()) == state
+        pickled = pickle.loads(pickle.dumps(model))
+        num_packed = store.stats().packed_tensors
+        assert_same_bits(trained(pickled), expected)
+        assert store.stats().packed_tensors == num_packed
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        assert_same_bits(trained(torch.load(file, weights_only=False)), expected)
+
+
+@each_action
+def test_replicas_on_threads_at_once(store: TierStore, action: Action) -> None:
+    """As `DataParallel` calls them."""
+    num_threads = 4
+    model = Chain(Normed)
+    buffers = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
+    expected = trained(copy.deepcopy(model))
+    replicas = [copy.deepcopy(model) for _ in range(num_threads)]
+    barrier, found = threading.Barrier(num_threads), [[] for _ in range(num_threads)]
+
+    def work(number: int) -> None:
+        replica = replicas[number]
+        barrier.wait()
+        optimizer = torch.optim.SGD(replica.parameters(), lr=0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            step(replica).backward()
+            found[number] += all_bits(grads(replica))
+            optimizer.step()
+        found[number] += all_bits(replica.state_dict().values())
+
+    calls = planned(NAMES, action, buffers, store)
+    with with_calls(model, calls):
+        replicas[:] = [copy.deepcopy(model) for _ in range(num_threads)]
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(num_threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for one in found:
+        assert_same_bits(one, expected[:-1])
+
+
+@each_action
+def test_module_that_is_compiled_inside(store: TierStore, action: Action) -> None:
+    torch.compiler.reset()
+    model = Chain(Compiled)
+    expected = trained(copy.deepcopy(model))
+    with with_action(model, NAMES, action, [], store):
+        assert_same_bits(trained(model), expected)
+
+
+@each_action
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo looks there
+def test_block_that_is_compiled(store: TierStore, action: Action) -> None:
+    torch.compiler.reset()
+    model = Chain(Compiled)
+    for block in model.blocks:
+        block.compile(backend="aot_eager")  # what is compiled in it is part of that
+    expected = trained(copy.deepcopy(model))
+    with with_action(model, NAMES, action, [], store):
+        assert_same_bits(trained(model), expected)
+
+
+# --- beside other hooks ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def their_hooks() -> Iterator[None]:
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
+        yield
+
+
+@each_action
+def test_scope_of_the_users_around_the_model(store: TierStore, action: Action) -> None:
+    model = Chain(Mlp)
+    expected = trained(copy.deepcopy(model))
+    for around in (lambda: tiered_offload(store, min_bytes=0), keep_resident, their_hooks):
+
+        def take(model: nn.Module, around: Any = around) -> torch.Tensor:
+            with around():
+                return step(model)
+
+        mine = copy.deepcopy(model)
+        with with_action(mine, NAMES, action, [], store):
+            assert_same_bits(trained(mine, take), expected)
+        assert store.stats().live_handles == 0
+
+
+@each_action
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint_of_the_users_around_the_model(store: TierStore, action: Action, use_reentrant: bool) -> None:
+    def take(model: nn.Module) -> torch.Tensor:
+        return checkpoint(model, the_batch(), use_reentrant=use_reentrant).square().mean()
+
+    model = Chain(Mlp)
+    expected = trained(copy.deepcopy(model), take)
+    with with_action(model, NAMES, action, [], store):
+        assert_same_bits(trained(model, take), expected)
+    assert store.stats().live_handles == 0
+
+
+class Marked(torch.Tensor):
+    """A class of the user's."""
+
+
+@each_action
+def test_tensor_of_the_users_class(store: TierStore, action: Action) -> None:
+    def take(model: nn.Module) -> list[Any]:
+        batch = the_batch().detach().as_subclass(Marked).requires_grad_()
+        result = model(batch)
+        assert type(result) is Marked
+        result.square().mean().backward()
+        return [torch.Tensor(batch.grad), *grads(model)]
+
+    assert_as_plain(Chain(Mlp), take, store, action)

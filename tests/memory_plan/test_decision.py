@@ -1,0 +1,102 @@
+"""The solver's choice, against all choices of small problems."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from tierstore.memory_plan.decision import Costs, Decision, Moment, decide, decision_of
+from tierstore.memory_plan.menu import Action, HeldOutput, Option
+
+MIB = 2**20
+GAP = 2e-3
+
+
+def random_problem(rng: random.Random) -> tuple[dict[str, list[Option]], list[Moment], Costs]:
+    """Blocks in forward and backward order, some called twice; neighbours share storages."""
+    names = [f"block {number}" for number in range(rng.randint(1, 5))]
+    sizes = {storage: rng.randint(1, 64) * MIB for storage in range(12)}
+    options = {}
+    for name in names:
+        saved = rng.sample(sorted(sizes), rng.randint(1, 5))
+        inputs = rng.sample(sorted(sizes), rng.randint(1, 2))
+        options[name] = [
+            option(Action("keep"), saved, [], sizes),
+            option(Action("store"), [], saved, sizes),
+            option(Action("recompute"), inputs, [], sizes, rng.random()),
+            option(Action("recompute", stores=True), [], inputs, sizes, rng.random()),
+        ][: rng.choice([2, 4])]
+        if len(options[name]) == 4:
+            held = (HeldOutput(0, "aten.mm.default"),)
+            options[name].append(option(Action("recompute", held), [*inputs, saved[0]], [], sizes, rng.random() / 2))
+    called = [*names, *rng.sample(names, rng.randint(0, 1))]
+    moments = [Moment(rng.randint(0, 32) * MIB, frozenset())]
+    for number, name in enumerate(called):
+        moments.append(moment(rng, frozenset(called[: number + 1]), name))
+    backward = reversed(range(len(called)))
+    moments += [moment(rng, frozenset(called[:number]), called[number]) for number in backward]
+    costs = Costs(1 + rng.random(), rng.random() / (64 * MIB), rng.randint(0, 32) * MIB)
+    return options, moments, costs
+
+
+def option(action: Action, kept: list[int], stored: list[int], sizes: dict[int, int], seconds: float = 0.0) -> Option:
+    return Option(action, {name: sizes[name] for name in kept}, {name: sizes[name] for name in stored}, seconds)
+
+
+def moment(rng: random.Random, holders: frozenset[str], block: str) -> Moment:
+    return Moment(rng.randint(0, 64) * MIB, holders, block, rng.randint(0, 64) * MIB)
+
+
+def all_decisions(options: dict[str, list[Option]], moments: list[Moment], costs: Costs) -> list[Decision]:
+    """Counted here by themselves: which storages there are at each moment, and which are stored."""
+    found = []
+    for chosen in itertools.product(*options.values()):
+        by_name = dict(zip(options, chosen, strict=True))
+        stored = {name: size for one in chosen for name, size in one.stored.items()}
+        peak_bytes = 0
+        for at in moments:
+            kept = {name: size for holder in at.holders for name, size in by_name[holder].kept.items()}
+            is_storing = at.block is not None and by_name[at.block].action.kind == "store"
+            peak_bytes = max(peak_bytes, sum(kept.values()) + (at.stored_bytes if is_storing else at.bytes))
+        peak_bytes += costs.store_bytes if stored else 0
+        added_seconds = sum(one.seconds for one in chosen) + costs.store_seconds * sum(stored.values())
+        found.append(Decision(by_name, peak_bytes, costs.step_seconds + added_seconds, sum(stored.values())))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_fastest_choice_within_every_limit(seed: int) -> None:
+    problem = random_problem(random.Random(seed))
+    decisions = all_decisions(*problem)
+    peaks = sorted({decision.peak_bytes for decision in decisions})
+    for limit_bytes in (peaks[0] - MIB, *peaks[:: max(len(peaks) // 4, 1)], peaks[-1] + MIB):
+        fitting = [decision for decision in decisions if decision.peak_bytes <= limit_bytes]
+        found = decide(*problem, limit_bytes)
+        if found is None:
+            assert not fitting
+            continue
+        best_seconds = min(decision.step_seconds for decision in fitting)
+        assert found.peak_bytes <= limit_bytes
+        assert found.step_seconds <= best_seconds * (1 + GAP)
+        _, moments, costs = problem
+        assert found == decision_of(found.chosen, moments, costs)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_least_peak(seed: int) -> None:
+    problem = random_problem(random.Random(seed))
+    least_bytes = min(decision.peak_bytes for decision in all_decisions(*problem))
+    found = decide(*problem, None)
+    assert found is not None
+    assert found.peak_bytes <= least_bytes * (1 + GAP)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_a_decision_costs(seed: int) -> None:
+    options, moments, costs = random_problem(random.Random(seed))
+    for expected in all_decisions(options, moments, costs):
+        found = decision_of(expected.chosen, moments, costs)
+        assert (found.peak_bytes, found.stored_bytes) == (expected.peak_bytes, expected.stored_bytes)
+        assert found.step_seconds == pytest.approx(expected.step_seconds)

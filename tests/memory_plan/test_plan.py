@@ -1,0 +1,315 @@
+"""`plan_memory` and `MemoryPlan`, from end to end."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import MakeStore
+from tests.hooks.programs import all_bits, assert_same_bits, forget_after_error, grads
+from tests.memory_plan.blocks import Mlp as SmallMlp
+from tierstore import ConfigError, MemoryPlan, StoreClosedError, TierStore, offload_module, plan_memory
+from tierstore.hooks.in_place import around_calls_of
+from tierstore.memory_plan.meter import ResidentMeter
+
+WIDTH, ROWS, NUM_BLOCKS = 256, 2048, 6
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.inner(batch)).sin().exp().tanh()
+        return nn.functional.dropout(hidden, 0.1) * hidden.cos()
+
+
+class Model(nn.Module):
+    """Saves some 100 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(NUM_BLOCKS))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            batch = batch + block(batch * 0.5)
+        return batch
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    batch = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+    return model(batch).square().mean()  # type: ignore[no-any-return]
+
+
+def steps(model: nn.Module, num_steps: int = 2) -> list[Any]:
+    torch.manual_seed(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    found = []
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        found += all_bits(grads(model))
+        optimizer.step()
+    return [*found, *all_bits(model.state_dict().values())]
+
+
+def planned(model: nn.Module, store: TierStore, limit: object, **options: Any) -> MemoryPlan:
+    return plan_memory(model, lambda: loss_of(model), store=store, limit=limit, **options)  # type: ignore[arg-type]
+
+
+def far_above() -> int:
+    return ResidentMeter().level() + 2**31
+
+
+@pytest.fixture
+def easy(store: TierStore) -> MemoryPlan:
+    """Of a model that fits."""
+    return planned(Model(), store, far_above())
+
+
+def arounds(model: nn.Module) -> list[object]:
+    return [around_calls_of(module) for module in model.modules() if around_calls_of(module) is not None]
+
+
+def test_what_fits_is_left_alone(store: TierStore) -> None:
+    model = Model()
+    expected = steps(copy.deepcopy(model))
+    before = all_bits(model.state_dict().values())
+    plan = planned(model, store, far_above())
+    assert all_bits(model.state_dict().values()) == before
+    assert not arounds(model)
+    assert all_bits(grads(model)) == [None] * len(list(model.parameters()))
+    assert not plan.is_needed
+    assert "It fits: nothing to do." in str(plan)
+    num_packed = store.stats().packed_tensors
+    assert_same_bits(steps(plan.apply(model)), expected)
+    assert store.stats().packed_tensors == num_packed
+
+
+def test_what_cannot_fit_is_refused(store: TierStore) -> None:
+    model = Model()
+    with pytest.raises(ConfigError, match=r"it cannot fit: the least is [0-9.]+ ?[GM]iB of resident memory"):
+        planned(model, store, "64MiB")
+    assert not arounds(model)
+    assert store.stats().live_handles == 0
+
+
+def test_within_a_limit_same_bits(store: TierStore) -> None:
+    torch.manual_seed(0)
+    model = Model()
+    expected = steps(copy.deepcopy(model), 6)
+    easy = planned(model, store, far_above())
+    peaks = [predicted.peak_bytes for predicted in easy.strategies.values()]
+    limit_bytes = (max(peaks) + min(peaks)) // 2
+    plan = planned(model, store, limit_bytes)
+    assert plan.is_needed
+    assert plan.predicted.peak_bytes <= limit_bytes
+    assert len(plan.blocks) == NUM_BLOCKS
+    assert not any(block.differs for block in plan.blocks)
+    assert all(len(line) <= 80 for line in str(plan).splitlines())
+    assert re.search(r"this plan +\d.* yes", str(plan))
+    assert plan.apply(model) is model
+    assert_same_bits(steps(model, 6), expected)
+    assert store.stats().memory_plan["limit_bytes"] == limit_bytes
+    assert store.stats().memory_plan["measured_step_seconds"] > 0
+    plan.remove(model)
+    assert not arounds(model)
+    assert not store.stats().memory_plan
+
+
+def test_saved_and_loaded_it_says_and_does_the_same(store: TierStore, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Model()
+    expected = steps(copy.deepcopy(model))
+    easy = planned(model, store, far_above())
+    peaks = [predicted.peak_bytes for predicted in easy.strategies.values()]
+    plan = planned(model, store, (max(peaks) + min(peaks)) // 2)
+    plan.save(tmp_path / "plan.toml")
+    loaded = MemoryPlan.load(tmp_path / "plan.toml")
+    assert str(loaded) == str(plan)
+    assert loaded.blocks == plan.blocks
+    assert loaded.strategies == plan.strategies
+    assert_same_bits(steps(loaded.apply(model, store=store)), expected)
+    loaded.remove(model)
+    if any(block.as_action().uses_store for block in loaded.blocks):
+        with pytest.raises(ConfigError, match=r"store=None.*give an open TierStore"):
+            loaded.apply(model)
+    with pytest.raises(ConfigError, match="has no prices"):
+        loaded.plot()
+
+
+def test_plan_file_of_another_format_refused(easy: MemoryPlan, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    easy.save(path)
+    path.write_text(path.read_text().replace("format = 1", "format = 2"))
+    with pytest.raises(ConfigError, match="this release reads format 1"):
+        MemoryPlan.load(path)
+
+
+def test_plot(easy: MemoryPlan, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figure = easy.plot(tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").stat().st_size > 1000
+    (axes,) = figure.axes
+    labels = axes.get_legend_handles_labels()[1]
+    assert labels == ["plan", *easy.strategies, "limit"]
+
+
+# --- what `apply` refuses -------------------------------------------------------------------------------------------
+
+
+class Other(Block):
+    pass
+
+
+def without_a_block(model: Model) -> nn.Module:
+    del model.blocks[-1]
+    return model
+
+
+def with_another_class(model: Model) -> nn.Module:
+    model.blocks[2] = Other()
+    return model
+
+
+REFUSED = {
+    "a missing block": (without_a_block, r"blocks\.5.*a Block of that name"),
+    "another class": (with_another_class, r"blocks\.2.*not a Other"),
+    "not a module": (lambda _: 3, "give a torch.nn.Module"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_apply_refuses_another_model(easy: MemoryPlan, change: Any, message: str) -> None:
+    model = change(Model())
+    with pytest.raises(ConfigError, match=message):
+        easy.apply(model)
+    if isinstance(model, nn.Module):
+        assert not arounds(model)
+    easy.remove(easy.apply(Model()))
+
+
+@pytest.mark.parametrize("place", ["", "blocks.1"])
+def test_apply_refuses_what_is_offloaded(easy: MemoryPlan, store: TierStore, place: str) -> None:
+    model = Model()
+    offload_module(model.get_submodule(place), store=store)
+    with pytest.raises(ConfigError, match="offloaded or planned already"):
+        easy.apply(model)
+    assert len(arounds(model)) == 1
+    with pytest.raises(ConfigError, match="offloaded or planned already"):
+        planned(model, store, far_above())
+
+
+def test_apply_twice_refused(easy: MemoryPlan, store: TierStore, tmp_path: Path) -> None:
+    model = easy.apply(Model())
+    for again in (model, Model()):
+        with pytest.raises(ConfigError, match="applied already"):
+            easy.apply(again)
+    easy.save(tmp_path / "plan.toml")
+    with pytest.raises(ConfigError, match="offloaded or planned already"):
+        MemoryPlan.load(tmp_path / "plan.toml").apply(model)
+    easy.remove(model)
+    easy.remove(model)
+    easy.apply(model)
+
+
+def test_store_closed_apply_refuses_and_remove_works(make_store: MakeStore) -> None:
+    store = make_store()
+    model = Model()
+    plan = planned(model, store, far_above())
+    plan.apply(model)
+    store.close()
+    steps(model)
+    plan.remove(model)
+    assert not arounds(model)
+    with pytest.raises(StoreClosedError):
+        plan.apply(model)
+    assert not arounds(model)
+    with pytest.raises(StoreClosedError):
+        planned(model, store, far_above())
+
+
+def test_error_in_the_middle_of_planning_leaves_all_as_found(store: TierStore) -> None:
+    """Also an interrupt; in each of the steps that planning takes."""
+    for at in range(1, 9):
+        model = Model()
+        before = all_bits(model.state_dict().values())
+        num_calls = 0
+
+        def run(model: nn.Module = model, at: int = at) -> torch.Tensor:
+            nonlocal num_calls
+            num_calls += 1
+            loss = loss_of(model)
+            if num_calls == at:
+                raise KeyboardInterrupt
+            return loss
+
+        with pytest.raises(KeyboardInterrupt):
+            plan_memory(model, run, store=store, limit=far_above())
+        forget_after_error()
+        assert all_bits(model.state_dict().values()) == before
+        assert not any(parameter.grad is not None for parameter in model.parameters())
+        assert not arounds(model)
+        assert model.training
+        assert not store._core.plan_limits
+        if num_calls < at:
+            break
+
+
+# --- several plans on one store -------------------------------------------------------------------------------------
+
+
+def test_two_plans_on_one_store_the_least_limits_hold(store: TierStore) -> None:
+    models = Model(), Model()
+    limits = far_above(), far_above() + 2**30
+    plans = [planned(model, store, limit) for model, limit in zip(models, limits, strict=True)]
+    returner = store._core.returner
+    for plan, model in zip(plans, models, strict=True):
+        plan.apply(model)
+    assert returner._limit_bytes == limits[0]
+    assert store.stats().memory_plan["limit_bytes"] == limits[1]
+    plans[1].remove(models[1])
+    assert returner._limit_bytes == limits[0]
+    assert store.stats().memory_plan["limit_bytes"] == limits[0]
+    planned(models[1], store, limits[1])
+    assert returner._limit_bytes == limits[0]
+    plans[1].apply(models[1])
+    plans[0].remove(models[0])
+    assert returner._limit_bytes == limits[1]
+    plans[1].remove(models[1])
+    assert returner._limit_bytes is None
+    assert not store.stats().memory_plan
+
+
+def test_model_that_saves_nothing_refused(store: TierStore) -> None:
+    weight = torch.randn(4, requires_grad=True)
+    with pytest.raises(ConfigError, match="saves nothing"):
+        plan_memory(SmallMlp(), lambda: weight.square().sum(), store=store, limit="1GiB")
+
+
+ARGUMENTS = [
+    ({"model": 3}, "model"),
+    ({"run": 3}, "run"),
+    ({"store": None}, "store"),
+    ({"limit": "much"}, "limit"),
+    ({"reserve": -1}, "reserve"),
+]
+
+
+@pytest.mark.parametrize(("change", "option"), ARGUMENTS, ids=str)
+def test_argument_that_cannot_be_used_one_config_error(store: TierStore, change: dict[str, Any], option: str) -> None:
+    model = SmallMlp()
+    given: dict[str, Any] = {"model": model, "run": lambda: None, "store": store, "limit": "1GiB", "reserve": 0}
+    given |= change
+    model, run = given.pop("model"), given.pop("run")
+    with pytest.raises(ConfigError) as caught:
+        plan_memory(model, run, **given)
+    assert caught.value.option == option

@@ -1,0 +1,284 @@
+"""What planning finds out about the calls of a block."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+
+from tests.hooks.programs import SIDE, all_bits
+from tests.memory_plan.blocks import BLOCKS, Chain, Mlp, recorded, step, the_batch
+from tierstore import TierStore
+from tierstore.hooks.select import Kept
+from tierstore.hooks.selective import holding_contexts
+from tierstore.memory_plan.recording import RecordedCall
+
+MATRIX_BYTES = SIDE * SIDE * 4
+
+
+class Block(nn.Module):
+    """Does what the test says, with a generator, a list and a counter of its own."""
+
+    def __init__(self, compute: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(SIDE, SIDE)
+        self.own, self.cache, self.named = torch.Generator(), [], {"first": 1.0}
+        self.own_python, self.own_numpy = random.Random(1), np.random.default_rng(1)
+        self.num_calls = 0
+        self.register_buffer("mean", torch.zeros(SIDE))
+        self.compute = compute
+
+    def forward(self, batch: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        return self.compute(self, self.inner(batch), *rest, **named)
+
+
+def only_call(compute: Callable[..., torch.Tensor], store: TierStore, take: Any = step) -> RecordedCall:
+    torch.manual_seed(0)
+    calls = recorded(Chain(lambda: Block(compute), 1), ["blocks.0"], store, take)
+    assert len(calls) == 1
+    return calls[0]
+
+
+def counts(block: Any, hidden: torch.Tensor) -> torch.Tensor:
+    block.num_calls += 1
+    return hidden.sin()
+
+
+def appends(block: Any, hidden: torch.Tensor) -> torch.Tensor:
+    block.cache.append(hidden.mean())
+    return hidden.sin()
+
+
+def renames(block: Any, hidden: torch.Tensor) -> torch.Tensor:
+    block.named["first"] += 1
+    return hidden.sin()
+
+
+def remembers(block: Any, hidden: torch.Tensor) -> torch.Tensor:
+    block.last = hidden.detach()
+    return hidden.sin()
+
+
+CACHE: list[torch.Tensor] = []
+
+
+def reads_a_cache(block: Any, hidden: torch.Tensor) -> torch.Tensor:
+    CACHE.append(hidden.detach())
+    return hidden.sin() * len(CACHE)
+
+
+def fails_twice(block: Any, hidden: torch.Tensor) -> torch.Tensor:
+    if CACHE:
+        raise ValueError("no second call")
+    CACHE.append(hidden)
+    return hidden.sin()
+
+
+DIFFERING: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
+    "counts its calls": (counts, "changes attributes"),
+    "appends to a list": (appends, "changes attributes"),
+    "changes a dictionary": (renames, "changes attributes"),
+    "keeps a tensor": (remembers, "changes attributes"),
+    "a cache elsewhere": (reads_a_cache, "other bits"),
+    "a generator of torch": (
+        lambda block, hidden: hidden * torch.rand(SIDE, generator=block.own),
+        "other bits",
+    ),
+    "a generator of Python": (lambda block, hidden: hidden * block.own_python.random(), "other bits"),
+    "a generator of NumPy": (lambda block, hidden: hidden * block.own_numpy.random(), "other bits"),
+    "a second call fails": (fails_twice, "a second call failed: ValueError"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache() -> None:
+    CACHE.clear()
+
+
+@pytest.mark.parametrize(("compute", "reason"), DIFFERING.values(), ids=DIFFERING.keys())
+def test_block_that_cannot_be_repeated_is_found(
+    store: TierStore, compute: Callable[..., torch.Tensor], reason: str
+) -> None:
+    assert reason in only_call(compute, store).differs
+
+
+REPEATING: dict[str, Callable[..., torch.Tensor]] = {
+    "the generator of Python": lambda block, hidden: hidden.sin() * random.random(),
+    "the generator of NumPy": lambda block, hidden: hidden.sin() * np.random.rand(),
+    "the generator of torch": lambda block, hidden: F.dropout(hidden.sin(), 0.5) * torch.rand(SIDE),
+}
+
+
+@pytest.mark.parametrize("compute", REPEATING.values(), ids=REPEATING.keys())
+def test_global_generators_are_put_back_for_the_second_call(
+    store: TierStore, compute: Callable[..., torch.Tensor]
+) -> None:
+    assert only_call(compute, store).differs == ""
+
+
+def test_block_that_changes_its_argument_is_found(store: TierStore) -> None:
+    class Changing(nn.Module):
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return batch.relu_()
+
+    (call,) = recorded(Chain(Changing, 1), ["blocks.0"], store)
+    assert "changes its arguments" in call.differs
+
+
+def test_block_that_changes_a_list_it_is_given_is_found(store: TierStore) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block(append_to)
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            given: list[torch.Tensor] = []
+            result = self.block(batch, given)
+            assert len(given) == 1
+            return result
+
+    def append_to(block: Any, hidden: torch.Tensor, given: list[torch.Tensor]) -> torch.Tensor:
+        given.append(hidden)
+        return hidden.sin()
+
+    (call,) = recorded(Model(), ["block"], store)
+    assert "changes its arguments" in call.differs
+
+
+@pytest.mark.parametrize("by_view", [False, True])
+def test_argument_changed_after_the_call_is_found(store: TierStore, by_view: bool) -> None:
+    """A checkpoint would refuse in backward, where a plain step may not."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Mlp() for _ in range(3))
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            given = batch * 2
+            first = self.blocks[0](given)
+            second = self.blocks[1](first * 2)
+            (given[3:] if by_view else given).mul_(2)
+            return self.blocks[2](second + given)
+
+    calls = recorded(Model(), ["blocks.0", "blocks.1", "blocks.2"], store)
+    assert [call.differs for call in calls] == ["its arguments are changed after the call", "", ""]
+
+
+def test_what_a_call_saves_and_is_given(store: TierStore) -> None:
+    calls = recorded(Chain(Mlp), ["blocks.0", "blocks.1"], store)
+    for call in calls:
+        assert list(call.inputs.values()) == [MATRIX_BYTES]
+        assert call.inputs.items() <= call.saved.items()
+        # The batch, the first product, the mask of dropout, its result, and tanh's.
+        assert sorted(call.saved.values()) == [MATRIX_BYTES, MATRIX_BYTES, *[2 * MATRIX_BYTES] * 2, 2 * MATRIX_BYTES]
+    assert not calls[0].saved.keys() & calls[1].saved.keys()
+    assert calls[0].kind == calls[1].kind
+
+
+def test_buffers_that_forward_changes(store: TierStore) -> None:
+    (call,) = recorded(Chain(BLOCKS["Normed"], 1), ["blocks.0"], store)
+    assert sorted(call.buffers) == ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
+    assert call.differs == ""
+
+
+@pytest.mark.parametrize("make", BLOCKS.values(), ids=BLOCKS.keys())
+def test_operators_counted_as_a_checkpoint_counts_them(store: TierStore, make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    (call,) = recorded(Chain(make, 1), ["blocks.0"], store)
+    counted: list[str] = []
+
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        counted.append(str(operator))
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    def region(batch: torch.Tensor) -> Any:
+        return checkpoint(make(), batch, use_reentrant=False, context_fn=lambda: holding_contexts(policy, Kept, Kept))
+
+    region(the_batch() * 1.5)
+    assert [operator.name for operator in call.operators] == counted[: len(call.operators)]
+    assert len(call.operators) > 2
+
+
+def holdable(call: RecordedCall) -> Sequence[str]:
+    return [operator.name for operator in call.operators if operator.can_be_held]
+
+
+def test_random_operators_are_never_held(store: TierStore) -> None:
+    def compute(block: Any, hidden: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand_like(hidden) + torch.bernoulli(torch.full_like(hidden, 0.5))
+        return F.dropout(hidden.sin() * noise, 0.5).exp()
+
+    names = holdable(only_call(compute, store))
+    assert "aten.sin.default" in names
+    assert not [name for name in names if "rand" in name or "bernoulli" in name or "dropout" in name]
+
+
+@pytest.mark.parametrize("by_view", [False, True])
+def test_output_changed_in_place_later_is_never_held(store: TierStore, by_view: bool) -> None:
+    def compute(block: Any, hidden: torch.Tensor) -> torch.Tensor:
+        changed, other = hidden.exp(), hidden.sin()
+        (changed.view(-1)[::2] if by_view else changed).add_(1)
+        return (changed * other).cos().tanh()
+
+    names = holdable(only_call(compute, store))
+    assert "aten.sin.default" in names
+    assert "aten.exp.default" not in names
+    assert not [name for name in names if name.startswith("aten.add_")]
+
+
+def test_casts_are_never_held(store: TierStore) -> None:
+    def compute(block: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.double().sin().float().cos()
+
+    names = holdable(only_call(compute, store))
+    assert "aten.sin.default" in names
+    assert "aten._to_copy.default" not in names
+
+
+def test_result_that_is_not_saved_is_never_held(store: TierStore) -> None:
+    """The caller may change it."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(SIDE, SIDE)
+
+        def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            first = batch * 2
+            return first, self.inner(batch.sin())
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Two()
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            first, second = self.block(batch * 1)
+            return first.mul_(3) + second
+
+    (call,) = recorded(Model(), ["block"], store)
+    assert "aten.sin.default" in holdable(call)
+    assert "aten.mul.Tensor" not in holdable(call)
+
+
+def test_recording_changes_no_bits_of_what_is_computed(store: TierStore) -> None:
+    model, losses = Chain(Mlp), []
+
+    def take(module: nn.Module) -> torch.Tensor:
+        losses.append(step(module))
+        return losses[-1]
+
+    torch.manual_seed(1)
+    take(model)
+    torch.manual_seed(1)
+    recorded(model, ["blocks.0", "blocks.1"], store, take)
+    first, second = all_bits(losses)
+    assert first == second
