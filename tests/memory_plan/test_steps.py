@@ -66,7 +66,9 @@ def in_backward(model: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("run", "error"), [(step, None), (interrupted, KeyboardInterrupt), (in_backward, ValueError)], ids=str
+    ("run", "error"),
+    [(step, None), (interrupted, KeyboardInterrupt), (in_backward, ValueError)],
+    ids=["step", "interrupt", "error in backward"],
 )
 def test_step_leaves_everything_as_found(
     store: TierStore, run: Callable[[nn.Module], torch.Tensor], error: type[BaseException] | None

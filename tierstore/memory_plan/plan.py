@@ -209,7 +209,7 @@ class MemoryPlan:
             put_around_calls(modules[name], through)
         put_around_calls(model, self._watch.around(calls.get("")))
         if store is not None and meter.is_of_host:
-            store.keep_within(self._watch, self.limit_bytes, 0 if self.is_needed else None)
+            store.plans.keep_within(self._watch, self.limit_bytes, 0 if self.is_needed else None)
         return model
 
     def watch(self, compute: Callable[[], T]) -> T:

@@ -69,7 +69,7 @@ def plan_memory(
     meter = meter_of(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
     is_on_host = meter.is_of_host
     trials = Trials(model, run, store, meter)
-    store.keep_within(trials, usable_bytes if is_on_host else None, 0 if is_on_host else None)
+    store.plans.keep_within(trials, usable_bytes if is_on_host else None, 0 if is_on_host else None)
     try:
         prices, measured = measure_prices(trials)
         corrected = Corrected(prices, usable_bytes)
@@ -82,7 +82,7 @@ def plan_memory(
             decision = corrected.decide()
             choice = None if decision is None else Choice.untried(decision)
     finally:
-        store.keep_within(trials, None, None)
+        store.plans.keep_within(trials, None, None)
     if choice is None:
         raise ConfigError("limit", limit, _why_not(corrected, reserve_bytes, meter))
     return MemoryPlan.of(choice, corrected, limit_bytes, reserve_bytes, meter, store)

@@ -81,8 +81,8 @@ class StepWatch:
     def end(self) -> None:
         """The plan is removed."""
         if self._store is not None:
-            self._store.tell_plan(self, {})
-            self._store.keep_within(self, None, None)
+            self._store.plans.tell(self, {})
+            self._store.plans.keep_within(self, None, None)
 
     def run(self, compute: Callable[[], T]) -> T:
         """Compute what backward begins from: a step, unless it is part of one, or has no gradients."""
@@ -165,7 +165,7 @@ class StepWatch:
         }
         if measured is not None:
             figures |= {"measured_peak_bytes": measured.peak_bytes, "measured_step_seconds": measured.seconds}
-        self._store.tell_plan(self, figures)
+        self._store.plans.tell(self, figures)
 
 
 class _WatchedCalls:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
 from functools import partial
-from weakref import WeakKeyDictionary
 
 from ..base.defaults import NUM_AT_ONCE, NUM_BESIDE_DEVICE
 from ..base.threads import is_thread_of_store
@@ -23,6 +21,7 @@ from ..tracing.recordings import Recordings
 from .engine import Engine, OpenDisk
 from .lifetime import watch_over
 from .options import StoreOptions
+from .plans import PlansOfStore
 from .stats import StoreStats
 
 __all__ = ["Core"]
@@ -39,8 +38,7 @@ class Core:
 
     Attributes:
         returner: returns freed memory to the system.
-        plan_limits: resident memory and host memory that memory plans grant.
-        plan_figures: of the memory plans that use the store; the last one's are given by `stats`.
+        plans: the memory plans that use the store.
 
     The constructor blocks until the disk tier is open. `end_at_exit` and `close` block until the I/O in progress has
     ended; `close` on a store's own thread does not block.
@@ -52,8 +50,6 @@ class Core:
 
     def __init__(self, store: object, options: StoreOptions) -> None:
         self.name = options.name
-        self.plan_limits: WeakKeyDictionary[object, tuple[int | None, int | None]] = WeakKeyDictionary()
-        self.plan_figures: WeakKeyDictionary[object, Mapping[str, float]] = WeakKeyDictionary()
         self._staging_bytes = options.staging_bytes
         self._opened_at = time.monotonic()
         self._closed_at: float | None = None
@@ -70,6 +66,7 @@ class Core:
         )
         self.engine.serve(self.residency)
         self.returner = Returner(options.return_memory, self.residency.has_any)
+        self.plans = PlansOfStore(self.returner.limit, self.residency.limit_host, options.host_bytes)
         settings = _settings(options, self.engine.disk.usage(), num_lanes)
         self.traces = Recordings(self.residency, partial(header_of, settings))
         watch_over(self)
@@ -124,7 +121,7 @@ class Core:
                 io_mode=usage.io_mode,
                 host_memory=self.residency.slab.description,
                 codec_choices=disk.codec_choices(),
-                memory_plan=next(reversed(list(self.plan_figures.values())), {}),
+                memory_plan=self.plans.figures,
             )
 
     def memory_use(self) -> MemoryUse:

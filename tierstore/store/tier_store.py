@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from types import TracebackType
@@ -82,6 +82,7 @@ class TierStore:
     Attributes:
         host_bytes, staging_bytes: the two budgets of host memory, as numbers.
         residency, traces, learned_orders, keys, of_thread: for the hooks.
+        plans: for memory plans.
 
     Raises:
         ConfigError: an argument cannot be used; it says which, what was given and what is allowed.
@@ -225,7 +226,7 @@ class TierStore:
         self.host_bytes, self.staging_bytes = options.host_bytes, options.staging_bytes
         self._core = Core(self, options)
         self.residency = self._core.residency
-        self.traces = self._core.traces
+        self.traces, self.plans = self._core.traces, self._core.plans
         self._handles = HandleFactory(self.residency)
         self.learned_orders = LearnedOrders()
         self.keys = self._handles.keys
@@ -365,28 +366,6 @@ class TierStore:
         reason = self._core.why_memory_stays()
         if reason is not None:
             warnings.warn(f"{self!r}: {reason}", TierStoreWarning, stacklevel=stacklevel_of_user())
-
-    def keep_within(self, plan: object, limit_bytes: int | None, host_bytes: int | None) -> None:
-        """Set the limits of a memory plan; both None: it has none any more. Of several plans, the least limits hold.
-
-        Args:
-            plan: whose limits these are; they are gone with it.
-            limit_bytes: of the resident memory of the process; freed memory is returned before it is reached.
-            host_bytes: what the store may hold, staging aside. None: as it was opened.
-        """
-        limits = self._core.plan_limits
-        limits.pop(plan, None)
-        if limit_bytes is not None or host_bytes is not None:
-            limits[plan] = limit_bytes, host_bytes
-        pairs = list(limits.values())
-        self._core.returner.limit(min((limit for limit, _ in pairs if limit is not None), default=None))
-        self.residency.limit_host(min((host for _, host in pairs if host is not None), default=self.host_bytes))
-
-    def tell_plan(self, plan: object, memory_plan: Mapping[str, float]) -> None:
-        """Have `stats().memory_plan` give these figures, until another plan tells its own; empty: the plan ends."""
-        self._core.plan_figures.pop(plan, None)
-        if memory_plan:
-            self._core.plan_figures[plan] = dict(memory_plan)
 
     # --- for the hooks ----------------------------------------------------------------------------------------
 
