@@ -105,7 +105,7 @@ def test_what_cannot_fit_is_refused(store: TierStore) -> None:
 def test_within_a_limit_same_bits(store: TierStore) -> None:
     torch.manual_seed(0)
     model = Model()
-    expected = steps(copy.deepcopy(model), 6)
+    expected = steps(copy.deepcopy(model), 3)
     easy = planned(model, store, far_above())
     peaks = [predicted.peak_bytes for predicted in easy.strategies.values()]
     limit_bytes = (max(peaks) + min(peaks)) // 2
@@ -117,7 +117,7 @@ def test_within_a_limit_same_bits(store: TierStore) -> None:
     assert all(len(line) <= 80 for line in str(plan).splitlines())
     assert re.search(r"this plan +\d.* yes", str(plan))
     assert plan.apply(model) is model
-    assert_same_bits(steps(model, 6), expected)
+    assert_same_bits(steps(model, 3), expected)
     assert store.stats().memory_plan["limit_bytes"] == limit_bytes
     assert store.stats().memory_plan["measured_step_seconds"] > 0
     plan.remove(model)

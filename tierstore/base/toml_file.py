@@ -15,6 +15,8 @@ from ..errors import ConfigError
 
 __all__ = ["read_toml", "toml_text", "toml_value", "typed"]
 
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 _COMPLAINT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?", re.DOTALL)  # of msgspec.ValidationError
@@ -97,13 +99,14 @@ def toml_text(values: Mapping[str, Any], above: str = "") -> str:
     """Write a document, or the table named `above`: plain values first, then tables and arrays of tables."""
     plain, tables = [], []
     for name, value in values.items():
-        path = f"{above}.{name}" if above else name
+        key = name if _BARE_KEY.fullmatch(name) else toml_value(name)
+        path = f"{above}.{key}" if above else key
         if isinstance(value, Mapping):
             tables.append(f"\n[{path}]\n{toml_text(value, path)}")
         elif isinstance(value, (list, tuple)) and value and all(isinstance(each, Mapping) for each in value):
             tables += [f"\n[[{path}]]\n{toml_text(each, path)}" for each in value]
         else:
-            plain.append(f"{name} = {toml_value(value)}\n")
+            plain.append(f"{key} = {toml_value(value)}\n")
     return "".join(plain + tables)
 
 

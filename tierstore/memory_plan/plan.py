@@ -192,6 +192,7 @@ class MemoryPlan:
         Raises:
             ConfigError: a block of the plan is missing or of another class, or is offloaded or planned already; the
                 plan is applied already; or there is no store.
+            StoreClosedError: the store is closed. The model is as it was.
         """
         if self._watch is not None:
             raise ConfigError("model", type(model).__name__, "the plan is applied already: remove it first")
@@ -201,6 +202,8 @@ class MemoryPlan:
             raise ConfigTypeError("store", store, "give an open TierStore")
         if store is None and any(block.as_action().uses_store for block in self.blocks):
             raise ConfigError("store", None, "the plan stores something: give an open TierStore")
+        if store is not None:
+            store.residency.check_open()
         meter = meter_of(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
         scope = None if store is None else ModuleScope(store, min_bytes=self._contents.min_bytes)
         calls = {block.name: PlannedCalls(block.as_action(), block.buffers, scope) for block in self.blocks}
