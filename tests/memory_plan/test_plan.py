@@ -19,6 +19,8 @@ from tierstore.hooks.in_place import around_calls_of
 from tierstore.memory_plan.meter import ResidentMeter
 
 WIDTH, ROWS, NUM_BLOCKS = 256, 2048, 6
+MANY_ROWS = 4 * ROWS
+"""So much is saved then that a limit between two strategies is far from both, whatever the process holds beside."""
 
 
 class Block(nn.Module):
@@ -32,10 +34,11 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Saves some 100 MiB."""
+    """Saves some 50 MiB for each 1024 rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = ROWS) -> None:
         super().__init__()
+        self.rows = rows
         self.blocks = nn.ModuleList(Block() for _ in range(NUM_BLOCKS))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
@@ -45,7 +48,8 @@ class Model(nn.Module):
 
 
 def loss_of(model: nn.Module) -> torch.Tensor:
-    batch = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+    rows = model.rows if isinstance(model, Model) else ROWS
+    batch = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(1))
     return model(batch).square().mean()  # type: ignore[no-any-return]
 
 
@@ -104,7 +108,7 @@ def test_what_cannot_fit_is_refused(store: TierStore) -> None:
 
 def test_within_a_limit_same_bits(store: TierStore) -> None:
     torch.manual_seed(0)
-    model = Model()
+    model = Model(MANY_ROWS)
     expected = steps(copy.deepcopy(model), 3)
     easy = planned(model, store, far_above())
     peaks = [predicted.peak_bytes for predicted in easy.strategies.values()]
@@ -127,7 +131,7 @@ def test_within_a_limit_same_bits(store: TierStore) -> None:
 
 def test_saved_and_loaded_it_says_and_does_the_same(store: TierStore, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = Model()
+    model = Model(MANY_ROWS)
     expected = steps(copy.deepcopy(model))
     easy = planned(model, store, far_above())
     peaks = [predicted.peak_bytes for predicted in easy.strategies.values()]

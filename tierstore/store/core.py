@@ -129,7 +129,9 @@ class Core:
         return self.returner.use(self._mapped_bytes())
 
     def why_memory_stays(self) -> str | None:
-        """Why the process's memory did not fall, once; None: it did, or there was nothing to fall."""
+        """Why the process's memory did not fall, once; None: it did, or it need not: a memory plan limits it."""
+        if self.plans.limits_process:
+            return None
         return self.returner.why_memory_stays(self.residency.disk_bytes, self._mapped_bytes())
 
     def _mapped_bytes(self) -> int:

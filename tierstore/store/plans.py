@@ -29,6 +29,11 @@ class PlansOfStore:
         """Those of the plan that told last; empty: no plan is applied."""
         return next(reversed(list(self._figures.values())), {})
 
+    @property
+    def limits_process(self) -> bool:
+        """Whether a plan limits the process's resident memory now."""
+        return any(limit is not None for limit, _ in self._limits.values())
+
     def keep_within(self, plan: object, limit_bytes: int | None, host_bytes: int | None) -> None:
         """Set the limits of a plan; both None: it has none any more. Of several plans, the least limits hold.
 
