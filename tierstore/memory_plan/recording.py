@@ -254,7 +254,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._forbid(set(outputs) | set(_changed(func, args, kwargs, self._names)))
         is_new = not (outputs.keys() & inputs.keys())
         is_random = torch.Tag.nondeterministic_seeded in func.tags
-        is_fixed = not func._schema.is_mutable and not is_random and func is not torch.ops.aten._to_copy.default
+        is_fixed = not func._schema.is_mutable and not is_random and str(func) != "aten._to_copy.default"
         can_be_held = bool(outputs) and is_new and is_fixed
         self._operators.append(Operator(str(func), seconds, outputs, can_be_held))
         return output
