@@ -35,6 +35,7 @@ from tests.memory_plan.blocks import (
     trained,
     with_action,
 )
+from tests.waiting import until
 from tierstore import ModifiedInPlaceError, StoreClosedError, TierStore, keep_resident, tiered_offload
 from tierstore.memory_plan.menu import Action, HeldOutput
 from tierstore.memory_plan.steps import with_calls
@@ -204,7 +205,7 @@ def test_graph_dropped_without_backward_nothing_stays(store: TierStore, action: 
         loss = step(model)
         assert (store.stats().live_handles > 0) == action.uses_store
         del loss
-        assert store.stats().live_handles == 0
+        until(lambda: store.stats().live_handles == 0)  # a write that is on its way keeps its handle
 
 
 @each_action

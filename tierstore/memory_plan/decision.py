@@ -18,8 +18,9 @@ __all__ = ["Costs", "Decision", "Moment", "decide", "decision_of"]
 
 _SOLVER_SECONDS = 8.0
 _GAP = 1e-3
-_LATER = 0.05
-"""What is stored late in forward costs that much more than what is stored early: backward asks for it at once."""
+_LATER = 1e-3
+"""What is stored late in forward counts as that much dearer, so that of equal choices the one is made that stores early
+tensors: backward asks for late ones at once."""
 _MIB = 2.0**-20  # the program is in MiB: solvers work best with numbers of similar size
 
 
