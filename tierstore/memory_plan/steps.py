@@ -38,13 +38,9 @@ class Steps:
         model: what is planned.
         run: computes the loss.
         meter: of the tier that is limited.
-
-    Attributes:
-        num_taken: how many steps, so far.
     """
 
     def __init__(self, model: nn.Module, run: Callable[[], torch.Tensor], meter: Meter) -> None:
-        self.num_taken = 0
         self._model, self._run, self._meter = model, run, meter
         self._restorers = restorers_of(model)
 
@@ -64,7 +60,6 @@ class Steps:
             timeline: is told of its end.
             has_backward: False: forward alone.
         """
-        self.num_taken += 1
         with self._left_as_found(), with_calls(self._model, around):
             self._meter.reset()
             began = time.perf_counter()

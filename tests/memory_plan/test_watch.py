@@ -1,0 +1,77 @@
+"""A plan corrects itself: steps are compared with what was predicted, and decided again where they differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.hooks.programs import all_bits, grads
+from tests.memory_plan.test_plan import Model, far_above, loss_of, planned
+from tierstore import MemoryPlan, TierStore
+from tierstore.memory_plan.meter import ResidentMeter
+from tierstore.memory_plan.watch import Expected, StepWatch
+
+MIB = 2**20
+
+
+def train(model: torch.nn.Module, num_steps: int) -> list[Any]:
+    found = []
+    for _ in range(num_steps):
+        model.zero_grad()
+        torch.manual_seed(2)
+        loss_of(model).backward()
+        found = all_bits(grads(model))
+    return found
+
+
+def watched(plan: MemoryPlan, store: TierStore, model: Model, **wrong: Any) -> tuple[StepWatch, dict[str, Any]]:
+    """A watch over the plan's blocks that expects something else."""
+    from tierstore.hooks.in_place import put_around_calls
+    from tierstore.hooks.module import ModuleScope
+    from tierstore.memory_plan.applied import PlannedCalls
+
+    scope = ModuleScope(store, min_bytes=0)
+    calls = {block.name: PlannedCalls(block.as_action(), block.buffers, scope) for block in plan.blocks}
+    live = plan._live
+    assert live is not None
+    expected = Expected(plan.limit_bytes, plan.predicted.peak_bytes, plan.predicted.step_seconds, live.decision)
+    watch = StepWatch(expected._replace(**wrong), calls, ResidentMeter(), store, live.corrected)
+    for name, through in calls.items():
+        put_around_calls(model.get_submodule(name), through)
+    put_around_calls(model, watch.around(None))
+    return watch, calls
+
+
+def test_prediction_that_missed_is_corrected_and_told(store: TierStore) -> None:
+    model = Model()
+    plan = planned(model, store, far_above())
+    watch, _ = watched(plan, store, model, peak_bytes=1, step_seconds=1e-9)
+    assert store.stats().memory_plan["num_corrections"] == 0
+    train(model, 5)  # the first is not measured; the fifth begins after the three that are
+    told = store.stats().memory_plan
+    assert told["num_corrections"] == 1
+    assert told["predicted_peak_bytes"] >= ResidentMeter().level() // 2
+    assert told["predicted_step_seconds"] > 1e-4
+    watch.end()
+    assert not store.stats().memory_plan
+
+
+def test_peak_above_the_limit_other_actions_and_the_same_bits(store: TierStore) -> None:
+    model = Model()
+    expected = train(model, 1)
+    plan = planned(model, store, far_above())
+    live = plan._live
+    assert live is not None
+    meter = ResidentMeter()
+    meter.tidy()
+    meter.reset()
+    train(model, 1)
+    live.corrected._limit_bytes = limit_bytes = meter.peak() - 24 * MIB
+    watch, calls = watched(plan, store, model, limit_bytes=limit_bytes, peak_bytes=1)
+    assert train(model, 4) == expected
+    assert {call.action.kind for call in calls.values()} == {"keep"}
+    assert train(model, 1) == expected
+    assert store.stats().memory_plan["num_corrections"] >= 1
+    assert {call.action.kind for call in calls.values()} != {"keep"}
+    watch.end()
