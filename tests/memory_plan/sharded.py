@@ -1,0 +1,60 @@
+"""A program: a model that FSDP2 shards, one process; each action around its blocks gives the plain gradients' bits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from tierstore import TierStore
+from tierstore.hooks.module import ModuleScope
+from tierstore.memory_plan.applied import PlannedCalls
+from tierstore.memory_plan.menu import Action
+from tierstore.memory_plan.steps import with_calls
+
+ACTIONS = Action("keep"), Action("store"), Action("recompute"), Action("recompute", stores=True)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 64))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch + self.layers(batch)
+
+
+def step(model: nn.Module) -> Sequence[torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(1)
+    model(torch.randn(32, 64)).square().sum().backward()
+    return [parameter.grad.full_tensor().clone() for parameter in model.parameters()]  # type: ignore[union-attr,operator]
+
+
+def main(directory: str) -> None:
+    store_of_ranks = dist.HashStore()
+    dist.init_process_group("gloo", store=store_of_ranks, rank=0, world_size=1)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(3)))
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+    plain = step(model)
+    with TierStore(directory, host_bytes=0) as store:
+        for action in ACTIONS:
+            scope = ModuleScope(store, min_bytes=0)
+            calls = {name: PlannedCalls(action, [], scope if action.uses_store else None) for name in "012"}
+            with with_calls(model, calls):
+                planned = [step(model), step(model)][-1]
+            same = all(torch.equal(one, other) for one, other in zip(plain, planned, strict=True))
+            print(f"{action}: {'same bits' if same else 'OTHER BITS'}, {store.stats().live_handles} handles")
+        print(f"stored: {store.stats().packed_tensors > 0}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
