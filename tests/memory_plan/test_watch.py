@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from tests.hooks.programs import all_bits, grads
 from tests.memory_plan.test_plan import Model, far_above, loss_of, planned
-from tierstore import MemoryPlan, TierStore
+from tierstore import MemoryPlan, TierStore, TierStoreWarning
 from tierstore.memory_plan.meter import ResidentMeter
 from tierstore.memory_plan.watch import Expected, StepWatch
 
@@ -74,4 +75,19 @@ def test_peak_above_the_limit_other_actions_and_the_same_bits(store: TierStore) 
     assert train(model, 1) == expected
     assert store.stats().memory_plan["num_corrections"] >= 1
     assert {call.action.kind for call in calls.values()} != {"keep"}
+    watch.end()
+
+
+def test_peak_above_the_limit_and_nothing_takes_less_is_told_once(store: TierStore) -> None:
+    model = Model()
+    plan = planned(model, store, far_above())
+    live = plan._live
+    assert live is not None
+    live.corrected._limit_bytes = MIB
+    watch, calls = watched(plan, store, model, limit_bytes=MIB, peak_bytes=1)
+    train(model, 4)
+    with pytest.warns(TierStoreWarning, match=r"a step took .*B, more than the limit of 1 MiB, and no other decision"):
+        train(model, 1)
+    train(model, 4)
+    assert {call.action.kind for call in calls.values()} == {"keep"}
     watch.end()

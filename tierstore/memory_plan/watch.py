@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.autograd import Variable
 
+from ..base.config import format_bytes
+from ..errors import TierStoreWarning
 from ..hooks.in_place import Around
 from ..residency.torch_names import tree_leaves
+from ..returning.advice import stacklevel_of_user
 from ..store.tier_store import TierStore
 from .applied import PlannedCalls
 from .choice import PEAK_MISS, TIME_MISS, Corrected
@@ -69,6 +73,7 @@ class StepWatch:
         self._store, self._corrected = store, corrected
         self._num_steps = 0
         self._num_corrections = 0
+        self._has_warned = False
         self._measured: list[Measured] = []
         self._began: float | None = None
         self._is_inside = False
@@ -142,6 +147,14 @@ class StepWatch:
         self._num_corrections += 1
         corrected.learn(decision, measured)
         again = corrected.decide()
+        if again is None and peak_bytes > expected.limit_bytes and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"a step took {format_bytes(peak_bytes)}, more than the limit of {format_bytes(expected.limit_bytes)}, "
+                "and no other decision of the memory plan takes less",
+                TierStoreWarning,
+                stacklevel=stacklevel_of_user(),
+            )
         if again is None or (again.step_seconds > (1 - TIME_MISS) * seconds and peak_bytes <= expected.limit_bytes):
             again = decision  # nothing is gained by a change: only what is expected was wrong
         if again.chosen != decision.chosen:
