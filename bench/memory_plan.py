@@ -38,12 +38,12 @@ from .harness import Benchmark, main_of_one_variant
 from .memory_limit import Figures, Training
 from .plan_models import MODELS, blocks_of_model
 
-SHARES = (75, 50, 35)
+SHARES = (50, 35, 75)
 PLAIN, COMPILED = "plain", "plain, compiled"
 SINGLE = ("checkpoint", "every other", "offload", "budget")
 PLAN = "plan"
 STRATEGIES = (PLAIN, *SINGLE, PLAN)
-CASES = {f"{model} at {share} %": (model, share) for model in MODELS for share in SHARES}
+CASES = {f"{model} at {share} %": (model, share) for share in SHARES for model in MODELS}
 WARM_UP_STEPS, PLAN_WARM_UP_STEPS, TURNS = 2, 5, 2
 """The plan may decide again after four steps."""
 
