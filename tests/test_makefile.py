@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -15,7 +16,9 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is n
 
 
 def _make(*arguments: str) -> str:
-    return subprocess.run(["make", *arguments], cwd=_ROOT, capture_output=True, text=True, check=True).stdout
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    made = subprocess.run(["make", *arguments], cwd=_ROOT, env=environment, capture_output=True, text=True, check=True)
+    return made.stdout
 
 
 def _dry_run(target: str) -> str:

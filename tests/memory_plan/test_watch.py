@@ -26,7 +26,20 @@ def train(model: torch.nn.Module, num_steps: int) -> list[Any]:
     return found
 
 
-def watched(plan: MemoryPlan, store: TierStore, model: Model, **wrong: Any) -> tuple[StepWatch, dict[str, Any]]:
+class Told(ResidentMeter):
+    """Tells the same peak of each step, whatever else the process does."""
+
+    def __init__(self, peak_bytes: int) -> None:
+        super().__init__()
+        self._peak_bytes = peak_bytes
+
+    def peak(self) -> int:
+        return self._peak_bytes
+
+
+def watched(
+    plan: MemoryPlan, store: TierStore, model: Model, meter: ResidentMeter | None = None, **wrong: Any
+) -> tuple[StepWatch, dict[str, Any]]:
     """A watch over the plan's blocks that expects something else."""
     from tierstore.hooks.in_place import put_around_calls
     from tierstore.hooks.module import ModuleScope
@@ -37,7 +50,7 @@ def watched(plan: MemoryPlan, store: TierStore, model: Model, **wrong: Any) -> t
     live = plan._live
     assert live is not None
     expected = Expected(plan.limit_bytes, plan.predicted.peak_bytes, plan.predicted.step_seconds, live.decision)
-    watch = StepWatch(expected._replace(**wrong), calls, ResidentMeter(), store, live.corrected)
+    watch = StepWatch(expected._replace(**wrong), calls, meter or ResidentMeter(), store, live.corrected)
     for name, through in calls.items():
         put_around_calls(model.get_submodule(name), through)
     put_around_calls(model, watch.around(None))
@@ -64,12 +77,9 @@ def test_peak_above_the_limit_other_actions_and_the_same_bits(store: TierStore) 
     plan = planned(model, store, far_above())
     live = plan._live
     assert live is not None
-    meter = ResidentMeter()
-    meter.tidy()
-    meter.reset()
-    train(model, 1)
-    live.corrected._limit_bytes = limit_bytes = meter.peak() - 24 * MIB
-    watch, calls = watched(plan, store, model, limit_bytes=limit_bytes, peak_bytes=1)
+    measured_bytes = live.decision.peak_bytes + 50 * MIB
+    live.corrected._limit_bytes = limit_bytes = measured_bytes - MIB
+    watch, calls = watched(plan, store, model, Told(measured_bytes), limit_bytes=limit_bytes, peak_bytes=1)
     assert train(model, 4) == expected
     assert {call.action.kind for call in calls.values()} == {"keep"}
     assert train(model, 1) == expected
