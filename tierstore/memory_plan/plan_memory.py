@@ -73,14 +73,12 @@ def plan_memory(
     try:
         prices, measured = measure_prices(trials)
         corrected = Corrected(prices, usable_bytes)
-        # In a distributed run all ranks have to take the same number of steps.
-        num_trials = 0 if torch.distributed.is_available() and torch.distributed.is_initialized() else _NUM_TRIALS
-        known = [Choice(decision, step) for decision, step in measured]
-        if num_trials:
-            choice = choose(trials, corrected, usable_bytes, known, num_trials=num_trials)
-        else:
-            decision = corrected.decide()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            decision = corrected.decide()  # all ranks have to take the same number of steps: none is tried
             choice = None if decision is None else Choice.untried(decision)
+        else:
+            known = [Choice(decision, step) for decision, step in measured]
+            choice = choose(trials, corrected, usable_bytes, known, num_trials=_NUM_TRIALS)
     finally:
         store.plans.keep_within(trials, None, None)
     if choice is None:

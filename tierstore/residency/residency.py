@@ -346,20 +346,18 @@ class Residency(HandingOut):
         with self.lock:
             rules, windows = self.rules, self.rules.windows
             host_bytes, staging_bytes = windows.used_bytes
-            yield (
-                self._counters,
-                {
-                    "live_handles": self._booking.num_live(),
-                    "device_bytes": self._devices.held_bytes,
-                    "device_limit_bytes": self.device_limit_bytes,
-                    "host_bytes": host_bytes,
-                    "host_bytes_peak": windows.host_bytes_peak,
-                    "staging_used_bytes": staging_bytes,
-                    "lent_bytes": windows.lent.used_bytes,
-                    "disk_bytes": rules.disk_bytes,
-                    "disk_bytes_peak": rules.disk_bytes_peak,
-                },
-            )
+            levels = {
+                "live_handles": self._booking.num_live(),
+                "device_bytes": self._devices.held_bytes,
+                "device_limit_bytes": self.device_limit_bytes,
+                "host_bytes": host_bytes,
+                "host_bytes_peak": windows.host_bytes_peak,
+                "staging_used_bytes": staging_bytes,
+                "lent_bytes": windows.lent.used_bytes,
+                "disk_bytes": rules.disk_bytes,
+                "disk_bytes_peak": rules.disk_bytes_peak,
+            }
+            yield self._counters, levels
 
     @property
     def device_limit_bytes(self) -> int:
@@ -375,9 +373,7 @@ class Residency(HandingOut):
     def limit_host(self, nbytes: int) -> None:
         """Keep at most `nbytes` in host memory from now on, staging aside."""
         with self.lock:
-            is_changing = True
             self.rules.windows.limit_host(nbytes)
-            is_changing = False  # noqa: F841
 
     @whole
     def keep_on_device(self, device_bytes: int) -> None:
@@ -399,7 +395,6 @@ class Residency(HandingOut):
 
     def levels(self) -> tuple[int, ...]:
         """See `Observed`."""
-        host_bytes, staging_bytes = self.rules.windows.used_bytes
-        uncharged_bytes, lent_bytes = self._ledger.uncharged_bytes(), self.rules.windows.lent.used_bytes
-        disk_bytes = self.rules.disk_bytes
-        return self._devices.held_bytes, uncharged_bytes, host_bytes, staging_bytes, lent_bytes, disk_bytes
+        windows, uncharged_bytes = self.rules.windows, self._ledger.uncharged_bytes()
+        lent_bytes = windows.lent.used_bytes
+        return self._devices.held_bytes, uncharged_bytes, *windows.used_bytes, lent_bytes, self.disk_bytes
