@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import MakeStore
 from tests.hooks.programs import all_bits, grads
 from tests.memory_plan.test_plan import Model, far_above, loss_of, planned
 from tierstore import MemoryPlan, TierStore, TierStoreWarning
@@ -71,8 +72,8 @@ def test_prediction_that_missed_is_corrected_and_told(store: TierStore) -> None:
     assert not store.stats().memory_plan
 
 
-def test_peak_above_the_limit_other_actions_and_the_same_bits(store: TierStore) -> None:
-    model = Model()
+def test_peak_above_the_limit_other_actions_and_the_same_bits(make_store: MakeStore) -> None:
+    model, store = Model(), make_store(host_bytes="64MiB")
     expected = train(model, 1)
     plan = planned(model, store, far_above())
     live = plan._live
@@ -85,6 +86,7 @@ def test_peak_above_the_limit_other_actions_and_the_same_bits(store: TierStore) 
     assert train(model, 1) == expected
     assert store.stats().memory_plan["num_corrections"] >= 1
     assert {call.action.kind for call in calls.values()} != {"keep"}
+    assert store.residency.window_limits[0] == 0, "what is stored now would stay in host memory"
     watch.end()
 
 
@@ -99,5 +101,30 @@ def test_peak_above_the_limit_and_nothing_takes_less_is_told_once(store: TierSto
     with pytest.warns(TierStoreWarning, match=r"a step took .*B, more than the limit of 1 MiB, and no other decision"):
         train(model, 1)
     train(model, 4)
+    assert {call.action.kind for call in calls.values()} == {"keep"}
+    watch.end()
+
+
+def test_reserve_is_counted_once(store: TierStore) -> None:
+    """What an optimizer has taken meanwhile is part of what is measured, and was left free by the decision."""
+    model, reserve_bytes = Model(), 200 * MIB
+    plan = planned(model, store, far_above())
+    live = plan._live
+    assert live is not None
+    peak_bytes = live.decision.peak_bytes + reserve_bytes
+    live.corrected._limit_bytes = live.decision.peak_bytes + 50 * MIB
+    watch, calls = watched(
+        plan,
+        store,
+        model,
+        Told(peak_bytes),
+        limit_bytes=peak_bytes + 50 * MIB,
+        peak_bytes=peak_bytes,
+        step_seconds=1e-9,
+        reserve_bytes=reserve_bytes,
+    )
+    train(model, 5)
+    assert store.stats().memory_plan["num_corrections"] == 1
+    assert live.corrected.offset_bytes == 0
     assert {call.action.kind for call in calls.values()} == {"keep"}
     watch.end()

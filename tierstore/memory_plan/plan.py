@@ -238,7 +238,9 @@ class MemoryPlan:
 
     def _expected(self) -> Expected:
         decision = None if self._live is None else self._live.decision
-        return Expected(self.limit_bytes, self.predicted.peak_bytes, self.predicted.step_seconds, decision)
+        reserve_bytes = self._contents.reserve_bytes
+        predicted = self.predicted
+        return Expected(self.limit_bytes, predicted.peak_bytes, predicted.step_seconds, decision, reserve_bytes)
 
     def _modules_of(self, model: nn.Module, *, check: bool = True) -> dict[str, nn.Module]:
         check_callable(model)

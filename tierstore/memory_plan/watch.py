@@ -40,12 +40,14 @@ class Expected(NamedTuple):
         limit_bytes: for the peak.
         peak_bytes, step_seconds: as predicted.
         decision: what is done; None: the plan came from a file.
+        reserve_bytes: part of `peak_bytes` that the decision knows nothing of, such as the state of an optimizer.
     """
 
     limit_bytes: int
     peak_bytes: int
     step_seconds: float
     decision: Decision | None
+    reserve_bytes: int = 0
 
 
 class StepWatch:
@@ -145,7 +147,7 @@ class StepWatch:
         if not has_missed or self._num_corrections >= _MOST_CORRECTIONS:
             return
         self._num_corrections += 1
-        corrected.learn(decision, measured)
+        corrected.learn(decision, Measured(seconds, peak_bytes - expected.reserve_bytes))
         again = corrected.decide()
         if again is None and peak_bytes > expected.limit_bytes and not self._has_warned:
             self._has_warned = True
@@ -160,10 +162,12 @@ class StepWatch:
         if again.chosen != decision.chosen:
             for name, option in again.chosen.items():
                 self._calls[name].action = option.action
+            if self._store is not None and self._meter.is_of_host:
+                self._store.plans.keep_within(self, expected.limit_bytes, 0)
             self._num_steps, seconds = 0, again.step_seconds
             # Its allocators will keep as much beside what is alive as they did before.
             peak_bytes = min(peak_bytes + again.peak_bytes - decision.peak_bytes, expected.limit_bytes)
-        self._expected = Expected(expected.limit_bytes, peak_bytes, seconds, again)
+        self._expected = expected._replace(peak_bytes=peak_bytes, step_seconds=seconds, decision=again)
         self._tell(measured)
 
     def _tell(self, measured: Measured | None) -> None:
