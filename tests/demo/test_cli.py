@@ -173,8 +173,8 @@ def test_demo_small_model_keeps_every_bit_and_json_is_all_of_standard_output(tmp
         assert len(run["step_seconds_each"]) == len(run["loss_each"]) == 2
     assert result["plain"]["loss_each"] == result["tierstore"]["loss_each"]
     stats = result["tierstore"]["stats"]
-    # On a busy machine backward may come before a write begins.
-    assert stats["spilled_bytes"] + stats["cancelled_bytes"] + stats["forwarded_bytes"] > 0
+    assert stats["spilled_bytes"] > 0
+    assert stats["restored_bytes"] > 0
     assert list(tmp_path.iterdir()) == [file]
 
 
