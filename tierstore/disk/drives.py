@@ -97,8 +97,8 @@ class Drives:
             tier = cls(drives, divides=divides)
             await tier._take_up()
         except BaseException:
-            for drive in drives:
-                await drive.disk.close(keep=keep)
+            closings = (drive.disk.close(keep=keep) for drive in drives)
+            await asyncio.gather(*closings, return_exceptions=True)  # the first error is the one to tell
             raise
         return tier
 
