@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeStore
+from tests.existing import set_existing
 from tests.hooks.programs import all_bits, grads
 from tests.memory_plan.test_plan import Model, far_above, loss_of, planned
 from tierstore import MemoryPlan, TierStore, TierStoreWarning
@@ -79,7 +80,8 @@ def test_peak_above_the_limit_other_actions_and_the_same_bits(make_store: MakeSt
     live = plan._live
     assert live is not None
     measured_bytes = live.decision.peak_bytes + 50 * MIB
-    live.corrected._limit_bytes = limit_bytes = measured_bytes - MIB
+    limit_bytes = measured_bytes - MIB
+    set_existing(live.corrected, _limit_bytes=limit_bytes)
     watch, calls = watched(plan, store, model, Told(measured_bytes), limit_bytes=limit_bytes, peak_bytes=1)
     assert train(model, 4) == expected
     assert {call.action.kind for call in calls.values()} == {"keep"}
@@ -95,7 +97,7 @@ def test_peak_above_the_limit_and_nothing_takes_less_is_told_once(store: TierSto
     plan = planned(model, store, far_above())
     live = plan._live
     assert live is not None
-    live.corrected._limit_bytes = MIB
+    set_existing(live.corrected, _limit_bytes=MIB)
     watch, calls = watched(plan, store, model, limit_bytes=MIB, peak_bytes=1)
     train(model, 4)
     with pytest.warns(TierStoreWarning, match=r"a step took .*B, more than the limit of 1 MiB, and no other decision"):
@@ -112,7 +114,7 @@ def test_reserve_is_counted_once(store: TierStore) -> None:
     live = plan._live
     assert live is not None
     peak_bytes = live.decision.peak_bytes + reserve_bytes
-    live.corrected._limit_bytes = live.decision.peak_bytes + 50 * MIB
+    set_existing(live.corrected, _limit_bytes=live.decision.peak_bytes + 50 * MIB)
     watch, calls = watched(
         plan,
         store,
