@@ -39,7 +39,7 @@ SUITE = (
     "trainers",
     "memory_plan",
 )
-TUNING = ("shared_pages", "simulator_accuracy", "io_depth", "prefetch_tuning", "tuned_settings")
+TUNING = ("shared_pages", "simulator_accuracy", "io_depth", "prefetch_tuning", "tuned_settings", "lowest_limit")
 """As long again: those whose question is which settings are best."""
 NAMES = SUITE + TUNING
 

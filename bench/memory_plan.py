@@ -85,7 +85,7 @@ BENCHMARK = Benchmark(
 def measure(case: str, scratch: Path) -> dict[str, Figures]:
     """Medians of the steps of each strategy within the case's limit."""
     model, share = CASES[case]
-    plain_bytes = _plain_peak(model, scratch)
+    plain_bytes = plain_peak(model, scratch)
     limit_bytes = plain_bytes * share // 100
     budget = _budget_that_trains(model, limit_bytes, scratch)
     wanted: dict[str, tuple[int | None, float]] = {
@@ -98,7 +98,7 @@ def measure(case: str, scratch: Path) -> dict[str, Figures]:
     with ExitStack() as stack:
         trainings: dict[str, Training] = {}
         for strategy, (limit, value) in wanted.items():  # one begins when the one before has warmed up
-            trainings[strategy] = stack.enter_context(_training(model, strategy, limit, value, scratch))
+            trainings[strategy] = stack.enter_context(training_within(model, strategy, limit, value, scratch))
             for _ in range(PLAN_WARM_UP_STEPS if strategy == PLAN else WARM_UP_STEPS):
                 trainings[strategy].step()
         turns = []
@@ -130,22 +130,25 @@ def _add_ratios(found: dict[str, Figures], turns: list[dict[str, Figures]], limi
             plan["step_to_best"] = plan["step_to_plain"] / best
 
 
-def _plain_peak(model: str, scratch: Path) -> int:
+def plain_peak(model: str, scratch: Path) -> int:
     """Measured once for all limits of a model."""
     noted = scratch / f"plain peak of {model}"
     if not noted.exists():
-        with _training(model, PLAIN, None, 0, scratch) as training:
+        with training_within(model, PLAIN, None, 0, scratch) as training:
             noted.write_text(str(int(max(training.step()["peak_bytes"] for _ in range(3)))))
     return int(noted.read_text())
 
 
 def _budget_that_trains(model: str, limit_bytes: int, scratch: Path) -> float | None:
-    with _training(model, "budget", limit_bytes, 0.0, scratch) as training:
+    with training_within(model, "budget", limit_bytes, 0.0, scratch) as training:
         return 0.0 if all(training.step() for _ in range(2)) else None
 
 
 @contextmanager
-def _training(model: str, strategy: str, limit_bytes: int | None, budget: float, scratch: Path) -> Iterator[Training]:
+def training_within(
+    model: str, strategy: str, limit_bytes: int | None, budget: float, scratch: Path
+) -> Iterator[Training]:
+    """One of `MODELS` in a process of its own, with a strategy, in a memory cgroup with that limit, if there is one."""
     request = json.dumps([model, strategy, limit_bytes, budget, str(scratch)])
     with memory_cgroup() as cgroup:
         if limit_bytes is not None:

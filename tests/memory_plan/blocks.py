@@ -17,7 +17,7 @@ from tierstore.hooks.module import ModuleScope
 from tierstore.memory_plan.applied import PlannedCalls
 from tierstore.memory_plan.call_tree import Storages
 from tierstore.memory_plan.menu import Action, HeldOutput, options_of
-from tierstore.memory_plan.recording import RecordedCall, Recorder, Recording
+from tierstore.memory_plan.recording import BlockRecorder, BlockRecording, RecordedCall
 from tierstore.memory_plan.steps import with_calls
 
 KEEP, STORE = Action("keep"), Action("store")
@@ -170,9 +170,9 @@ def trained(model: nn.Module, take: Step = step, num_steps: int = 2) -> list[Bit
 
 def recorded(model: nn.Module, names: Sequence[str], store: TierStore, take: Step = step) -> list[RecordedCall]:
     """The calls of blocks in one forward, as planning records them."""
-    recording = Recording(Storages(model), lambda: None)
+    recording = BlockRecording(Storages(model), lambda: None)
     with (
-        with_calls(model, {name: Recorder(name, recording) for name in names}),
+        with_calls(model, {name: BlockRecorder(name, recording) for name in names}),
         tiered_offload(store, min_bytes=1, select=recording.saw),
     ):
         take(model)

@@ -6,9 +6,12 @@ import copy
 import io
 import pickle
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -206,6 +209,26 @@ def test_graph_dropped_without_backward_nothing_stays(store: TierStore, action: 
         assert (store.stats().live_handles > 0) == action.uses_store
         del loss
         until(lambda: store.stats().live_handles == 0)  # a write that is on its way keeps its handle
+
+
+FIRST_CALL = """
+import gc, sys
+from tests.memory_plan.blocks import RECOMPUTE_STORED, Chain, Mlp, step, with_action
+from tests.waiting import until
+from tierstore import TierStore
+gc.disable()
+with TierStore(sys.argv[1], host_bytes=0) as store:
+    model = Chain(Mlp)
+    with with_action(model, ["blocks.0"], RECOMPUTE_STORED, [], store):
+        loss = step(model)
+        assert store.stats().live_handles
+        del loss
+        until(lambda: store.stats().live_handles == 0)
+"""
+
+
+def test_first_recomputed_call_of_a_process_keeps_no_graph_alive(store_directory: Path) -> None:
+    subprocess.run([sys.executable, "-c", FIRST_CALL, str(store_directory)], check=True, timeout=120)
 
 
 @each_action

@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from tierstore.memory_plan.decision import Costs, Decision, Moment, decide, decision_of
+from tierstore.memory_plan.decision import Decision, Moment, StepCosts, decide, decision_of
 from tierstore.memory_plan.menu import Action, HeldOutput, Option
 
 MIB = 2**20
 GAP = 2e-3
 
 
-def random_problem(rng: random.Random) -> tuple[dict[str, list[Option]], list[Moment], Costs]:
+def random_problem(rng: random.Random) -> tuple[dict[str, list[Option]], list[Moment], StepCosts]:
     """Blocks in forward and backward order, some called twice; neighbours share storages."""
     names = [f"block {number}" for number in range(rng.randint(1, 5))]
     sizes = {storage: rng.randint(1, 64) * MIB for storage in range(12)}
@@ -37,7 +37,7 @@ def random_problem(rng: random.Random) -> tuple[dict[str, list[Option]], list[Mo
         moments.append(moment(rng, frozenset(called[: number + 1]), name))
     backward = reversed(range(len(called)))
     moments += [moment(rng, frozenset(called[:number]), called[number]) for number in backward]
-    costs = Costs(1 + rng.random(), rng.random() / (64 * MIB), rng.randint(0, 32) * MIB)
+    costs = StepCosts(1 + rng.random(), rng.random() / (64 * MIB), rng.randint(0, 32) * MIB)
     return options, moments, costs
 
 
@@ -49,7 +49,7 @@ def moment(rng: random.Random, holders: frozenset[str], block: str) -> Moment:
     return Moment(rng.randint(0, 64) * MIB, holders, block, rng.randint(0, 64) * MIB)
 
 
-def all_decisions(options: dict[str, list[Option]], moments: list[Moment], costs: Costs) -> list[Decision]:
+def all_decisions(options: dict[str, list[Option]], moments: list[Moment], costs: StepCosts) -> list[Decision]:
     """Counted here by themselves: which storages there are at each moment, and which are stored."""
     found = []
     for chosen in itertools.product(*options.values()):

@@ -16,7 +16,7 @@ from tests.memory_plan.blocks import RECOMPUTE, Chain, Mlp, Normed, planned, ste
 from tierstore import ConfigError, TierStore
 from tierstore.hooks.in_place import around_calls_of
 from tierstore.memory_plan.meter import ResidentMeter
-from tierstore.memory_plan.steps import Steps, Timeline
+from tierstore.memory_plan.steps import Steps, StepTimeline
 
 NAMES = ["blocks.0", "blocks.1"]
 
@@ -119,7 +119,7 @@ def test_timeline_calls_in_order_and_peaks_of_each(store: TierStore) -> None:
     """One moment for each call in forward, then one for each in backward, of what is left without the store's own."""
     meter = CountingMeter([100, 110, 120, 130, 140, 150])  # the fifth is the whole step's
     tidied: list[None] = []
-    timeline = Timeline(meter, lambda: tidied.append(None), lambda: 1)
+    timeline = StepTimeline(meter, lambda: tidied.append(None), lambda: 1)
     model = Chain(Mlp)
     around = {name: timeline.around(name, calls) for name, calls in planned(NAMES, RECOMPUTE, [], store).items()}
     Steps(model, lambda: step(model), meter).take(around, timeline=timeline)
@@ -132,7 +132,7 @@ def test_timeline_calls_in_order_and_peaks_of_each(store: TierStore) -> None:
 
 
 def test_timeline_leaves_out_calls_without_gradients_and_nested_ones(store: TierStore) -> None:
-    timeline = Timeline(ResidentMeter(), lambda: None, lambda: 0)
+    timeline = StepTimeline(ResidentMeter(), lambda: None, lambda: 0)
     model = Chain(Mlp)
 
     def run() -> torch.Tensor:

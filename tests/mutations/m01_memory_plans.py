@@ -30,7 +30,7 @@ MUTATIONS = {
     },
     "test_block_that_cannot_be_repeated_is_found": {
         "a block that gives other bits is found": replace(
-            "Recorder._again", "second.checksums(result) == checksums", "True"
+            "BlockRecorder._again", "second.checksums(result) == checksums", "True"
         ),
     },
     "test_block_that_differs_is_kept_or_stored": {

@@ -12,64 +12,76 @@ from .usage import JsonOption
 __all__ = ["tune"]
 
 
+# --- the options, as --help shows them --------------------------------------------------------------------------------
+
+_Command = Annotated[
+    list[str],
+    typer.Argument(metavar="COMMAND", help="The program and its arguments, as in a shell. Write -- before them."),
+]
+_Config = Annotated[
+    Path, typer.Option(metavar="FILE", help="New file for the settings. An existing file is never overwritten.")
+]
+_HostBytes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Limit of host memory for the store, staging included. Default: what the program gives it now.",
+    ),
+]
+_Limit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Limit of the program's resident memory, in place of --host-bytes: the store gets what the rest of "
+        "the program leaves at the end of forward. For a plan of each block: `tierstore.plan_memory`.",
+    ),
+]
+_DeviceBytes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Limit of accelerator memory for saved tensors. Default: what the program gives them now.",
+    ),
+]
+_Steps = Annotated[
+    int, typer.Option(metavar="NUMBER", min=1, help="Steps to measure in each trial, after two steps of warm-up.")
+]
+_Rounds = Annotated[int, typer.Option(metavar="NUMBER", min=3, help="Trials of each candidate.")]
+_Candidates = Annotated[
+    int, typer.Option(metavar="NUMBER", min=1, help="Simulated settings to measure; the best ones are taken.")
+]
+_TrialSeconds = Annotated[float, typer.Option(metavar="SECONDS", min=1, help="End a trial after this time.")]
+_SearchSeconds = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time for all simulations together.")]
+_HardwareFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Description of this machine from `tierstore doctor --hardware`. Default: measure it for 10 seconds.",
+    ),
+]
+_HeatMap = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Also draw the predicted step times to this file: .html, or .png with matplotlib."
+    ),
+]
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
 def tune(
-    command: Annotated[
-        list[str],
-        typer.Argument(metavar="COMMAND", help="The program and its arguments, as in a shell. Write -- before them."),
-    ],
-    config: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="New file for the settings. An existing file is never overwritten."),
-    ] = Path("tierstore.toml"),
-    host_bytes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Limit of host memory for the store, staging included. Default: what the program gives it now.",
-        ),
-    ] = None,
-    limit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Limit of the program's resident memory, in place of --host-bytes: the store gets what the rest of "
-            "the program leaves at the end of forward. For a plan of each block: `tierstore.plan_memory`.",
-        ),
-    ] = None,
-    device_bytes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Limit of accelerator memory for saved tensors. Default: what the program gives them now.",
-        ),
-    ] = None,
-    steps: Annotated[
-        int,
-        typer.Option(metavar="NUMBER", min=1, help="Steps to measure in each trial, after two steps of warm-up."),
-    ] = 5,
-    rounds: Annotated[int, typer.Option(metavar="NUMBER", min=3, help="Trials of each candidate.")] = 5,
-    candidates: Annotated[
-        int, typer.Option(metavar="NUMBER", min=1, help="Simulated settings to measure; the best ones are taken.")
-    ] = 4,
-    trial_seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="End a trial after this time.")
-    ] = 300.0,
-    search_seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Time for all simulations together.")
-    ] = 60.0,
-    hardware: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Description of this machine from `tierstore doctor --hardware`. Default: measure it for 10 seconds.",
-        ),
-    ] = None,
-    heat_map: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Also draw the predicted step times to this file: .html, or .png with matplotlib."
-        ),
-    ] = None,
+    command: _Command,
+    config: _Config = Path("tierstore.toml"),
+    host_bytes: _HostBytes = None,
+    limit: _Limit = None,
+    device_bytes: _DeviceBytes = None,
+    steps: _Steps = 5,
+    rounds: _Rounds = 5,
+    candidates: _Candidates = 4,
+    trial_seconds: _TrialSeconds = 300.0,
+    search_seconds: _SearchSeconds = 60.0,
+    hardware: _HardwareFile = None,
+    heat_map: _HeatMap = None,
     as_json: Annotated[bool, JsonOption] = False,
 ) -> None:
     """Find the fastest settings for a program: `tierstore tune -- python train.py`.

@@ -14,7 +14,7 @@ from .allocator import ALIGNMENT_BYTES
 from .local import LocalDisk
 from .tier import Kind, Loaded, Stored
 
-__all__ = ["Drive", "DriveSpeed", "divided", "with_least_queue"]
+__all__ = ["DriveSpeed", "QueuedDrive", "divided", "with_least_queue"]
 
 _HALF_LIFE_BYTES = 64 * 2**20  # a write counts half as much once this much was written after it
 _LEAST_MEASURED_BYTES = 128 * 2**10  # shorter records show the index and the processor rather than the drive
@@ -62,7 +62,7 @@ class DriveSpeed:
         self._num_bytes = self._seconds = 0.0
 
 
-class Drive:
+class QueuedDrive:
     """A directory's disk tier, with what has to be known to choose between several. For one loop; does not block it.
 
     Args:
@@ -151,13 +151,13 @@ class Drive:
             raise dataclasses.replace(error, reason=f"{self.name}: {error.reason}") from error
 
 
-def with_least_queue(num_bytes: int, drives: Sequence[Drive]) -> Drive:
+def with_least_queue(num_bytes: int, drives: Sequence[QueuedDrive]) -> QueuedDrive:
     """The drive on which a record of that length ends first: (queued bytes + its bytes) / speed is least."""
     speeds = _speeds(drives)
     return min(drives, key=lambda drive: (drive.queued_bytes + num_bytes) / speeds[drive])
 
 
-def divided(num_bytes: int, drives: Sequence[Drive]) -> list[tuple[Drive, int]]:
+def divided(num_bytes: int, drives: Sequence[QueuedDrive]) -> list[tuple[QueuedDrive, int]]:
     """Divide a record as the speeds of the drives are, so that all its parts take equally long; all bytes are given.
 
     All parts but the last are multiples of 4096 bytes, so each begins at the same address modulo 4096 as the record. A
@@ -176,10 +176,10 @@ def divided(num_bytes: int, drives: Sequence[Drive]) -> list[tuple[Drive, int]]:
     return [(drive, end - start) for drive, (start, end) in zip(lengths, itertools.pairwise([0, *ends]), strict=True)]
 
 
-def _within_rooms(num_bytes: int, speeds: Mapping[Drive, float]) -> dict[Drive, float]:
+def _within_rooms(num_bytes: int, speeds: Mapping[QueuedDrive, float]) -> dict[QueuedDrive, float]:
     """Lengths as the speeds are, but no more than fits on each drive, if all of them together have room."""
     rooms = {drive: max(0, drive.room_bytes() - _SPARE_BYTES) for drive in speeds}
-    lengths: dict[Drive, float] = dict.fromkeys(speeds, 0.0)
+    lengths: dict[QueuedDrive, float] = dict.fromkeys(speeds, 0.0)
     open_speeds, left_bytes = dict(speeds), float(num_bytes)
     while len(open_speeds) > 1 and sum(rooms.values()) >= num_bytes:
         per_speed = left_bytes / sum(open_speeds.values())
@@ -194,7 +194,7 @@ def _within_rooms(num_bytes: int, speeds: Mapping[Drive, float]) -> dict[Drive, 
     return lengths | {drive: per_speed * speed for drive, speed in open_speeds.items()}
 
 
-def _speeds(drives: Sequence[Drive]) -> dict[Drive, float]:
+def _speeds(drives: Sequence[QueuedDrive]) -> dict[QueuedDrive, float]:
     """The speed of each. One of which nothing is known is taken for the fastest, and so is soon measured.
 
     What is known of a drive is forgotten when others were measured for some seconds and it was not: a drive that was

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Self
 
 from ..errors import CorruptDataError, StorageIOError, StoreClosedError, StoreFullError
-from .drive import Drive, divided, with_least_queue
+from .drive import QueuedDrive, divided, with_least_queue
 from .jobs import to_the_end
 from .local import LocalDisk
 from .location import Location
@@ -36,7 +36,7 @@ _FIRST_PART_KEY = 1 << 62  # parts have keys of their own, so that no key is use
 class _RefusedError(Exception):
     """Some drives did not take their part; nothing of the record is stored. Stays in this file."""
 
-    def __init__(self, by_drive: Mapping[Drive, StoreFullError | StorageIOError]) -> None:
+    def __init__(self, by_drive: Mapping[QueuedDrive, StoreFullError | StorageIOError]) -> None:
         super().__init__()
         self.by_drive = by_drive
 
@@ -64,7 +64,7 @@ class Drives:
         leases: number -> bytes, as the first drive had them when it was opened. It alone keeps leases.
     """
 
-    def __init__(self, drives: Sequence[Drive], *, divides: bool) -> None:
+    def __init__(self, drives: Sequence[QueuedDrive], *, divides: bool) -> None:
         self._drives = drives
         self._name = ", ".join(drive.name for drive in drives)
         self._divides = divides
@@ -90,10 +90,10 @@ class Drives:
         Raises:
             What the openers raise. Then none is open.
         """
-        drives: list[Drive] = []
+        drives: list[QueuedDrive] = []
         try:
             for name, opener in openers.items():
-                drives.append(Drive(name, opener(), num_jobs))
+                drives.append(QueuedDrive(name, opener(), num_jobs))
             tier = cls(drives, divides=divides)
             await tier._take_up()
         except BaseException:
@@ -107,7 +107,7 @@ class Drives:
         self._check_open()
         if key in self._parts_of:
             raise ValueError(f"key {key} is in use")
-        refusals: dict[Drive, StoreFullError | StorageIOError] = {}
+        refusals: dict[QueuedDrive, StoreFullError | StorageIOError] = {}
         while parts := self._parts_for(key, len(source), refusals):
             try:
                 receipt = await self._write_parts(parts, source, kind)
@@ -232,7 +232,7 @@ class Drives:
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def _parts_for(self, key: int, num_bytes: int, refused: Iterable[Drive]) -> Parts:
+    def _parts_for(self, key: int, num_bytes: int, refused: Iterable[QueuedDrive]) -> Parts:
         """Which drives are to take the record; none if all have refused it."""
         left = [drive for drive in self._drives if drive not in refused]
         if not left:

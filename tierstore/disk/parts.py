@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from ..errors import CorruptDataError
-from .drive import Drive
+from .drive import QueuedDrive
 from .tier import Loaded, Stored
 
 __all__ = ["Part", "Parts", "free", "length_of", "loaded", "pieces", "results_of", "stored"]
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 class Part(NamedTuple):
     """One drive's share of a record, or all of it. `key`: under which the drive has it."""
 
-    drive: Drive
+    drive: QueuedDrive
     key: int
     num_bytes: int
 
@@ -42,7 +42,7 @@ def pieces(parts: Parts, memory: memoryview) -> Iterator[tuple[Part, memoryview]
 
 async def free(parts: Iterable[Part]) -> None:
     """Discard parts, of one or many records, on all their drives at once."""
-    by_drive: dict[Drive, list[int]] = {}
+    by_drive: dict[QueuedDrive, list[int]] = {}
     for part in parts:
         by_drive.setdefault(part.drive, []).append(part.key)
     await asyncio.gather(*(drive.discard(keys) for drive, keys in by_drive.items()))

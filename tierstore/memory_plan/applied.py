@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
+import torch._dynamo  # `checkpoint` imports it in its first call; a cycle in it keeps that call's frames alive
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from .decision import Decision, decide, decision_of
 from .menu import Action, Option
 from .prices import Prices, Trials
-from .steps import Measured
+from .steps import MeasuredStep
 
-__all__ = ["Choice", "Corrected", "choose"]
+__all__ = ["Corrected", "TriedDecision", "choose"]
 
 _MARGIN = 0.02
 """The share of a limit that a decision leaves free: what allocators take differs from step to step."""
@@ -24,7 +24,7 @@ PEAK_MISS, TIME_MISS = 0.03, 0.05
 """Misses of a prediction by more than these shares are corrected."""
 
 
-class Choice(NamedTuple):
+class TriedDecision(NamedTuple):
     """A decision that was tried.
 
     Attributes:
@@ -33,12 +33,12 @@ class Choice(NamedTuple):
     """
 
     decision: Decision
-    measured: Measured
+    measured: MeasuredStep
 
     @classmethod
-    def untried(cls, decision: Decision) -> Choice:
+    def untried(cls, decision: Decision) -> TriedDecision:
         """A decision that is believed."""
-        return cls(decision, Measured(decision.step_seconds, decision.peak_bytes))
+        return cls(decision, MeasuredStep(decision.step_seconds, decision.peak_bytes))
 
 
 class Corrected:
@@ -81,7 +81,7 @@ class Corrected:
         peak_bytes = decision.peak_bytes + self.offset_bytes
         return peak_bytes + _margin(int(peak_bytes / (1 - _MARGIN)))
 
-    def learn_peak(self, decision: Decision, measured: Measured) -> None:
+    def learn_peak(self, decision: Decision, measured: MeasuredStep) -> None:
         """Take in the measured peak alone.
 
         Within the limit, a peak above the prediction is no miss: allocators keep freed memory until it is short.
@@ -89,7 +89,7 @@ class Corrected:
         missed_bytes = measured.peak_bytes - decision.peak_bytes
         self.offset_bytes = missed_bytes if measured.peak_bytes > self._limit_bytes else min(missed_bytes, 0)
 
-    def learn(self, decision: Decision, measured: Measured) -> None:
+    def learn(self, decision: Decision, measured: MeasuredStep) -> None:
         """Take in what a step under a decision was measured to need."""
         self.learn_peak(decision, measured)
         costs = self.prices.costs
@@ -109,8 +109,8 @@ class Corrected:
 
 
 def choose(
-    trials: Trials, corrected: Corrected, limit_bytes: int, known: list[Choice], *, num_trials: int
-) -> Choice | None:
+    trials: Trials, corrected: Corrected, limit_bytes: int, known: list[TriedDecision], *, num_trials: int
+) -> TriedDecision | None:
     """The fastest choice that was measured to stay within the limit; None: none did.
 
     Args:
@@ -122,7 +122,7 @@ def choose(
         corrected.learn_peak(choice.decision, choice.measured)
     keep = corrected.prices.uniform(Action("keep"))
     if keep.peak_bytes <= limit_bytes and num_trials:
-        tried.append(Choice(keep, trials.take(keep, corrected.prices)))
+        tried.append(TriedDecision(keep, trials.take(keep, corrected.prices)))
         corrected.learn(*tried[-1])
         if tried[-1].measured.peak_bytes <= limit_bytes:
             return tried[-1]
@@ -131,7 +131,7 @@ def choose(
         if decision is None or any(_actions(decision) == _actions(choice.decision) for choice in tried):
             continue
         measured = trials.take(decision, corrected.prices)
-        tried.append(Choice(decision, measured))
+        tried.append(TriedDecision(decision, measured))
         corrected.learn(decision, measured)
     fitting = [choice for choice in tried if choice.measured.peak_bytes <= limit_bytes]
     fastest = min((choice.measured.seconds for choice in fitting), default=0.0)

@@ -14,7 +14,7 @@ import highspy
 
 from .menu import Option
 
-__all__ = ["Costs", "Decision", "Moment", "decide", "decision_of"]
+__all__ = ["Decision", "Moment", "StepCosts", "decide", "decision_of"]
 
 _SOLVER_SECONDS = 8.0
 _GAP = 1e-3
@@ -46,7 +46,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Costs:
+class StepCosts:
     """What all decisions share.
 
     Attributes:
@@ -77,7 +77,7 @@ class Decision:
 
 
 def decide(
-    options: Mapping[str, Sequence[Option]], moments: Sequence[Moment], costs: Costs, limit_bytes: int | None
+    options: Mapping[str, Sequence[Option]], moments: Sequence[Moment], costs: StepCosts, limit_bytes: int | None
 ) -> Decision | None:
     """The fastest decision whose peak is within the limit; None: there is none.
 
@@ -90,12 +90,12 @@ def decide(
     return None if chosen is None else decision_of(chosen, moments, costs)
 
 
-def decision_of(chosen: Mapping[str, Option], moments: Sequence[Moment], costs: Costs) -> Decision:
+def decision_of(chosen: Mapping[str, Option], moments: Sequence[Moment], costs: StepCosts) -> Decision:
     """What a choice costs."""
     return Decision(chosen, _peak_of(chosen, moments, costs), _seconds_of(chosen, costs), sum(_stored(chosen).values()))
 
 
-def _peak_of(chosen: Mapping[str, Option], moments: Iterable[Moment], costs: Costs) -> int:
+def _peak_of(chosen: Mapping[str, Option], moments: Iterable[Moment], costs: StepCosts) -> int:
     """The most memory that is used at a moment."""
     peak_bytes = 0
     for moment in moments:
@@ -107,7 +107,7 @@ def _peak_of(chosen: Mapping[str, Option], moments: Iterable[Moment], costs: Cos
     return peak_bytes + (costs.store_bytes if _stored(chosen) else 0)
 
 
-def _seconds_of(chosen: Mapping[str, Option], costs: Costs) -> float:
+def _seconds_of(chosen: Mapping[str, Option], costs: StepCosts) -> float:
     """How long a step takes."""
     added_seconds = sum(option.seconds for option in chosen.values())
     return costs.step_seconds + added_seconds + costs.store_seconds * sum(_stored(chosen).values())
@@ -127,7 +127,7 @@ class _Program:
         self,
         options: Mapping[str, Sequence[Option]],
         moments: Sequence[Moment],
-        costs: Costs,
+        costs: StepCosts,
         limit_bytes: int | None,
     ) -> None:
         self._options = options
@@ -177,7 +177,7 @@ class _Program:
         self._most.append(most)
         return len(self._costs) - 1
 
-    def _seconds(self, option: Option, costs: Costs, place: float) -> float:
+    def _seconds(self, option: Option, costs: StepCosts, place: float) -> float:
         """What an option of a block costs. `place`: of the block in forward, from 0 to 1."""
         stored_seconds = costs.store_seconds * self._own_bytes(option.stored)
         return self._second * (option.seconds + stored_seconds * (1 + _LATER * place))
@@ -185,7 +185,7 @@ class _Program:
     def _own_bytes(self, storages: Mapping[int, int]) -> int:
         return sum(nbytes for storage, nbytes in storages.items() if storage not in self._shared)
 
-    def _add_store(self, costs: Costs) -> int:
+    def _add_store(self, costs: StepCosts) -> int:
         """Have shared storages that are stored cost time. Returns the column that is 1 if anything is stored."""
         uses_store = self._column(0.0)
         for name, several in self._options.items():
@@ -198,7 +198,7 @@ class _Program:
                 self._costs[column] = self._second * costs.store_seconds * nbytes
         return uses_store
 
-    def _add_moment(self, moment: Moment, costs: Costs, limit_bytes: int) -> None:
+    def _add_moment(self, moment: Moment, costs: StepCosts, limit_bytes: int) -> None:
         """Bound what is in memory at the moment by the limit, or by the peak that is looked for."""
         row = {self._uses_store: costs.store_bytes * _MIB}
         for name in moment.holders:

@@ -17,7 +17,7 @@ from ..hooks.in_place import around_calls_of, call_plainly, check_callable, put_
 from ..hooks.module import ModuleScope
 from ..store.tier_store import TierStore
 from .applied import PlannedCalls
-from .choice import Choice, Corrected
+from .choice import Corrected, TriedDecision
 from .decision import Decision
 from .menu import Action, HeldOutput
 from .meter import Meter, meter_of
@@ -119,7 +119,13 @@ class MemoryPlan:
 
     @classmethod
     def of(
-        cls, choice: Choice, corrected: Corrected, limit_bytes: int, reserve_bytes: int, meter: Meter, store: TierStore
+        cls,
+        choice: TriedDecision,
+        corrected: Corrected,
+        limit_bytes: int,
+        reserve_bytes: int,
+        meter: Meter,
+        store: TierStore,
     ) -> MemoryPlan:
         """The plan of a choice."""
         prices = corrected.prices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -10,11 +10,12 @@ from torch import nn
 from ..base.config import SizeLike, format_bytes, parse_size
 from ..errors import ConfigError, ConfigTypeError
 from ..store.tier_store import TierStore
-from .choice import Choice, Corrected, choose
-from .decision import decide
+from .choice import Corrected, TriedDecision, choose
+from .decision import Decision, decide
 from .meter import Meter, meter_of
 from .plan import MemoryPlan
 from .prices import Trials, measure_prices
+from .steps import MeasuredStep
 
 __all__ = ["plan_memory"]
 
@@ -73,17 +74,22 @@ def plan_memory(
     try:
         prices, measured = measure_prices(trials)
         corrected = Corrected(prices, usable_bytes)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            decision = corrected.decide()  # all ranks have to take the same number of steps: none is tried
-            choice = None if decision is None else Choice.untried(decision)
-        else:
-            known = [Choice(decision, step) for decision, step in measured]
-            choice = choose(trials, corrected, usable_bytes, known, num_trials=_NUM_TRIALS)
+        choice = _choose(trials, corrected, usable_bytes, measured)
     finally:
         store.plans.keep_within(trials, None, None)
     if choice is None:
         raise ConfigError("limit", limit, _why_not(corrected, reserve_bytes, meter))
     return MemoryPlan.of(choice, corrected, limit_bytes, reserve_bytes, meter, store)
+
+
+def _choose(
+    trials: Trials, corrected: Corrected, limit_bytes: int, measured: Iterable[tuple[Decision, MeasuredStep]]
+) -> TriedDecision | None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        decision = corrected.decide()  # all ranks have to take the same number of steps: none is tried
+        return None if decision is None else TriedDecision.untried(decision)
+    known = [TriedDecision(decision, step) for decision, step in measured]
+    return choose(trials, corrected, limit_bytes, known, num_trials=_NUM_TRIALS)
 
 
 def _why_not(corrected: Corrected, reserve_bytes: int, meter: Meter) -> str:

@@ -24,7 +24,7 @@ from .call_tree import Storages, storages_among
 from .generators import BufferValues, HostGenerators, with_buffers
 from .module_state import attributes_of
 
-__all__ = ["Operator", "RecordedCall", "Recorder", "Recording"]
+__all__ = ["BlockRecorder", "BlockRecording", "Operator", "RecordedCall"]
 
 
 class Operator(NamedTuple):
@@ -72,7 +72,7 @@ class RecordedCall:
         return tuple((operator.name, *operator.outputs.values()) for operator in self.operators), len(self.saved)
 
 
-class Recording:
+class BlockRecording:
     """The calls of all blocks in one forward.
 
     Args:
@@ -112,7 +112,7 @@ class Recording:
         return True
 
 
-class Recorder:
+class BlockRecorder:
     """Records the calls of one block. An `Around`.
 
     Args:
@@ -120,7 +120,7 @@ class Recorder:
         recording: the recorded calls are appended there.
     """
 
-    def __init__(self, name: str, recording: Recording) -> None:
+    def __init__(self, name: str, recording: BlockRecording) -> None:
         self._name, self._recording, self._storages = name, recording, recording.storages
 
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

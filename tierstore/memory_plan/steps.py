@@ -16,10 +16,10 @@ from ..residency.torch_names import tree_leaves
 from .generators import HostGenerators, restorers_of
 from .meter import Meter
 
-__all__ = ["Measured", "Steps", "Timeline", "with_calls"]
+__all__ = ["MeasuredStep", "StepTimeline", "Steps", "with_calls"]
 
 
-class Measured(NamedTuple):
+class MeasuredStep(NamedTuple):
     """One step.
 
     Attributes:
@@ -49,9 +49,9 @@ class Steps:
         around: Mapping[str, Around],
         *,
         scope: AbstractContextManager[Any] | None = None,
-        timeline: Timeline | None = None,
+        timeline: StepTimeline | None = None,
         has_backward: bool = True,
-    ) -> Measured:
+    ) -> MeasuredStep:
         """Take a step, and measure it.
 
         Args:
@@ -72,7 +72,7 @@ class Steps:
             if timeline is not None:
                 timeline.end()
             del loss
-        return Measured(seconds, peak_bytes)
+        return MeasuredStep(seconds, peak_bytes)
 
     @contextmanager
     def _left_as_found(self) -> Iterator[None]:
@@ -116,7 +116,7 @@ def _loss_of(value: object) -> torch.Tensor:
     return value
 
 
-class Timeline:
+class StepTimeline:
     """The moments of one step: what was the most memory in each call of a block, forward and backward.
 
     A moment lasts from the beginning of a call to the beginning of the next one. Backward of a call begins when the
@@ -179,7 +179,7 @@ class Timeline:
 class _TimedCalls:
     """Tells a timeline of calls. An `Around`."""
 
-    def __init__(self, timeline: Timeline, name: str, through: Around) -> None:
+    def __init__(self, timeline: StepTimeline, name: str, through: Around) -> None:
         self._timeline, self._name, self._through = timeline, name, through
         self._is_inside = False
 

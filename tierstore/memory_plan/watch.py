@@ -20,7 +20,7 @@ from .applied import PlannedCalls
 from .choice import PEAK_MISS, TIME_MISS, Corrected
 from .decision import Decision
 from .meter import Meter
-from .steps import Measured
+from .steps import MeasuredStep
 
 __all__ = ["Expected", "StepWatch"]
 
@@ -76,7 +76,7 @@ class StepWatch:
         self._num_steps = 0
         self._num_corrections = 0
         self._has_warned = False
-        self._measured: list[Measured] = []
+        self._measured: list[MeasuredStep] = []
         self._began: float | None = None
         self._is_inside = False
         self._tell(None)
@@ -127,7 +127,7 @@ class StepWatch:
     def _end_step(self) -> None:
         if self._began is not None:
             peak_bytes = self._meter.peak()  # waits for the device
-            self._measured.append(Measured(time.perf_counter() - self._began, peak_bytes))
+            self._measured.append(MeasuredStep(time.perf_counter() - self._began, peak_bytes))
             self._began = None
             self._tell(self._measured[-1])
 
@@ -139,7 +139,7 @@ class StepWatch:
         peak_bytes = max(measured.peak_bytes for measured in self._measured)
         seconds = sorted(measured.seconds for measured in self._measured)[len(self._measured) // 2]
         self._measured.clear()
-        measured, expected = Measured(seconds, peak_bytes), self._expected
+        measured, expected = MeasuredStep(seconds, peak_bytes), self._expected
         has_missed = (
             abs(peak_bytes / expected.peak_bytes - 1) > PEAK_MISS
             or abs(seconds / expected.step_seconds - 1) > TIME_MISS
@@ -147,7 +147,7 @@ class StepWatch:
         if not has_missed or self._num_corrections >= _MOST_CORRECTIONS:
             return
         self._num_corrections += 1
-        corrected.learn(decision, Measured(seconds, peak_bytes - expected.reserve_bytes))
+        corrected.learn(decision, MeasuredStep(seconds, peak_bytes - expected.reserve_bytes))
         again = corrected.decide()
         if again is None and peak_bytes > expected.limit_bytes and not self._has_warned:
             self._has_warned = True
@@ -170,7 +170,7 @@ class StepWatch:
         self._expected = expected._replace(peak_bytes=peak_bytes, step_seconds=seconds, decision=again)
         self._tell(measured)
 
-    def _tell(self, measured: Measured | None) -> None:
+    def _tell(self, measured: MeasuredStep | None) -> None:
         if self._store is None:
             return
         expected = self._expected

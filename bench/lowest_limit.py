@@ -1,0 +1,70 @@
+"""What is the lowest limit of resident memory within which a model trains at all, with each strategy?
+
+The models, the strategies and the limits of `memory_plan`, which the kernel enforces by a memory cgroup. A limit is
+searched by halving, in steps of 5 % of the resident memory of plain training. A strategy trains within a limit if it
+takes three steps there; one that the kernel kills does not, nor does a plan that says it cannot fit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import partial
+from pathlib import Path
+
+from .goals import Goal
+from .harness import Benchmark, main_of_one_variant
+from .memory_plan import PLAN, SINGLE, plain_peak, training_within, variant_of
+from .plan_models import MODELS
+
+PERCENTS = tuple(range(15, 70, 5))
+NUM_STEPS = 3
+STRATEGIES = (*SINGLE, PLAN)
+
+BENCHMARK = Benchmark(
+    name="lowest_limit",
+    question="The lowest limit of memory that trains at all, of the memory that plain training takes",
+    variants=tuple(variant_of(model, strategy) for model in MODELS for strategy in STRATEGIES),
+    processes={model: tuple(variant_of(model, strategy) for strategy in STRATEGIES) for model in MODELS},
+    rounds=1,
+    compare="none",
+    settings={"percents": PERCENTS, "num_steps": NUM_STEPS},
+    timeout_seconds=3600,
+    plotted=("lowest_to_plain",),
+    goals=tuple(
+        Goal(
+            f"{model}: lowest limit, of the lowest of {strategy}",
+            "lowest_to_plain",
+            variant_of(model, PLAN),
+            at_most=1.0,
+            of=(variant_of(model, strategy),),
+        )
+        for model in MODELS
+        for strategy in SINGLE
+    ),
+)
+
+
+def measure(model: str, scratch: Path) -> dict[str, dict[str, float]]:
+    """The lowest share of plain training's memory for each strategy."""
+    plain_bytes = plain_peak(model, scratch)
+    found = {}
+    for strategy in STRATEGIES:
+        trains = partial(_trains, model, strategy, plain_bytes, scratch)
+        place = bisect_left(PERCENTS, True, key=trains)
+        percent = PERCENTS[place] if place < len(PERCENTS) else 100
+        found[variant_of(model, strategy)] = {"lowest_to_plain": percent / 100, "plain_bytes": float(plain_bytes)}
+    return found
+
+
+def _trains(model: str, strategy: str, plain_bytes: int, scratch: Path, percent: int) -> bool:
+    with training_within(model, strategy, plain_bytes * percent // 100, 0.0, scratch) as training:
+        try:
+            return all(training.step() for _ in range(NUM_STEPS))
+        except RuntimeError:
+            if strategy != PLAN:
+                raise
+            return False  # it says on standard error that it cannot fit
+
+
+if __name__ == "__main__":
+    main_of_one_variant(measure)
