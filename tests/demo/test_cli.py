@@ -17,7 +17,8 @@ from tierstore.demo.runs import RunReport
 from tierstore.rules.counters import Counters
 from tierstore.store.stats import StoreStats
 
-SMALL = ("--steps", "2", "--layers", "1", "--width", "64", "--context", "256", "--batch", "16")
+SMALL = ("--steps", "2", "--layers", "8", "--width", "64", "--context", "256", "--batch", "16")
+"""Saves more in a step than a host budget of 1 MiB and the staging window take, so something has to be written."""
 
 
 def tierstore(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -92,12 +92,14 @@ def draw_plan(plan: MemoryPlan, corrected: Corrected) -> Figure:
     axes = figure.add_subplot()
     points = _curve(plan, corrected)
     axes.plot([x for x, _ in points], [y for _, y in points], marker=".", label="plan")
-    for name, predicted in plan.strategies.items():
-        axes.plot(predicted.peak_bytes / 2**30, predicted.step_seconds, "o", label=name)
+    right = max(plan.limit_bytes, *(each.peak_bytes for each in plan.strategies.values())) / 2**30 * 1.05
+    for name, predicted in plan.strategies.items():  # the same step within any limit that it fits into
+        axes.plot([predicted.peak_bytes / 2**30, right], [predicted.step_seconds] * 2, "o-", markevery=[0], label=name)
     axes.axvline(plan.limit_bytes / 2**30, color="grey", linestyle=":", label="limit")
     axes.set_xlabel(f"limit: {plan.tier} (GiB)")
     axes.set_ylabel("step (seconds)")
-    axes.set_title("Step time within a limit of memory, as predicted", loc="left")
+    step = f"{plan.predicted.step_seconds:.3g} s a step within {format_bytes(plan.limit_bytes)}"
+    axes.set_title(f"The plan: {step}, as predicted", loc="left")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     return figure
