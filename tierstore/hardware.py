@@ -107,6 +107,7 @@ class HostHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         copy_bytes_per_second: rate of one thread that copies between buffers it has used before.
         fresh_bytes_per_second: rate of one thread that writes to memory it has not used before.
         price_per_hour: price of the whole machine, in any currency; None: not known.
+        memory_bytes_per_second: what cores and devices read from and write to memory, all together; None: not known.
     """
 
     cores: Annotated[float, Meta(gt=0, le=1e6)]
@@ -114,6 +115,7 @@ class HostHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     copy_bytes_per_second: Rate
     fresh_bytes_per_second: Rate
     price_per_hour: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    memory_bytes_per_second: Rate | None = None
 
 
 class CodecSpeed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -41,11 +41,12 @@ def machine(
     capacity_bytes: int = 1000 * GB,
     memory_bytes: int = 64 * GB,
     cores: float = 16.0,
+    memory: float | None = None,
     codecs: tuple[CodecSpeed, ...] = (),
     accelerators: tuple[AcceleratorLink, ...] = (),
     **drive: int,
 ) -> Machine:
-    """A machine with a drive of that many bytes per second."""
+    """A machine with a drive, and a memory, of that many bytes per second."""
     speeds = [
         Transfer(block_bytes=16 * MIB, depth=1, bytes_per_second=each, measured_bytes=0) for each in (write, read)
     ]
@@ -58,7 +59,11 @@ def machine(
         reads=(speeds[1],),
     )
     host = HostHardware(
-        cores=cores, capacity_bytes=memory_bytes, copy_bytes_per_second=1e10, fresh_bytes_per_second=3e9
+        cores=cores,
+        capacity_bytes=memory_bytes,
+        copy_bytes_per_second=1e10,
+        fresh_bytes_per_second=3e9,
+        memory_bytes_per_second=memory,
     )
     described = structs.replace(described, **drive)
     hardware = Hardware(version=1, host=host, drive=described, codecs=codecs, accelerators=accelerators)

@@ -64,6 +64,7 @@ _SLOW_CODEC = CodecSpeed(
         (machine(write=0.3 * GB), "none", 0.01, "drive writes"),
         (machine(read=0.3 * GB), "none", 0.01, "drive reads"),
         (machine(codecs=(_SLOW_CODEC,), cores=1.0), "zstd:1", 0.01, "CPU"),
+        (machine(memory=0.4 * GB), "none", 0.02, "memory"),
     ],
 )
 def test_prediction_names_what_bounds_the_step(where: Machine, codec: str, gap_seconds: float, limit: Limit) -> None:

@@ -46,6 +46,9 @@ def test_hardware_of_description_has_its_figures() -> None:
     assert hardware.drive.reads == [DepthSpeed(1, 5e8)]
     assert (hardware.drive.write_latency_seconds, hardware.drive.read_latency_seconds) == (1e-4, 2e-4)
     assert hardware.drive.capacity_bytes == 123
+    assert hardware.memory_bytes_per_second == inf
+    known = structs.replace(_DESCRIBED, host=structs.replace(_DESCRIBED.host, memory_bytes_per_second=7e9))
+    assert hardware_of(known).memory_bytes_per_second == 7e9
 
 
 def test_hardware_of_description_has_the_link_of_its_first_accelerator() -> None:

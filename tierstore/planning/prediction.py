@@ -1,7 +1,8 @@
 """Predicts with the simulator how long a step takes on a machine, or that it does not fit there. Pure.
 
 The bound of a step is found by trying. The step is simulated again with writes, reads, copies from and to the
-accelerator, or the store's CPU work taking almost no time, one of them at a time. The one that helps most is the bound.
+accelerator, or the store's CPU work taking almost no time, or with unlimited host memory bandwidth, one of them at a
+time. The one that helps most is the bound.
 The smallest drive that is enough is found by trying too.
 """
 
@@ -22,7 +23,7 @@ from .machines import Machine
 
 __all__ = ["Limit", "Misfit", "Prediction", "predict", "situation"]
 
-Limit = Literal["nothing", "drive writes", "drive reads", "link", "CPU", "several"]
+Limit = Literal["nothing", "drive writes", "drive reads", "link", "memory", "CPU", "several"]
 """The bound of a step; "several": no single one of them."""
 
 _AT_ONCE = 1e15  # bytes per second
@@ -241,6 +242,8 @@ def _without(hardware: Hardware) -> dict[Limit, Hardware]:
     }
     if hardware.link is not None:
         better["link"] = replace(hardware, link=Link(_AT_ONCE, _AT_ONCE))
+    if hardware.memory_bytes_per_second < inf:
+        better["memory"] = replace(hardware, memory_bytes_per_second=inf)
     return better
 
 

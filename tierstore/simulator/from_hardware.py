@@ -53,6 +53,7 @@ def hardware_of(
         1 / described.host.copy_bytes_per_second,
         call_seconds_per_record,
         _link(described.accelerators),
+        described.host.memory_bytes_per_second or inf,
     )
 
 

@@ -145,6 +145,9 @@ class Hardware:
         cpu_seconds_per_byte: of the store's threads, for each byte each way: checksum and system call.
         call_seconds_per_record: of the training thread, for each record that its call queues: bookkeeping, and
             handing over the interpreter's lock. Calls that move nothing are part of the workload's compute.
+        memory_bytes_per_second: of host memory, for all that the ranks move. Each byte counts once for a copy from or
+            to an accelerator, once for the drive, and once for the CPU work on it. If all of that together would be
+            faster, all of it is slowed by one factor.
     """
 
     drive: Drive
@@ -155,10 +158,12 @@ class Hardware:
     cpu_seconds_per_byte: float = 0.0
     call_seconds_per_record: float = 0.0
     link: Link | None = None
+    memory_bytes_per_second: float = inf
 
     def __post_init__(self) -> None:
-        if not self.cores > 0:
-            raise ConfigError("cores", self.cores, "give more than 0")
+        for name in ("cores", "memory_bytes_per_second"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(name, getattr(self, name), "give more than 0")
         for name in ("contention", "cpu_seconds_per_record", "cpu_seconds_per_byte", "call_seconds_per_record"):
             _check_not_negative(name, getattr(self, name))
 
@@ -183,13 +188,29 @@ class Sharing:
         wanted_cores = counts.get(Activity.COMPUTE, 0) * self._training_cores + num_background
         crowding = max(1.0, wanted_cores / self._hardware.cores)
         background_share = num_background / crowding / self._hardware.cores
-        return self._copying(counts) | {
-            Activity.COMPUTE: 1 / crowding / (1 + self._hardware.contention * background_share),
+        moving = self._copying(counts) | {
             Activity.CPU: 1 / crowding,
-            Activity.KERNELS: 1.0,
             Activity.WRITE: speed_at(self._hardware.drive.writes, depth) / depth,
             Activity.READ: speed_at(self._hardware.drive.reads, depth) / depth,
         }
+        return self._within_memory(moving, counts) | {
+            Activity.COMPUTE: 1 / crowding / (1 + self._hardware.contention * background_share),
+            Activity.KERNELS: 1.0,
+        }
+
+    def _within_memory(self, rates: dict[Hashable, float], counts: Mapping[Hashable, int]) -> dict[Hashable, float]:
+        """The rates, slowed by one factor if they would move more than host memory can."""
+        limit = self._hardware.memory_bytes_per_second
+        if limit == inf:
+            return rates
+        transfers = {
+            each: min(rate, limit / max(1, counts.get(each, 0))) for each, rate in rates.items() if each != Activity.CPU
+        }
+        wanted = sum(rate * counts.get(each, 0) for each, rate in transfers.items())
+        if self._hardware.cpu_seconds_per_byte:
+            wanted += rates[Activity.CPU] * counts.get(Activity.CPU, 0) / self._hardware.cpu_seconds_per_byte
+        slower = min(1.0, limit / wanted) if wanted else 1.0
+        return {each: rate * slower for each, rate in (rates | transfers).items()}
 
     def _copying(self, counts: Mapping[Hashable, int]) -> dict[Hashable, float]:
         link = self._hardware.link
