@@ -1,4 +1,4 @@
-# The sidecar daemon, without torch. How to run it: docs/daemon.md.
+# The sidecar daemon, without torch. How to run it: docs/how_to/daemon.md.
 #
 #     docker build --tag tierstore .
 

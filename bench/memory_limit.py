@@ -13,7 +13,7 @@ Beside the steps is told what keeps a training on all cores from them: the CPU t
 how long the thread that trains was ready to run while others had the cores.
 
 Nothing is set that a user would not set: glibc keeps freed blocks of up to 32 MiB for itself, and the store has it
-return them when memory is short (`return_memory="auto"`, docs/memory.md).
+return them when memory is short (`return_memory="auto"`, docs/how_to/memory_on_cpu.md).
 
 At 700 MiB the store runs beside plain training that may use swap on the same drive: what the kernel does by itself.
 That takes root, for swapon(8).

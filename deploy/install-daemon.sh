@@ -16,7 +16,7 @@ python=${2:-python3}
 root=$(cd "$(dirname "$0")/.." && pwd)
 
 if [ -e "$target" ]; then
-    echo "$0: $target exists; install beside it, then switch over (docs/daemon.md)" >&2
+    echo "$0: $target exists; install beside it, then switch over (docs/how_to/daemon.md)" >&2
     exit 2
 fi
 

@@ -73,7 +73,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
         trace: a file to record to: what this scope saves, and all that the store does until that is gone, in backward
             too. Nothing is recorded between one such graph and the next. The file is opened here, and scopes with the
             same path go on in it. To record all that happens within a block, use `TierStore.trace`; see
-            docs/tracing.md.
+            docs/tutorial/reading_a_trace.md.
 
     Raises:
         ConfigError: an argument cannot be used; `trace` also where it cannot be written to, or the store is being

@@ -1,4 +1,7 @@
-"""`python -m bench.gpu`: the tests marked `gpu`, then the benchmarks, within a budget of time; see docs/gpu.md."""
+"""`python -m bench.gpu`: the tests marked `gpu`, then the benchmarks, within a budget of time.
+
+See docs/project/internals/gpu.md.
+"""
 
 from __future__ import annotations
 

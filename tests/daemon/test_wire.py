@@ -21,7 +21,7 @@ from tierstore.errors import ProtocolError
 CLIENT_KINDS: tuple[type, ...] = typing.get_args(wire.ClientMessage)
 DAEMON_KINDS: tuple[type, ...] = typing.get_args(wire.DaemonMessage)
 KINDS = CLIENT_KINDS + DAEMON_KINDS
-DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "project" / "internals" / "protocol.md"
 
 
 def _values(info: Any) -> st.SearchStrategy[Any]:

@@ -15,7 +15,7 @@ from tierstore.doctor.measurements import AcceleratorState
 from tierstore.doctor.views import report_view
 from tierstore.hardware import hardware_text, read_hardware
 
-SCHEMA = Path(__file__).parents[2] / "docs/doctor.schema.json"
+SCHEMA = Path(__file__).parents[2] / "docs/reference/doctor.schema.json"
 
 
 def schema() -> Any:

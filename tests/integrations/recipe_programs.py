@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes.md as they stand there, and the small programs into which they are pasted."""
+"""The recipes of docs/how_to/recipes.md as they stand there, and the small programs into which they are pasted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.descriptors import descriptors_of
 from tests.hooks.programs import Bits, all_bits
 from tierstore import StoreClosedError, TierStore
 
-PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "recipes.md"
 NUM_STEPS = 3
 NUM_BLOCKS = 2
 WIDTH = 64

@@ -1,4 +1,4 @@
-"""Each recipe of docs/recipes.md, taken from the page: the same bits as without a store, and nothing left."""
+"""Each recipe of docs/how_to/recipes.md, taken from the page: the same bits as without a store, and nothing left."""
 
 from __future__ import annotations
 

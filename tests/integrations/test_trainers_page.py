@@ -1,4 +1,4 @@
-"""The examples of docs/trainers.md, taken from the page and executed."""
+"""The examples of docs/how_to/trainers.md, taken from the page and executed."""
 
 from __future__ import annotations
 

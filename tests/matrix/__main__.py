@@ -16,7 +16,7 @@ from rich.table import Table
 from .environments import ROOT, Workshop
 from .rows import LONG, SUITE, Row, run_row, table_of, written_into
 
-_PAGE = ROOT / "docs" / "compatibility.md"
+_PAGE = ROOT / "docs" / "reference" / "compatibility.md"
 
 
 def main(
@@ -27,7 +27,7 @@ def main(
     folder: Annotated[Path, typer.Option(help="For the environments, which are kept; some GB each.")] = ROOT
     / ".matrix",
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the files that take longest.")] = False,
-    write: Annotated[bool, typer.Option("--write", help="Put the table into docs/compatibility.md.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write the table to docs/reference/compatibility.md.")] = False,
 ) -> None:
     """Run the bounded suite for each torch and each Python."""
     console = Console()

@@ -64,6 +64,6 @@ def test_table_takes_the_place_of_the_one_before() -> None:
 
 
 def test_page_has_a_place_for_the_table() -> None:
-    page = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "compatibility.md").read_text(encoding="utf-8")
     assert "Run on 2" in page
     assert written_into(page, "table\n") != page

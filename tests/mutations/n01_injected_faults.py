@@ -1,4 +1,4 @@
-"""N1: Under injected faults the store does what `docs/reliability.md` promises."""
+"""N1: Under injected faults the store does what `docs/project/internals/reliability.md` promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""N2: On a full disk the store does what `docs/reliability.md` promises."""
+"""N2: On a full disk the store does what `docs/project/internals/reliability.md` promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""N3: Where bytes are damaged the store does what `docs/reliability.md` promises."""
+"""N3: Where bytes are damaged the store does what `docs/project/internals/reliability.md` promises."""
 
 from __future__ import annotations
 

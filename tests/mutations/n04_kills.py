@@ -1,4 +1,4 @@
-"""N4: Where a process is killed the others do what `docs/reliability.md` promises."""
+"""N4: Where a process is killed the others do what `docs/project/internals/reliability.md` promises."""
 
 from __future__ import annotations
 

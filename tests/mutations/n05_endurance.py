@@ -1,4 +1,4 @@
-"""N5: The drive is written to no more than `docs/reliability.md` promises."""
+"""N5: The drive is written to no more than `docs/project/internals/reliability.md` promises."""
 
 from __future__ import annotations
 

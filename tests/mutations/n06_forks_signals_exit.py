@@ -1,4 +1,4 @@
-"""N6: At forks, signals and exit the store does what `docs/reliability.md` promises."""
+"""N6: At forks, signals and exit the store does what `docs/project/internals/reliability.md` promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""N7: Where the system refuses a process what it asks for, the store does what `docs/reliability.md` promises."""
+"""N7: Where the system refuses a request, the store does what `docs/project/internals/reliability.md` promises."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ def test_sentence_offers_always_only_where_that_would_help() -> None:
     assert left_alone is not None
     assert "because musl offers no way to return freed memory." in left_alone
     assert "return_memory=" not in left_alone
-    assert "docs/memory.md" in short
-    assert "docs/memory.md" in left_alone
+    assert "docs/how_to/memory_on_cpu.md" in short
+    assert "docs/how_to/memory_on_cpu.md" in left_alone
 
 
 @pytest.fixture

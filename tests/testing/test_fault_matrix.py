@@ -49,7 +49,7 @@ def test_fault_in_a_step_right_bits_or_the_promised_error(store_directory: Path,
 
 
 def test_page_of_promises_has_the_number_of_cases() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "project" / "internals" / "reliability.md").read_text(encoding="utf-8")
     daemon_cases, lost = len(list(cases_of_a_daemon())), 2 * len(LOST)
     assert f"{len(CASES)} cases under a store on a directory" in page
     assert f"{daemon_cases} + {lost} through a daemon" in page

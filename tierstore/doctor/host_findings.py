@@ -55,7 +55,7 @@ def memory(machine: Measurements) -> Found:
             "memory-not-returned",
             f"A store will not have {memory.allocator} return freed memory to the system, because "
             f"{memory.allocator_left_alone}. The process may then not shrink by what the store moves out.",
-            "docs/memory.md says which settings return it, and which keep a store from it.",
+            "docs/how_to/memory_on_cpu.md says which settings return it, and which keep a store from it.",
         )
     if memory.shm_total_bytes is not None and memory.shm_total_bytes < _SMALL_SHM_BYTES:
         yield note(

@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 _TRIED = "2.11 to 2.15"
-"""The releases of torch that were tested: docs/compatibility.md."""
+"""The releases of torch that were tested: docs/reference/compatibility.md."""
 
 _missing: list[str] = []
 

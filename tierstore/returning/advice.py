@@ -33,10 +33,13 @@ def why_memory_stays(away_bytes: int, free_bytes: int | None, mode: Mode, left_a
         f"its allocator keeps {format_bytes(free_bytes)} of freed memory"
     )
     if left_alone:
-        return f"{found}. It is not told to return it, because {left_alone}. docs/memory.md has what can be done."
+        return (
+            f"{found}. The store does not make it return that memory, because {left_alone}. "
+            "See docs/how_to/memory_on_cpu.md."
+        )
     return (
-        f"{found}. Memory is not short here, so it is left there, which is faster; "
-        'TierStore(..., return_memory="always") returns it all the time. docs/memory.md says more.'
+        f"{found}. Memory is not short here, so the allocator keeps it, which is faster. "
+        'TierStore(..., return_memory="always") returns it in every step. See docs/how_to/memory_on_cpu.md.'
     )
 
 

@@ -1,8 +1,8 @@
 """The messages between a store and the sidecar daemon, and which of them a client may send when. No I/O.
 
 `frames.py` turns messages into bytes and back. Payload never travels with them: a message names a range of a *slab*,
-memory that client and daemon share; a slab's descriptor accompanies the frame with its `Slab`. `docs/protocol.md` is
-the description for other implementers.
+memory that client and daemon share; a slab's descriptor accompanies the frame with its `Slab`.
+`docs/project/internals/protocol.md` is the description for other implementers.
 
 Phases of a connection, and what a client may say in each::
 

@@ -32,8 +32,8 @@ def hardware_of(
     Args:
         described: see `read_hardware`.
         contention, cpu_seconds_per_record, call_seconds_per_record: as `Hardware`'s. They are not in the file, since
-            only training shows them. `docs/measurements.md` gives 0.4 ms for a record each way. Traces of two
-            models show 0.3 ms for calls, without waits, more than in a step in which nothing moves.
+            only training shows them. `docs/project/internals/measurements.md` gives 0.4 ms for a record each way.
+            Traces of two models show 0.3 ms for calls, without waits, more than in a step in which nothing moves.
         kinds: for each kind of content in a workload, the sample data that stands for it; None: the first data of each
             codec stands for every kind.
     """

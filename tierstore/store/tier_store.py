@@ -49,8 +49,8 @@ class TierStore:
     """Keeps tensors in host memory within a budget, and on disk beyond it.
 
     Args:
-        path: an existing directory on the drive, or a list of them, one on each drive (docs/reliability.md). It is
-            never created. Nothing becomes visible in it, and nothing is left behind, however the process ends.
+        path: an existing directory on the drive, or a list of them, one on each drive (docs/how_to/several_drives.md).
+            It is never created. Nothing becomes visible in it, and nothing is left behind, however the process ends.
         host_bytes: host memory that the store may hold; 0: everything goes to disk. Default: a quarter of what is
             available within the memory cgroup's limit, divided by LOCAL_WORLD_SIZE.
         disk_bytes: what may be held on disk, taken as it is needed. Default: 80 % of what is free under `path`,
@@ -69,7 +69,7 @@ class TierStore:
             fits stays in host memory; then `StoreFullError` says when it will have refilled enough.
         return_memory: when memory that the process has freed, but its allocator keeps, is returned to the system.
             "auto": when memory is short in the system or its cgroup; "always": whenever the process has grown, which
-            costs step time; "never". See docs/memory.md.
+            costs step time; "never". See docs/how_to/memory_on_cpu.md.
         copies: the copy engine for accelerators; None: the one for whatever `torch.accelerator` drives.
 
     Sizes are bytes as `int`, or strings such as "8GiB".
@@ -310,11 +310,11 @@ class TierStore:
         self.traces.flush()
 
     def trace(self, path: str | PathLike[str]) -> AbstractContextManager[None]:
-        """Record what the store does inside the block, on all threads, and write it to a file. See `docs/tracing.md`.
+        """Record what the store does inside the block, on all threads, and write it to a file.
 
-        The trace covers the scopes entered inside and ends with the block, so backward belongs inside too. A single
-        scope is traced by `tiered_offload(store, trace=path)`. Entering opens the file; leaving waits until it is
-        written. A file that this store has traced to before is continued; any other is overwritten. Training never
+        docs/tutorial/reading_a_trace.md shows how to read it. The trace covers the scopes entered inside and ends with
+        the block, so backward belongs inside too. A single scope is traced by `tiered_offload(store, trace=path)`.
+        Entering opens the file; leaving waits until it is written. A file that this store has traced to before is continued; any other is overwritten. Training never
         waits for the file, and its errors never disturb training.
 
         Raises:

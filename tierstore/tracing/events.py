@@ -7,7 +7,7 @@ A *graph* is everything that one thread packs between two backwards, in any numb
 follows. If a step has one forward and one backward, the graph is the step. (`graph`, `index`) names one saved tensor
 for good. A *record* is the bytes of one storage; its number is the `key` of the first saved tensor on that storage.
 
-`docs/tracing.md` says the same for people who read a trace file.
+`docs/reference/trace_format.md` says the same for people who read a trace file.
 """
 
 from __future__ import annotations
