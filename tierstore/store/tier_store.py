@@ -314,8 +314,8 @@ class TierStore:
 
         docs/tutorial/reading_a_trace.md shows how to read it. The trace covers the scopes entered inside and ends with
         the block, so backward belongs inside too. A single scope is traced by `tiered_offload(store, trace=path)`.
-        Entering opens the file; leaving waits until it is written. A file that this store has traced to before is continued; any other is overwritten. Training never
-        waits for the file, and its errors never disturb training.
+        Entering opens the file; leaving waits until it is written. A file that this store has traced to before is
+        continued; any other is overwritten. Training never waits for the file, and its errors never disturb training.
 
         Raises:
             ConfigError: at the beginning: the path cannot be written to, or a trace of this store is not over.
