@@ -133,7 +133,7 @@ class Connection:
         self._channel.send(message)
         if self._channel.unsent_bytes > _MOST_UNSENT_BYTES:
             self.close()
-            self._ended(ProtocolError(self.peer, "it does not take its answers"))
+            self._ended(ProtocolError(self.peer, "it does not read its answers"))
 
     def stop_listening(self) -> None:
         """Take no more requests."""
@@ -239,7 +239,7 @@ class Connection:
         session = self._shared.registry.find(message, self._uid)
         if session is None:
             # The same words as for a wrong token, so that guesses do not tell which sessions there are.
-            self.refuse("it knows no such session: its lease has ended, or what it held was cleared")
+            self.refuse("it has no such session: its lease has ended, or its data was cleared")
             return
         self._shared.registry.take_over(session, self)
         self.session = session  # from here on the end of the connection begins the grace period

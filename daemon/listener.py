@@ -90,14 +90,14 @@ def _make_folder(folder: Path, gid: int | None) -> None:
 def _clear_stale(path: Path) -> None:
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ConfigError("socket", str(path), "there is something that is no socket")
+            raise ConfigError("socket", str(path), "there is a file of that name that is not a socket")
     except FileNotFoundError:
         return
     try:
         if _is_listened_on(path):
             raise ConfigError("socket", str(path), "a living daemon listens there")
     except OSError as error:
-        raise ConfigError("socket", str(path), f"it cannot be taken over: {error}") from error
+        raise ConfigError("socket", str(path), f"this socket cannot be examined: {error}") from error
     path.unlink(missing_ok=True)
 
 

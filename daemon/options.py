@@ -91,7 +91,7 @@ def _read_file(file: Path, source: str) -> dict[str, tuple[Given, str]]:
     except OSError as error:
         raise ConfigError(source, str(file), f"it cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or brackets without end
-        raise ConfigError(source, str(file), f"it is no TOML: {error}") from error
+        raise ConfigError(source, str(file), f"it is not valid TOML: {error}") from error
     for name, value in values.items():
         _check_type(f"{file}: {name}", name, value)
     return {name: (value, f"{file}: {name}") for name, value in values.items()}

@@ -37,6 +37,6 @@ def refuse_deferred(option: str, given: object, function: Any) -> None:
             raise ConfigError(
                 option,
                 given,
-                f"it is {kind}, whose body runs after the call, when the scope is over; enter the scope inside it, "
-                "`with tiered_offload(store):` around what computes, with no yield nor await in between",
+                f"it is {kind}: its body runs after the call, when the scope has ended. Enter the scope inside it: "
+                "`with tiered_offload(store):` around the computation, without a yield or await in between",
             )

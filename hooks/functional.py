@@ -6,12 +6,13 @@ __all__ = ["ADVICE_WITHIN", "advise"]
 
 _REFUSAL = "don't yet support saved tensor hooks"  # said by torch._functorch.vmap
 _ADVICE = (
-    "torch.func.grad, vjp, jacrev and hessian run under no saved-tensor hooks: call them outside of tiered_offload, "
+    "torch.func.grad, vjp, jacrev and hessian cannot run under saved-tensor hooks: call them outside tiered_offload, "
     "or inside tierstore.keep_resident(hooks=False)"
 )
 ADVICE_WITHIN = (
-    "torch.func.grad, vjp, jacrev and hessian run under no saved-tensor hooks: what they differentiate cannot enter "
-    "tiered_offload; give them the function without it, and a module of offload_module after remove_offload"
+    "torch.func.grad, vjp, jacrev and hessian cannot run under saved-tensor hooks: the function that they "
+    "differentiate cannot enter tiered_offload. Give them the function without it, and an offloaded module after "
+    "remove_offload"
 )
 """For an error that is raised as a scope is entered inside of `torch.func`."""
 

@@ -189,7 +189,7 @@ class _Replay(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if held.inputs != _inputs_of((args, kwargs)):
             raise RuntimeError(
-                f"call {number + 1} of {func} in a checkpointed region is not what it was in forward: the region must "
-                "do the same each time that it runs"
+                f"call {number + 1} of {func} in a checkpointed region differs from forward: the region must run "
+                "the same operators each time"
             )
         return tree_map_only(HeldTensor, HeldTensor.unpack, held.output)

@@ -132,9 +132,9 @@ class StoreBusyError(TierStoreError):
 
     def __str__(self) -> str:
         return (
-            f"store {self.store}: a signal handler, a finalizer or a trace function called it while this thread was in "
-            "the midst of another call; nothing was done. Set a flag there, and call the store where the flag is "
-            "looked at"
+            f"store {self.store}: a signal handler, a finalizer or a trace function called it in the middle of "
+            "another call of this thread; nothing was done. Set a flag in it instead, and call the store where your "
+            "program checks the flag"
         )
 
 
@@ -263,7 +263,7 @@ class DaemonUnavailableError(TierStoreError):
     address: str
     waited_seconds: float
     reason: str
-    data: str = "what it had acknowledged cannot be read until it is back, the rest is still in memory"
+    data: str = "data that it has acknowledged cannot be read until it is back; the rest is still in memory"
 
     def __str__(self) -> str:
         return (

@@ -74,6 +74,6 @@ def test_index_damaged_under_a_running_daemon_ends_it_and_others_learn_why(start
         misnumber_pages(daemon.path / FOLDER_NAME / "index")
         assert connect_until_it_ends(daemon) == 1
         daemon = start_daemon(daemon.path, daemon.socket, codec="none")
-        with pytest.raises(DaemonUnavailableError, match="knows no such session"):
+        with pytest.raises(DaemonUnavailableError, match="has no such session"):
             store.get(handle)
     assert_clean(daemon)

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -45,7 +46,7 @@ def links_of(page: Path) -> Iterator[str]:
 def anchors_of(page: Path) -> frozenset[str]:
     """What code hosts make of the headings: small letters, hyphens for spaces, no other marks."""
     tokens = MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8"))
-    titles = [after.content for token, after in zip(tokens, tokens[1:], strict=False) if token.type == "heading_open"]
+    titles = [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
     return frozenset(re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", title).lower()).replace(" ", "-") for title in titles)
 
 

@@ -91,7 +91,7 @@ def test_report_of_memory_says_that_it_is_and_what_that_means(tmp_path: Path) ->
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         report = examined(Path(folder))
         done = tierstore("doctor", folder, *QUICK, "--config", str(tmp_path / "tierstore.toml"))
-    assert "no place for a store" in " ".join(done.stderr.split())
+    assert "not fit for a store" in " ".join(done.stderr.split())
     assert "\npath = " not in (tmp_path / "tierstore.toml").read_text()
     (finding,) = [each for each in report.findings if each.code == "in-memory"]
     assert finding.severity == ("warning" if report.measurements.accelerators.links else "problem")

@@ -68,7 +68,7 @@ def test_directory_that_is_no_place_for_a_store_is_not_recommended(
     assert not {"path", "disk_bytes", "connect"} & set(values_of(measurements))
     file = tmp_path / "tierstore.toml"
     file.write_text(config_text(settings_of(measurements)))
-    assert "no place for a store" in file.read_text()
+    assert "not fit for a store" in file.read_text()
     with pytest.raises(ConfigError, match="path"):
         TierStore.from_config(file)
     with TierStore.from_config(file, path=store_directory) as store:
@@ -81,7 +81,7 @@ def test_directory_that_is_no_place_for_a_store_is_not_recommended(
 
 
 def test_directory_that_is_a_place_for_a_store_has_no_such_remark() -> None:
-    assert "no place for a store" not in config_text(settings_of(machine()))
+    assert "not fit for a store" not in config_text(settings_of(machine()))
 
 
 def test_budget_says_when_nothing_would_be_stored() -> None:

@@ -43,7 +43,7 @@ def test_scope_inside_a_transform_is_refused_with_advice(store: TierStore) -> No
     with pytest.raises(RuntimeError, match="saved tensor hooks") as caught:
         torch.func.grad(function)(VALUES)
     (note,) = caught.value.__notes__
-    assert "give them the function without it" in note
+    assert "Give them the function without it" in note
 
 
 def test_errors_of_others_are_given_no_advice(store: TierStore) -> None:

@@ -293,7 +293,7 @@ def test_two_plans_on_one_store_the_least_limits_hold(store: TierStore) -> None:
 
 def test_model_that_saves_nothing_refused(store: TierStore) -> None:
     weight = torch.randn(4, requires_grad=True)
-    with pytest.raises(ConfigError, match="saves nothing"):
+    with pytest.raises(ConfigError, match="save no tensors"):
         plan_memory(SmallMlp(), lambda: weight.square().sum(), store=store, limit="1GiB")
 
 

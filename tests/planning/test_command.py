@@ -245,8 +245,8 @@ def test_hardware_or_settings_that_cannot_be_read_are_one_line_and_exit_code_2(
     file = tmp_path / "file.toml"
     file.write_text("[drive")
     asked = ("--trace", recorded)
-    assert "it is no TOML" in refused(*asked, "--hardware", file)
-    assert "it is no TOML" in refused(*asked, "--config", file)
+    assert "it is not valid TOML" in refused(*asked, "--hardware", file)
+    assert "it is not valid TOML" in refused(*asked, "--config", file)
     assert "it is none of cloud-l32s-v3" in refused(*asked, "--hardware", "unheard-of")
     assert "No such file" in refused(*asked, "--hardware", tmp_path / "missing.toml")
     assert "host_bytes='much'" in refused(*asked, "--host-bytes", "much")

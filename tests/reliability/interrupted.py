@@ -98,7 +98,7 @@ def run(kind: str, address: str, seed: int, num_interrupts: int) -> Tally:
             if not training.step():
                 tally.wrong.append(f"gradients after interrupt {number}")
         except StoreClosedError as error:
-            if "a KeyboardInterrupt came in the midst of a change" not in str(error):
+            if "a KeyboardInterrupt came in the middle of a change" not in str(error):
                 tally.wrong.append(str(error))
             tally.closed += 1
             end(store)

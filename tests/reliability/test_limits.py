@@ -461,7 +461,7 @@ def test_stack_used_up_within_a_call_closes_the_store_or_changes_nothing(store_d
     while endings[-1:] != ["done"]:
         endings.append(_ending_of(store, what, len(endings) + 1))
         if endings[-1] == "closed":
-            with pytest.raises(StoreClosedError, match="in the midst of a change of its books"):
+            with pytest.raises(StoreClosedError, match="in the middle of a change of its bookkeeping"):
                 store.flush()
             store.close()
             store = TierStore(store_directory, **options)
@@ -524,7 +524,7 @@ def test_error_that_another_thread_raises_in_the_midst_of_a_call_closes_the_stor
             assert isinstance(errors[0], _AskedToEndError)
             store.flush()
             return
-        assert "_AskedToEndError came in the midst" in errors[0].__notes__[0]
+        assert "_AskedToEndError came in the middle" in errors[0].__notes__[0]
         with pytest.raises(StoreClosedError, match="_AskedToEndError"):
             store.flush()
 

@@ -122,7 +122,7 @@ def check_directory(path: object) -> Path:
     try:
         exists = directory.exists()
     except (OSError, ValueError) as error:  # too long, not to be looked into, or with a zero byte
-        raise ConfigError("path", str(path), f"the system refuses to look there: {error}") from error
+        raise ConfigError("path", str(path), f"the directory cannot be examined: {error}") from error
     if not exists:
         raise ConfigError("path", str(path), "no such directory; it is never created (is the drive mounted?)")
     if not directory.is_dir():

@@ -19,7 +19,7 @@ def check_new_file(option: str, file: Path) -> None:
     except OSError as error:  # the name is too long
         raise ConfigError(option, str(file), f"the file cannot be made: {error.strerror}") from error
     if exists:
-        raise ConfigError(option, str(file), "there is such a file already; name another, or remove it")
+        raise ConfigError(option, str(file), "the file exists already; name another, or remove it")
 
 
 def check_folder(option: str, file: Path) -> None:

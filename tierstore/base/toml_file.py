@@ -39,7 +39,7 @@ def read_toml(file: Path, option: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(option, str(file), f"it cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # not a path, UTF-8 or TOML, or too deeply nested brackets
-        raise ConfigError(option, str(file), f"it is no TOML: {error}") from error
+        raise ConfigError(option, str(file), f"it is not valid TOML: {error}") from error
 
 
 def typed(values: Mapping[str, Any], kind: type[T], source: str) -> T:

@@ -59,13 +59,11 @@ def consult(
         make_file("--config", Path(config), config_text(report.settings))
         unfit = unfit_because(machine.drive)
         if unfit is not None and not machine.daemon.keeps_directory:
-            messages.print(
-                f"{config} names no path: {directory} is no place for a store, because {unfit}.", markup=False
-            )
+            messages.print(f"{config} has no path: {directory} is not fit for a store, because {unfit}.", markup=False)
     if hardware is not None:
         described = hardware_of(machine)
         if described is None:
-            messages.print("The drive could not be measured: there is no description of this machine.")
+            messages.print("The drive could not be measured: no description of this machine was written.")
         else:
             make_file("--hardware", Path(hardware), hardware_text(described))
     return report.is_usable
@@ -75,7 +73,7 @@ def _absolute(directory: Path) -> Path:
     """The absolute path: it goes into files that are read elsewhere."""
     text = os.path.abspath(directory)
     if not text.isascii() and text.encode("utf-8", "replace").decode("utf-8") != text:
-        raise ConfigError("path", text, "the report and its files are UTF-8, which cannot say this path")
+        raise ConfigError("path", text, "the report and its files are UTF-8, which cannot encode this path")
     return Path(text)
 
 

@@ -85,7 +85,7 @@ def config_text(settings: tuple[Setting, ...]) -> str:
     for table, title in titles.items():
         lines += ["", f"[{table}]  # {title}"]
         if table == "store" and not {"path", "connect"} & {setting.name for setting in settings}:
-            lines += ["", "# path: give one yourself; the directory that was measured is no place for a store"]
+            lines += ["", "# path: give one yourself; the directory that was measured is not fit for a store"]
         for setting in settings:
             if setting.table == table:
                 lines += ["", f"# {_one_line(setting.reason)}", _line(setting)]

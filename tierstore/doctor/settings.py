@@ -180,7 +180,7 @@ def _codec_of(text: str) -> Codec:
 def _outlook_in_words(machine: Measurements) -> str:
     idle = _encoded(codec_outlook(machine, Load(1.0, machine.processor.usable_cores)))
     busy = _encoded(codec_outlook(machine, Load(1.0, 0.0)))
-    return f"of the sample data it would encode {idle} on idle cores, and {busy} if training keeps all cores busy"
+    return f"for the sample data it would encode {idle} on idle cores, and {busy} if training keeps all cores busy"
 
 
 def _encoded(chosen: Mapping[str, str]) -> str:

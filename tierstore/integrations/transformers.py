@@ -63,7 +63,7 @@ def offload_trainer(
             `train` also raises it, and what `TierStore` raises.
     """
     if not isinstance(trainer, Trainer):
-        raise ConfigTypeError("trainer", trainer, "give a transformers.Trainer, or a trainer of a class made of it")
+        raise ConfigTypeError("trainer", trainer, "give a transformers.Trainer, or a trainer of a subclass")
     if hasattr(trainer, _OFFLOADING):
         raise ConfigError(
             "trainer", type(trainer).__name__, "it is offloaded already: make a new one for other options"
@@ -83,7 +83,7 @@ def _refuse_own_offloading(trainer: Trainer) -> None:
         raise ConfigError(
             "activation_offloading",
             True,
-            "turn it off: the trainer would move to host memory what the store is to take",
+            "turn it off: the trainer would move the tensors that the store needs",
         )
     for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
         options = getattr(arguments, name, None)

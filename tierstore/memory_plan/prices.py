@@ -137,7 +137,7 @@ def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, Measure
     steps.take(tree.around, scope=tiered_offload(store, min_bytes=1, select=tree.saw))
     names = blocks_of(tree.root)
     if not names:
-        raise ConfigError("model", type(model).__name__, "autograd saves nothing in its modules that could be moved")
+        raise ConfigError("model", type(model).__name__, "its modules save no tensors that could be moved")
     recording = _record(trials, names)
     calls = {name: [call for call in recording.calls if call.name == name] for name in names}
     calls = {name: several for name, several in calls.items() if several}

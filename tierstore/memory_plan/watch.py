@@ -153,7 +153,7 @@ class StepWatch:
             self._has_warned = True
             warnings.warn(
                 f"a step took {format_bytes(peak_bytes)}, more than the limit of {format_bytes(expected.limit_bytes)}, "
-                "and no other decision of the memory plan takes less",
+                "and the memory plan has no decision that takes less",
                 TierStoreWarning,
                 stacklevel=stacklevel_of_user(),
             )

@@ -178,7 +178,7 @@ def _check_codec(machine: Machine, name: str) -> None:
     known = sorted({speed.codec for speed in machine.hardware.codecs})
     if str(codec) not in known:
         figures = f"it has figures of {', '.join(known)}" if known else "it has figures of no codec"
-        raise ConfigError("codec", name, f'hardware "{machine.name}" says nothing of it: {figures}')
+        raise ConfigError("codec", name, f'hardware "{machine.name}" has no figures for it: {figures}')
 
 
 def _last_steps(workload: Workload, hardware: Hardware, settings: Settings, num_ranks: int) -> Sequence[SimulatedStep]:

@@ -91,8 +91,8 @@ def warnings_of(trace: RecordedTrace, workload: Workload) -> list[str]:
     """Reasons why the trace's times may mislead, for people; `workload`: as it was recorded."""
     if workload.uses_device and not trace.header.machine.launches_block:
         return [
-            "Kernels were launched without waiting for them, so what passed between calls of the store is the host's "
-            "time, not the accelerator's, and may be far too short: record with CUDA_LAUNCH_BLOCKING=1."
+            "Kernels were launched without waiting for them, so the times between calls of the store are the host's, "
+            "not the accelerator's, and may be far too short. Record with CUDA_LAUNCH_BLOCKING=1."
         ]
     return []
 
@@ -108,7 +108,7 @@ def _size(values: Mapping[str, Any], name: str, recorded: int) -> int:
 
 def _device_bytes(values: Mapping[str, Any], recorded: int) -> int:
     if values.get("device_bytes") == "auto":
-        allowed = f'give a size: "auto" finds one in a run of its own, and the one of the trace is {recorded} bytes'
+        allowed = f'give a size: "auto" finds one only in a real run; in the trace it was {recorded} bytes'
         raise ConfigError("device_bytes", "auto", allowed)
     return _size(values, "device_bytes", recorded)
 

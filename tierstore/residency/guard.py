@@ -142,7 +142,7 @@ class Guard:
         if not is_half_changed(interrupt.__traceback__, CALLED_FROM_OUTSIDE):
             return
         name = type(interrupt).__name__
-        reason = f"a {name} came in the midst of a change of its books, which closed it; open another"
+        reason = f"a {name} came in the middle of a change of its bookkeeping and closed it; open another"
         with outside_of_modes(), self.lock:
             try:
                 self._end(StoreClosedError(self._name, reason))

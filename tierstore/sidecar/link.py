@@ -362,7 +362,7 @@ class DaemonLink:
     def _unavailable(self, reason: str, waited_seconds: float) -> DaemonUnavailableError:
         if self._reconnecting.ended_because is None:
             return DaemonUnavailableError(self.address, waited_seconds, reason)
-        lost = "what it had acknowledged is lost, the rest is still in memory"
+        lost = "data that it has acknowledged is lost; the rest is still in memory"
         return DaemonUnavailableError(self.address, waited_seconds, reason, lost)
 
 

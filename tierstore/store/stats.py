@@ -41,7 +41,7 @@ _STALLS = {"stall_pack_seconds": "pack waits for budget", "stall_unpack_seconds"
 _WHY_KEPT = {
     "small": "small (`min_bytes`)",
     "parameter": "parameters",
-    "alive elsewhere": "alive anyway, as somebody else holds them",
+    "alive elsewhere": "alive anyway, because the program holds them too",
     "selected out": "not selected (`select`, `keep_resident`)",
 }
 

@@ -80,7 +80,7 @@ class Program:
                 how += " (out of memory?)"
             raise TrialFailedError(f"{self.command[0]} {how}", _last_words(said))
         if not any(folder.glob("*.jsonl")):
-            when = f"in its {self.trial_seconds:g} s" if exit_code is None else "before it ended"
+            when = f"within {self.trial_seconds:g} s" if exit_code is None else "before it ended"
             raise TrialFailedError(f"{self.command[0]} entered no scope of tiered_offload {when}", _last_words(said))
 
     def _run(self, environment: dict[str, str], said: Path) -> int | None:

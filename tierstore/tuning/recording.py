@@ -76,7 +76,7 @@ class ProgramRecording:
         packing = {event.scope for event in self.trace.events if isinstance(event, Pack)}
         scopes = (event for event in self.trace.events if isinstance(event, Scope) and event.scope in packing)
         if (scope := next(scopes, None)) is None:
-            raise ConfigError("COMMAND", self.trace.header.store.place, "nothing that it saved went to its store")
+            raise ConfigError("COMMAND", self.trace.header.store.place, "its store received no saved tensor")
         return scope
 
     @property
@@ -135,7 +135,7 @@ def read_recording(folder: Path) -> ProgramRecording:
     found = [msgspec.json.decode(file.read_bytes(), type=TracedStore) for file in sorted(folder.glob("*-*.json"))]
     traces = [(each, read_trace(folder / each.trace)) for each in found if _has_line(folder / each.trace)]
     if not traces:
-        raise TrialFailedError("the program entered no scope of tiered_offload, or not in its time")
+        raise TrialFailedError("the program entered no scope of tiered_offload within the time of a trial")
     by_process: defaultdict[int, list[RecordedTrace]] = defaultdict(list)
     for each, trace in traces:
         by_process[each.pid].append(trace)
@@ -145,7 +145,7 @@ def read_recording(folder: Path) -> ProgramRecording:
     num_threads = next(each.num_threads for each, _ in traces if each.pid == pid)
     step_seconds = step_seconds_of(by_process[pid])
     if step_seconds is None:
-        raise TrialFailedError("the program did too few steps: there was nothing to measure, or its time was up")
+        raise TrialFailedError("the program did too few steps to measure, by itself or within the time of a trial")
     return ProgramRecording(most, num_threads, len(by_process), step_seconds)
 
 

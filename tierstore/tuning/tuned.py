@@ -105,7 +105,7 @@ class Tuned:
             for name, table in self.config.items()
         }
         if self.chosen.settings.inline_bytes is None:
-            title.append("The program has inline_bytes=None, which TOML cannot say: give it beside this file.")
+            title.append("The program has inline_bytes=None, which TOML cannot express: pass it as an argument.")
         return "".join(f"# {_one_line(line)}\n" for line in title) + toml_text(tables)
 
     def as_dict(self) -> dict[str, Any]:
@@ -153,12 +153,12 @@ def _fastest(allowed: Sequence[Candidate]) -> tuple[Candidate, str]:
         if gained < 1 - noise:
             return (
                 best,
-                f"{best.name!r} takes {gained:.2f} of the time of {reference.name!r}, and was faster every time.",
+                f"{best.name!r} takes {gained:.2f} of the time of {reference.name!r}, and was faster in every round.",
             )
     named = f"{reference.name!r} stays"
     if not others:
         return reference, f"{named}: there was nothing else to measure."
-    return reference, f"{named}: nothing was faster every time, and by more than {noise:.0%}, which may be chance."
+    return reference, f"{named}: nothing was faster in every round by more than {noise:.0%}, which may be chance."
 
 
 def _is_as_fast(candidate: Candidate, chosen: Candidate) -> bool:

@@ -20,10 +20,10 @@ _MOST_SPACED_COLUMNS = 6
 
 def tuned_view(tuned: Tuned) -> Group:
     """Tables of measurements and settings, the heat map, and the outcome. Fits into 80 columns."""
-    notes = [f"{len(tuned.found.predicted)} settings were simulated{'' if tuned.found.is_whole else ' in the time'}."]
+    notes = [f"{len(tuned.found.predicted)} settings were simulated{'' if tuned.found.is_whole else ' in time'}."]
     for each in tuned.candidates:
         if not each.is_allowed:
-            notes.append(f"{each.name!r} takes more memory than the limit; it is there to compare with.")
+            notes.append(f"{each.name!r} takes more memory than the limit; it is shown for comparison.")
         if each.failure is not None:
             notes.append(f"{each.name!r} failed: {each.failure}")
     tables: list[RenderableType] = [_steps(tuned), "", _settings(tuned), ""]
