@@ -54,7 +54,7 @@ def test_interrupt_that_closes_the_store_says_so(make_store: Any) -> None:
             (weight * weight).exp()
         if notes := getattr(caught.value, "__notes__", None):
             assert len(notes) == 1
-            assert "came in the midst of a change of its books, which closed it; open another" in notes[0]
+            assert "came in the middle of a change of its bookkeeping and closed it; open another" in notes[0]
             with pytest.raises(StoreClosedError, match="open another"):
                 store.flush()
             return

@@ -392,7 +392,7 @@ def test_module_whose_forward_runs_after_its_call_refused(store: TierStore) -> N
         def forward(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
             yield values.exp()
 
-    with pytest.raises(ConfigError, match=r"module=.*a generator function, .*enter the scope inside it"):
+    with pytest.raises(ConfigError, match=r"module=.*a generator function: .*Enter the scope inside it"):
         offload_module(Lazy(), store=store)
 
 

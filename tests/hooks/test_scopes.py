@@ -103,7 +103,7 @@ class _AsyncWhenCalled:
 def test_decorator_of_what_runs_after_its_call_refused(
     store: TierStore, function: Callable[[], object], kind: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"is {kind}, .*enter the scope inside it"):
+    with pytest.raises(ConfigError, match=f"is {kind}: .*Enter the scope inside it"):
         tiered_offload(store)(function)
 
 

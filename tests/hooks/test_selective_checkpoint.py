@@ -339,7 +339,7 @@ def test_region_that_calls_more_the_second_time_raises(store: TierStore) -> None
 
     with tiered_offload(store, min_bytes=0):
         loss = ours(OFFLOAD)(forward, torch.randn(SIDE, SIDE)).sum()
-    with pytest.raises(RuntimeError, match="must do the same each time"):
+    with pytest.raises(RuntimeError, match="must run the same operators"):
         loss.backward()
 
 
@@ -355,7 +355,7 @@ def test_call_with_other_arguments_than_in_forward_raises(store: TierStore) -> N
 
     with tiered_offload(store, min_bytes=0):
         loss = ours(OFFLOAD)(forward, torch.randn(SIDE, SIDE)).sum()
-    with pytest.raises(RuntimeError, match="must do the same each time"):
+    with pytest.raises(RuntimeError, match="must run the same operators"):
         loss.backward()
 
 

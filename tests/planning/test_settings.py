@@ -157,7 +157,7 @@ def test_what_stays_on_an_accelerator_is_the_trace_s_unless_somebody_says_a_size
     assert _settings(trace, offload={"device_bytes": "1KiB"}).device_bytes == 1024
     file = {"store": {"path": "/nowhere"}, "offload": {"device_bytes": "auto"}}
     assert _settings(trace, config=file, offload={"device_bytes": 7}).device_bytes == 7
-    with pytest.raises(ConfigError, match="of the trace is 300 bytes") as caught:
+    with pytest.raises(ConfigError, match="in the trace it was 300 bytes") as caught:
         _settings(trace, config=file)
     assert caught.value.option.endswith("offload.device_bytes")
 
