@@ -100,7 +100,7 @@ def test_peak_above_the_limit_and_nothing_takes_less_is_told_once(store: TierSto
     set_existing(live.corrected, _limit_bytes=MIB)
     watch, calls = watched(plan, store, model, limit_bytes=MIB, peak_bytes=1)
     train(model, 4)
-    with pytest.warns(TierStoreWarning, match=r"a step took .*B, more than the limit of 1 MiB, and the memory plan has no decision"):
+    with pytest.warns(TierStoreWarning, match=r"a step took .*B, more than the limit of 1 MiB, and .* no decision"):
         train(model, 1)
     train(model, 4)
     assert {call.action.kind for call in calls.values()} == {"keep"}
