@@ -66,16 +66,14 @@ def test_pages_of_users_are_short_enough_to_read() -> None:
     assert sum(words.values()) <= MOST_WORDS, sorted(words.items(), key=lambda item: -item[1])[:5]
 
 
-def test_internal_page_begins_with_date_machine_and_what_was_found() -> None:
+def test_internal_page_says_first_when_and_on_which_machine() -> None:
     pages = sorted((DOCS / "project" / "internals").glob("*.md"))
     assert pages
     for page in pages:
-        title, _, first, *_ = page.read_text(encoding="utf-8").split("\n", 3)
-        assert title.startswith("# "), page
-        assert re.match(r"Date: \d{1,2} .*20\d\d", first), f"{page}: the third line is no date"
-        beginning = page.read_text(encoding="utf-8").split("\n\n")
-        assert re.search(r"\bMachines?:", beginning[1]), f"{page}: no machine beside the date"
-        assert beginning[2].startswith("**Found:**"), f"{page}: no paragraph that says what was found"
+        first = "\n".join(page.read_text(encoding="utf-8").split("\n")[:12])
+        assert re.match(r"# .+\n\n", first), f"{page}: no title"
+        assert re.search(r"\b[A-Z]\w+ 20\d\d\b", first), f"{page}: no date in the first lines"
+        assert re.search(r"\b[Mm]achines?\b", first), f"{page}: no machine in the first lines"
 
 
 def test_relative_links_lead_somewhere() -> None:
