@@ -282,7 +282,7 @@ class ExtentSpace:
         elif self._allocator.free_bytes < num_bytes:
             reason = "the disk budget is used up"
             if kept_bytes := self._budget.value_peak_bytes - self._budget.value_bytes:
-                reason += f", {kept_bytes} bytes of it by the index, which keeps for small records what they once took"
+                reason += f", {kept_bytes} bytes of it by the index, which keeps the space of freed small records"
         full = StoreFullError(num_bytes, *self.usage(), reason=reason)
         full.__cause__ = None if refusal is None else refusal.error
         return full
