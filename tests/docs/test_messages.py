@@ -1,0 +1,93 @@
+"""The messages on the page of symptoms are those that the code prints."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.test_layout import DOCS, ROOT
+from tierstore import (
+    ConfigError,
+    CorruptDataError,
+    DaemonUnavailableError,
+    ModifiedInPlaceError,
+    StoreClosedError,
+    StoreFullError,
+)
+from tierstore.base.address import find_address
+from tierstore.base.config import check_directory
+from tierstore.returning.advice import why_memory_stays
+
+PAGE = (DOCS / "help" / "troubleshooting.md").read_text(encoding="utf-8")
+SHOWN = " ".join(" ".join(re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)).split())
+MIB = 2**20
+
+
+def quoted_in_tables() -> list[str]:
+    """What a reader looks for: the phrases in quotation marks in the first two columns."""
+    rows = [row for row in PAGE.splitlines() if row.startswith("| ")]
+    return [phrase for row in rows for cell in row.split("|")[1:3] for phrase in re.findall(r'"([^"]+)"', cell)]
+
+
+def texts_of_code() -> Iterator[str]:
+    """All texts in the code of the product, with "…" for what is filled in."""
+    for folder in ("tierstore", "hooks", "daemon"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+def test_phrases_in_tables_are_in_the_code() -> None:
+    texts = "\n".join(texts_of_code())
+    words_of_system = [os.strerror(number) for number in (errno.ENOENT, errno.ECONNREFUSED, errno.EACCES)]
+    phrases = [phrase for phrase in quoted_in_tables() if phrase not in words_of_system]
+    assert len(phrases) > 15
+    for phrase in phrases:
+        pieces = re.split(r"…|\[Errno.*|KeyboardInterrupt", phrase)
+        assert [piece for piece in pieces if piece.strip(" :") not in texts] == [], phrase
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreFullError(16777216, 1056964608, 1073741824, 134217728, 134217728),
+        ModifiedInPlaceError("float32 tensor of shape [64, 128]", 1, 2),
+        CorruptDataError(812, "segment 3 at offset 4096", "…", "…"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_error_is_shown_as_it_is_printed(error: Exception) -> None:
+    assert f"{type(error).__name__}: {error}" in SHOWN
+
+
+def test_errors_of_a_fork_and_of_a_missing_directory_are_shown(tmp_path: Path) -> None:
+    forked = str(StoreClosedError("/nvme", "it belongs to the process that this one was forked from"))
+    assert forked.partition(";")[0] in SHOWN
+    with pytest.raises(ConfigError) as caught:
+        check_directory(tmp_path / "missing")
+    assert str(caught.value).replace(str(tmp_path / "missing"), "/nvme") in SHOWN
+
+
+def test_error_without_a_daemon_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TIERSTORE_SOCKET", raising=False)
+    monkeypatch.setattr("tierstore.base.address.places_to_look", lambda: (f"{tmp_path}/a.sock", f"{tmp_path}/b.sock"))
+    monkeypatch.setattr("tierstore.base.address.default_address", lambda: f"{tmp_path}/a.sock")
+    with pytest.raises(DaemonUnavailableError) as caught:
+        find_address()
+    told = str(caught.value).replace(f"{tmp_path}/a.sock", "/run/user/1000/tierstore/tierstore.sock")
+    assert told.replace(f"{tmp_path}/b.sock", "/run/tierstore/tierstore.sock") in SHOWN
+
+
+def test_warning_about_memory_that_stays_is_shown() -> None:
+    warning = why_memory_stays(1229 * MIB, 900 * MIB, "auto", "")
+    assert warning is not None
+    assert warning.partition(". Memory")[0] in SHOWN
