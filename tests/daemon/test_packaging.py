@@ -8,13 +8,13 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+import tierstore
 from tests.daemon.conftest import DaemonProcess
 from tests.daemon.dockerfile import copy_context, stages_of
 from tierstore import TierStore
@@ -95,7 +95,7 @@ def test_every_module_is_imported_without_torch(installed: Path, package: str) -
 
 def test_command_line_works_without_torch(installed: Path) -> None:
     command = installed / "bin" / "tierstore"
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = tierstore.__version__
     assert run(command, "--version", cwd=installed).stdout == f"tierstore {version}\n"
     shown = run(command, "--help", cwd=installed)
     assert shown.returncode == 0, shown.stderr

@@ -93,7 +93,7 @@ class Hello(_Message, frozen=True):
 
     Attributes:
         versions: that the client speaks.
-        program: who it is, for messages: "tierstore 0.1.0".
+        program: who it is, for messages: "tierstore 0.2.0".
     """
 
     versions: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=64)]
