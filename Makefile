@@ -11,7 +11,7 @@ TORCHES ?= oldest newest
 PYTHONS ?= 3.11 3.12 3.13 3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check matrix bench bench-tuning gpu mutations fuzz soak clean
+.PHONY: help demo test check matrix bench bench-tuning gpu mutations fuzz soak release-check clean
 
 help:                   ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ fuzz: $(DEV)            ## feed malformed input to all parsers, for MINUTES
 
 soak: $(DEV)            ## train while daemons die and disks fill, for MINUTES
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
+
+release-check: $(DEV)   ## build the release in dist/, install it, try it (minutes, 3 GB)
+	$(BIN)/python -m tests.release
 
 clean:                  ## remove the virtual environment and all caches
 	rm -rf .venv .matrix build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

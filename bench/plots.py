@@ -1,9 +1,13 @@
 """Draws the results of a benchmark as a PNG: a panel for each figure, a bar for each variant, a dot for each run; or
-one figure against another, a dot for each variant."""
+one figure against another, a dot for each variant.
+
+The title is the finding (`findings.py`). The ground is white and opaque, so that a plot can be read on a dark page too.
+"""
 
 from __future__ import annotations
 
 import statistics
+import textwrap
 from math import inf
 from pathlib import Path
 
@@ -14,14 +18,19 @@ matplotlib.use("Agg")  # a file, never a window
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from .findings import picture_of, title_of
 from .goals import unit_of
-from .harness import Benchmark, Results
+from .harness import Benchmark, Record, Results
 from .report import in_short
 
-__all__ = ["draw", "draw_panel", "draw_scatter", "figures_to_plot"]
+__all__ = ["draw", "draw_panel", "draw_scatter", "figures_to_plot", "save"]
 
 _OURS, _OTHERS, _DOTS = "#1f6f9f", "#b9c2c9", "#333333"
 _MOST_PANELS = 4
+_LETTERS_PER_INCH = 10
+_NOTHING = 0.002  # of the longest bar: a shorter one cannot be seen
+_BARS = "Bars are medians, dots are runs."
+_SCATTERED = "Dots are medians, lines go from the least to the most, the band is 10 % either way."
 
 
 def draw(benchmark: Benchmark, results: Results, directory: Path) -> Path | None:
@@ -32,22 +41,36 @@ def draw(benchmark: Benchmark, results: Results, directory: Path) -> Path | None
     if benchmark.scatter is not None:
         figure = Figure(figsize=(7.0, 6.0), layout="constrained")
         draw_scatter(figure.subplots(), benchmark, results, *benchmark.scatter)
-        return _save(figure, benchmark, directory)
-    height_inches = 1.3 + 0.32 * len(benchmark.variants)
+        return save(figure, benchmark, results, directory, _SCATTERED)
+    height_inches = 1.5 + 0.32 * len(benchmark.variants)
     figure = Figure(figsize=(3.0 + 2.6 * len(names), height_inches), layout="constrained")
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for name, panel in zip(names, panels, strict=True):
         draw_panel(panel, name, benchmark, results)
     panels[0].set_yticks(range(len(benchmark.variants)), benchmark.variants)
-    panels[0].invert_yaxis()
-    return _save(figure, benchmark, directory)
+    panels[0].set_ylim(len(benchmark.variants) - 0.4, -0.6)  # the first on top, with room for one that has no bar
+    return save(figure, benchmark, results, directory, _BARS)
 
 
-def _save(figure: Figure, benchmark: Benchmark, directory: Path) -> Path:
-    figure.suptitle(benchmark.question, fontsize=10)
+def save(
+    figure: Figure, benchmark: Benchmark, results: Results, directory: Path, legend: str, dots_per_inch: int = 110
+) -> Path:
+    """Write `directory/NAME.png` with the finding as title; below, the machine and what the marks are; returns it."""
+    width = int(_LETTERS_PER_INCH * figure.get_figwidth())
+    figure.suptitle(textwrap.fill(title_of(benchmark, results), width), fontsize=11, fontweight="bold")
+    below = f"{_machine(results)}{legend}"
+    figure.supxlabel(textwrap.fill(below, int(1.6 * width)), fontsize=7, color="#666666")
     file = directory / f"{benchmark.name}.png"
-    figure.savefig(file, dpi=110, metadata={"Software": None})
+    figure.savefig(file, dpi=dots_per_inch, facecolor="white", metadata={"Software": None})
     return file
+
+
+def _machine(results: Results) -> str:
+    machine = results.machine
+    if not machine:
+        return ""
+    memory_gib = machine["memory_bytes"] / 2**30
+    return f"{machine['cpu']}, {machine['cores']} cores, {memory_gib:.0f} GiB of memory, {machine['disk']}. "
 
 
 def figures_to_plot(benchmark: Benchmark, results: Results) -> list[str]:
@@ -61,20 +84,25 @@ def figures_to_plot(benchmark: Benchmark, results: Results) -> list[str]:
 def draw_panel(panel: Axes, name: str, benchmark: Benchmark, results: Results) -> None:
     """One figure: a bar for each variant's median, a dot for each run, the place of the variant as its height."""
     scale = 2**20 if unit_of(name)[1] == "MiB" else 1
-    for place, variant in enumerate(benchmark.variants):
-        runs = [record.figures for record in results.records if record.variant == variant and record.figures]
-        values = [run[name] / scale for run in runs if name in run]
+    picture = picture_of(benchmark)
+    shown = [[value / scale for value in _values(results, variant, name)] for variant in benchmark.variants]
+    longest = max((abs(value) for values in shown for value in values), default=0.0)
+    for place, (variant, values) in enumerate(zip(benchmark.variants, shown, strict=True)):
+        records = [record for record in results.records if record.variant == variant]
         if not values:
-            panel.text(0, place, " none: see the table" if runs else " failed", va="center", fontsize=8, color=_DOTS)
+            panel.text(0, place, f" {_why_none(records)}", va="center", fontsize=8, color=_DOTS)
             continue
         median = statistics.median(values)
-        panel.barh(place, median, color=_OURS if variant.startswith("tierstore") else _OTHERS)
+        panel.barh(place, median, color=_OURS if picture.ours(variant) else _OTHERS)
         panel.plot(values, [place] * len(values), ".", color=_DOTS, markersize=3)
-        panel.text(max(values), place, f"  {in_short(median)}", va="center", fontsize=8)
-    panel.set_xlabel(_with_unit(name), fontsize=9)
+        words = in_short(median) if abs(median) > _NOTHING * longest else "0"
+        words += ", killed" if _is_killed(records) else ""
+        panel.text(max(values), place, f"  {words}", va="center", fontsize=8)
+    panel.set_xlabel(_axis(benchmark, name), fontsize=9)
     panel.tick_params(labelsize=8)
     panel.margins(x=0.18)
-    panel.set_xlim(left=min(0.0, panel.get_xlim()[0]) if _any_negative(results, name) else 0.0)
+    lowest = min((value for values in shown for value in values), default=0.0)
+    panel.set_xlim(left=1.1 * lowest if lowest < -_NOTHING * longest else 0.0, right=None if longest else 1.0)
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
 
@@ -99,7 +127,7 @@ def draw_scatter(panel: Axes, benchmark: Benchmark, results: Results, across: st
     ends = (0.9 * lowest, 1.1 * highest)
     panel.plot(ends, ends, "-", color=_DOTS, linewidth=0.8)
     panel.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=_OTHERS, alpha=0.3)
-    panel.set(xscale="log", yscale="log", xlabel=_with_unit(across), ylabel=_with_unit(up))
+    panel.set(xscale="log", yscale="log", xlabel=_axis(benchmark, across), ylabel=_axis(benchmark, up))
     for axis in (panel.xaxis, panel.yaxis):
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("{x:g}")
@@ -111,10 +139,19 @@ def _values(results: Results, variant: str, name: str) -> list[float]:
     return [figures[name] for figures in given if name in figures]
 
 
-def _with_unit(name: str) -> str:
+def _why_none(records: list[Record]) -> str:
+    """In words, why a variant has no such figure."""
+    if _is_killed(records):
+        return "killed: out of memory"
+    if not records:
+        return "not run"
+    return "not measured" if any(record.figures for record in records) else "failed"
+
+
+def _is_killed(records: list[Record]) -> bool:
+    return any((record.figures or {}).get("out_of_memory_kills") for record in records)
+
+
+def _axis(benchmark: Benchmark, name: str) -> str:
     words, unit = unit_of(name)
-    return f"{words} ({unit})" if unit else words
-
-
-def _any_negative(results: Results, name: str) -> bool:
-    return any(record.figures.get(name, 0) < 0 for record in results.records if record.figures)
+    return picture_of(benchmark).axes.get(name) or (f"{words} ({unit})" if unit else words)

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .harness import Benchmark, Results
+from .plots import save
 from .prefetch_tuning import DRIVES, LOOKAHEADS, PLAIN
 from .tuning_workloads import WORKLOADS
 
@@ -27,6 +28,10 @@ _COLOURS = {"reverse": "#c2703d", "learned": "#1f6f9f"}
 _ANSWERS = {"hits": "#9fc5a2", "late": "#e3c567", "misses": "#c8553d"}
 _TICKS = ("none", *LOOKAHEADS)
 _BAR = 0.36
+_LEGEND = (
+    "Medians, with the least and the most. Bars: what backward asked for from disk; green was there in time, yellow "
+    "came late, red was not begun. Left: reverse order, right: learned order."
+)
 
 Figures = Mapping[str, float]
 
@@ -45,10 +50,7 @@ def draw(benchmark: Benchmark, results: Results, directory: Path) -> Path | None
             policies = {name.removeprefix(prefix): each for name, each in found.items() if name.startswith(prefix)}
             cell.suptitle(f"{workload}, {drive}", fontsize=9)
             draw_policies(cell.subplots(3, 1, sharex=True, height_ratios=(3, 1.3, 1)), policies)
-    figure.suptitle(benchmark.question, fontsize=11)
-    file = directory / f"{benchmark.name}.png"
-    figure.savefig(file, dpi=90, metadata={"Software": None})
-    return file
+    return save(figure, benchmark, results, directory, _LEGEND, dots_per_inch=90)
 
 
 def draw_policies(panels: Sequence[Axes], policies: Mapping[str, Figures]) -> None:
@@ -62,8 +64,9 @@ def draw_policies(panels: Sequence[Axes], policies: Mapping[str, Figures]) -> No
     steps.set_ylabel("step (s)", fontsize=8)
     waits.set_ylabel("waits (s)", fontsize=8)
     waits.set_ylim(bottom=0)
-    answers.set_ylabel("hit, late,\nmiss", fontsize=8)
+    answers.set_ylabel("in time, late,\nnot begun", fontsize=8)
     answers.set_xticks(range(len(_TICKS)), _TICKS)
+    answers.set_xlabel("read ahead at most", fontsize=8)
     for panel in panels:
         if panel.get_legend_handles_labels()[0]:
             panel.legend(fontsize=6, frameon=False, ncols=2)

@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[1]
 
 def program() -> str:
     """The first example of the page."""
-    return re.findall(r"^```python\n(.+?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)[0]
+    return re.findall(
+        r"^```python\n(.+?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )[0]
 
 
 def test_ten_lines_are_ten() -> None:

@@ -36,5 +36,19 @@ def draw(found: Mapping[str, Mapping[str, Any]], device: str, file: Path) -> Non
         panel.set_xlim(left=0)
         panel.set_ylim(bottom=0)
         panel.set_title(workload, fontsize=9)
-    figure.suptitle(device, fontsize=10)
-    figure.savefig(file, dpi=110, metadata={"Software": None})
+    figure.suptitle(_finding(found, workloads), fontsize=11, fontweight="bold")
+    figure.supxlabel(device, fontsize=7, color="#666666")
+    figure.savefig(file, dpi=110, facecolor="white", metadata={"Software": None})
+
+
+def _finding(found: Mapping[str, Mapping[str, Any]], workloads: list[str]) -> str:
+    """What of plain's memory the store needs, and what of its time it takes; over the workloads that have both."""
+    couples = [(found.get(f"{each}: tierstore"), found.get(f"{each}: none")) for each in workloads]
+    ratios = {
+        name: [ours[name] / plain[name] for ours, plain in couples if ours and plain]
+        for name in ("peak_bytes", "step_seconds")
+    }
+    if not ratios["peak_bytes"]:
+        return "Memory and time of a step"
+    memory, seconds = (f"{min(values):.2f} to {max(values):.2f}" for values in ratios.values())
+    return f"With the store a step needs {memory} of plain's memory and takes {seconds} of its time"
