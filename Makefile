@@ -50,7 +50,7 @@ fuzz: $(DEV)            ## feed malformed input to all parsers, for MINUTES
 soak: $(DEV)            ## train while daemons die and disks fill, for MINUTES
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
-release-check: $(DEV)   ## build the release in dist/, install it, try it (minutes, 3 GB)
+release-check: $(DEV)   ## build the release, install it, try it (minutes, 3 GB)
 	$(BIN)/python -m tests.release
 
 clean:                  ## remove the virtual environment and all caches

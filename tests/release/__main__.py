@@ -26,7 +26,7 @@ _DEMO = ("demo", "--device=cpu", "--steps=2", "--layers=2", "--width=64", "--con
 _TESTS = ("tests/doctor/test_findings.py", "tests/hooks/test_gradients.py", "tests/bench/test_goals.py")
 """What runs in the unpacked sdist; all others are only collected there."""
 
-_console = Console()
+_console = Console(soft_wrap=True)
 
 
 def main(
