@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -305,7 +306,7 @@ class Connection:
             session.being_written.add(message.key)
             write = partial(self._write, session, message, memory)
             to_lane = partial(self._shared.lanes.write, number, message.num_bytes, lambda: self._guarded(write()))
-            session.writes.add(message.num_bytes, to_lane)
+            session.writes.add(message.num_bytes, partial(to_lane, asked_at=time.perf_counter()))
         else:
             self._shared.lanes.read(
                 number, message.num_bytes, lambda: self._guarded(self._read(session, message, memory))

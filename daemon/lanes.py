@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from .fair_queue import FairQueue
 from .histogram import Histogram
 
-__all__ = ["JOB_BYTES", "DriveWay", "Job", "Lanes"]
+__all__ = ["JOB_BYTES", "DriveWay", "Job", "Lanes", "Stay"]
 
 Job = Callable[[], Coroutine[Any, Any, None]]
+Stay = Literal["read_queued", "read_at_drive", "write_held", "write_queued", "write_at_drive"]
+"""Where a request can be: held back by its session's quota of queued bytes, queued for the drive, or at the drive."""
 
 _SECONDS = tuple(1e-4 * 2**i for i in range(18))  # 0.1 ms to 13 s
 _BYTES = tuple(float(4096 * 4**i) for i in range(10))  # 4 KiB to 1 GiB
@@ -23,9 +27,12 @@ JOB_BYTES = 256 * 2**10
 _READS_PER_WRITE = 8
 """While reads wait, their share is eight times that of writes. A ninth is enough for a write not to wait for ever."""
 
+_NO_SECONDS: Mapping[Stay, float] = MappingProxyType({})
+
 
 class _Queued(NamedTuple):
     job: Job
+    session: int
     num_bytes: int
     queued_at: float
 
@@ -38,7 +45,11 @@ class _Queued(NamedTuple):
 class DriveWay:
     """The jobs of one direction.
 
+    Args:
+        queued, at_drive: what the time of its jobs is counted as.
+
     Attributes:
+        queued, at_drive: as given.
         queue: jobs that have not begun.
         num_running: jobs that run.
         seconds: how long jobs ran.
@@ -46,7 +57,8 @@ class DriveWay:
         num_bytes: the length of the records that jobs moved, as the clients see them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, queued: Stay, at_drive: Stay) -> None:
+        self.queued, self.at_drive = queued, at_drive
         self.queue: FairQueue[_Queued] = FairQueue()
         self.num_running = 0
         self.seconds = Histogram(_SECONDS)
@@ -67,11 +79,14 @@ class Lanes:
 
     Attributes:
         reads, writes: the jobs of each direction.
+        seconds: how long requests have stayed where, those of all sessions added up.
     """
 
     def __init__(self, start: Callable[[Coroutine[Any, Any, None]], None], num_each: int) -> None:
-        self.reads = DriveWay()
-        self.writes = DriveWay()
+        self.reads = DriveWay("read_queued", "read_at_drive")
+        self.writes = DriveWay("write_queued", "write_at_drive")
+        self.seconds: defaultdict[Stay, float] = defaultdict(float)
+        self._seconds_of: dict[int, defaultdict[Stay, float]] = {}  # by session
         self._start_task = start
         self._num_each = num_each
         self._owed_to_reads = 0  # cost that the last write still owes to reads; 0 or less: it is paid
@@ -85,17 +100,29 @@ class Lanes:
         """Queue a job that reads `num_bytes` for a session."""
         self._push(self.reads, session, num_bytes, job)
 
-    def write(self, session: int, num_bytes: int, job: Job) -> None:
-        """Queue a job that writes `num_bytes` for a session."""
+    def write(self, session: int, num_bytes: int, job: Job, asked_at: float | None = None) -> None:
+        """Queue a job that writes `num_bytes` for a session.
+
+        Args:
+            asked_at: when its client asked for it, by `time.perf_counter`, if it was held back since; None: just now.
+        """
         self._push(self.writes, session, num_bytes, job)
+        if asked_at is not None:
+            self._count(session, "write_held", time.perf_counter() - asked_at)
+
+    def seconds_of(self, session: int) -> Mapping[Stay, float]:
+        """How long the requests of a session have stayed where, added up."""
+        return self._seconds_of.get(session, _NO_SECONDS)
 
     def forget(self, session: int) -> None:
         """Forget a session that has no jobs and never will have any again."""
+        self._seconds_of.pop(session, None)
         for way in (self.reads, self.writes):
             way.queue.forget(session)
 
     def _push(self, way: DriveWay, session: int, num_bytes: int, job: Job) -> None:
-        queued = _Queued(job, num_bytes, time.perf_counter())
+        self._seconds_of.setdefault(session, defaultdict(float))
+        queued = _Queued(job, session, num_bytes, time.perf_counter())
         way.queue.push(session, queued.cost_bytes, queued)
         self._start()
 
@@ -117,10 +144,18 @@ class Lanes:
     async def _run(self, way: DriveWay, queued: _Queued) -> None:
         began_at = time.perf_counter()
         way.wait_seconds.observe(began_at - queued.queued_at)
+        self._count(queued.session, way.queued, began_at - queued.queued_at)
         try:
             await queued.job()
         finally:
-            way.seconds.observe(time.perf_counter() - began_at)
+            seconds = time.perf_counter() - began_at
+            way.seconds.observe(seconds)
+            self._count(queued.session, way.at_drive, seconds)
             way.num_bytes.observe(queued.num_bytes)
             way.num_running -= 1
             self._start()
+
+    def _count(self, session: int, stay: Stay, seconds: float) -> None:
+        self.seconds[stay] += seconds
+        if (of_session := self._seconds_of.get(session)) is not None:  # it may be forgotten by now
+            of_session[stay] += seconds

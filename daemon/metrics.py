@@ -18,7 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from .report import DaemonReport, SessionState, Spread, Totals
+from .report import DaemonReport, DriveState, SessionState, Spread, Stays, Totals
 
 __all__ = ["CONTENT_TYPE", "ReportCollector", "metrics_text"]
 
@@ -35,6 +35,14 @@ _TOTALS = {
     "io_errors": "Jobs that the device failed",
 }
 _LABELS = ("session", "client", "rank")
+_STAYS = {
+    "read_queued": ("read", "queued"),
+    "read_at_drive": ("read", "at_drive"),
+    "write_held": ("write", "held"),
+    "write_queued": ("write", "queued"),
+    "write_at_drive": ("write", "at_drive"),
+}
+"""The direction and the place of each field of `Stays`."""
 
 
 class ReportCollector(Collector):
@@ -47,6 +55,7 @@ class ReportCollector(Collector):
         """All metrics, from a report that is taken now."""
         report = self._take_report()
         yield from _of_daemon(report)
+        yield from _of_drives(report.drives or ())
         yield from _of_jobs(report)
         yield from _of_sessions(report.sessions)
 
@@ -92,6 +101,47 @@ def _of_daemon(report: DaemonReport) -> Iterator[Metric]:
     yield codecs
 
 
+def _of_drives(drives: Iterable[DriveState]) -> Iterator[Metric]:
+    gauges = {
+        name: GaugeMetricFamily(f"tierstore_drive_{name}", words, labels=("drive",))
+        for name, words in (
+            ("disk_bytes", "Bytes on the drive that records take"),
+            ("allocated_bytes", "Bytes taken from the drive's file system"),
+            ("budget_bytes", "The most that records may take on the drive"),
+            ("records", "Records on the drive"),
+            ("resting", "1 if other drives are preferred for now, because it was full or has failed; else 0"),
+            ("write_allowance_bytes", "Bytes that the daily limit lets be written to the drive now"),
+            ("write_day_bytes", "The daily limit of bytes that are written to the drive"),
+            ("write_bytes_per_second", "Measured while there was something to write; only with several drives"),
+        )
+    }
+    written = CounterMetricFamily("tierstore_drive_written_bytes", "Bytes written to the drive", labels=("drive",))
+    read = CounterMetricFamily("tierstore_drive_read_bytes", "Bytes read from the drive", labels=("drive",))
+    for each in drives:
+        labels = (each.path,)
+        for name, value in (
+            ("disk_bytes", each.disk_bytes),
+            ("allocated_bytes", each.allocated_bytes),
+            ("budget_bytes", each.budget_bytes),
+            ("records", each.num_records),
+            ("resting", int(each.is_resting)),
+            ("write_allowance_bytes", each.write_allowance_bytes),
+            ("write_day_bytes", each.write_day_bytes),
+            ("write_bytes_per_second", each.write_bytes_per_second),
+        ):
+            if value is not None:
+                gauges[name].add_metric(labels, value)
+        written.add_metric(labels, each.written_bytes)
+        read.add_metric(labels, each.read_bytes)
+    yield from gauges.values()
+    yield from (written, read)
+
+
+def _stays(stays: Stays, family: CounterMetricFamily, labels: tuple[str, ...] = ()) -> None:
+    for name, where in _STAYS.items():
+        family.add_metric((*labels, *where), getattr(stays, name))
+
+
 def _of_jobs(report: DaemonReport) -> Iterator[Metric]:
     ways = {"read": report.jobs.reads, "write": report.jobs.writes}
     queued = GaugeMetricFamily("tierstore_jobs_queued", "Jobs that wait for the drive", labels=("direction",))
@@ -104,7 +154,10 @@ def _of_jobs(report: DaemonReport) -> Iterator[Metric]:
         running.add_metric((direction,), way.running)
         for family, spread in ((seconds, way.seconds), (waits, way.wait_seconds), (sizes, way.num_bytes)):
             family.add_metric((direction,), _buckets(spread), spread.total)
-    return iter((queued, running, seconds, waits, sizes))
+    words = "Time that requests of all sessions have stayed somewhere, added up"
+    stays = CounterMetricFamily("tierstore_daemon_request_seconds", words, labels=("direction", "stay"))
+    _stays(report.stays, stays)
+    return iter((queued, running, seconds, waits, sizes, stays))
 
 
 def _of_sessions(sessions: Iterable[SessionState]) -> Iterator[Metric]:
@@ -125,6 +178,8 @@ def _of_sessions(sessions: Iterable[SessionState]) -> Iterator[Metric]:
     counters = {
         name: CounterMetricFamily(f"tierstore_{name}", words, labels=_LABELS) for name, words in _TOTALS.items()
     }
+    words = "Time that the session's requests have stayed somewhere, added up"
+    stays = CounterMetricFamily("tierstore_request_seconds", words, labels=(*_LABELS, "direction", "stay"))
     for each in sessions:
         labels = (str(each.session), each.client, "" if each.rank is None else str(each.rank))
         held = (
@@ -143,8 +198,10 @@ def _of_sessions(sessions: Iterable[SessionState]) -> Iterator[Metric]:
             queued_quota.add_metric(labels, each.queued_quota_bytes)
         for name, counter in counters.items():
             counter.add_metric(labels, _of(each.totals, name))
+        _stays(each.stays, stays, labels)
     yield from gauges.values()
     yield queued_quota
+    yield stays
     yield from counters.values()
 
 

@@ -14,7 +14,18 @@ import msgspec
 from tierstore.disk.codec.policy import OTHER_KINDS
 from tierstore.sidecar.frames import MAX_FRAME_BYTES
 
-__all__ = ["DaemonReport", "DiskState", "JobTimes", "Jobs", "SessionState", "Spread", "Totals", "encode_report"]
+__all__ = [
+    "DaemonReport",
+    "DiskState",
+    "DriveState",
+    "JobTimes",
+    "Jobs",
+    "SessionState",
+    "Spread",
+    "Stays",
+    "Totals",
+    "encode_report",
+]
 
 _ROOM_BYTES = MAX_FRAME_BYTES - 1024
 """Room for a report in one frame."""
@@ -55,6 +66,35 @@ class DiskState(msgspec.Struct, frozen=True):
     num_records: int
     io_mode: str
     write_allowance_bytes: int | None = None
+
+
+class DriveState(DiskState, frozen=True, kw_only=True):
+    """What one drive holds and has moved, as in `tierstore.disk.tier.DriveUsage`."""
+
+    path: str
+    written_bytes: int
+    read_bytes: int
+    write_day_bytes: int | None = None
+    write_bytes_per_second: float | None = None
+    is_resting: bool = False
+
+
+class Stays(msgspec.Struct, frozen=True):
+    """How long requests have stayed where, in seconds, added up. A request is counted when it moves on.
+
+    The growth of a field in a second is how many requests were there on average.
+
+    Attributes:
+        read_queued, read_at_drive: reads that waited for the drive, and that were there.
+        write_held: writes that were held back by their session's quota of queued bytes.
+        write_queued, write_at_drive: writes that waited for the drive, and that were there.
+    """
+
+    read_queued: float = 0.0
+    read_at_drive: float = 0.0
+    write_held: float = 0.0
+    write_queued: float = 0.0
+    write_at_drive: float = 0.0
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -112,7 +152,7 @@ class SessionState(msgspec.Struct, frozen=True):
         queued_bytes: bytes of writes that are queued or at the drive.
         queued_quota_bytes: the limit of `queued_bytes`; None: there is none.
         held_bytes: bytes of writes that wait until `queued_bytes` leaves room for them.
-        totals: since the session was opened, or the daemon was started.
+        totals, stays: since the session was opened, or the daemon was started.
     """
 
     session: int
@@ -131,6 +171,7 @@ class SessionState(msgspec.Struct, frozen=True):
     queued_quota_bytes: int | None
     held_bytes: int
     totals: Totals
+    stays: Stays = Stays()
 
 
 class DaemonReport(msgspec.Struct, frozen=True):
@@ -152,6 +193,8 @@ class DaemonReport(msgspec.Struct, frozen=True):
         codec_choices: how often each codec was used, by kind of record. Where not all kinds fit into one answer, the
             kinds used least are summed up as "others".
         internal_errors: the daemon's own bugs since its start; each is in its log.
+        drives: one entry for each directory. None: from a daemon of an earlier version.
+        stays: of the requests of all sessions, ended ones included.
     """
 
     program: str
@@ -169,6 +212,8 @@ class DaemonReport(msgspec.Struct, frozen=True):
     sessions: list[SessionState]
     codec_choices: dict[str, dict[str, int]]
     internal_errors: int = 0
+    drives: list[DriveState] | None = None
+    stays: Stays = Stays()
 
 
 def encode_report(report: DaemonReport, room_bytes: int = _ROOM_BYTES) -> bytes:

@@ -6,15 +6,28 @@ import asyncio
 import os
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Protocol
 
-from tierstore.disk.tier import DiskTier
+from tierstore.disk.drives import LocalTier
+from tierstore.disk.tier import DriveUsage
 from tierstore.sidecar import messages
 
 from .histogram import Histogram
-from .lanes import DriveWay, Lanes
+from .lanes import DriveWay, Lanes, Stay
 from .registry import Registry
-from .report import DaemonReport, DiskState, Jobs, JobTimes, SessionState, Spread, Totals, encode_report
+from .report import (
+    DaemonReport,
+    DiskState,
+    DriveState,
+    Jobs,
+    JobTimes,
+    SessionState,
+    Spread,
+    Stays,
+    Totals,
+    encode_report,
+)
 from .sessions import Session
 from .settings import ServeSettings
 from .stage import Stage
@@ -51,7 +64,7 @@ class Reporter:
         started_at: float,
         stage: Stage,
         registry: Registry,
-        disk: DiskTier,
+        disk: LocalTier,
         lanes: Lanes,
         tasks: Tasks,
     ) -> None:
@@ -89,6 +102,8 @@ class Reporter:
             sessions=[self._session_state(session, now) for session in registry.sessions.values()],
             codec_choices={kind: dict(counts) for kind, counts in self._disk.codec_choices().items()},
             internal_errors=self._tasks.num_internal_errors,
+            drives=[_drive_state(each) for each in self._disk.drives()],
+            stays=_stays(self._lanes.seconds),
         )
 
     def _answer_all(self) -> None:
@@ -119,11 +134,29 @@ class Reporter:
             queued_quota_bytes=session.writes.most_bytes,
             held_bytes=session.writes.held_bytes,
             totals=_totals(session.totals),
+            stays=_stays(self._lanes.seconds_of(lease.number)),
         )
 
 
 def _totals(counts: Counter[str]) -> Totals:
     return Totals(**{name: counts[name] for name in Totals.__struct_fields__})
+
+
+def _stays(seconds: Mapping[Stay, float]) -> Stays:
+    return Stays(**{name: round(each, 6) for name, each in seconds.items()})
+
+
+def _drive_state(drive: DriveUsage) -> DriveState:
+    contents = {name: getattr(drive.usage, name) for name in DiskState.__struct_fields__}
+    return DriveState(
+        **contents,
+        path=drive.place,
+        written_bytes=drive.written_bytes,
+        read_bytes=drive.read_bytes,
+        write_day_bytes=drive.write_day_bytes,
+        write_bytes_per_second=drive.write_bytes_per_second,
+        is_resting=drive.is_resting,
+    )
 
 
 def _job_times(way: DriveWay) -> JobTimes:

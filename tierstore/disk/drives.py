@@ -16,6 +16,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -25,7 +26,7 @@ from .jobs import to_the_end
 from .local import LocalDisk
 from .location import Location
 from .parts import Part, Parts, free, length_of, loaded, pieces, results_of, stored
-from .tier import DiskUsage, Kind, Loaded, Stored
+from .tier import DiskUsage, DriveUsage, Kind, Loaded, Stored
 
 __all__ = ["Drives", "LocalTier"]
 
@@ -186,6 +187,19 @@ class Drives:
             results_of(await asyncio.gather(*closings, return_exceptions=True))
 
     # --- for the daemon -------------------------------------------------------------------------------------------
+
+    def drives(self) -> list[DriveUsage]:
+        """A snapshot of each drive. Any thread; does not block."""
+        return [
+            replace(
+                usage,
+                place=drive.name,
+                write_bytes_per_second=drive.speed.bytes_per_second,
+                is_resting=drive.is_resting(),
+            )
+            for drive in self._drives
+            for usage in drive.disk.drives()
+        ]
 
     @property
     def index_damage(self) -> Exception | None:

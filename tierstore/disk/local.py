@@ -38,7 +38,7 @@ from .jobs import run_job, to_the_end
 from .location import Location
 from .scratch import SCRATCH_BYTES, ScratchTurns
 from .shelf import RecordShelf
-from .tier import DiskUsage, Kind, Loaded, Stored
+from .tier import DiskUsage, DriveUsage, Kind, Loaded, Stored
 
 __all__ = ["LocalDisk"]
 
@@ -99,6 +99,7 @@ class LocalDisk:
         self.scratch_bytes = 2 * num_at_once * SCRATCH_BYTES
         self._executor = executor
         self._closed_because: str | None = None
+        self._written_bytes = self._read_bytes = 0
         self._policy = CodecPolicy(fixed, num_at_once)
         self._home = UnnamedHome(self._directory, session) if home is None else home
         with translated("open", str(self._directory), "nothing was stored"):
@@ -131,7 +132,9 @@ class LocalDisk:
         self._check_open()
         if key in self._shelf.locations:
             raise ValueError(f"key {key} is in use")
-        return await to_the_end(self._write(key, source, kind), undo=partial(self.discard, (key,)))
+        stored = await to_the_end(self._write(key, source, kind), undo=partial(self.discard, (key,)))
+        self._written_bytes += stored.stored_bytes
+        return stored
 
     async def read(self, key: int, destination: memoryview) -> Loaded:
         """See `DiskTier.read`; also StoreClosedError, KeyError, and ValueError for a wrong length."""
@@ -139,7 +142,9 @@ class LocalDisk:
         location = self._shelf.locations[key]
         if len(destination) != location.logical_bytes:
             raise ValueError(f"record {key} has {location.logical_bytes} bytes, not {len(destination)}")
-        return await to_the_end(self._shelf.read(key, destination))
+        loaded = await to_the_end(self._shelf.read(key, destination))
+        self._read_bytes += loaded.read_bytes
+        return loaded
 
     def confirms(self, key: int, memory: memoryview) -> bool:
         """See `DiskTier.confirms`."""
@@ -165,6 +170,11 @@ class LocalDisk:
             io_mode=self._mode.description,
             write_allowance_bytes=None if self._allowance is None else self._allowance.left_bytes(monotonic()),
         )
+
+    def drives(self) -> list[DriveUsage]:
+        """A snapshot of this one drive. Any thread; does not block."""
+        day_bytes = None if self._allowance is None else self._allowance.day_bytes
+        return [DriveUsage(str(self._directory), self.usage(), self._written_bytes, self._read_bytes, day_bytes)]
 
     @property
     def index_damage(self) -> Exception | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["DiskTier", "DiskUsage", "Kind", "Loaded", "Stored"]
+__all__ = ["DiskTier", "DiskUsage", "DriveUsage", "Kind", "Loaded", "Stored"]
 
 
 class Kind(NamedTuple):
@@ -84,6 +84,28 @@ class DiskUsage:
     num_records: int
     io_mode: str
     write_allowance_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DriveUsage:
+    """A snapshot of one drive of a disk tier, for those who watch it.
+
+    Attributes:
+        place: its directory.
+        usage: its contents.
+        written_bytes, read_bytes: moved since it was opened, as they are on disk.
+        write_day_bytes: the write allowance of a day; None: there is no limit.
+        write_bytes_per_second: measured while it had something to write; None: not measured.
+        is_resting: other drives are preferred for now, because it was full or a write has failed.
+    """
+
+    place: str
+    usage: DiskUsage
+    written_bytes: int
+    read_bytes: int
+    write_day_bytes: int | None = None
+    write_bytes_per_second: float | None = None
+    is_resting: bool = False
 
 
 class DiskTier(Protocol):
