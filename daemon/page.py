@@ -1,35 +1,75 @@
-"""A small HTTP server for those who watch the daemon: `/metrics`, `/healthz`, `/readyz`. It runs on the daemon's loop.
+"""A small HTTP server for those who watch the daemon: probes, Prometheus, browsers. It runs on the daemon's loop.
 
 So `/healthz` shows whether that loop still runs: if it stands still, the probe times out. A request's length and time
-are limited, and so is the number of requests at once.
+are limited, and so is the number of requests at once: the oldest makes room for the newest, so silent visitors do not
+keep others out. Everything is only read, so there is nothing but GET and HEAD.
+
+Anybody on this host may ask, but no site that is open in a browser there. The browser does not let another site read
+answers, unless that site's name points to this host by then (DNS rebinding). So routes for browsers are refused if the
+request names the host otherwise than by an address or as localhost.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import socket
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self, cast
 
 from tierstore.errors import ConfigError
 
-__all__ = ["Page", "PageAnswer"]
+__all__ = ["Page", "PageAnswer", "Route"]
 
 _MOST_BYTES = 8192  # of a request
 _SECONDS = 5.0  # for all of an exchange
 _MOST_EXCHANGES = 32
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 
 
 class PageAnswer(NamedTuple):
-    """The answer to a request."""
+    """The answer to a request. `policy`: what a browser may do with it, as a Content-Security-Policy."""
 
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
+    policy: str = "default-src 'none'"
 
 
-Routes = Mapping[str, Callable[[], PageAnswer]]
+class Route(NamedTuple):
+    """What is found at a path.
+
+    Attributes:
+        answer: called on the loop; must not block.
+        is_for_browsers: the request must name this host by an address, or as localhost.
+    """
+
+    answer: Callable[[], PageAnswer]
+    is_for_browsers: bool = False
+
+
+class _Request(NamedTuple):
+    """The part of a request that matters; both `method` and `path` are empty if the bytes are no request."""
+
+    method: str
+    path: str
+    host: str
+
+
+Routes = Mapping[str, Route]
 
 
 class Page:
@@ -44,7 +84,7 @@ class Page:
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._listener = listener
         self._server: asyncio.Server | None = None
-        self._exchanges: set[_Exchange] = set()
+        self._exchanges: dict[_Exchange, None] = {}  # the oldest first
 
     @classmethod
     def bind(cls, host: str, port: int) -> Self:
@@ -68,11 +108,16 @@ class Page:
             raise ConfigError("metrics", f"{host}:{port}", f"it cannot be listened on: {error.strerror}") from error
         return cls(listener)
 
+    @property
+    def num_exchanges(self) -> int:
+        """Connections that wait for an answer, or for the rest of one."""
+        return len(self._exchanges)
+
     async def serve(self, routes: Routes) -> None:
         """Answer from now on.
 
         Args:
-            routes: functions by path; each is called on the loop and must not block.
+            routes: by path.
         """
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Exchange(routes, self._exchanges), sock=self._listener)
@@ -89,7 +134,7 @@ class Page:
 class _Exchange(asyncio.Protocol):
     """One request and its answer."""
 
-    def __init__(self, routes: Routes, exchanges: set[_Exchange]) -> None:
+    def __init__(self, routes: Routes, exchanges: dict[_Exchange, None]) -> None:
         self._routes = routes
         self._exchanges = exchanges
         self._request = bytearray()
@@ -100,9 +145,11 @@ class _Exchange(asyncio.Protocol):
         """Begin to wait for the request."""
         self._transport = cast(asyncio.Transport, transport)
         self._timer = asyncio.get_running_loop().call_later(_SECONDS, self.drop)
-        self._exchanges.add(self)
+        self._exchanges[self] = None
         if len(self._exchanges) > _MOST_EXCHANGES:
-            self.drop()
+            oldest = next(iter(self._exchanges))
+            del self._exchanges[oldest]
+            oldest.drop()
 
     def data_received(self, data: bytes) -> None:
         """Answer when the request's head is there in full; a body is ignored."""
@@ -110,38 +157,64 @@ class _Exchange(asyncio.Protocol):
             return
         self._request += data
         if b"\r\n\r\n" in self._request:
-            self._answer(*self._parse())
+            self._answer(self._parse())
         elif len(self._request) > _MOST_BYTES:
             self.drop()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The connection is over: stop its timer and forget it."""
         self._timer.cancel()
-        self._exchanges.discard(self)
+        self._exchanges.pop(self, None)
 
     def drop(self) -> None:
         """End the connection without an answer, or without the rest of one."""
         self._transport.abort()
 
-    def _parse(self) -> tuple[str, str]:
-        """(method, path); both empty if these bytes are no request."""
-        words = self._request.partition(b"\r\n")[0].decode("latin-1").split(" ")
+    def _parse(self) -> _Request:
+        first, _, rest = self._request.partition(b"\r\n\r\n")[0].decode("latin-1").partition("\r\n")
+        words = first.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return "", ""
-        return words[0], words[1].partition("?")[0]
+            return _Request("", "", "")
+        host = re.search(r"^host:[ \t]*(\S*)[ \t]*$", rest.replace("\r\n", "\n"), re.IGNORECASE | re.MULTILINE)
+        return _Request(words[0], words[1].partition("?")[0], host[1] if host else "")
 
-    def _answer(self, method: str, path: str) -> None:
-        if method not in ("GET", "HEAD"):
-            answer = PageAnswer(405 if method else 400, b"GET /metrics, /healthz or /readyz\n")
-        elif (route := self._routes.get(path)) is None:
-            answer = PageAnswer(404, f"there are {', '.join(self._routes)}\n".encode())
-        else:
-            answer = route()
-        head = (
-            f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n"
-            f"Content-Type: {answer.content_type}\r\n"
-            f"Content-Length: {len(answer.body)}\r\n"
-            "Connection: close\r\n\r\n"
-        ).encode("latin-1")
-        self._transport.write(head if method == "HEAD" else head + answer.body)
+    def _answer(self, request: _Request) -> None:
+        answer = self._answer_to(request)
+        fields = {
+            "Content-Type": answer.content_type,
+            "Content-Length": str(len(answer.body)),
+            "Content-Security-Policy": answer.policy,
+            **_HEADERS,
+            "Connection": "close",
+        }
+        lines = [
+            f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
+            *(f"{name}: {each}" for name, each in fields.items()),
+        ]
+        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        self._transport.write(head if request.method == "HEAD" else head + answer.body)
         self._transport.close()
+
+    def _answer_to(self, request: _Request) -> PageAnswer:
+        if not request.method:
+            return PageAnswer(400, b"this is no request of HTTP/1\n")
+        if request.method not in ("GET", "HEAD"):
+            return PageAnswer(405, b"there is nothing but GET and HEAD\n")
+        route = self._routes.get(request.path)
+        if route is None:
+            return PageAnswer(404, f"there are {', '.join(self._routes)}\n".encode())
+        if route.is_for_browsers and not _is_address(request.host):
+            return PageAnswer(403, b"name the host by its address or as localhost\n")
+        return route.answer()
+
+
+def _is_address(host: str) -> bool:
+    """Whether a Host field names an address or localhost, and not something that a name server has resolved."""
+    name = re.sub(r":\d*$", "", host)
+    if name.lower() == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True

@@ -79,7 +79,8 @@ _Metrics = Annotated[
     Text,
     typer.Option(
         metavar="HOST:PORT",
-        help="Serve /metrics (for Prometheus), /healthz and /readyz at this loopback address. Default: no metrics.",
+        help="Serve a live page (/), /metrics (for Prometheus), /healthz and /readyz at this loopback address. "
+        "Default: none of them.",
     ),
 ]
 _AllowUid = Annotated[

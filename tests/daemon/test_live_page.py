@@ -1,0 +1,321 @@
+"""The live page: what the daemon serves to browsers, and what visitors cannot do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import http.client
+import json
+import os
+import re
+import socket
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.daemon.clients import report_of
+from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tests.daemon.training import gradients, make_model, nothing
+from tests.waiting import until
+from tierstore import TierStore
+from tierstore.commands.views import decode_report
+from tierstore.daemon import page as page_module
+from tierstore.daemon.history import History
+from tierstore.daemon.live import Live
+from tierstore.daemon.page import Page, PageAnswer, Route
+from tierstore.daemon.report import DaemonReport, DiskState, Jobs, JobTimes, Spread, Stays, Totals
+from tierstore.daemon.sparing import Sparing
+from tierstore.daemon.stage import Stage
+from tierstore.daemon.watching import Watch
+
+MIB = 2**20
+SECONDS = 30.0
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon, tmp_path: Path) -> DaemonProcess:
+    """With two drives."""
+    (tmp_path / "first").mkdir()
+    first = ["--path", str(tmp_path / "first")]
+    return start_daemon(arguments=first, metrics="127.0.0.1:0", codec="none", max_write_bytes_per_day="1GiB")
+
+
+@pytest.fixture
+def port(daemon: DaemonProcess) -> int:
+    address = report_of(daemon).metrics
+    assert address is not None
+    return int(address.rpartition(":")[2])
+
+
+def ask(port: int, path: str, host: str = "127.0.0.1", method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+    """(status, headers, body)."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    try:
+        connection.request(method, path, headers={"Host": host})
+        answer = connection.getresponse()
+        return answer.status, dict(answer.headers), answer.read()
+    finally:
+        connection.close()
+
+
+def status_of(port: int) -> dict[str, Any]:
+    code, headers, body = ask(port, "/status.json")
+    assert (code, headers["Content-Type"]) == (200, "application/json")
+    return json.loads(body)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def made_up_report() -> DaemonReport:
+    spread = Spread((1.0,), (0, 0), 0.0)
+    times = JobTimes(0, 0, spread, spread, spread)
+    disk = DiskState(0, 0, 2**30, 0, "O_DIRECT")
+    words = ("tierstore", 1, "/nvme", "/run/t.sock", None)
+    return DaemonReport(*words, 1.0, False, disk, Jobs(times, times), Totals(), 0, 0, [], {})
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[int]:
+    """The port of a page on this loop that tells of a made-up daemon."""
+    page, stage = Page.bind("127.0.0.1", 0), Stage()
+    watch = Watch(page, stage)
+    await watch.begin()
+    watch.show(made_up_report)
+    stage.is_open = True
+    yield port_of(page)
+    stage.is_open = False
+    stage.end()
+    page.close()
+
+
+async def test_page_names_nothing_elsewhere_and_its_policy_allows_its_own_script_alone(watched: int) -> None:
+    code, headers, body = await asyncio.to_thread(ask, watched, "/")
+    assert (code, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    policy = dict(rule.split(" ", 1) for rule in headers["Content-Security-Policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert "unsafe" not in headers["Content-Security-Policy"]
+    for tag in ("style", "script"):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), body, re.DOTALL)
+        assert policy[f"{tag}-src"] == f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'"
+    assert set(re.findall(rb"\w+://[\w./]+", body)) == {b"http://www.w3.org/2000/svg"}, "the name of a format alone"
+    assert b"innerHTML" not in body
+    assert b"insertAdjacentHTML" not in body
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cache-Control"] == "no-store"
+
+
+async def test_site_whose_name_was_made_to_point_here_is_refused(watched: int) -> None:
+    for path in ("/", "/status.json"):
+        for host in ("evil.example", f"localhost.evil.example:{watched}", "127.0.0.1.evil.example", ""):
+            assert (await asyncio.to_thread(ask, watched, path, host))[0] == 403, (path, host)
+        for host in (f"127.0.0.1:{watched}", f"localhost:{watched}", "[::1]:9464", "LOCALHOST"):
+            assert (await asyncio.to_thread(ask, watched, path, host))[0] == 200, (path, host)
+    found = await asyncio.to_thread(ask, watched, "/metrics", "metrics.of.the.host")
+    assert found[0] == 200, "Prometheus may know it by a name"
+
+
+async def test_page_is_only_read(watched: int) -> None:
+    for path in ("/", "/status.json", "/metrics"):
+        for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE"):
+            assert (await asyncio.to_thread(ask, watched, path, method=method))[0] == 405, (path, method)
+    code, headers, body = await asyncio.to_thread(ask, watched, "/", method="HEAD")
+    assert (code, body) == (200, b"")
+    assert int(headers["Content-Length"]) > 1000
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_status_has_the_report_and_the_curves(daemon: DaemonProcess, port: int, tmp_path: Path) -> None:
+    with TierStore.connect(daemon.socket, host_bytes=0, name="<b>train</b>") as store:
+        handles = [store.put(torch.randn(MIB)) for _ in range(8)]
+        store.flush()
+        for handle in handles:
+            store.get(handle)
+        until(lambda: status_of(port)["report"]["totals"]["restored_bytes"] == 32 * MIB)
+        status = status_of(port)
+        report = decode_report(json.dumps(status["report"]).encode(), "the page")
+        (session,) = report.sessions
+        now = report_of(daemon)
+        assert (session.client, session.disk_bytes) == ("<b>train</b>", 32 * MIB)
+        assert report.totals == now.totals
+        drives = now.drives or []
+        assert [drive.path for drive in drives] == [str(tmp_path / "first"), str(tmp_path / "drive")]
+        assert sum(drive.disk_bytes for drive in drives) == now.disk.disk_bytes == 32 * MIB
+        assert sum(drive.written_bytes for drive in drives) == 32 * MIB
+        assert sum(drive.read_bytes for drive in drives) == 32 * MIB
+        assert all((drive.write_bytes_per_second or 0) > 0 for drive in drives if drive.written_bytes)
+        assert [drive.write_day_bytes for drive in drives] == [2**30, 2**30]
+        assert now.stays.write_at_drive > 0
+        assert now.stays.read_at_drive > 0
+        assert now.sessions[0].stays == now.stays
+        until(lambda: status_of(port)["curves"]["fastest"].get("restored_bytes", 0))
+        curves = status_of(port)["curves"]
+        assert {len(values) for values in (*curves["rates"].values(), *curves["levels"].values())} == {
+            len(curves["at"])
+        }
+        assert curves["fastest"]["spilled_bytes"] == max(curves["rates"]["spilled_bytes"])
+        assert curves["levels"]["disk_bytes.1"][-1] == drives[1].disk_bytes
+        del handles, handle
+
+
+def test_reads_and_writes_that_wait_are_counted_where_they_wait(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(codec="none", session_queued_bytes=0)
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        handles = [store.put(torch.randn(MIB)) for _ in range(8)]
+        store.flush()
+        held = report_of(daemon).stays
+        assert held.write_held > 0, "one goes after the other"
+        assert held.read_queued == held.read_at_drive == 0
+        for handle in handles:
+            store.get(handle)
+        stays = report_of(daemon).stays
+        assert stays.read_at_drive > 0
+        assert stays.write_held == held.write_held
+        del handles, handle
+    assert report_of(daemon).stays.write_held == held.write_held, "the daemon remembers it of sessions that have ended"
+
+
+def test_history_keeps_rates_of_counts_and_the_newest_moments() -> None:
+    history = History(3)
+    for at, count, level in ((1.0, 0, 5), (2.0, 10, 6), (4.0, 110, 7), (5.0, 110, 8), (6.0, 111, 9)):
+        history.note(at, {"count": count}, {"level": level})
+    curves = history.curves()
+    assert curves.at == [4.0, 5.0, 6.0]
+    assert curves.rates == {"count": [50.0, 0.0, 1.0]}
+    assert curves.levels == {"level": [7, 8, 9]}
+    assert curves.fastest == {"count": 50.0}
+
+
+def test_report_is_taken_and_encoded_once_however_many_ask() -> None:
+    taken: list[DaemonReport] = []
+
+    def take() -> DaemonReport:
+        taken.append(made_up_report())
+        return taken[-1]
+
+    live = Live(take)
+    answers = {id(live.status()) for _ in range(1000)}
+    assert (len(taken), len(answers)) == (1, 1)
+
+
+def test_text_that_is_asked_for_without_end_takes_a_tenth_of_the_time() -> None:
+    now, made = [0.0], [0]
+
+    def make() -> bytes:
+        made[0] += 1
+        now[0] += 0.02
+        return b"%d" % made[0]
+
+    sparing = Sparing(make, clock=lambda: now[0])
+    assert [sparing.text() for _ in range(3)] == [b"1", b"2", b"3"], "a few at once are all new"
+    while now[0] < 100:
+        sparing.text()
+        now[0] += 0.001
+    assert 0.09 < 0.02 * made[0] / 100 < 0.12
+    num_made, now[0] = made[0], now[0] + 10
+    assert sparing.text() == b"%d" % (num_made + 1), "after a pause it is new again"
+
+
+# --- bad visitors -----------------------------------------------------------------------------------------------------
+
+LONG = 32 * MIB  # more than sockets take in
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Page]:
+    """On this loop, with a long answer."""
+    page = Page.bind("127.0.0.1", 0)
+    await page.serve({"/": Route(lambda: PageAnswer(200, b"x" * LONG))})
+    yield page
+    page.close()
+
+
+def port_of(page: Page) -> int:
+    return int(page.address.rpartition(":")[2])
+
+
+async def read_all(port: int) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    async with asyncio.timeout(SECONDS):
+        answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+async def rest_of(reader: asyncio.StreamReader) -> bytes:
+    """What the page still says until it ends the connection."""
+    async with asyncio.timeout(SECONDS):
+        try:
+            return await reader.read()
+        except ConnectionResetError:
+            return b""
+
+
+async def test_visitor_that_does_not_take_its_answer_is_dropped_and_others_are_served(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_module, "_SECONDS", 0.3)
+    slow, writer = await asyncio.open_connection("127.0.0.1", port_of(page), limit=4096)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    await slow.readexactly(1)  # it is being answered; a reader takes no more than twice its limit ahead
+    monkeypatch.setattr(page_module, "_SECONDS", SECONDS)
+    assert len(await read_all(port_of(page))) > LONG
+    async with asyncio.timeout(SECONDS):
+        while page.num_exchanges:
+            await asyncio.sleep(0)
+    assert len(await rest_of(slow)) < LONG
+    writer.close()
+
+
+async def test_oldest_visitor_makes_room_for_the_newest(page: Page) -> None:
+    silent = [await asyncio.open_connection("127.0.0.1", port_of(page)) for _ in range(100)]
+    assert len(await read_all(port_of(page))) > LONG
+    assert page.num_exchanges < 40
+    for reader, writer in silent[:60]:
+        assert await rest_of(reader) == b""
+        writer.close()
+    for _, writer in silent[60:]:
+        writer.close()
+
+
+def test_crowd_of_visitors_hurts_no_training(daemon: DaemonProcess, port: int) -> None:
+    """Silent ones, nonsense and requests without end, while a model is trained."""
+    folder = Path(f"/proc/{daemon.process.pid}/fd")
+    num_descriptors = len(os.listdir(folder))
+    ended = threading.Event()
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=SECONDS) for _ in range(200)]
+
+    def visit() -> None:
+        while not ended.is_set():
+            assert ask(port, "/status.json")[0] == ask(port, "/metrics")[0] == 200
+            with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as visitor:
+                visitor.sendall(os.urandom(64) + b"\r\n\r\n")
+
+    visitors = [threading.Thread(target=visit) for _ in range(4)]
+    for visitor in visitors:
+        visitor.start()
+    try:
+        model, batch = make_model(0)
+        plain = gradients(model, batch, None, nothing)
+        with TierStore.connect(daemon.socket, host_bytes=0) as store:
+            stored = gradients(model, batch, store, nothing)
+        assert len(os.listdir(folder)) < num_descriptors + 64
+    finally:
+        ended.set()
+        for visitor in visitors:
+            visitor.join()
+        for each in silent:
+            each.close()
+    assert all(torch.equal(one, other) for one, other in zip(plain, stored, strict=True))
+    assert report_of(daemon).internal_errors == 0
+    assert report_of(daemon).stays != Stays()
