@@ -11,12 +11,12 @@ from tests.store.test_trace_file import HEADER
 from tierstore.rules.counters import STALL_CAUSES
 from tierstore.tracing.causes import explain, union_ns
 from tierstore.tracing.events import Event, Gone, Levels, Pack, Restore, Scope, ScopeEnd, Spill, Stall, Unpack
-from tierstore.tracing.page import page_of
+from tierstore.tracing.page import drawn_step, page_of
 from tierstore.tracing.perfetto import trace_events
 from tierstore.tracing.reader import RecordedTrace
-from tierstore.tracing.steps import Step, choose_step, steps_of
+from tierstore.tracing.steps import Step, choose_step, longest_waits, steps_of
 from tierstore.tracing.summary import StepSummary, summarize
-from tierstore.tracing.timeline import timeline_of
+from tierstore.tracing.timeline import limits_of, timeline_of
 
 MS = 1_000_000
 FOR_ROOM, FOR_BYTES = STALL_CAUSES
@@ -173,9 +173,55 @@ def test_perfetto_slices_name_their_lane_and_counters_their_tier() -> None:
 
 def test_page_needs_nothing_from_elsewhere_and_no_text_ends_its_script() -> None:
     step, summary = drawn()
-    page = page_of(timeline_of(step, {THREAD: "</script><b>main"}), summary, 3)
+    on_page = drawn_step(step, summary, HEADER.store, {THREAD: "</script><b>main"})
+    page = page_of([on_page], 3, first=summary.number)
     assert "</script><b>" not in page
     assert page.count("</script>") == 2
-    assert "http" not in page
+    assert "://" not in page
+    assert "default-src 'none'" in page
     assert "<!--" not in page.replace("<!doctype", "")
     assert summary.headline[0].split(":")[0] in page
+    assert "threads waited 0.380 s in all, 38% of it" in page
+    assert "2 more are not on this page" in page
+
+
+def test_budgets_bound_the_tiers_that_they_are_for() -> None:
+    step, _ = drawn()
+    limits = {limit.field: limit.nbytes for limit in limits_of(step, HEADER.store)}
+    store = HEADER.store
+    assert limits == {
+        "host_bytes": store.host_bytes,
+        "staging_bytes": store.host_bytes + store.staging_bytes,
+        "disk_bytes": store.disk_bytes,
+    }
+    order = [curve.field for curve in timeline_of(step, {}).curves]
+    assert order.index("host_bytes") < order.index("staging_bytes"), "both together lie below the second limit"
+
+
+def memory_of(away_bytes: int, free_bytes: int | None) -> StepSummary:
+    """A step at whose end of forward so much was on disk, and so much freed memory was kept."""
+    end = ScopeEnd(500 * MS, THREAD, 1, False, 2**31, free_bytes)
+    levels = [Levels(at * MS, 0, 0, 0, 0, 0, away_bytes if at == 400 else 0) for at in (100, 400, 600)]
+    (step,) = steps_of(RecordedTrace(HEADER, [scope(), pack(0, 1), *levels, end, Gone(1000 * MS, 0)], True))
+    return summarize(step, HEADER)
+
+
+def test_verdict_on_memory_only_where_it_did_not_fall() -> None:
+    verdict = memory_of(2**30, 2**29).why_memory_stays
+    assert verdict is not None
+    assert verdict.startswith(
+        "1.00 GiB of saved tensors were on disk by then, but the memory of the process did not fall"
+    )
+    assert memory_of(2**30, 2**29 - 1).why_memory_stays is None
+    assert memory_of(2**30, None).why_memory_stays is None, "the allocator does not tell"
+    assert memory_of(2**20, 2**30).why_memory_stays is None, "too little to speak of"
+
+
+def test_steps_to_choose_from_are_those_that_waited_longest_and_the_chosen_one() -> None:
+    packs = [first_pack_of(graph) for graph in range(5)]
+    waits = [stall(graph * 1000 + 100, graph * 1000 + 100 + graph, FOR_ROOM) for graph in range(1, 5)]
+    gone = [Gone(g * 1000 * MS + 900 * MS, g) for g in range(5)]
+    steps = steps_of(RecordedTrace(HEADER, [*packs, *waits, *gone], True))
+    assert [step.number for step in longest_waits(steps, steps[0], 3, 1000)] == [1, 4, 5]
+    assert [step.number for step in longest_waits(steps, steps[4], 10, 1000)] == [1, 2, 3, 4, 5]
+    assert [step.number for step in longest_waits(steps, steps[0], 10, 2)] == [1, 4, 5], "each of them has one event"

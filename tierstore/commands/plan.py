@@ -207,10 +207,9 @@ def _machines_for(workload: Workload, names: Sequence[str]) -> list[Machine]:
 
 def _draw(view: Path, workload: Workload, machine: Machine, settings: Settings, answer: Answer) -> None:
     from ..planning import Misfit, simulated_trace
-    from ..tracing.page import page_of
+    from ..tracing.page import drawn_step, page_of
     from ..tracing.steps import steps_of, thread_names_of
     from ..tracing.summary import summarize
-    from ..tracing.timeline import timeline_of
     from .plan_views import needs
 
     if isinstance(answer.outcome, Misfit):
@@ -219,12 +218,9 @@ def _draw(view: Path, workload: Workload, machine: Machine, settings: Settings, 
     simulated = simulated_trace(workload, machine, settings, num_ranks=num_ranks)
     steps = steps_of(simulated)
     ranks = "" if num_ranks == 1 else f", the first of {num_ranks} ranks"
-    page = page_of(
-        timeline_of(steps[-1], thread_names_of(simulated)),
-        summarize(steps[-1], simulated.header),
-        len(steps),
-        remark=f", simulated: {machine.name}{ranks}",
-    )
+    header, step = simulated.header, steps[-1]
+    drawn = drawn_step(step, summarize(step, header), header.store, thread_names_of(simulated))
+    page = page_of([drawn], len(steps), first=step.number, remark=f", simulated: {machine.name}{ranks}")
     write_file(view, "--view", page.encode())
 
 

@@ -27,6 +27,8 @@ trace_commands = typer.Typer(
     no_args_is_help=True,
 )
 
+_MOST_DRAWN_STEPS, _MOST_DRAWN_EVENTS = 50, 100_000  # on one page, which then has some 10 MB
+
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A recorded trace.")]
 StepOption = Annotated[
     int | None,
@@ -53,10 +55,9 @@ def view(
 ) -> None:
     """Draw one step: what threads, codec and drive did, what each tier held, and what each wait was for.
 
-    The command writes a page of HTML, unless only other files are asked for. It prints the names of the files, and why
-    the step is slow.
+    The command writes a page of HTML, unless only other files are asked for. On the page other steps can be chosen too.
+    The command prints the names of the files, and why the step is slow.
     """
-    from ..tracing.page import page_of
     from ..tracing.picture import draw_picture
     from ..tracing.steps import choose_step, thread_names_of
     from ..tracing.summary import summarize
@@ -69,14 +70,13 @@ def view(
     chosen = choose_step(steps, step)
     summary = summarize(chosen, trace.header)
     names = thread_names_of(trace)
-    timeline = timeline_of(chosen, names)
     if html is not None:
-        write_file(html, "--html", page_of(timeline, summary, len(steps)).encode())
+        write_file(html, "--html", _as_page(steps, chosen, names, trace.header))
     if perfetto is not None:
         write_file(perfetto, "--perfetto", _as_perfetto(steps, names, trace.header))
     if png is not None:
         try:
-            draw_picture(timeline, summary, len(steps), png)
+            draw_picture(timeline_of(chosen, names), summary, len(steps), png)
         except OSError as error:
             raise unwritable("--png", png, error) from error
     wrote = {name: str(file) for name, file in (("html", html), ("perfetto", perfetto), ("png", png)) if file}
@@ -117,7 +117,7 @@ def show(
 
 
 def _in_words(summary: StepSummary) -> str:
-    return " ".join((*summary.headline, *filter(None, (summary.memory,))))
+    return " ".join((*summary.headline, *filter(None, (summary.memory, summary.why_memory_stays))))
 
 
 def _read(file: Path) -> tuple[RecordedTrace, list[Step]]:
@@ -129,6 +129,18 @@ def _read(file: Path) -> tuple[RecordedTrace, list[Step]]:
     if not steps:
         raise ConfigError("trace", str(file), "it has no step: nothing was packed while it was recorded")
     return trace, steps
+
+
+def _as_page(steps: list[Step], chosen: Step, names: dict[int, str], header: Header) -> bytes:
+    from ..tracing.page import drawn_step, page_of
+    from ..tracing.steps import longest_waits
+    from ..tracing.summary import summarize
+
+    drawn = [
+        drawn_step(step, summarize(step, header), header.store, names)
+        for step in longest_waits(steps, chosen, _MOST_DRAWN_STEPS, _MOST_DRAWN_EVENTS)
+    ]
+    return page_of(drawn, len(steps), first=chosen.number).encode()
 
 
 def _as_perfetto(steps: list[Step], names: dict[int, str], header: Header) -> bytes:

@@ -7,7 +7,7 @@ from types import FrameType
 
 from ..base.config import Mode, format_bytes
 
-__all__ = ["may_be_told", "stacklevel_of_user", "why_memory_stays"]
+__all__ = ["keeps_too_much", "may_be_told", "stacklevel_of_user", "why_memory_stays"]
 
 _WORTH_A_WORD_BYTES = 256 * 2**20
 
@@ -15,6 +15,16 @@ _WORTH_A_WORD_BYTES = 256 * 2**20
 def may_be_told(away_bytes: int) -> bool:
     """Whether enough bytes of saved tensors are on disk for a message."""
     return away_bytes >= _WORTH_A_WORD_BYTES
+
+
+def keeps_too_much(away_bytes: int, free_bytes: int | None) -> bool:
+    """Whether the allocator keeps at least half as much of freed memory as saved tensors take on disk.
+
+    Args:
+        away_bytes: of saved tensors that are on disk.
+        free_bytes: what the allocator keeps of what was freed; None: it does not tell.
+    """
+    return free_bytes is not None and may_be_told(away_bytes) and free_bytes >= away_bytes // 2
 
 
 def why_memory_stays(away_bytes: int, free_bytes: int | None, mode: Mode, left_alone: str) -> str | None:
@@ -26,7 +36,7 @@ def why_memory_stays(away_bytes: int, free_bytes: int | None, mode: Mode, left_a
         mode: `return_memory`, as the user gave it.
         left_alone: why the allocator is left alone; "": it is not.
     """
-    if mode == "never" or free_bytes is None or not may_be_told(away_bytes) or free_bytes < away_bytes // 2:
+    if mode == "never" or free_bytes is None or not keeps_too_much(away_bytes, free_bytes):
         return None
     found = (
         f"{format_bytes(away_bytes)} of saved tensors left memory, but the process did not shrink by that: "

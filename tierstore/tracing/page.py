@@ -1,43 +1,105 @@
-"""One step as a page of HTML that needs no network and no other file. `page.html` draws the data put into it here."""
+"""Steps as a page of HTML that needs no network and no other file. `page.html` draws the data put into it here.
+
+Texts of a trace (names of threads, reasons of failures) get into the page escaped, or as JSON without "<".
+"""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ..base.config import format_bytes
 from .causes import CAUSES
+from .events import StoreSettings
+from .steps import Step
 from .summary import Direction, StepSummary
-from .timeline import COLOURS, TIERS, Timeline
+from .timeline import COLOURS, ON_DARK, TIERS, Limit, Timeline, limits_of, timeline_of
 
-__all__ = ["page_of"]
+__all__ = ["DrawnStep", "drawn_step", "page_of"]
 
 _PHASES = ("forward", "backward")
 
 
-def page_of(timeline: Timeline, summary: StepSummary, num_steps: int, *, remark: str = "") -> str:
-    """Return the page. Its times are milliseconds from the step's beginning; `remark` follows the title."""
+class DrawnStep(NamedTuple):
+    """What the page needs of a step."""
+
+    timeline: Timeline
+    summary: StepSummary
+    limits: Sequence[Limit]
+
+
+def drawn_step(step: Step, summary: StepSummary, store: StoreSettings, thread_names: dict[int, str]) -> DrawnStep:
+    """Collect what the page needs of a step."""
+    return DrawnStep(timeline_of(step, thread_names), summary, limits_of(step, store))
+
+
+def page_of(drawn: Sequence[DrawnStep], num_steps: int, *, first: int, remark: str = "") -> str:
+    """Return the page. Its times are milliseconds from each step's beginning.
+
+    Args:
+        drawn: the steps that a reader may choose from, in their order.
+        num_steps: of the whole trace.
+        first: number of the step that is shown first.
+        remark: follows each title.
+    """
     page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    data = msgspec.json.encode(_data(timeline)).decode().replace("<", "\\u003c")
-    title = html.escape(f"Step {summary.number} of {num_steps}{remark}")
-    headline = "".join(f"<p>{html.escape(line)}</p>" for line in summary.headline)
-    for mark, text in {"TITLE": title, "HEADLINE": headline, "TABLE": _table(summary), "DATA": data}.items():
+    data = {
+        "colours": {**COLOURS, **{field: colour for field, (_, colour) in TIERS.items()}},
+        "on_dark": ON_DARK,
+        "causes": CAUSES,
+        "first": first,
+        "steps": [_data(step) for step in drawn],
+    }
+    missing = num_steps - len(drawn)
+    parts = {
+        "TITLE": html.escape(_title(first, num_steps, remark)),
+        "SECTIONS": "".join(_section(step.summary, num_steps, first, remark) for step in drawn),
+        "MISSING": f"{missing} more are not on this page; --step NUMBER draws one." if missing else "",
+        "DATA": msgspec.json.encode(data).decode().replace("<", "\\u003c"),
+    }
+    for mark, text in parts.items():
         page = page.replace(f"<!--{mark}-->", text)
     return page
 
 
-def _data(timeline: Timeline) -> dict[str, Any]:
+def _title(number: int, num_steps: int, remark: str) -> str:
+    return f"Step {number} of {num_steps}{remark}"
+
+
+def _section(summary: StepSummary, num_steps: int, first: int, remark: str) -> str:
+    """The words and figures of one step."""
+    hidden = "" if summary.number == first else " hidden"
+    lines = "".join(f"<p>{html.escape(line)}</p>" for line in summary.headline)
+    memory = "".join(
+        f'<p class="{kind}">{html.escape(words)}</p>'
+        for kind, words in (("memory", summary.memory), ("verdict", summary.why_memory_stays))
+        if words
+    )
+    share = f"{summary.waited_seconds / summary.seconds:.0%} of it" if summary.seconds else ""
+    total = f"It lasts {summary.seconds:.3f} s; threads waited {summary.waited_seconds:.3f} s in all, {share}."
+    title = html.escape(_title(summary.number, num_steps, remark))
+    return (
+        f'<section data-step="{summary.number}"{hidden}><h1>{title}</h1>'
+        f'<div class="headline">{lines}</div><p class="total">{total}</p>{memory}'
+        f'<div class="tables">{_waits_table(summary)}{_moved_table(summary)}</div></section>'
+    )
+
+
+def _data(step: DrawnStep) -> dict[str, Any]:
+    timeline, summary = step.timeline, step.summary
+
     def milliseconds(at_ns: int) -> float:
         return round((at_ns - timeline.began_ns) / 1e6, 4)
 
     return {
+        "number": summary.number,
+        "seconds": summary.seconds,
+        "waited": summary.waited_seconds,
         "duration": milliseconds(timeline.ended_ns),
-        "colours": COLOURS,
-        "causes": CAUSES,
         "lanes": [
             {
                 "group": lane.group,
@@ -50,16 +112,12 @@ def _data(timeline: Timeline) -> dict[str, Any]:
             {
                 "field": curve.field,
                 "name": curve.name,
-                "colour": TIERS[curve.field][1],
                 "points": [[milliseconds(at), n] for at, n in zip(curve.times_ns, curve.nbytes, strict=True)],
             }
             for curve in timeline.curves
         ],
+        "limits": [{"field": limit.field, "name": limit.name, "nbytes": limit.nbytes} for limit in step.limits],
     }
-
-
-def _table(summary: StepSummary) -> str:
-    return _waits_table(summary) + _moved_table(summary)
 
 
 def _waits_table(summary: StepSummary) -> str:
@@ -68,7 +126,7 @@ def _waits_table(summary: StepSummary) -> str:
     for cause, meaning in CAUSES.items():
         cells = [_waited(summary.wait_seconds[phase][cause], summary.num_waits[phase][cause]) for phase in _PHASES]
         if any(summary.num_waits[phase][cause] for phase in _PHASES):
-            rows.append((f'<i style="background:{COLOURS[cause]}"></i>{html.escape(meaning)}', *cells))
+            rows.append((f'<i data-kind="{cause}"></i>{html.escape(meaning)}', *cells))
     return _table_of(("waits, by cause (times)", *_PHASES), rows)
 
 

@@ -26,7 +26,7 @@ from .events import (
 )
 from .reader import RecordedTrace
 
-__all__ = ["Step", "Wait", "choose_step", "records_of", "steps_of", "thread_names_of"]
+__all__ = ["Step", "Wait", "choose_step", "longest_waits", "records_of", "steps_of", "thread_names_of"]
 
 _T = TypeVar("_T")
 _ONE_WAIT_NS = 1_000_000
@@ -103,10 +103,37 @@ def choose_step(steps: Sequence[Step], number: int | None) -> Step:
         ConfigError: there is no such step.
     """
     if number is None:
-        return max(steps, key=lambda step: (sum(wait.end_ns - wait.began_ns for wait in step.waits), -step.number))
+        return max(steps, key=_waited_longest)
     if not 1 <= number <= len(steps):
         raise ConfigError("--step", number, f"the trace has steps 1 to {len(steps)}")
     return steps[number - 1]
+
+
+def longest_waits(steps: Sequence[Step], chosen: Step, most_steps: int, most_events: int) -> list[Step]:
+    """The chosen step, and with it the steps that waited longest, in their order.
+
+    Args:
+        steps: to choose from.
+        chosen: one of them; taken in any case.
+        most_steps, most_events: limits of what is taken.
+    """
+    others = sorted((step for step in steps if step is not chosen), key=_waited_longest, reverse=True)
+    taken, num_events = [chosen], _num_events(chosen)
+    for step in others[: most_steps - 1]:
+        num_events += _num_events(step)
+        if num_events > most_events:
+            break
+        taken.append(step)
+    return sorted(taken, key=lambda step: step.number)
+
+
+def _num_events(step: Step) -> int:
+    return sum(map(len, (step.waits, step.spills, step.restores, step.offloads, step.reloads, step.levels)))
+
+
+def _waited_longest(step: Step) -> tuple[int, int]:
+    """A key: the higher, the longer it waited; among equals the earliest step has the highest."""
+    return sum(wait.end_ns - wait.began_ns for wait in step.waits), -step.number
 
 
 def records_of(events: Iterable[Event]) -> dict[tuple[int, int], int]:

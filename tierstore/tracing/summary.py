@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..base.config import format_bytes
+from ..returning.advice import keeps_too_much
 from .causes import CAUSES, Cause, ExplainedWait, codec_ns, explain, union_ns
-from .events import Header, Restore, Spill
+from .events import Header, Levels, Restore, Spill
 from .steps import Step
 
 __all__ = ["Direction", "StepSummary", "summarize"]
@@ -54,6 +55,7 @@ class StepSummary:
         forward_seconds: until its last scope was left; `backward_seconds`: from the first unpack on, or None.
         resident_bytes, allocator_free_bytes: memory of the process at the end of forward, and the part of it that was
             freed but kept by its allocator; None: not recorded.
+        away_bytes: of saved tensors that were on disk at that moment; None: not recorded.
         wait_seconds: by phase and cause, all threads added up.
         num_waits: number of waits, by phase and cause.
     """
@@ -72,6 +74,12 @@ class StepSummary:
     is_whole: bool
     resident_bytes: int | None
     allocator_free_bytes: int | None
+    away_bytes: int | None
+
+    @property
+    def waited_seconds(self) -> float:
+        """All waits, all threads added up."""
+        return sum(sum(by_cause.values()) for by_cause in self.wait_seconds.values())
 
     @property
     def memory(self) -> str | None:
@@ -82,6 +90,17 @@ class StepSummary:
         if self.allocator_free_bytes is None:
             return f"{words}."
         return f"{words}, of which its allocator kept {format_bytes(self.allocator_free_bytes)} that was freed."
+
+    @property
+    def why_memory_stays(self) -> str | None:
+        """A sentence if the process did not shrink by what left for the disk; None: it did, or it is not known."""
+        if self.away_bytes is None or not keeps_too_much(self.away_bytes, self.allocator_free_bytes):
+            return None
+        return (
+            f"{format_bytes(self.away_bytes)} of saved tensors were on disk by then, but the memory of the process did "
+            'not fall by that: its allocator keeps what was freed. return_memory="always" returns it all the time; '
+            "docs/memory.md says more."
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -117,7 +136,13 @@ def summarize(step: Step, header: Header) -> StepSummary:
         is_whole=step.is_whole,
         resident_bytes=None if step.memory is None else step.memory.resident_bytes,
         allocator_free_bytes=None if step.memory is None else step.memory.allocator_free_bytes,
+        away_bytes=None if step.memory is None else _away_bytes(step.levels, step.memory.at_ns),
     )
+
+
+def _away_bytes(levels: Sequence[Levels], at_ns: int) -> int | None:
+    before = [level.disk_bytes for level in levels if level.at_ns <= at_ns]
+    return before[-1] if before else None
 
 
 _PHASES: Mapping[str, Callable[[Step], tuple[int, int]]] = {

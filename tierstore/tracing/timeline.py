@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from ..base.config import format_bytes
 from .causes import CAUSES, codec_ns, explain
-from .events import Levels, Restore, Spill
+from .events import Levels, Restore, Spill, StoreSettings
 from .steps import Step
 
-__all__ = ["COLOURS", "TIERS", "Box", "Curve", "Lane", "Timeline", "timeline_of"]
+__all__ = ["COLOURS", "ON_DARK", "TIERS", "Box", "Curve", "Lane", "Limit", "Timeline", "limits_of", "timeline_of"]
 
 COLOURS: Mapping[str, str] = {
     "forward": "#c9d7e8",
@@ -34,13 +34,33 @@ COLOURS: Mapping[str, str] = {
 
 TIERS: Mapping[str, tuple[str, str]] = {
     "device_bytes": ("device", "#5c6bc0"),
-    "uncharged_bytes": ("host: where autograd left it", "#cfd8dc"),
     "host_bytes": ("host: within the budget", "#90a4ae"),
     "staging_bytes": ("host: staging, on the way", "#a1887f"),
     "lent_bytes": ("host: lent", "#d7ccc8"),
+    "uncharged_bytes": ("host: where autograd left it", "#cfd8dc"),
     "disk_bytes": ("disk", "#455a64"),
 }
-"""The name and colour of each field of `Levels`."""
+"""The name and colour of each field of `Levels`. What has a budget lies at the bottom, so that it can be compared."""
+
+ON_DARK: Mapping[str, str] = {
+    "forward": "#31465f",
+    "backward": "#483a5c",
+    "drive": "#e5534b",
+    "room": "#b05fd6",
+    "prefetch off": "#1fb5a3",
+    "store": "#9aa0a6",
+    "write": "#5a9bdc",
+    "read": "#62b968",
+    "encode": "#c98f43",
+    "decode": "#a68a5a",
+    "copy": "#4dd0c0",
+    "device_bytes": "#7986cb",
+    "host_bytes": "#78909c",
+    "lent_bytes": "#6d625e",
+    "uncharged_bytes": "#46515a",
+    "disk_bytes": "#607d8b",
+}
+"""The colours that differ on a dark ground: of kinds of boxes, and of fields of `Levels`."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +97,15 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """A budget: the most that this tier may hold, together with the tiers of its chart that lie below it."""
+
+    field: str
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Timeline:
     """One step as lanes and curves; times as in the trace."""
 
@@ -84,6 +113,17 @@ class Timeline:
     ended_ns: int
     lanes: Sequence[Lane]
     curves: Sequence[Curve]
+
+
+def limits_of(step: Step, store: StoreSettings) -> list[Limit]:
+    """The budgets of a step; those of 0 bytes are left out."""
+    limits = [
+        Limit("device_bytes", "device_bytes", 0 if step.scope is None else step.scope.device_bytes),
+        Limit("host_bytes", "host_bytes", store.host_bytes),
+        Limit("staging_bytes", "host_bytes + staging_bytes", store.host_bytes + store.staging_bytes),
+        Limit("disk_bytes", "disk_bytes", store.disk_bytes),
+    ]
+    return [limit for limit in limits if limit.nbytes > 0]
 
 
 def timeline_of(step: Step, thread_names: Mapping[int, str]) -> Timeline:
