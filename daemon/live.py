@@ -1,7 +1,7 @@
 """The live page: a file for browsers, and the figures that it shows.
 
-A report is taken once a second, whoever watches, and turned into bytes once at most. So it costs the daemon's loop the
-same whether nobody asks or everybody does. The page comes with a policy by which the browser runs the script of that
+A report is taken once a second at most, whoever watches, and turned into bytes once at most. So it costs the daemon's
+loop the same whether nobody asks or everybody does. The page comes with a policy: the browser runs the script of that
 file alone, and fetches nothing but the figures.
 """
 
@@ -38,14 +38,12 @@ class _Status(msgspec.Struct, frozen=True):
 
     Attributes:
         unix_seconds: when the report was taken.
-        interval_seconds: time from one report to the next.
         report: as `tierstore stat --json` prints it; with very many sessions only some of them.
         curves: of the last minutes; times are seconds since the daemon was started. Counts and levels of drives have
             the drive's number behind a dot: `written_bytes.0`.
     """
 
     unix_seconds: float
-    interval_seconds: float
     report: msgspec.Raw
     curves: Curves
 
@@ -64,7 +62,7 @@ class Live:
         self._encoded: bytes | None = None  # of the newest
 
     def note(self) -> None:
-        """Take a report. To be called every `INTERVAL_SECONDS`."""
+        """Take a report. To be called every `INTERVAL_SECONDS`, or less often."""
         self._take()
 
     def status(self) -> bytes:
@@ -72,7 +70,7 @@ class Live:
         newest = self._newest or self._take()
         if self._encoded is None:
             raw = msgspec.Raw(encode_report(newest.report, _MOST_REPORT_BYTES))
-            status = _Status(round(newest.unix_seconds, 3), INTERVAL_SECONDS, raw, self._history.curves())
+            status = _Status(round(newest.unix_seconds, 3), raw, self._history.curves())
             self._encoded = msgspec.json.encode(status)
         return self._encoded
 

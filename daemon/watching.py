@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from .live import INTERVAL_SECONDS, Live, page_with_policy
@@ -12,6 +13,9 @@ from .sparing import Sparing
 from .stage import Stage
 
 __all__ = ["Watch"]
+
+_RESTS = 50
+"""With thousands of sessions a report takes long: the next one is taken after fifty times as long."""
 
 
 class Watch:
@@ -57,9 +61,13 @@ class Watch:
     def _note(self) -> None:
         if self._stage.is_ending and not self._stage.is_open:
             return
-        asyncio.get_running_loop().call_later(INTERVAL_SECONDS, self._note)
-        if self._live is not None and self._stage.is_open:
-            self._live.note()
+        began = time.perf_counter()
+        try:
+            if self._live is not None and self._stage.is_open:
+                self._live.note()
+        finally:
+            seconds = max(INTERVAL_SECONDS, _RESTS * (time.perf_counter() - began))
+            asyncio.get_running_loop().call_later(seconds, self._note)
 
     def _status(self) -> PageAnswer:
         if self._live is None or not self._stage.is_open:

@@ -130,6 +130,20 @@ async def test_page_is_only_read(watched: int) -> None:
     assert int(headers["Content-Length"]) > 1000
 
 
+async def test_status_says_that_the_daemon_starts_or_ends() -> None:
+    page, stage = Page.bind("127.0.0.1", 0), Stage()
+    watch = Watch(page, stage)
+    await watch.begin()
+    port = port_of(page)
+    assert (await asyncio.to_thread(ask, port, "/"))[0] == 200
+    code, _, body = await asyncio.to_thread(ask, port, "/status.json")
+    assert (code, body) == (503, b"starting\n")
+    stage.end()
+    code, _, body = await asyncio.to_thread(ask, port, "/status.json")
+    assert (code, body) == (503, b"ending\n")
+    page.close()
+
+
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
