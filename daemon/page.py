@@ -22,7 +22,7 @@ from tierstore.errors import ConfigError
 
 __all__ = ["Page", "PageAnswer", "Route"]
 
-_MOST_BYTES = 8192  # of a request
+_MOST_BYTES = 32 * 2**10  # of a request; a browser also sends cookies that other servers of this host have set
 _SECONDS = 5.0  # for all of an exchange
 _MOST_EXCHANGES = 32
 _REASONS = {
