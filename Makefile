@@ -4,6 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 RUNTIME := .venv/.runtime
 DEV := .venv/.dev
+DOCS := $(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 
 MINUTES ?= 10
 SEED ?= 1
@@ -11,7 +12,7 @@ TORCHES ?= oldest newest
 PYTHONS ?= 3.11 3.12 3.13 3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check matrix bench bench-tuning gpu mutations fuzz soak release-check clean
+.PHONY: help demo test check docs matrix bench bench-tuning gpu mutations fuzz soak release-check clean
 
 help:                   ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,11 +23,15 @@ demo: $(RUNTIME)        ## train a small language model with and without the sto
 test: $(DEV)            ## run the test suite
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
-check: $(DEV)           ## check style, types and directions of imports
+check: $(DEV)           ## check style, types, directions of imports, documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(DOCS)
+
+docs: $(DEV)            ## build the documentation: build/docs/index.html
+	$(DOCS)
 
 matrix: $(DEV)          ## test TORCHES with PYTHONS (some minutes each, 15 GB)
 	$(BIN)/python -m tests.matrix --torches "$(TORCHES)" --pythons "$(PYTHONS)" --write
@@ -64,5 +69,5 @@ $(RUNTIME): pyproject.toml constraints.txt
 
 $(DEV): $(RUNTIME)
 	@echo "Adding what the tests and checks need: linters, transformers, lightning, ray and others (another GB, some minutes)."
-	$(PIP) -e '.[dev,trainers]'
+	$(PIP) -e '.[dev,trainers,docs]'
 	@touch $@

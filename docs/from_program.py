@@ -1,0 +1,94 @@
+"""Parts of pages that are made when the site is built: from the program, and from files of the repository's root."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from prometheus_client.core import HistogramMetricFamily, Metric
+
+from tierstore.daemon.metrics import ReportCollector
+from tierstore.daemon.report import DaemonReport, Spread
+
+__all__ = ["commands", "fill_in", "include_with_links", "metrics"]
+
+
+def fill_in(page: str) -> str:
+    """The page, with each mark such as `<!-- made of the program: commands -->` replaced by what it names."""
+    return re.sub(r"<!-- made of the program: (\w+) -->", lambda mark: _PARTS[mark[1]](), page)
+
+
+def commands() -> str:
+    """Every command with its arguments and options, as headings from the second level on."""
+    line = [sys.executable, "-m", "typer", "tierstore.cli", "utils", "docs", "--name", "tierstore"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERSTORE_")}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment)
+    return re.sub(r"^#", "##", done.stdout, flags=re.MULTILINE)
+
+
+def metrics() -> str:
+    """A table of the daemon's metrics, with a row for each."""
+    report = msgspec.convert(_made_up(msgspec.inspect.type_info(DaemonReport)), DaemonReport)
+    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for metric in ReportCollector(lambda: report).collect():
+        labels = " ".join(f"`{label}`" for label in _labels_of(metric)) or "-"
+        rows.append(f"| `{_full_name(metric)}` | {metric.type} | {labels} | {metric.documentation} |")
+    return "\n".join(rows)
+
+
+_PARTS: Mapping[str, Callable[[], str]] = {"commands": commands, "metrics": metrics}
+
+
+def _full_name(metric: Metric) -> str:
+    """The name under which Prometheus finds it; a histogram has three, which begin with this."""
+    suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
+    return metric.name + suffix
+
+
+def _labels_of(metric: Metric) -> list[str]:
+    own = {"le"} if isinstance(metric, HistogramMetricFamily) else set()
+    labels = dict.fromkeys(label for sample in metric.samples for label in sample.labels)
+    return [label for label in labels if label not in own]
+
+
+def _made_up(kind: Any) -> Any:
+    """A value of a type, as plain as it can be, without a None and without an empty list."""
+    inspect = msgspec.inspect
+    match kind:
+        case inspect.StructType(cls=cls) if cls is Spread:
+            return {"bounds": [], "counts": [0], "total": 0.0}
+        case inspect.StructType():
+            return {field.encode_name: _made_up(field.type) for field in kind.fields}
+        case inspect.UnionType():
+            return _made_up(next(each for each in kind.types if not isinstance(each, inspect.NoneType)))
+        case inspect.ListType():
+            return [_made_up(kind.item_type)]
+        case inspect.VarTupleType():
+            return []
+        case inspect.DictType():
+            return {"": _made_up(kind.value_type)}
+    return {inspect.IntType: 1, inspect.FloatType: 1.0, inspect.BoolType: True, inspect.StrType: ""}[type(kind)]
+
+
+# --- files of the root --------------------------------------------------------------------------------------------
+
+
+def include_with_links(page: str, folder: Path) -> str:
+    """The page, with each `{include}` of another page replaced by its text; the links in it lead from `folder` then."""
+
+    def text_of(include: re.Match[str]) -> str:
+        file = folder / include[1]
+        text = file.read_text(encoding="utf-8")
+        return _LINK.sub(lambda link: link[1] + os.path.relpath(file.parent / link[2], folder), text)
+
+    return re.sub(r"^```\{include\} (\S+\.md)\n```$", text_of, page, flags=re.MULTILINE)
+
+
+_LINK = re.compile(r"(\]\()(?!\w+:|#)([^)\s]+)")

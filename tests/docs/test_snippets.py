@@ -1,0 +1,176 @@
+"""Code on the pages works: Python is executed, and commands have options that exist.
+
+Blocks of Python are executed here, those of a page one after the other. The exceptions: a comment
+`<!-- recipe: NAME -->` stands before the block (`tests/integrations` executes it); its page is a tutorial
+(`test_tutorial.py`); or the line before it begins with `NOT_RUN` and says why.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import typer.main
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+
+import tierstore
+from tests.command_line import record_two_steps
+from tests.docs.pages import ALL_PAGES, DOCS, ROOT, Block, blocks_of, commands_of
+from tierstore import MemoryPlan, TierStore, cli, offload_module, plan_memory, tiered_offload
+
+NOT_RUN = "*Not run by the tests:"
+RECIPE = re.compile(r"<!-- recipe: (.+) -->")
+
+PYTHON = {
+    page: blocks
+    for page in ALL_PAGES
+    if (blocks := [block for block in blocks_of(page) if block.language in ("python", "py", "pycon")])
+}
+EXECUTED = {
+    page: own
+    for page, blocks in PYTHON.items()
+    if page.parent != DOCS / "tutorial"
+    if (own := [each for each in blocks if not each.before.startswith(NOT_RUN) and not RECIPE.match(each.before)])
+}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+# --- programs -----------------------------------------------------------------------------------------------------
+
+
+class Model(nn.Sequential):
+    """Gives what the models of transformers do: something with a loss."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+
+    def forward(self, batch: torch.Tensor) -> Any:
+        return SimpleNamespace(loss=super().forward(batch).square().mean())
+
+
+def names_of_a_program(drive: Path) -> dict[str, Any]:
+    """What the blocks of a page find: the parts of a training that pages leave out."""
+    model = Model()
+    batch = torch.randn(4096, 64)
+    return {
+        "__name__": "__main__",
+        "model": model,
+        "block": nn.Sequential(nn.Linear(64, 64), nn.GELU()),
+        "batch": batch,
+        "batches": [batch, batch],
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "path": str(drive),
+        "store": TierStore(drive, host_bytes=0, disk_bytes="1GiB"),
+        "train": lambda store: train(model, batch, store),
+        "plan": None,
+        **{each.__name__: each for each in (TierStore, MemoryPlan, offload_module, plan_memory, tiered_offload)},
+        **{each.__name__: each for each in (torch, nn, functools, tierstore, checkpoint, CheckpointPolicy)},
+        "nn": nn,
+    }
+
+
+def train(model: nn.Module, batch: torch.Tensor, store: TierStore) -> None:
+    """A step."""
+    with tiered_offload(store, min_bytes=0):
+        loss = model(batch).loss
+    loss.backward()
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The names of a program in a working directory of its own; closes the stores that it opens."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("nvme", "nvme0", "nvme1"):
+        (tmp_path / name).mkdir()
+    names = names_of_a_program(tmp_path / "nvme")
+    first = names["store"]
+    yield names
+    for each in (first, *names.values()):
+        if isinstance(each, TierStore):
+            each.close()
+
+
+def run(page: Path, block: Block, names: dict[str, Any], folder: Path) -> None:
+    """Execute it as it stands, except that drives are below `folder`. Lines of errors are those of the page."""
+    code = re.sub(r"(?<![\w/])/nvme", f"{folder}/nvme", block.code)
+    exec(compile("\n" * block.line + code, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", EXECUTED, ids=name_of)
+def test_python_of_a_page(page: Path, program: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    text = "".join(block.code for block in EXECUTED[page])
+    if "step.jsonl" in text and "trace=" not in text.replace("# tiered_offload(store, trace=", ""):
+        (tmp_path / "recorded").mkdir()
+        record_two_steps(tmp_path / "recorded").rename(tmp_path / "step.jsonl")
+    if "connect(" in text:
+        daemon = request.getfixturevalue("start_daemon")(tmp_path / "shared")
+        request.getfixturevalue("monkeypatch").setenv("TIERSTORE_SOCKET", str(daemon.socket))
+    for block in EXECUTED[page]:
+        run(page, block, program, tmp_path)
+
+
+# --- nothing is left out --------------------------------------------------------------------------------------------
+
+
+def test_reason_stands_beside_what_is_not_run() -> None:
+    for page, blocks in PYTHON.items():
+        for block in blocks:
+            if block.before.startswith(NOT_RUN):
+                reason = block.before.removeprefix(NOT_RUN).strip(" *.")
+                assert len(reason.split()) > 2, f"{page}:{block.line}"
+
+
+def test_recipes_are_executed_by_the_tests_of_the_integrations() -> None:
+    tests = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / "integrations").glob("*.py"))
+    named = {match[1] for blocks in PYTHON.values() for each in blocks if (match := RECIPE.match(each.before))}
+    assert named
+    assert {name for name in named if f'"{name}"' not in tests} == set()
+
+
+def test_code_has_a_language() -> None:
+    """A block of code without one would be executed by nobody."""
+    for page in ALL_PAGES:
+        for block in blocks_of(page):
+            if not block.language:
+                assert not re.search(r"^(import|from) \w+|^with |^def ", block.code, re.MULTILINE), (
+                    f"{page}:{block.line}"
+                )
+                assert not re.search(r"^\$? ?tierstore \w+ ", block.code, re.MULTILINE), f"{page}:{block.line}"
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+COMMANDS = [
+    pytest.param(command, id=f"{name_of(page)}:{block.line}")
+    for page in ALL_PAGES
+    for block in blocks_of(page)
+    if block.language in ("console", "bash", "sh", "shell")
+    for command, _ in commands_of(block.code)
+    if command.startswith("tierstore ")
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_of_a_page_has_options_that_exist(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(command, comments=True)
+    words = words[: words.index("|")] if "|" in words else words
+    monkeypatch.setattr(sys, "argv", words)
+    group: Any = typer.main.get_command(cli.app)
+    context, rest = group.make_context("tierstore", words[1:]), words[1:]
+    while hasattr(group, "commands"):
+        name, group, rest = group.resolve_command(context, rest)
+        if "--help" in rest or "-h" in rest:
+            return
+        context = group.make_context(name, list(rest), parent=context)

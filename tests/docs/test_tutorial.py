@@ -1,0 +1,250 @@
+"""The tutorial, done as its pages say: by an ordinary user with a home of their own, word for word.
+
+Only the installation is made short: the environment has no pip, and finds the packages of the one that runs the tests.
+`pytest -m many` installs as the page says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.daemon.conftest import END_SECONDS, READY_SECONDS
+from tests.docs.pages import DOCS, ROOT, Block, blocks_of, commands_of
+
+TUTORIAL = DOCS / "tutorial"
+UID = 65534
+_AS_USER = (
+    "setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--bounding-set=-all,+dac_read_search",
+    "--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search",
+)  # fmt: skip
+"""It may read what is root's, since Python itself may be installed there."""
+
+
+class Reader:
+    """Somebody who types what a page says into terminals.
+
+    Attributes:
+        home: their home directory.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._is_other = os.geteuid() == 0
+        if self._is_other:
+            os.chown(home, UID, UID)
+        runtime = home / "run"
+        runtime.mkdir(mode=0o700)
+        self.own(runtime)
+        self._environment: Mapping[str, str] = {
+            "HOME": str(home),
+            "XDG_RUNTIME_DIR": str(runtime),
+            "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "COLUMNS": "200",
+        }
+
+    def own(self, path: Path) -> None:
+        """Give them what a test made in their home."""
+        if self._is_other:
+            os.chown(path, UID, UID)
+
+    def terminal(self, *typed: str, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+        """Open a terminal and type the lines. The first that fails ends it."""
+        return subprocess.Popen(
+            [*(_AS_USER if self._is_other else ()), "bash", "-ec", "\n".join(typed)],
+            cwd=cwd or self.home,
+            env=self._environment | variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def types(self, *typed: str, cwd: Path | None = None, **variables: str) -> str:
+        """Type lines in a terminal that is closed at the end; what they print."""
+        with self.terminal(*typed, cwd=cwd, **variables) as terminal:
+            out, err = terminal.communicate(timeout=END_SECONDS * 10)
+        assert terminal.returncode == 0, f"{typed}: {out}{err}"
+        return out
+
+
+class Page:
+    """A page of the tutorial.
+
+    Attributes:
+        consoles: the commands of each block.
+        shown: what the page shows that each command prints.
+        files: the programs that it has the reader save, by their names.
+    """
+
+    def __init__(self, name: str) -> None:
+        blocks = list(blocks_of(TUTORIAL / name))
+        consoles = [commands_of(block.code) for block in blocks if block.language == "console"]
+        self.consoles = [[command for command, _ in console] for console in consoles]
+        self.shown = {command: output for console in consoles for command, output in console}
+        self.files = {_file_of(block): block.code for block in blocks if block.language == "python"}
+
+    def promises(self, command: str, printed: str) -> bool:
+        """Whether a command printed what the page shows, apart from numbers."""
+        wanted = re.sub(r"\d+", r"\\d+", re.escape(self.shown[command]))
+        return re.search(wanted, printed) is not None
+
+
+def _file_of(block: Block) -> str:
+    found = re.search(r"`(\w+\.py)`", block.before)
+    assert found, f"line {block.line}: where is it to be saved?"
+    return found[1]
+
+
+FIRST = Page("first_training.md")
+INSTALL, FOLDERS, TRAIN, VIEW, SERVE, CONNECT, STAT = FIRST.consoles
+TRACE = Page("reading_a_trace.md")
+SHOW, VIEW_AGAIN, COMPARE = TRACE.consoles
+START, ENTER = INSTALL[1], FOLDERS[1]  # in each terminal, once
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """A reader who has done what stands under "Install", in short."""
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("there is no setpriv, by which root becomes an ordinary user")
+    folder = Path("/tmp", f"ts-{os.getpid()}-{tmp_path_factory.getbasetemp().name}")
+    folder.mkdir(mode=0o700)
+    try:
+        person = Reader(folder)
+        person.types(INSTALL[0].replace("python3", sys.executable) + " --without-pip")
+        _install_quickly(folder / "tierstore")
+        yield person
+    finally:
+        shutil.rmtree(folder)
+
+
+def _install_quickly(environment: Path) -> None:
+    (packages,) = environment.glob("lib/python*/site-packages")
+    found = [str(ROOT), *(path for path in sys.path if path.endswith("-packages"))]
+    packages.joinpath("packages_of_the_tests.pth").write_text("\n".join(found), encoding="utf-8")
+    command = environment / "bin" / "tierstore"
+    command.write_text(f"#!{environment}/bin/python\nfrom tierstore.cli import main\n\nmain()\n", encoding="utf-8")
+    command.chmod(0o755)
+
+
+class Trained(NamedTuple):
+    """What the first two parts of the page print."""
+
+    training: str
+    view: str
+
+
+@pytest.fixture(scope="module")
+def trained(reader: Reader) -> Trained:
+    reader.types(*FOLDERS)
+    for name, code in FIRST.files.items():
+        file = reader.home / "first" / name
+        file.write_text(code, encoding="utf-8")
+        reader.own(file)
+    return Trained(*(reader.types(START, ENTER, *console) for console in (TRAIN, VIEW)))
+
+
+def _wait_for(socket: Path, daemon: subprocess.Popen[str]) -> None:
+    ends_at = time.monotonic() + READY_SECONDS
+    while not socket.exists():
+        assert daemon.poll() is None
+        assert time.monotonic() < ends_at
+        time.sleep(0.01)  # nothing announces a socket
+
+
+def peaks(printed: str) -> list[int]:
+    return list(map(int, re.findall(r"peak .*: (\d+) MiB", printed)))
+
+
+def test_peak_falls_and_gradients_are_the_same(trained: Trained, reader: Reader) -> None:
+    assert FIRST.promises(TRAIN[0], trained.training), trained.training
+    assert "same gradients: True" in trained.training
+    with_store, without = peaks(trained.training)
+    assert with_store < 0.7 * without
+    assert list((reader.home / "first" / "drive").iterdir()) == []
+
+
+def test_trace_is_drawn_and_explained(trained: Trained, reader: Reader) -> None:
+    assert FIRST.promises(VIEW[0], trained.view), trained.view
+    assert re.search(r"^step 1 of 1: .+\.$", trained.view, re.MULTILINE)
+    assert '<canvas id="lanes">' in (reader.home / "first" / "step.html").read_text(encoding="utf-8")
+    shown = reader.types(START, ENTER, *SHOW)
+    assert re.search(r"^step +seconds +forward +backward .*written +read$", shown, re.MULTILINE), shown
+    assert VIEW_AGAIN == VIEW
+
+
+def test_page_of_the_trace_loads_in_a_browser(trained: Trained, reader: Reader) -> None:
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("there is no chromium")
+    page = reader.home / "first" / "step.html"
+    line = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={reader.home}/browser"]
+    done = subprocess.run([*line, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=END_SECONDS)
+    legend = re.search(r'<div id="legend">(.*?)</div>', done.stdout, re.DOTALL)
+    assert legend, done.stderr
+    assert "Waiting:" in legend[1], "the page's script filled it in"
+
+
+def test_training_through_the_daemon(trained: Trained, reader: Reader) -> None:
+    with reader.terminal(*SERVE) as daemon:
+        try:
+            _wait_for(reader.home / "run" / "tierstore" / "tierstore.sock", daemon)
+            with reader.terminal(START, ENTER, *CONNECT) as client:
+                assert client.stdin is not None
+                assert client.stdout is not None
+                printed = "".join(iter(lambda: client.stdout.readline(), "same gradients: True\n"))  # type: ignore[union-attr]
+                stat = reader.types(*STAT)
+                client.communicate("", timeout=END_SECONDS)
+                assert client.returncode == 0
+        finally:
+            os.killpg(daemon.pid, signal.SIGINT)
+        assert daemon.wait(END_SECONDS) == 0
+    assert FIRST.promises(CONNECT[1], f"{printed}same gradients: True\n"), printed
+    with_store, without = peaks(printed)
+    assert with_store < 0.7 * without
+    assert "1 session" in stat
+    assert re.search(r"train\.py .*connected", stat), stat
+    assert list((reader.home / "first" / "shared").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_comparison_of_two_traces(trained: Trained, reader: Reader) -> None:
+    """With a `train.py` of its own: the part about the daemon changes that of the page."""
+    folder = reader.home / "compared"
+    shutil.copytree(reader.home / "first", folder)
+    (folder / "train.py").write_text(FIRST.files["train.py"], encoding="utf-8")
+    for path in (folder, *folder.iterdir()):
+        reader.own(path)
+    shown = reader.types(START, f"cd {folder}", *COMPARE)
+    with_store, without = peaks(shown)
+    assert with_store > 0.8 * without
+    assert re.search(r"^ *1 .* 0 B +0 B$", shown, re.MULTILINE), shown
+
+
+@pytest.mark.many
+def test_installation_as_the_page_says(short_directory: Path) -> None:
+    """Takes minutes, and needs a network."""
+    person = Reader(short_directory)
+    source = short_directory / "source"
+    ignored = shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", ".*_cache")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
+    for path in (source, *source.rglob("*")):
+        os.chown(path, UID, UID, follow_symlinks=False)
+    person.types(*INSTALL, cwd=source, PIP_CONSTRAINT=str(source / "constraints.txt"))
+    person.types(*FOLDERS)
+    for name, code in FIRST.files.items():
+        (short_directory / "first" / name).write_text(code, encoding="utf-8")
+    assert "same gradients: True" in person.types(START, ENTER, *TRAIN)
