@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,9 @@ from typing import Any
 from docutils import nodes
 
 DOCS = Path(__file__).resolve().parent
-ROOT = DOCS.parent
-sys.path[:0] = [str(DOCS), str(ROOT)]
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
-from from_program import fill_in, include_with_links  # noqa: E402
+from made_pages import fill_in, with_included, with_links_to_files  # noqa: E402
 
 import tierstore  # noqa: E402
 
@@ -22,8 +22,9 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 
 # Pages
 myst_heading_anchors = 4
+smartquotes = False  # "8GiB" and --option are code, also in text
 myst_enable_extensions = ["colon_fence"]
-copybutton_prompt_text = r"\$ |# "
+copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
 suppress_warnings = ["misc.highlighting_failure"]  # a console block with a part of a program's output
 
@@ -31,45 +32,54 @@ suppress_warnings = ["misc.highlighting_failure"]  # a console block with a part
 default_role = "py:obj"  # `TierStore.get` becomes a link, any other word in backticks is code
 autodoc_mock_imports = ["transformers", "lightning"]  # large, and only named here
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
-napoleon_use_ivar = True
+napoleon_use_param = False  # "host_bytes, staging_bytes: text" would be read as a type and a name
 napoleon_custom_sections = [
-    ("Held now", "params_style"),
-    ("Totals since the store was opened", "params_style"),
-    ("How it works here", "params_style"),
+    (name, "params_style")
+    for name in ("Attributes", "Held now", "Totals since the store was opened", "How it works here")
 ]
 nitpick_ignore_regex = [
     ("py:obj", ".*"),
-    # Names of others, and names that stand for a type in signatures alone.
+    # Names of others, and names that only stand for a type in signatures.
     ("py:.*", r"(asyncio|collections|concurrent|contextlib|lightning|os|pathlib|torch|transformers|types|typing)\..*"),
-    ("py:.*", r"(nn|optim)\.\w+|.*\b(Any|Callable|ConfigSource|Never|PathLike|Select|Self|SizeLike|T|Where)"),
+    (
+        "py:.*",
+        r"(nn|optim)\.\w+|(.*\.)?(Any|Callable|ConfigSource|Copies|Figure|Never|OpenDisk|P|PathLike|Select|Self)",
+    ),
+    ("py:.*", r"(.*\.)?(Record|SizeLike|T|Where)"),
 ]
 
 # The site
 html_theme = "furo"
 html_title = f"tierstore {release}"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_copy_source = False
 html_show_sphinx = False
 
 
 def _resolve(app: Any, env: Any, node: nodes.Element, contnode: nodes.Element) -> nodes.Node | None:
-    """Resolve what Sphinx cannot: a folder of the repository, and a public name by the module it is defined in."""
+    """Resolve a name that is documented elsewhere, and a class that is documented by another path than its module's."""
     target = node.get("reftarget", "")
-    if node.get("reftype") == "myst":
-        is_folder = Path(env.doc2path(node["refdoc"])).parent.joinpath(target).is_dir()
-        return nodes.inline("", "", *contnode.children) if is_folder else None
-    name = target.rpartition(".")[2]
-    if node.get("refdomain") == "py" and target.startswith("tierstore.") and name in tierstore.__all__:
-        domain = env.domains["py"]
-        return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", f"tierstore.{name}", node, contnode)
-    return None
+    if node.get("refdomain") != "py" or not target:
+        return None
+    anywhere = node.deepcopy()
+    anywhere["refspecific"] = True
+    name = target.rpartition(".")[2] if target.startswith("tierstore.") else target
+    return env.domains["py"].resolve_xref(env, node["refdoc"], app.builder, "obj", name, anywhere, contnode)
 
 
 def _read(app: Any, docname: str, source: list[str]) -> None:
-    source[0] = fill_in(include_with_links(source[0], Path(app.env.doc2path(docname)).parent))
+    folder = Path(app.env.doc2path(docname)).parent
+    source[0] = fill_in(with_links_to_files(with_included(source[0], folder), folder, DOCS))
+
+
+def _link_pages(app: Any, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Make links of the pages that a docstring names, such as docs/how_to/budgets.md."""
+    lines[:] = [re.sub(r"`?docs/([\w/]+)\.md`?", r":doc:`/\1`", line) for line in lines]
 
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", _link_pages)
     app.connect("source-read", _read)
     app.connect("missing-reference", _resolve)

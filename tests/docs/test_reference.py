@@ -105,9 +105,9 @@ def test_errors_page_has_the_exit_codes_of_every_command() -> None:
 
 
 @pytest.fixture(scope="module")
-def from_program() -> ModuleType:
+def made_pages() -> ModuleType:
     """What `docs/conf.py` has pages filled in by."""
-    spec = importlib.util.spec_from_file_location("from_program", DOCS / "from_program.py")
+    spec = importlib.util.spec_from_file_location("made_pages", DOCS / "made_pages.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -139,7 +139,7 @@ def test_docstrings_of_the_report_have_every_field() -> None:
         assert {name for names in documented for name in names.split(", ")} == set(kind.__struct_fields__), kind
 
 
-def test_made_table_of_metrics_has_every_one(from_program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_made_table_of_metrics_has_every_one(made_pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     served = set()
     collect = ReportCollector.collect
 
@@ -151,7 +151,7 @@ def test_made_table_of_metrics_has_every_one(from_program: ModuleType, monkeypat
         return collect(collector)
 
     monkeypatch.setattr(ReportCollector, "collect", spy)
-    page = from_program.fill_in((REFERENCE / "stats.md").read_text(encoding="utf-8"))
+    page = made_pages.fill_in((REFERENCE / "stats.md").read_text(encoding="utf-8"))
     named = set(re.findall(r"^\| `(tierstore_\w+)` \|", page, re.MULTILINE))
     assert named == served
     assert {"tierstore_write_allowance_bytes", "tierstore_queued_quota_bytes"} <= named, (
@@ -162,8 +162,8 @@ def test_made_table_of_metrics_has_every_one(from_program: ModuleType, monkeypat
     assert {name for name in whole_names if not any(each.startswith(name) for each in named)} == set()
 
 
-def test_made_page_of_commands_has_every_command_and_option(from_program: ModuleType) -> None:
-    page = from_program.fill_in((REFERENCE / "cli.md").read_text(encoding="utf-8"))
+def test_made_page_of_commands_has_every_command_and_option(made_pages: ModuleType) -> None:
+    page = made_pages.fill_in((REFERENCE / "cli.md").read_text(encoding="utf-8"))
     for name, command in commands().items():
         (text,) = re.findall(rf"^#+ `{name}`$(.*?)(?=^#+ `|\Z)", page, re.MULTILINE | re.DOTALL)
         for parameter in command.params:  # type: ignore[attr-defined]

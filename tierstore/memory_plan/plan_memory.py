@@ -57,7 +57,8 @@ def plan_memory(
     Raises:
         ConfigError: an argument cannot be used; the model saves nothing that could be moved; or the step cannot fit:
             the error says what the least limit is.
-        Whatever `run`, backward or the store raise.
+
+    Errors of `run`, of backward and of the store are raised as they are.
     """
     if not isinstance(model, nn.Module):
         raise ConfigTypeError("model", model, "give a torch.nn.Module")

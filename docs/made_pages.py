@@ -16,7 +16,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from tierstore.daemon.metrics import ReportCollector
 from tierstore.daemon.report import DaemonReport, Spread
 
-__all__ = ["commands", "fill_in", "include_with_links", "metrics"]
+__all__ = ["commands", "fill_in", "metrics", "with_included", "with_links_to_files"]
 
 
 def fill_in(page: str) -> str:
@@ -30,7 +30,8 @@ def commands() -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERSTORE_")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment)
-    return re.sub(r"^#", "##", done.stdout, flags=re.MULTILINE)
+    without_list = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", done.stdout)  # its descriptions are cut short
+    return re.sub(r"^#", "##", without_list, flags=re.MULTILINE)
 
 
 def metrics() -> str:
@@ -77,18 +78,47 @@ def _made_up(kind: Any) -> Any:
     return {inspect.IntType: 1, inspect.FloatType: 1.0, inspect.BoolType: True, inspect.StrType: ""}[type(kind)]
 
 
-# --- files of the root --------------------------------------------------------------------------------------------
+# --- files outside of the documentation ---------------------------------------------------------------------------
+
+_LINK = re.compile(r"\[([^]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+_INCLUDE = re.compile(r"^```\{include\} (\S+\.md)\n```$", re.MULTILINE)
 
 
-def include_with_links(page: str, folder: Path) -> str:
-    """The page, with each `{include}` of another page replaced by its text; the links in it lead from `folder` then."""
+def with_included(page: str, folder: Path) -> str:
+    """The page with the text of each page that it includes, whose links lead from `folder` then."""
 
     def text_of(include: re.Match[str]) -> str:
         file = folder / include[1]
-        text = file.read_text(encoding="utf-8")
-        return _LINK.sub(lambda link: link[1] + os.path.relpath(file.parent / link[2], folder), text)
 
-    return re.sub(r"^```\{include\} (\S+\.md)\n```$", text_of, page, flags=re.MULTILINE)
+        def led(link: re.Match[str]) -> str:
+            if not (file.parent / link[2]).exists():
+                return link[0]
+            return f"[{link[1]}]({os.path.relpath(file.parent / link[2], folder)}{link[3] or ''})"
+
+        return _LINK.sub(led, file.read_text(encoding="utf-8"))
+
+    return _INCLUDE.sub(text_of, page)
 
 
-_LINK = re.compile(r"(\]\()(?!\w+:|#)([^)\s]+)")
+def with_links_to_files(page: str, folder: Path, docs: Path) -> str:
+    """The page with links that a site can have: pages outside of it become downloads, folders their names alone.
+
+    A page of the root that a page of the site includes is linked to there.
+    """
+    homes = {
+        (home.parent / include).resolve(): home
+        for home in (docs / "project").glob("*.md")
+        for include in _INCLUDE.findall(home.read_text(encoding="utf-8"))
+    }
+
+    def led(link: re.Match[str]) -> str:
+        place = (folder / link[2]).resolve()
+        if place in homes:
+            return f"[{link[1]}]({os.path.relpath(homes[place], folder)}{link[3] or ''})"
+        if docs in place.parents or not place.exists():
+            return link[0]
+        if place.is_dir():
+            return link[1]
+        return f"[{link[1]}](<path:{link[2]}>)" if place.suffix == ".md" else link[0]
+
+    return _LINK.sub(led, page)
