@@ -31,6 +31,34 @@ _AS_USER = (
 """It may read what is root's, since Python itself may be installed there."""
 
 
+class Page:
+    """A page of the tutorial.
+
+    Attributes:
+        consoles: the commands of each block.
+        shown: what the page shows that each command prints.
+        files: the programs that it has the reader save, by their names.
+    """
+
+    def __init__(self, name: str) -> None:
+        blocks = list(blocks_of(TUTORIAL / name))
+        consoles = [commands_of(block.code) for block in blocks if block.language == "console"]
+        self.consoles = [[command for command, _ in console] for console in consoles]
+        self.shown = {command: output for console in consoles for command, output in console}
+        self.files = {_file_of(block): block.code for block in blocks if block.language == "python"}
+
+    def promises(self, command: str, printed: str) -> bool:
+        """Whether a command printed what the page shows, apart from numbers."""
+        wanted = re.sub(r"\d+", r"\\d+", re.escape(self.shown[command]))
+        return re.search(wanted, printed) is not None
+
+
+def _file_of(block: Block) -> str:
+    found = re.search(r"`(\w+\.py)`", block.before)
+    assert found, f"line {block.line}: where is it to be saved?"
+    return found[1]
+
+
 class Reader:
     """Somebody who types what a page says into terminals.
 
@@ -59,6 +87,12 @@ class Reader:
         if self._is_other:
             os.chown(path, UID, UID)
 
+    def saves(self, page: Page, folder: Path) -> None:
+        """Save the programs of a page."""
+        for name, code in page.files.items():
+            folder.joinpath(name).write_text(code, encoding="utf-8")
+            self.own(folder / name)
+
     def terminal(self, *typed: str, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
         """Open a terminal and type the lines. The first that fails ends it."""
         return subprocess.Popen(
@@ -78,34 +112,6 @@ class Reader:
             out, err = terminal.communicate(timeout=END_SECONDS * 10)
         assert terminal.returncode == 0, f"{typed}: {out}{err}"
         return out
-
-
-class Page:
-    """A page of the tutorial.
-
-    Attributes:
-        consoles: the commands of each block.
-        shown: what the page shows that each command prints.
-        files: the programs that it has the reader save, by their names.
-    """
-
-    def __init__(self, name: str) -> None:
-        blocks = list(blocks_of(TUTORIAL / name))
-        consoles = [commands_of(block.code) for block in blocks if block.language == "console"]
-        self.consoles = [[command for command, _ in console] for console in consoles]
-        self.shown = {command: output for console in consoles for command, output in console}
-        self.files = {_file_of(block): block.code for block in blocks if block.language == "python"}
-
-    def promises(self, command: str, printed: str) -> bool:
-        """Whether a command printed what the page shows, apart from numbers."""
-        wanted = re.sub(r"\d+", r"\\d+", re.escape(self.shown[command]))
-        return re.search(wanted, printed) is not None
-
-
-def _file_of(block: Block) -> str:
-    found = re.search(r"`(\w+\.py)`", block.before)
-    assert found, f"line {block.line}: where is it to be saved?"
-    return found[1]
 
 
 FIRST = Page("first_training.md")
@@ -150,10 +156,7 @@ class Trained(NamedTuple):
 @pytest.fixture(scope="module")
 def trained(reader: Reader) -> Trained:
     reader.types(*FOLDERS)
-    for name, code in FIRST.files.items():
-        file = reader.home / "first" / name
-        file.write_text(code, encoding="utf-8")
-        reader.own(file)
+    reader.saves(FIRST, reader.home / "first")
     return Trained(*(reader.types(START, ENTER, *console) for console in (TRAIN, VIEW)))
 
 
@@ -220,14 +223,12 @@ def test_training_through_the_daemon(trained: Trained, reader: Reader) -> None:
     assert list((reader.home / "first" / "shared").iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.many
 def test_comparison_of_two_traces(trained: Trained, reader: Reader) -> None:
     """With a `train.py` of its own: the part about the daemon changes that of the page."""
     folder = reader.home / "compared"
-    shutil.copytree(reader.home / "first", folder)
-    (folder / "train.py").write_text(FIRST.files["train.py"], encoding="utf-8")
-    for path in (folder, *folder.iterdir()):
-        reader.own(path)
+    reader.types(f"mkdir -p {folder}/drive")
+    reader.saves(FIRST, folder)
     shown = reader.types(START, f"cd {folder}", *COMPARE)
     with_store, without = peaks(shown)
     assert with_store > 0.8 * without
@@ -243,8 +244,8 @@ def test_installation_as_the_page_says(short_directory: Path) -> None:
     shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
     for path in (source, *source.rglob("*")):
         os.chown(path, UID, UID, follow_symlinks=False)
-    person.types(*INSTALL, cwd=source, PIP_CONSTRAINT=str(source / "constraints.txt"))
+    pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    person.types(*INSTALL, cwd=source, **pip | {"PIP_CONSTRAINT": str(source / "constraints.txt")})
     person.types(*FOLDERS)
-    for name, code in FIRST.files.items():
-        (short_directory / "first" / name).write_text(code, encoding="utf-8")
-    assert "same gradients: True" in person.types(START, ENTER, *TRAIN)
+    person.saves(FIRST, short_directory / "first")
+    assert FIRST.promises(TRAIN[0], person.types(START, ENTER, *TRAIN))
