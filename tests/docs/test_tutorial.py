@@ -223,6 +223,12 @@ def test_training_through_the_daemon(trained: Trained, reader: Reader) -> None:
     assert list((reader.home / "first" / "shared").iterdir()) == []
 
 
+def test_tutorial_has_nothing_else_to_do() -> None:
+    assert sorted(page.name for page in TUTORIAL.iterdir()) == ["first_training.md", "reading_a_trace.md"]
+    assert list(FIRST.files) == ["train.py"]
+    assert TRACE.files == {}
+
+
 @pytest.mark.many
 def test_comparison_of_two_traces(trained: Trained, reader: Reader) -> None:
     """With a `train.py` of its own: the part about the daemon changes that of the page."""
