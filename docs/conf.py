@@ -22,7 +22,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 
 # Pages
 myst_heading_anchors = 4
-smartquotes = False  # "8GiB" and --option are code, also in text
+smartquotes_action = "D"  # dashes, but no quotes: "8GiB" is code, also in text
 myst_enable_extensions = ["colon_fence"]
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True

@@ -31,7 +31,9 @@ def commands() -> str:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment)
     without_list = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", done.stdout)  # its descriptions are cut short
-    return re.sub(r"^#", "##", without_list, flags=re.MULTILINE)
+    as_code = re.compile(r"(^```.*|`[^`\n]+`)|(--[a-z][\w-]*)", re.MULTILINE)  # options that are not code yet
+    with_code = as_code.sub(lambda found: found[1] or f"`{found[2]}`", without_list)
+    return re.sub(r"^#", "##", with_code, flags=re.MULTILINE)
 
 
 def metrics() -> str:

@@ -168,3 +168,4 @@ def test_made_page_of_commands_has_every_command_and_option(made_pages: ModuleTy
         (text,) = re.findall(rf"^#+ `{name}`$(.*?)(?=^#+ `|\Z)", page, re.MULTILINE | re.DOTALL)
         for parameter in command.params:  # type: ignore[attr-defined]
             assert parameter.opts[0] in text or (parameter.metavar or parameter.name) in text, (name, parameter.name)
+    assert not re.search(r"(?<![`-])--[a-z]", re.sub(r"`[^`\n]+`", "", page)), "outside of code it becomes a dash"
