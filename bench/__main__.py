@@ -35,6 +35,7 @@ SUITE = (
     "codec_choice",
     "sidecar_throughput",
     "sidecar_training",
+    "many_ranks",
     "trace_cost",
     "trainers",
     "memory_plan",

@@ -38,7 +38,7 @@ class SpillingStore(TierStore):
         super().__init__(path, host_bytes=0, **options)
 
     @classmethod
-    def connect(cls, address: str | os.PathLike[str], **options: Any) -> SpillingStore:  # type: ignore[override]
+    def connect(cls, address: str | os.PathLike[str] | None = None, **options: Any) -> SpillingStore:  # type: ignore[override]
         return super().connect(address, host_bytes=0, **options)
 
 

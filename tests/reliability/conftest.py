@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +26,18 @@ def small_drive(tmp_path: Path) -> Iterator[Path]:
     """An empty file system of 64 MiB."""
     with mounted_drive(tmp_path, DRIVE_BYTES) as drive:
         yield drive
+
+
+@pytest.fixture(params=["one drive", "two drives"])
+def directories(request: pytest.FixtureRequest, store_directory: Path, tmp_path: Path) -> Iterator[Path]:
+    """One directory for an embedded store, or two, separated by ":"; must be empty again at the end."""
+    if request.param == "one drive":
+        yield store_directory
+        return
+    second = tmp_path / "second drive"
+    second.mkdir()
+    yield Path(f"{store_directory}{os.pathsep}{second}")
+    assert list(second.iterdir()) == [], "files were left behind"
 
 
 @pytest.fixture(params=["embedded", "sidecar"])

@@ -38,12 +38,26 @@ def store(request: pytest.FixtureRequest, small_drive: Path) -> Iterator[TierSto
 
 @pytest.fixture
 def device(small_drive: Path) -> str:
-    """The drive's loop device; without one it cannot be made to fail."""
+    return device_of(small_drive)
+
+
+def device_of(drive: Path) -> str:
+    """The loop device of a small drive; skips the test if it has none, because it cannot be made to fail then."""
     for line in Path("/proc/mounts").read_text().splitlines():
         name, place, kind, *_ = line.split()
-        if place == str(small_drive) and kind == "ext4":
+        if place == str(drive) and kind == "ext4":
             return Path(name).name
     pytest.skip("no ext4 can be mounted here")
+
+
+def shut_down(drive: Path) -> None:
+    """From now on every transfer of an ext4 fails, as when a cable is pulled."""
+    device_of(drive)
+    descriptor = os.open(drive, os.O_RDONLY)
+    try:
+        fcntl.ioctl(descriptor, _EXT4_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+    finally:
+        os.close(descriptor)
 
 
 def _filled(store: TierStore) -> Graphs:
@@ -87,11 +101,7 @@ def test_drive_that_is_shut_down_is_told_of_by_whatever_needs_it(
 ) -> None:
     """Every transfer fails from then on, as when a cable is pulled."""
     graphs = _filled(store)
-    descriptor = os.open(small_drive, os.O_RDONLY)
-    try:
-        fcntl.ioctl(descriptor, _EXT4_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
-    finally:
-        os.close(descriptor)
+    shut_down(small_drive)
     with pytest.raises(StorageIOError, match="the record is still"):
         graphs.check()
     graphs.losses.clear()

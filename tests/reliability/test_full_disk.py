@@ -109,10 +109,14 @@ def test_budget_spent_raises_at_pack_and_goes_on_when_graphs_are_gone(open_store
     assert_trains_again(store, graphs)
 
 
+@pytest.mark.parametrize("num_drives", [1, 2])
 def test_session_quota_spent_raises_and_leaves_the_neighbour_its_room(
-    start_daemon: StartDaemon, tmp_path: Path
+    start_daemon: StartDaemon, tmp_path: Path, num_drives: int
 ) -> None:
-    daemon = start_daemon(codec="none", disk_bytes=64 * MIB, session_disk_bytes=16 * MIB)
+    second = tmp_path / "second"
+    second.mkdir()
+    paths = [f"--path={second}"][: num_drives - 1]
+    daemon = start_daemon(codec="none", disk_bytes=64 * MIB, session_disk_bytes=16 * MIB, arguments=paths)
     settings = {name: value for name, value in SETTINGS.items() if name != "codec"}
     with (
         TierStore.connect(daemon.socket, name="greedy", **settings) as store,  # type: ignore[arg-type]

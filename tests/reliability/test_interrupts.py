@@ -40,15 +40,15 @@ def check_sidecar(start_daemon: StartDaemon, seed: int, num_interrupts: int, cen
     assert list(daemon.path.iterdir()) == []
 
 
-def test_interrupted_at_random_gradients_stay_right(store_directory: Path, census: Census) -> None:
-    check("embedded", store_directory, 1, 12, census)
+def test_interrupted_at_random_gradients_stay_right(directories: Path, census: Census) -> None:
+    check("embedded", directories, 1, 12, census)
 
 
 @pytest.mark.many
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(10, 14))
-def test_interrupted_many_times_gradients_stay_right(store_directory: Path, census: Census, seed: int) -> None:
-    check("embedded", store_directory, seed, 250, census)
+def test_interrupted_many_times_gradients_stay_right(directories: Path, census: Census, seed: int) -> None:
+    check("embedded", directories, seed, 250, census)
 
 
 @pytest.mark.many

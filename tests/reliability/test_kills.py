@@ -266,7 +266,10 @@ def check_held(store: TierStore, handle: object, state: State) -> None:
         assert torch.equal(store.get(handle), content())  # type: ignore[arg-type]
 
 
-def check_daemon_killed_at_random(start_daemon: StartDaemon, path: Path, num_kills: int, census: Census) -> None:
+def check_daemon_killed_at_random(
+    start_daemon: StartDaemon, path: Path, num_kills: int, census: Census, *others: Path
+) -> None:
+    """`others`: more drives of the daemon's."""
     steps, is_over = random.Random(num_kills), threading.Event()
     failures: list[BaseException] = []
     num_steps = 0
@@ -283,7 +286,8 @@ def check_daemon_killed_at_random(start_daemon: StartDaemon, path: Path, num_kil
         except BaseException as error:  # noqa: BLE001 - told by the test
             failures.append(error)
 
-    with SupervisedDaemon(start_daemon, path, codec="none", disk_bytes="64MiB") as daemon:
+    paths = [f"--path={other}" for other in others]
+    with SupervisedDaemon(start_daemon, path, codec="none", disk_bytes="64MiB", arguments=paths) as daemon:
         stores = [TierStore.connect(daemon.current.socket, host_bytes=0, name=f"client {seed}") for seed in range(2)]
         threads = [threading.Thread(target=train, args=(store, seed)) for seed, store in enumerate(stores)]
         for thread in threads:

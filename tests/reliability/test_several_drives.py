@@ -1,58 +1,177 @@
-"""Several drives under one store: one that fills up, kills, and a daemon on both."""
+"""Several drives under one store: drives that fill up, fail or are damaged, kills, and a daemon on both."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.census import Census
 from tests.daemon.clients import sessions_of
-from tests.daemon.conftest import StartDaemon
+from tests.daemon.conftest import DaemonProcess, StartDaemon
 from tests.daemon.training import gradients, make_model, nothing
-from tests.inspect_store import inspect, inspect_drives
-from tests.reliability.conftest import DRIVE_BYTES
+from tests.reliability.conftest import DRIVE_BYTES, OpenStore
 from tests.reliability.drives import MIB, fill_up, mounted_drive, used_bytes
+from tests.reliability.test_damage import LARGE, Stored, assert_trains, flip_wherever
+from tests.reliability.test_failing_drive import shut_down
 from tests.reliability.test_full_disk import SETTINGS, Graphs, assert_says_where_the_data_is, assert_trains_again
-from tests.reliability.test_kills import trainers
-from tierstore import TierStore
+from tests.reliability.test_kills import WAIT_SECONDS, check_daemon_killed_at_random, trainers
+from tierstore import (
+    CorruptDataError,
+    DaemonUnavailableError,
+    StorageIOError,
+    StoreFullError,
+    TierStore,
+    tiered_offload,
+)
+from tierstore.daemon.options import OPTIONS
+from tierstore.disk.home import FOLDER_NAME
 
 Drives = list[Path]
 
 
 @pytest.fixture
 def drives(tmp_path: Path) -> Iterator[Drives]:
-    """Two empty file systems of 64 MiB, on which nothing is left at the end."""
+    """Two empty file systems of 64 MiB. Nothing is left at the end on those that a test leaves in the list."""
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()
     with mounted_drive(folders[0], DRIVE_BYTES) as one, mounted_drive(folders[1], DRIVE_BYTES) as two:
-        empty_bytes = [used_bytes(drive) for drive in (one, two)]
-        yield [one, two]
-        for drive, num_bytes in zip((one, two), empty_bytes, strict=True):
+        empty_bytes = {drive: used_bytes(drive) for drive in (one, two)}
+        found = [one, two]
+        yield found
+        for drive in found:
             assert {path.name for path in drive.iterdir()} <= {"lost+found"}
-            assert used_bytes(drive) <= num_bytes  # a daemon that was started here has its folder cleared
+            assert used_bytes(drive) <= empty_bytes[drive]  # a daemon that was started here has its folder cleared
 
 
-def test_drive_filled_by_others_is_passed_over_while_the_other_has_room(drives: Drives) -> None:
-    with TierStore(drives, disk_bytes="1GiB", inline_bytes=0, **SETTINGS) as store:  # type: ignore[arg-type]
-        first, second = inspect_drives(inspect(store).disk).disks
-        filler = fill_up(drives[0])
-        graphs = Graphs()
-        for _ in range(24):
-            graphs.add(store)
+def start_on(drives: Drives, start_daemon: StartDaemon, socket: Path | None = None, **options: object) -> DaemonProcess:
+    """A daemon on both drives, in this order."""
+    return start_daemon(drives[1], socket, arguments=[f"--path={drives[0]}"], **({"codec": "none"} | options))
+
+
+@pytest.fixture(params=["embedded", "sidecar"])
+def open_over_both(request: pytest.FixtureRequest, drives: Drives, start_daemon: StartDaemon) -> Iterator[OpenStore]:
+    """`open_over_both(**options)`: a store of either kind over both drives, closed at the end."""
+    stores: list[TierStore] = []
+    daemons: list[DaemonProcess] = []
+
+    def opened(**options: object) -> TierStore:
+        if request.param == "embedded":
+            stores.append(TierStore(drives, **options))  # type: ignore[arg-type]
+            return stores[-1]
+        for_daemon = {name: options.pop(name) for name in OPTIONS if name in options}
+        daemons.append(start_on(drives, start_daemon, **for_daemon))
+        stores.append(TierStore.connect(daemons[-1].socket, **options))  # type: ignore[arg-type]
+        return stores[-1]
+
+    yield opened
+    for store in stores:
+        store.close()
+    for daemon in daemons:
+        assert daemon.stop() == 0, daemon.log
+        assert "a bug" not in daemon.log, daemon.log
+
+
+# --- a drive that is full, or fails -----------------------------------------------------------------------------------
+
+
+def test_drive_filled_by_others_is_passed_over_while_the_other_has_room(
+    drives: Drives, open_over_both: OpenStore
+) -> None:
+    store = open_over_both(disk_bytes="1GiB", **SETTINGS)
+    graphs = Graphs()
+    graphs.add(store)  # a daemon opens its index and leases now
+    graphs.losses.clear()
+    store.flush()
+    taken_bytes = [used_bytes(drive) for drive in drives]
+    filler = fill_up(drives[0])
+    for _ in range(24):
+        graphs.add(store)
+    store.flush()
+    assert used_bytes(drives[1]) - taken_bytes[1] >= 14 * MIB
+    filler.unlink()
+    assert used_bytes(drives[0]) - taken_bytes[0] < MIB
+    error = graphs.add_until_full(store)
+    assert_says_where_the_data_is(error)
+    assert used_bytes(drives[0]) > DRIVE_BYTES // 2
+    assert all(str(drive) in str(error) for drive in drives)
+    graphs.check()
+    assert_trains_again(store, graphs)
+
+
+def test_budget_of_both_drives_spent_raises_at_pack_and_goes_on_when_graphs_are_gone(
+    drives: Drives, open_over_both: OpenStore
+) -> None:
+    store = open_over_both(disk_bytes=32 * MIB, **SETTINGS)
+    graphs = Graphs()
+    error = graphs.add_until_full(store)
+    assert_says_where_the_data_is(error)
+    assert error.disk_budget_bytes == 32 * MIB
+    assert error.disk_bytes >= 29 * MIB
+    graphs.check()
+    assert_trains_again(store, graphs)
+
+
+def test_tensor_that_fits_on_no_drive_nor_on_both_is_refused_and_smaller_ones_go_on(
+    drives: Drives, open_over_both: OpenStore
+) -> None:
+    store = open_over_both(disk_bytes="1GiB", **SETTINGS)
+    weight = torch.randn(3 * DRIVE_BYTES // 4, requires_grad=True)
+    with tiered_offload(store, min_bytes=0):
+        loss = weight.exp().sum()
+    with pytest.raises(StoreFullError) as caught:
         store.flush()
-        assert first.usage().num_records == 0
-        assert second.usage().num_records >= 16
-        filler.unlink()
-        error = graphs.add_until_full(store)
-        assert_says_where_the_data_is(error)
-        assert first.usage().disk_bytes > DRIVE_BYTES // 2
-        assert all(str(drive) in str(error) for drive in drives)
+    assert caught.value.needed_bytes == 3 * DRIVE_BYTES
+    (found,) = torch.autograd.grad(loss, [weight])
+    assert torch.equal(found, weight.detach().exp())
+    del caught, loss, found
+    assert_trains_again(store, Graphs())
+
+
+def test_drive_of_two_that_is_shut_down_takes_its_own_records_alone(drives: Drives, open_over_both: OpenStore) -> None:
+    """Every transfer of it fails from then on. Training goes on; what had been stored there is told of."""
+    store = open_over_both(disk_bytes="1GiB", **SETTINGS)
+    graphs = Graphs()
+    for _ in range(24):
+        graphs.add(store)
+    store.flush()
+    assert all(used_bytes(drive) > 4 * MIB for drive in drives)
+    broken = drives.pop()  # nothing can be freed on it; the first one has a daemon's list of sessions
+    shut_down(broken)
+    more = Graphs()
+    for _ in range(12):
+        more.add(store)
+    store.flush()
+    more.check()
+    with pytest.raises(StorageIOError, match="the record is still") as told:
         graphs.check()
-        assert_trains_again(store, graphs)
+    assert str(broken) in str(told.value)
+    told.value.__traceback__ = None  # its frames hold the graph
+    graphs.losses.clear()
+    torch.ones(1, requires_grad=True).sum().backward()  # until then torch keeps the graph of a backward that failed
+    assert_trains(store)
+
+
+def test_daemon_opens_sessions_while_its_second_drive_is_full_and_not_while_its_first_is(
+    drives: Drives, start_daemon: StartDaemon
+) -> None:
+    daemon = start_on(drives, start_daemon, disk_bytes=2**30)
+    daemon.wait_until_open()
+    filler = fill_up(drives[1])
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        assert_trains(store)
+    filler.unlink()
+    filler = fill_up(drives[0])
+    with pytest.raises(DaemonUnavailableError, match="no session can be opened, its drive has no room"):
+        TierStore.connect(daemon.socket)
+    filler.unlink()
+    TierStore.connect(daemon.socket).close()
+    assert daemon.stop() == 0, daemon.log
 
 
 def test_space_on_both_drives_is_given_back(drives: Drives) -> None:
@@ -68,6 +187,38 @@ def test_space_on_both_drives_is_given_back(drives: Drives) -> None:
             assert store.stats().disk_bytes == 0
 
 
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def test_payload_flipped_on_either_drive_of_a_daemon_is_refused_and_others_are_right(
+    drives: Drives, start_daemon: StartDaemon
+) -> None:
+    daemon = start_on(drives, start_daemon, disk_bytes=100 * MIB)
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        stored = Stored(store, 0, [LARGE] * 16)
+        daemon.kill()
+        places: dict[Path, list[int]] = {
+            drive: [place for place in range(8) if flip_wherever(drive / FOLDER_NAME, stored.contents[place])]
+            for drive in drives
+        }
+        assert all(places.values()), "each drive had some"
+        daemon = start_on(drives, start_daemon, daemon.socket, disk_bytes=100 * MIB)
+        for drive, hit in places.items():
+            for place in hit:
+                with pytest.raises(CorruptDataError, match=str(drive)) as caught:
+                    stored.get(place)
+                assert caught.value.key == stored.handles[place].record.key
+        assert sum(map(len, places.values())) == 8
+        stored.check(range(8, 16))
+        assert_trains(store)
+        stored.handles.clear()
+    assert daemon.stop() == 0, daemon.log
+    assert "a bug" not in daemon.log, daemon.log
+
+
+# --- kills ------------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("state", ["writing", "writing, stored", "reading", "train"])
 def test_trainer_killed_leaves_no_byte_on_either_drive(drives: Drives, state: str) -> None:
     """The fixture looks at both drives."""
@@ -76,9 +227,24 @@ def test_trainer_killed_leaves_no_byte_on_either_drive(drives: Drives, state: st
         made.kill(pid) if state != "train" else made.kill_after(pid, 0.5)
 
 
+def test_client_killed_is_forgotten_on_both_drives_of_its_daemon(drives: Drives, start_daemon: StartDaemon) -> None:
+    daemon = start_on(drives, start_daemon, disk_bytes=100 * MIB, grace_seconds=0.05)
+    with TierStore.connect(daemon.socket, host_bytes=0, name="neighbour") as neighbour:
+        with trainers("sidecar", daemon.socket) as made:
+            for state in ("writing", "reading", "train"):
+                pid = made.start(state)
+                made.kill(pid) if state != "train" else made.kill_after(pid, 0.3)
+                deadline = time.monotonic() + WAIT_SECONDS
+                while sessions_of(daemon) != {"neighbour": 0}:  # a lease ends by the daemon's own clock
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
+        assert_trains(neighbour)
+    assert daemon.stop() == 0, daemon.log
+    assert "a bug" not in daemon.log, daemon.log
+
+
 def test_daemon_on_two_drives_goes_on_after_a_kill(drives: Drives, start_daemon: StartDaemon) -> None:
-    options = {"arguments": [f"--path={drives[0]}"], "codec": "none", "disk_bytes": 100 * MIB}
-    daemon = start_daemon(drives[1], **options)
+    daemon = start_on(drives, start_daemon, disk_bytes=100 * MIB)
     model, batch = make_model(0)
     expected = gradients(model, batch, None, nothing)
     with TierStore.connect(daemon.socket, host_bytes=0) as store:
@@ -91,7 +257,7 @@ def test_daemon_on_two_drives_goes_on_after_a_kill(drives: Drives, start_daemon:
             nonlocal daemon
             store.flush()
             daemon.kill()
-            daemon = start_daemon(drives[1], daemon.socket, **options)
+            daemon = start_on(drives, start_daemon, daemon.socket, disk_bytes=100 * MIB)
 
         found = gradients(model, batch, store, restart)
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
@@ -101,6 +267,16 @@ def test_daemon_on_two_drives_goes_on_after_a_kill(drives: Drives, start_daemon:
         del handles, handle
     assert daemon.stop() == 0, daemon.log
     assert "a bug" not in daemon.log, daemon.log
+
+
+@pytest.mark.parametrize("num_kills", [2, pytest.param(100, marks=pytest.mark.many)])
+@pytest.mark.timeout(600)
+def test_daemon_on_two_drives_killed_at_any_moment_loses_nothing(
+    tmp_path: Path, start_daemon: StartDaemon, census: Census, num_kills: int
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    check_daemon_killed_at_random(start_daemon, tmp_path / "supervised", num_kills, census, other)
 
 
 def test_daemon_without_one_of_its_drives_says_which(drives: Drives, tmp_path: Path, start_daemon: StartDaemon) -> None:

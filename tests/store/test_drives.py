@@ -24,8 +24,10 @@ from tierstore.base.config import check_directories, free_bytes_of_each, free_di
 from tierstore.disk.budget import divided_budget
 from tierstore.disk.drive import DriveSpeed
 from tierstore.disk.drives import Drives
+from tierstore.disk.home import NamedHome
 from tierstore.disk.linux import address_of
 from tierstore.disk.local import LocalDisk
+from tierstore.disk.parts import results_of
 from tierstore.disk.tier import DiskTier
 from tierstore.testing import Bandwidth, Fails, FaultPlan, Faults, FaultyCalls, FaultyExecutor, FaultyStore, Rule
 
@@ -69,6 +71,12 @@ class SeveralDrives:
         inspect_drives(tier).set_clock(lambda: self.seconds)
         self._at_end.push_async_callback(tier.close)
         return tier
+
+    async def open_named(self, *names: str) -> Drives:
+        """As a daemon opens them: files with names, whole records, in this order of drives."""
+        self.directories = {name: self.directories[name] for name in names}
+        homes = {name: NamedHome(directory, seed=1) for name, directory in self.directories.items()}
+        return await self.open(divides=False, home=homes)
 
     def fails(self, name: str, number: int = errno.EIO, operation: Any = "pwritev") -> None:
         """From now on this call fails on one drive."""
@@ -330,6 +338,52 @@ async def test_cancelled_write_of_a_divided_record_leaves_no_part(several: Sever
         usage = tier.usage()
         assert (usage.num_records, usage.disk_bytes) == (0, 0)
         assert [disk.usage().num_records for disk in inspect_drives(tier).disks] == [0, 0]
+
+
+def test_damage_is_told_before_any_other_error() -> None:
+    """What failed may be read later; what is damaged is lost."""
+    damaged, failed = CorruptDataError(1, "a", "this", "that"), StorageIOError("read", "b", "a reason", "it is there")
+    for outcomes in ([failed, damaged], [damaged, failed], [7, failed, damaged]):
+        with pytest.raises(CorruptDataError):
+            results_of(outcomes)
+    assert results_of([7, 8]) == [7, 8]
+
+
+# --- what the next process finds --------------------------------------------------------------------------------------
+
+
+async def test_records_of_both_drives_and_leases_of_the_first_are_found_again(several: SeveralDrives) -> None:
+    tier = await several.open_named("a", "b")
+    contents = await fill(tier, 0, [4 * MIB] * 6)
+    assert all(disk.usage().num_records for disk in inspect_drives(tier).disks)
+    await tier.put_lease(7, b"lease")
+    await tier.close(keep=True)
+    again = await several.open_named("a", "b")
+    assert again.leases == {7: b"lease"}
+    await check(again, contents)
+    await again.discard(list(contents))
+    assert again.is_empty
+
+
+async def test_leases_of_a_drive_that_was_the_first_are_deleted(several: SeveralDrives) -> None:
+    tier = await several.open_named("a", "b")
+    await tier.put_lease(7, b"lease")
+    await tier.close(keep=True)
+    other_way_round = await several.open_named("b", "a")
+    assert other_way_round.leases == {}
+    await other_way_round.close(keep=True)
+    assert (await several.open_named("a", "b")).leases == {}
+
+
+async def test_record_found_on_two_drives_is_kept_on_the_first(several: SeveralDrives) -> None:
+    contents = {name: random_bytes(MIB, seed=ord(name)) for name in NAMES}
+    for name, content in contents.items():
+        tier = await several.open_named("a", "b")
+        await inspect_drives(tier).disks[NAMES.index(name)].write(1, memoryview(content), PLAIN)
+        await tier.close(keep=True)
+    tier = await several.open_named("a", "b")
+    assert await read_back(tier, 1, MIB) == contents["a"]
+    assert [disk.usage().num_records for disk in inspect_drives(tier).disks] == [1, 0]
 
 
 async def test_drive_that_cannot_be_opened_closes_the_others(several: SeveralDrives) -> None:
