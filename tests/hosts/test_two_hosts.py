@@ -100,7 +100,7 @@ def left_on(host: Host) -> dict[str, list[str]]:
     return {
         "processes": [" ".join(process.cmdline()) for process in host.processes()],
         "files on the drive": os.listdir(host.files),
-        "sockets": os.listdir(host.runtime),
+        "sockets": [str(path) for path in host.runtime.rglob("*") if path.is_socket()],
         "shared memory": os.listdir(host.shared_memory),
     }
 
