@@ -36,6 +36,9 @@ def outcomes(kind: str, address: Path) -> dict[str, tuple[int, str]]:
 EXPECTED = {name: (code, "") for name, (code, _) in ENDINGS.items()}
 
 
+@pytest.mark.parametrize(
+    "directories", ["one drive", pytest.param("two drives", marks=pytest.mark.many)], indirect=True
+)
 def test_exit_with_an_embedded_store_in_use_is_quiet_and_leaves_nothing(directories: Path) -> None:
     """The fixture looks at the directories."""
     assert outcomes("embedded", directories) == EXPECTED

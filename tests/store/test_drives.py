@@ -75,7 +75,7 @@ class SeveralDrives:
     async def open_named(self, *names: str) -> Drives:
         """As a daemon opens them: files with names, whole records, in this order of drives."""
         self.directories = {name: self.directories[name] for name in names}
-        homes = {name: NamedHome(directory, seed=1) for name, directory in self.directories.items()}
+        homes = {name: NamedHome(directory, new_seed=1) for name, directory in self.directories.items()}
         return await self.open(divides=False, home=homes)
 
     def fails(self, name: str, number: int = errno.EIO, operation: Any = "pwritev") -> None:
