@@ -316,6 +316,11 @@ class InsideDrives:
         self.disks = [drive.disk for drive in tier._drives]
         self.divides = tier._divides
 
+    @property
+    def queued_bytes(self) -> list[int]:
+        """Of each drive, bytes of writes that have not ended."""
+        return [drive.queued_bytes for drive in self._tier._drives]
+
     def parts_of(self, key: int) -> list[int]:
         """The lengths of a record's parts."""
         return [part.num_bytes for part in self._tier._parts_of[key]]

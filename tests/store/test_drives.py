@@ -327,11 +327,19 @@ async def test_damage_on_one_drive_is_told_with_record_and_drive(several: Severa
 async def test_cancelled_write_of_a_divided_record_leaves_no_part(several: SeveralDrives) -> None:
     """At any moment, also when one part is written and the other is not."""
     tier = await several.open(disk_bytes=64 * MIB)
-    several.faults.set(FaultPlan.of(Rule("pwritev", Bandwidth(40e6), under=str(several.directories["b"]))))
-    for key, num_turns in enumerate((0, 1, 2)):
+    several.faults.set(FaultPlan.of(Rule("pwritev", Bandwidth(20e6), under=str(several.directories["b"]))))
+    found = inspect_drives(tier)
+    moments: list[Callable[[], object]] = [
+        lambda: True,
+        lambda: found.disks[0].usage().num_records,
+        lambda: found.disks[0].usage().num_records and not found.queued_bytes[0],
+    ]
+    for key, has_come in enumerate(moments):
+        found.set_speeds([1e9, 1e9])  # else the slow one would soon have no part
         writing = asyncio.ensure_future(tier.write(key, memoryview(random_bytes(16 * MIB)), PLAIN))
-        while not writing.done() and inspect_drives(tier).disks[0].usage().num_records < min(num_turns, 1):
+        while not has_come():
             await asyncio.sleep(0)
+        assert not writing.done()
         writing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await writing
