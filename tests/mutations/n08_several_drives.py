@@ -1,4 +1,4 @@
-"""N8: Over several drives the store does what `docs/reliability.md` promises."""
+"""N8: Over several drives the store does what `docs/project/internals/reliability.md` promises."""
 
 from __future__ import annotations
 
