@@ -2,8 +2,8 @@
 
 A byte-level transformer whose saved tensors alone exceed a memory cgroup of 1000 MiB. Plain training is killed there,
 and is shown so. The floor beside the store is the same training without a limit and without hooks, while bare
-threads move the bytes that the store moves: what is left then is what the drive and the memory bus take away from
-training on these cores, whoever moves the bytes. How many they are is seen in the store's own first steps.
+threads move and checksum the bytes that the store moves: what is left then is what the drive and the memory bus take
+away from training on these cores, whoever moves the bytes. How many they are is seen in the store's own first steps.
 
 A shared machine is twice as fast in one minute as in the next. So a variant is measured beside those that it is
 compared with: each trains in a process of its own, in a cgroup of its own, but they take turns, a step each, whoever
@@ -41,6 +41,7 @@ import torch
 from tierstore.demo.model import ByteTransformer, ModelShape, random_batch
 from tierstore.demo.text import load_text
 from tierstore.demo.vector_math import choose_vector_kernels
+from tierstore.disk.location import record_checksum
 
 from .cgroup import CgroupError, MemoryCgroup, memory_cgroup
 from .goals import Goal
@@ -303,6 +304,8 @@ def with_tierstore(scratch: Path) -> Iterator[Run]:
 class MoverRun(Run):
     """Bare movement beside training: so many bytes written in forward and read in backward, with no hooks.
 
+    Each block is written after a pass over it that takes its checksum, and read before one, as the store does it.
+
     O_DIRECT, from and to buffers that are used again, as many transfers in flight as the store's engine has lanes
     (with one, a drive that is slow to answer would have the floor wait where the store does not).
     """
@@ -322,12 +325,12 @@ class MoverRun(Run):
         self._waited_seconds = 0.0
 
     def _forward(self) -> AbstractContextManager[object]:
-        self._begin(lambda buffer, offset: os.pwrite(self._file, buffer, offset), self._written_bytes)
+        self._begin(self._write, self._written_bytes)
         return nullcontext()
 
     def between(self) -> None:
         """See `Run`."""
-        self._begin(lambda buffer, offset: os.preadv(self._file, [buffer], offset), self._read_bytes)
+        self._begin(self._read, self._read_bytes)
 
     def after(self) -> None:
         """See `Run`: the step ends when the bytes have been moved."""
@@ -349,6 +352,15 @@ class MoverRun(Run):
         """End the threads."""
         self._threads.shutdown()
         os.close(self._file)
+
+    def _write(self, buffer: mmap.mmap, offset: int) -> int:
+        record_checksum(memoryview(buffer), 0)
+        return os.pwrite(self._file, buffer, offset)
+
+    def _read(self, buffer: mmap.mmap, offset: int) -> int:
+        num_bytes = os.preadv(self._file, [buffer], offset)
+        record_checksum(memoryview(buffer), 0)
+        return num_bytes
 
     def _begin(self, transfer: Callable[[mmap.mmap, int], int], num_bytes: int) -> None:
         def run(offset: int) -> None:

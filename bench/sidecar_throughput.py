@@ -2,7 +2,7 @@
 
 The same 16 MiB tensors as in `disk_throughput`, incompressible, nothing kept in host memory. An embedded store and a
 client of a daemon take turns with the raw device, each in a process of its own. With two clients, two embedded stores
-in two processes compete for the drive beside them; each moves half as much.
+in two processes compete for the drive beside them; each moves half as much. With four it is a quarter.
 
 What a client moves is in its own memory and, a part of it, in the window that it shares with the daemon at once: both
 together are as much memory as the windows of an embedded store, 128 MiB.
@@ -26,8 +26,8 @@ from .harness import Benchmark, main_of_one_variant
 from .parties import Daemon, Figures, Party, daemon, party, serve_commands, turns
 
 RAW, EMBEDDED, SIDECAR = "raw", "embedded", "sidecar"
-ONE, TWO = "one client", "two clients"
-NUM_CLIENTS = {ONE: 1, TWO: 2}
+ONE, TWO, FOUR = "one client", "two clients", "four clients"
+NUM_CLIENTS = {ONE: 1, TWO: 2, FOUR: 4}
 NUM_TENSORS = 64
 """Of all clients together."""
 GIGABYTES = NUM_TENSORS * TENSOR_BYTES / 1e9
@@ -55,6 +55,8 @@ BENCHMARK = Benchmark(
         Goal("restore, of an embedded store's", "restore_to_embedded", ONE, at_least=0.9),
         Goal("spill, of two embedded stores'", "spill_to_embedded", TWO, at_least=0.9),
         Goal("restore, of two embedded stores'", "restore_to_embedded", TWO, at_least=0.9),
+        Goal("spill, of four embedded stores'", "spill_to_embedded", FOUR, at_least=0.95),
+        Goal("restore, of four embedded stores'", "restore_to_embedded", FOUR, at_least=0.95),
         Goal("put, of an embedded store's (5 % are noise)", "put_to_embedded", ONE, at_most=1.05),
     ),
 )

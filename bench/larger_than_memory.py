@@ -1,0 +1,112 @@
+"""Twice as many saved tensors as the machine has memory: what does a step cost beside compute and bare movement?
+
+200 steps of `y = sin(y * a)` on 128 MiB save 50 GiB. The floor computes the same forward and the same backward without
+a graph, while bare threads move the bytes that the store has to move: O_DIRECT, as many at once as the store has
+transfers at the device, no checksums. Each way ends when both have: compute, and movement.
+
+Nothing is set but `host_bytes`. The drive needs 50 GiB of room.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tierstore import TierStore, tiered_offload
+
+from .disk_throughput import TENSOR_BYTES, raw_device
+from .goals import Goal
+from .harness import Benchmark, main_of_one_variant
+
+VALUES_BYTES = 128 * 2**20
+NUM_STEPS = 200
+HOST_BYTES = 2**30
+SAVED_BYTES = 2 * NUM_STEPS * VALUES_BYTES
+FLOOR, STORE = "compute beside bare threads", "tierstore"
+WAYS = ("forward", "backward")
+
+BENCHMARK = Benchmark(
+    name="larger_than_memory",
+    question="50 GiB of saved tensors: a step beside compute and bare movement of the same bytes",
+    variants=(FLOOR, STORE),
+    rounds=2,
+    settings={"values_bytes": VALUES_BYTES, "steps": NUM_STEPS, "host_bytes": HOST_BYTES},
+    goals=tuple(Goal(f"{way}, of the floor's", f"{way}_seconds", STORE, at_most=1.1, of=(FLOOR,)) for way in WAYS),
+    plotted=tuple(f"{way}_seconds" for way in WAYS),
+    timeout_seconds=900,
+)
+
+
+def measure(variant: str, scratch: Path) -> dict[str, float]:
+    """Seconds of each way, of what threads waited for, and the most memory that the process had."""
+    if shutil.disk_usage(scratch).free < SAVED_BYTES * 1.05:
+        raise RuntimeError(f"the drive has no room for {SAVED_BYTES / 2**30:.0f} GiB")
+    figures = with_store(scratch) if variant == STORE else with_bare_threads(scratch)
+    return figures | {"most_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def with_store(scratch: Path) -> dict[str, float]:
+    """Forward and backward of the graph."""
+    start = torch.rand(VALUES_BYTES // 4, requires_grad=True)
+    factor = torch.tensor(1.01, requires_grad=True)
+    with TierStore(scratch, host_bytes=HOST_BYTES) as store:
+        began = time.perf_counter()
+        values = start
+        with tiered_offload(store):
+            for _ in range(NUM_STEPS):
+                values = torch.sin(values * factor)
+            total = values.sum()
+        turned = time.perf_counter()
+        total.backward()
+        ended = time.perf_counter()
+        stats = store.stats()
+    waits = {f"{cause.replace(' ', '_')}_seconds": seconds for cause, seconds in stats.stall_seconds.items()}
+    return {"forward_seconds": turned - began, "backward_seconds": ended - turned} | waits
+
+
+@torch.no_grad()
+def with_bare_threads(scratch: Path) -> dict[str, float]:
+    """The same kernels, of which each way keeps nothing."""
+    values, factor = torch.rand(VALUES_BYTES // 4), torch.tensor(1.01)
+
+    def forward() -> None:
+        current = values
+        for _ in range(NUM_STEPS):
+            current = torch.sin(current * factor)
+        current.sum()
+
+    def backward() -> None:
+        gradient = torch.ones_like(values)
+        for _ in range(NUM_STEPS):  # of sin, of the factor, of the values
+            gradient = gradient * values.cos()
+            (gradient * values).sum()
+            gradient = gradient * factor
+
+    num_blocks = (SAVED_BYTES - HOST_BYTES) // TENSOR_BYTES
+    with raw_device(scratch, num_blocks) as mover:
+        ways = ((forward, mover.spill), (backward, mover.restore))
+        return {
+            f"{name}_{figure}": seconds
+            for name, (compute, move) in zip(WAYS, ways, strict=True)
+            for figure, seconds in _both(compute, move).items()
+        }
+
+
+def _both(compute: Callable[[], None], move: Callable[[], None]) -> dict[str, float]:
+    began = time.perf_counter()
+    mover = threading.Thread(target=move)
+    mover.start()
+    compute()
+    computed = time.perf_counter()
+    mover.join()
+    return {"seconds": time.perf_counter() - began, "compute_seconds": computed - began}
+
+
+if __name__ == "__main__":
+    main_of_one_variant(measure)
