@@ -199,9 +199,9 @@ def test_bad_key_or_type_names_file_and_key(toml: str, tmp_path: Path) -> None:
     ("content", "words"),
     [
         (None, "No such file"),
-        (b"path = ", "no TOML"),
-        (b'path = "\xff"', "no TOML"),
-        (b"a = " + b"[" * 5000, "no TOML"),
+        (b"path = ", "not valid TOML"),
+        (b'path = "\xff"', "not valid TOML"),
+        (b"a = " + b"[" * 5000, "not valid TOML"),
     ],
 )
 def test_bad_file_named(content: bytes | None, words: str, tmp_path: Path) -> None:

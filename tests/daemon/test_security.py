@@ -400,7 +400,7 @@ def test_second_daemon_on_a_living_one_s_socket_is_refused(daemon: DaemonProcess
         listen(daemon.socket, None)
     plain = daemon.socket.parent / "file"
     plain.write_text("mine")
-    with pytest.raises(ConfigError, match="no socket"):
+    with pytest.raises(ConfigError, match="not a socket"):
         listen(plain, None)
     assert plain.read_text() == "mine"
 

@@ -96,7 +96,7 @@ class Reader:
     def terminal(self, *typed: str, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
         """Open a terminal and type the lines. The first that fails ends it."""
         return subprocess.Popen(
-            [*(_AS_USER if self._is_other else ()), "bash", "-ec", "\n".join(typed)],
+            [*(_AS_USER if self._is_other else ()), "bash", "-ec", "\n".join((*typed, "exit"))],
             cwd=cwd or self.home,
             env=self._environment | variables,
             stdin=subprocess.PIPE,

@@ -56,12 +56,12 @@ MUTATIONS = {
         ),
     },
     "test_drive_that_failed_rests_and_for_longer_each_time": {
-        "a drive that failed rests": replace("Drive.is_resting", "self._failed_until", "0.0"),
-        "longer each time": replace("Drive.write", "2 * self._failed_seconds", "self._failed_seconds"),
+        "a drive that failed rests": replace("QueuedDrive.is_resting", "self._failed_until", "0.0"),
+        "longer each time": replace("QueuedDrive.write", "2 * self._failed_seconds", "self._failed_seconds"),
     },
     "test_write_that_no_drive_takes_stores_nothing_and_names_the_drive": {
         "the drive is named": replace(
-            "Drive._naming_errors", "raise dataclasses.replace(error, place=...) from error", "raise"
+            "QueuedDrive._naming_errors", "raise dataclasses.replace(error, place=...) from error", "raise"
         ),
     },
     "test_only_when_all_are_full_it_is_full": {

@@ -173,7 +173,7 @@ def test_argument_beside_a_file_is_refused_by_its_own_name(write: Write, store_d
 def test_file_that_is_no_toml_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "tierstore.toml"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match="no TOML") as caught:
+    with pytest.raises(ConfigError, match="not valid TOML") as caught:
         TierStore.from_config(file)
     assert (caught.value.option, caught.value.given) == ("config", str(file))
 

@@ -141,7 +141,7 @@ def test_settings_of_a_daemon_s_store_are_refused() -> None:
 
 
 def test_settings_of_a_trace_without_packs_are_refused() -> None:
-    with pytest.raises(ConfigError, match="nothing"):
+    with pytest.raises(ConfigError, match="no saved tensor"):
         _ = ProgramRecording(_trace(_graph(0, 0, 1)[:1]), 1, 1, 1.0).settings
 
 

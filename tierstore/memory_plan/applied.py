@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
-import torch._dynamo  # `checkpoint` imports it in its first call; a cycle in it keeps that call's frames alive
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
@@ -25,7 +24,7 @@ from ..hooks.checkpoints import is_in_checkpoint, pack_inputs
 from ..hooks.module import ModuleScope
 from ..hooks.select import Kept
 from ..hooks.selective import holding_contexts
-from ..residency.torch_names import tree_flatten, tree_unflatten
+from ..residency.torch_names import import_dynamo, tree_flatten, tree_unflatten
 from ..residency.uncompiled import uncompiled
 from .generators import BufferValues, HostGenerators, with_buffers
 from .menu import Action, HeldOutput
@@ -51,6 +50,7 @@ class PlannedCalls:
         self.recompute_seconds = 0.0
         self._buffers = buffers
         self._scope = scope
+        import_dynamo()  # as `checkpoint` does in its first call, whose frames a cycle in that import would keep alive
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """In a pickled module there is None in its place."""

@@ -33,6 +33,7 @@ __all__ = [
     "current_autograd_node",
     "engine_run_backward",
     "get_eval_frame_callback",
+    "import_dynamo",
     "innermost_transform",
     "is_function_mode_on",
     "is_key_excluded",
@@ -126,6 +127,12 @@ set_code_exec_strategy: Callable[[Any, Any], None] = _torch("torch._C._dynamo.ev
 FRAME_SKIP: Any = _torch("torch._C._dynamo.eval_frame._FrameAction.SKIP")
 FRAME_DEFAULT: Any = _torch("torch._C._dynamo.eval_frame._FrameAction.DEFAULT")
 FrameExecStrategy: Any = _torch("torch._C._dynamo.eval_frame._FrameExecStrategy")
+
+
+def import_dynamo() -> None:
+    """Import TorchDynamo, which takes seconds. Many parts of PyTorch do so when they are first used."""
+    import_module("torch._dynamo")
+
 
 if _missing:
     raise UnsupportedTorchError(str(torch.__version__), tuple(_missing), _TRIED)
