@@ -2,8 +2,9 @@
 
 Records lie on a memory-backed file system (tmpfs in /dev/shm) that is opened with O_DIRECT, so that a transfer is one
 copy. The floor is bare threads, as many as the store has transfers at the device: the same system calls in the same
-file, and one checksum pass over each record and way. Records are put and flushed, then each is got once, prefetched
-some before it is needed and dropped at once, as in backward.
+file, from the same tensors, into as many buffers as the store reads ahead, and one checksum pass over each record and
+way. Records are put and flushed, then each is got once, prefetched some before it is needed and dropped at once, as in
+backward.
 
 Passes of store and floor alternate, whoever went second goes first the next time, and the ratio of each pair counts.
 The first pair is left out; in it every record is compared with what was put.
@@ -19,14 +20,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tierstore import TierStore
+from tierstore.disk.linux import address_of
 
-from .disk_throughput import raw_device
+from .disk_throughput import LOOKAHEAD, private_buffers, raw_device
 from .goals import Goal
 from .harness import Benchmark, main_of_one_variant
 from .record_cost import Passes
 
 MEMORY_BACKED = Path("/dev/shm")
 PASS_BYTES = 2**29
+PAGE_BYTES = 4096
 RECORD_BYTES = {f"{size} MiB": size * 2**20 for size in (1, 4, 16)}
 PAIRS = 7
 Ways = dict[str, Callable[[], None]]
@@ -78,7 +81,10 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
         passes.put()
         passes.get(passes.compare)
         segment = store._core.engine.disk.descriptors()[0]  # long enough for all of them, and empty between passes
-        with raw_device(Path(place), num_records, record_bytes, file=segment, has_checksums=True) as floor:
+        sources = [_whole_pages(memoryview(tensor.numpy()).cast("B")) for tensor in passes.tensors]
+        buffers = private_buffers(record_bytes, LOOKAHEAD)
+        options = {"file": segment, "sources": sources, "has_checksums": True}
+        with raw_device(Path(place), num_records, record_bytes, buffers, **options) as floor:
             store_ways = {"put": passes.put, "get": passes.get}
             floor_ways = {"put": floor.spill, "get": floor.restore}
             pairs = [_pairs(store_ways, floor_ways, is_first=number % 2 == 1) for number in range(PAIRS + 1)][1:]
@@ -86,6 +92,12 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
     for way in store_ways:
         figures |= _figures_of(way, [pair[way] for pair in pairs], num_records)
     return figures
+
+
+def _whole_pages(memory: memoryview) -> memoryview:
+    """The pages that lie in this memory as a whole: the kernel copies what is aligned faster."""
+    begin = -address_of(memory) % PAGE_BYTES
+    return memory[begin : begin + (len(memory) - begin) // PAGE_BYTES * PAGE_BYTES]
 
 
 def _pairs(store_ways: Ways, floor_ways: Ways, *, is_first: bool) -> dict[str, Pair]:

@@ -160,30 +160,35 @@ def raw_device(
     buffers: Sequence[Buffer] | None = None,
     file: int | None = None,
     *,
+    sources: Sequence[Buffer] | None = None,
     has_checksums: bool = False,
 ) -> Iterator[Mover]:
-    """O_DIRECT into a preallocated file, from and to buffers that are used again, one thread per transfer.
+    """O_DIRECT into a preallocated file, as many transfers at once as the store has, each on a thread of its own.
 
     Args:
         scratch: a directory on the device.
         num_blocks: in a pass.
         block_bytes: of each.
-        buffers: one for each thread, as long as a block, aligned to pages; None: private ones, in huge pages.
+        buffers: used again and again, as long as a block, aligned to pages; a multiple of the number of threads, or
+            fewer. None: private ones, in huge pages.
         file: open, preallocated and long enough; None: one of its own.
+        sources: what is written, by block, aligned to pages; None: the buffers.
         has_checksums: each thread takes the store's checksum of a block before it writes it and after it has read it.
     """
     buffers = private_buffers(block_bytes) if buffers is None else buffers
+    num_threads = min(NUM_AT_ONCE, len(buffers))
     descriptor = _allocated(scratch, num_blocks * block_bytes) if file is None else os.dup(file)
 
-    def each(transfer: Callable[[Buffer, int], int]) -> None:
-        """Every thread has a buffer of its own and every so-many-th block."""
+    def each(transfer: Callable[[Buffer, int], int], memory: Sequence[Buffer]) -> None:
+        """Every thread has every so-many-th block, and buffers of its own."""
 
         def run(first: int) -> None:
-            for number in range(first, num_blocks, len(buffers)):
-                if transfer(buffers[first], number * block_bytes) != block_bytes:
+            for number in range(first, num_blocks, num_threads):
+                buffer = memory[number % len(memory)]
+                if transfer(buffer, number * block_bytes) != len(buffer):
                     raise RuntimeError("a transfer was cut short")
 
-        list(pool.map(run, range(len(buffers))))
+        list(pool.map(run, range(num_threads)))
 
     def write(buffer: Buffer, offset: int) -> int:
         if has_checksums:
@@ -196,8 +201,8 @@ def raw_device(
             record_checksum(memoryview(buffer), 0)
         return num_bytes
 
-    with ThreadPoolExecutor(len(buffers)) as pool:
-        yield Mover(lambda: each(write), lambda: each(read), descriptor)
+    with ThreadPoolExecutor(num_threads) as pool:
+        yield Mover(lambda: each(write, sources or buffers), lambda: each(read, buffers), descriptor)
     os.close(descriptor)
 
 
@@ -214,10 +219,10 @@ def raw_device_elsewhere(scratch: Path) -> Iterator[Mover]:
         yield mover._replace(file=None)
 
 
-def private_buffers(num_bytes: int) -> list[Buffer]:
-    """As many as the store has transfers at the device, full of random bytes."""
+def private_buffers(num_bytes: int, how_many: int = NUM_AT_ONCE) -> list[Buffer]:
+    """As many as the store has transfers at the device, or more, full of random bytes."""
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory gets no huge pages
-    buffers = [mmap.mmap(-1, num_bytes, flags=private) for _ in range(NUM_AT_ONCE)]
+    buffers = [mmap.mmap(-1, num_bytes, flags=private) for _ in range(how_many)]
     for buffer in buffers:
         buffer.madvise(mmap.MADV_HUGEPAGE)  # as numpy and the store do: transfers are up to a third faster
         buffer.write(os.urandom(num_bytes))

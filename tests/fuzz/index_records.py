@@ -35,7 +35,7 @@ __all__ = ["TARGETS"]
 _DISK_BYTES = 2**20
 _SEGMENTS = {0: 64 * 2**10, 1: 2**20, 7: 0}
 _MOST_LOGICAL_BYTES = 128 * 2**10
-_BUFFERED = IoMode(False, 1, "buffered (a test)")
+_BUFFERED = IoMode(False, "buffered (a test)")
 
 # Values of a location's fields, to be combined: sound ones, neighbours, and what no record has.
 _NUMBERS = (None, 0, 1, 7, -1, 4096, 8192, 4095, 100, 65_536, 2**20, 2**40, 2**63, 2**64 - 1, value_charge_bytes(100))
@@ -198,7 +198,7 @@ def _format_of(data: bytes) -> bytes:
     if not data.startswith(b"!"):
         return data
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    sound = bytearray(b'{"version":2,"boot_id":"%s","alignment_bytes":1,"seed":1234567}' % boot_id.encode())
+    sound = bytearray(b'{"version":2,"boot_id":"%s","alignment_bytes":4096,"seed":1234567}' % boot_id.encode())
     for place, byte in zip(data[1::2], data[2::2], strict=False):
         sound[place % len(sound)] = byte
     return bytes(sound)

@@ -423,6 +423,15 @@ def small_drive(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path
         yield drive
 
 
+async def test_whole_pages_of_memory_are_read_and_written_on_any_file_system(
+    small_drive: Path, open_disk: OpenDisk
+) -> None:
+    disk = await open_disk(directory=small_drive, inline_bytes=0)
+    source = memoryview(bytearray(100_000))
+    await disk.write(1, source, PLAIN)
+    assert disk.found_locations()[1].head_bytes == -address_of(source) % 4096  # else the kernel's copies are slow
+
+
 @pytest.mark.parametrize("inline_bytes", [0, 64 * 2**10, None])
 async def test_full_file_system_is_store_full_and_goes_on(
     small_drive: Path, open_disk: OpenDisk, inline_bytes: int | None

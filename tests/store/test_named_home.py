@@ -382,7 +382,7 @@ async def test_damaged_format_clears(directory: Path, folder: Path, damage: str)
     ("field", "value", "words"),
     [
         ("version", 1, "in format 1, not 2"),
-        ("alignment_bytes", 7, "written otherwise than"),
+        ("alignment_bytes", 7, "with an alignment of 7 bytes, not 4096"),
         ("seed", -1, "no readable"),
         ("seed", 2**63, "no readable"),
     ],

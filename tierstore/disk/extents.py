@@ -115,11 +115,6 @@ class ExtentSpace:
         return self._allocator.largest_free_bytes
 
     @property
-    def alignment_bytes(self) -> int:
-        """The alignment that the segments' descriptors ask of memory."""
-        return self._mode.memory_alignment_bytes
-
-    @property
     def is_closing(self) -> bool:
         """Whether empty segments are being closed."""
         return self._closing is not None

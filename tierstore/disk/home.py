@@ -196,7 +196,7 @@ class NamedHome:
     def open(self, disk_bytes: int, mode: IoMode) -> Contents:
         """See `Home.open`; files that must not or cannot be read are cleared first."""
         format_ = self._read_format()
-        reason = self._reason_to_clear(format_, mode)
+        reason = self._reason_to_clear(format_)
         if format_ is not None and reason is None:
             try:
                 with self._counting_deaths():
@@ -207,7 +207,7 @@ class NamedHome:
                 reason = f"the index is damaged ({error})"
         if self._clear():
             self.found = f"cleared: {reason}"
-        return self._begin(disk_bytes, mode)
+        return self._begin(disk_bytes)
 
     def make_segment(self, number: int) -> int:
         """See `SegmentFiles.make_segment`."""
@@ -236,15 +236,15 @@ class NamedHome:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # the last: brackets without end
             return None
 
-    def _reason_to_clear(self, found: _Format | None, mode: IoMode) -> str | None:
+    def _reason_to_clear(self, found: _Format | None) -> str | None:
         if found is None:
             return "it has no readable format"
         if found.version != _FORMAT_VERSION:
             return f"written in format {found.version}, not {_FORMAT_VERSION}"
         if found.boot_id != _boot_id():
             return "written before the last boot"
-        if found.alignment_bytes != mode.memory_alignment_bytes:
-            return f"written otherwise than {mode.description}"
+        if found.alignment_bytes != ALIGNMENT_BYTES:
+            return f"written with an alignment of {found.alignment_bytes} bytes, not {ALIGNMENT_BYTES}"
         if self._folder.num_bytes(_INDEX) == 0:
             return "it has no index"
         if (deaths := self._folder.num_bytes(_OPENING)) >= _MOST_DEATHS:
@@ -260,9 +260,9 @@ class NamedHome:
         finally:
             self._folder.remove(_OPENING)
 
-    def _begin(self, disk_bytes: int, mode: IoMode) -> Contents:
+    def _begin(self, disk_bytes: int) -> Contents:
         seed = self._new_seed
-        format_ = _Format(_FORMAT_VERSION, _boot_id(), mode.memory_alignment_bytes, seed)
+        format_ = _Format(_FORMAT_VERSION, _boot_id(), ALIGNMENT_BYTES, seed)
         try:
             self._folder.write(_FORMAT, msgspec.json.encode(format_))
             return _empty(seed, self._open_index(disk_bytes))

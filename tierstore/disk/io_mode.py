@@ -1,4 +1,4 @@
-"""Finds out how extents are read and written in a directory: with O_DIRECT or buffered, and on which memory."""
+"""Finds out how extents are read and written in a directory: with O_DIRECT or buffered."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ class IoMode(NamedTuple):
 
     Attributes:
         direct: O_DIRECT is set on the descriptor.
-        memory_alignment_bytes: each buffer's address and length are multiples of it; 1 if buffered. Where 512 would be
-            accepted, whole pages are still a few per cent faster, and few bytes pass through the side block.
         description: "O_DIRECT", or "buffered (reason)".
     """
 
     direct: bool
-    memory_alignment_bytes: int
     description: str
 
 
@@ -40,18 +37,18 @@ def detect_io_mode(directory: Path) -> IoMode:
         OSError: nothing can be created there.
     """
     if name := file_system_of(directory):
-        return IoMode(False, 1, f"buffered ({name})")
+        return IoMode(False, f"buffered ({name})")
     descriptor = open_unnamed(directory)
     try:
         set_direct(descriptor)
         if _accepts_a_block(descriptor):
-            return IoMode(True, ALIGNMENT_BYTES, "O_DIRECT")
+            return IoMode(True, "O_DIRECT")
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
     finally:
         os.close(descriptor)
-    return IoMode(False, 1, "buffered (the file system refuses O_DIRECT)")
+    return IoMode(False, "buffered (the file system refuses O_DIRECT)")
 
 
 def set_direct(descriptor: int) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from ..errors import StoreFullError
+from .allocator import ALIGNMENT_BYTES
 from .boundary import translated
 from .budget import DiskBudget
 from .codec.codec import NO_CODEC
@@ -219,7 +220,7 @@ class RecordShelf:
             self._space.descriptor(extent.segment),
             extent.offset,
             extent.num_bytes,
-            self._space.alignment_bytes,
+            ALIGNMENT_BYTES,
         )
         try:
             where = f"segment {extent.segment} at offset {extent.offset}"
@@ -296,7 +297,7 @@ class RecordShelf:
         if location.segment is None:
             return FileRange(self._index.file.fileno(), location.offset, location.encoded_bytes, 1)
         descriptor = self._space.descriptor(location.segment)
-        return FileRange(descriptor, location.offset, location.taken_bytes, self._space.alignment_bytes)
+        return FileRange(descriptor, location.offset, location.taken_bytes, ALIGNMENT_BYTES)
 
     async def _run(self, job: Callable[_P, _T], *arguments: _P.args, **keywords: _P.kwargs) -> _T:
         return await run_job(self._executor, job, *arguments, **keywords)

@@ -1,4 +1,11 @@
-"""The slots of the slab and their users: the store, copies of an accelerator, and holders of a tensor over a slot."""
+"""The slots of the slab and their users: the store, copies of an accelerator, and holders of a tensor over a slot.
+
+NOTE [A spare slot]
+In backward, the room that a tensor leaves is taken by the next read at once, while the tensor itself is still lent.
+When it dies, no room is free, but the read after that needs just such pages. Fresh ones would have to be cleared by the
+kernel, which takes longer than the read of a fast drive. So the pages of one lent slot are kept beyond the windows, as
+far as staging is not overdrawn, until something is to be written. A store may hold one tensor beyond its windows.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +48,7 @@ class Slots:
         self._windows = windows
         self._uncharged_bytes = uncharged_bytes
         self._counters = Counters() if counters is None else counters
+        self._spare_bytes = 0  # see NOTE [A spare slot]
         self._returned: deque[SlotWatch] = deque()  # see NOTE [No finalizers] in `remains.py`
         self._handed_out: set[Slot] = set()  # keeps their watches alive
 
@@ -83,21 +91,25 @@ class Slots:
             slot.returned = True
             if slot.lent:
                 self._windows.lent.discharge(slot.nbytes)
+                self._spare_bytes = slot.size_bytes
                 self.free(slot)
 
     def free(self, slot: Slot) -> None:
         """Free a slot whose memory nobody uses."""
         self._handed_out.discard(slot)
         self.slab.free(slot)
-        self.trim()
+        self.trim(is_for_read=True)
 
-    def trim(self) -> None:
+    def trim(self, *, is_for_read: bool = False) -> None:
         """Give pages without a slot back to the kernel, beyond the bytes that both windows leave free.
 
-        To be called whenever the windows leave less free than before.
+        To be called whenever the windows leave less free than before. `is_for_read`: see NOTE [A spare slot].
         """
+        if not is_for_read:
+            self._spare_bytes = 0
         if self.slab.cached_bytes:
             host, staging = self._windows.host, self._windows.staging
             free_host = (host.limit_bytes or 0) - host.used_bytes - self._uncharged_bytes()
             free_staging = (staging.limit_bytes or 0) - staging.used_bytes - self._windows.excess_bytes
-            self.slab.trim(max(0, free_host) + max(0, free_staging))
+            spare_bytes = max(0, self._spare_bytes + min(0, free_staging))
+            self.slab.trim(max(0, free_host) + max(0, free_staging) + spare_bytes)

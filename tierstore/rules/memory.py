@@ -28,8 +28,11 @@ class Memory(Protocol[R_contra]):
     def book_settled(self) -> None:
         """Make records of the noted tensors whose bytes may be read."""
 
-    def trim(self) -> None:
-        """Give back free memory that the windows leave no room for. Called when they leave less free than before."""
+    def trim(self, *, is_for_read: bool = False) -> None:
+        """Give back free memory that the windows leave no room for. Called when they leave less free than before.
+
+        `is_for_read`: because of a read. Then memory for another one may be kept.
+        """
 
     def prepare_offload(self, record: R_contra) -> None:
         """Decide which bytes are copied from the device, set `record.nbytes` to that, and give the record a slot."""

@@ -54,7 +54,7 @@ class Up(Down[R]):
             place = f"{record.nbytes} bytes of host memory"
             raise StorageIOError("read", place, str(error), "the record is on disk") from error
         windows.charge(record, window)
-        self._memory.trim()
+        self._memory.trim(is_for_read=True)
         record.move(State.READING)
         record.urgent = demanded
         self.num_restores += 1

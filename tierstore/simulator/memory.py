@@ -146,7 +146,7 @@ class SimulatedMemory:
         """See `Memory`."""
         return not record.is_in_place or is_sole_owner(record)
 
-    def trim(self) -> None:
+    def trim(self, *, is_for_read: bool = False) -> None:
         """See `Memory`."""
 
     # --- slots --------------------------------------------------------------------------------------------------
