@@ -24,6 +24,8 @@ from tierstore.rules import windows as host
 
 MakeStore = Callable[..., TierStore]
 _CENSUS = pytest.StashKey[Census]()
+_OF_LOOPS = ("[eventpoll]", "[eventfd]")
+"""Descriptors that each event loop has, and each pool of threads without the interpreter."""
 
 
 @pytest.hookimpl(trylast=True)  # after pytest-xdist's own
@@ -99,7 +101,7 @@ def _nothing_leaks(tmp_path: Path) -> Iterator[None]:
     leaked = {
         fd: target
         for fd, target in descriptors_of().items()
-        if fd not in descriptors and (str(tmp_path) in target or "eventpoll" in target)  # each loop has an epoll
+        if fd not in descriptors and any(part in target for part in (str(tmp_path), *_OF_LOOPS))
     }
     assert not leaked, f"descriptors still open: {leaked}"
 

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 ALL_EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 EXAMPLES = [name for name in ALL_EXAMPLES if name != "distributed.py"]
 """Those that python alone runs; `tests/hooks/test_distributed.py` runs the other, under torchrun."""
+LONG = ("larger_than_memory.py", "within_a_limit.py")
 
 
 def run(name: str, temporary: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -157,7 +158,9 @@ def names_in_root() -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.many if name in LONG else ()) for name in EXAMPLES]
+)
 def test_example_without_arguments_ends_well_and_nothing_left(name: str, tmp_path: Path) -> None:
     before, temporary = names_in_root(), tmp_path / "temporary"
     temporary.mkdir()

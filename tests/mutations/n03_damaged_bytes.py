@@ -6,7 +6,7 @@ from .changes import always, drop, never
 
 MUTATIONS = {
     "test_payload_flipped_under_an_embedded_store_is_refused": {
-        "flipped payload is refused": never("_verify", "seed is not None and found != location.checksum"),
+        "flipped payload is refused": never("verify", "seed is not None and found != location.checksum"),
     },
     "test_extents_that_nobody_will_look_for_do_not_enter_the_index": {
         "what lives in an extent is read without LMDB": always(
@@ -17,20 +17,18 @@ MUTATIONS = {
         "test_payload_flipped_under_a_daemon_is_refused_and_others_are_right[running]",
         "test_payload_flipped_under_a_daemon_is_refused_and_others_are_right[killed]",
     ): {
-        "flipped payload is refused by a daemon": never("_verify", "seed is not None and found != location.checksum"),
+        "flipped payload is refused by a daemon": never("verify", "seed is not None and found != location.checksum"),
     },
     "test_saved_tensor_flipped_under_a_daemon_fails_that_backward_alone": {
-        "a flipped saved tensor fails its backward": never(
-            "_verify", "seed is not None and found != location.checksum"
-        ),
+        "a flipped saved tensor fails its backward": never("verify", "seed is not None and found != location.checksum"),
     },
     "test_index_flipped_under_an_embedded_store_gives_no_wrong_value": {
         "an index whose pages make no sense gives no wrong value": never(
-            "_verify", "seed is not None and found != location.checksum"
+            "verify", "seed is not None and found != location.checksum"
         ),
     },
     "test_index_flipped_under_a_daemon_gives_no_wrong_value": {
-        "nor does a daemon's": never("_verify", "seed is not None and found != location.checksum"),
+        "nor does a daemon's": never("verify", "seed is not None and found != location.checksum"),
     },
     "test_damaged_index.py": {
         "damage that a change meets ends the daemon": drop("Index._try_to_commit", "self._environment.damage = error"),

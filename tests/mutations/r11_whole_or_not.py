@@ -16,11 +16,11 @@ MUTATIONS = {
         ),
     },
     "test_flipped_byte_is_found": {
-        "checksums are verified": never("_verify", "seed is not None and found != location.checksum"),
+        "checksums are verified": never("verify", "seed is not None and found != location.checksum"),
     },
     "test_damaged_location_gives_no_wrong_value": {
         "what is said of a record does not decide whether it is verified": replace(
-            "_verify", "found != location.checksum", "found != location.checksum is not None"
+            "verify", "found != location.checksum", "found != location.checksum is not None"
         ),
         "what decoding goes by is part of the checksum": replace(
             "encoded_seed", "struct.pack(...) + codec.encode()", "struct.pack('<QQQ', seed, 0, 0)"

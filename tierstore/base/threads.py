@@ -17,7 +17,7 @@ from concurrent.futures import Executor
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["IoThreads", "is_thread_of_store", "start_thread"]
+__all__ = ["NICE", "IoThreads", "is_thread_of_store", "start_thread"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,7 +26,7 @@ _Job = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...], dict[str,
 _Ended = tuple[asyncio.Future[Any], Any, BaseException | None]
 
 
-_NICE = 5
+NICE = 5
 """How far the priority of these threads is below that of the process. Training on all cores waits at a barrier for
 the core that was interrupted. At this distance, a thread that wakes up rarely interrupts one (`bench/memory_limit.py`).
 At 19 these threads would starve, and so would the threads that wait for them (sched(7))."""
@@ -42,7 +42,7 @@ def is_thread_of_store() -> bool:
     return isinstance(threading.current_thread(), _StoreThread)
 
 
-def start_thread(target: Callable[[], None], name: str, *, nice: int = _NICE) -> threading.Thread:
+def start_thread(target: Callable[[], None], name: str, *, nice: int = NICE) -> threading.Thread:
     """Start a daemon thread whose priority is lower than the process's by `nice`.
 
     Raises:

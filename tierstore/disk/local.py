@@ -21,6 +21,7 @@ from time import monotonic
 
 from ..base.config import check_directory
 from ..base.defaults import NUM_AT_ONCE
+from ..base.threads import IoThreads
 from ..errors import ConfigError, StoreClosedError, StoreFullError
 from .allocator import round_up
 from .boundary import translated
@@ -36,6 +37,7 @@ from .home import Contents, Home, UnnamedHome
 from .io_mode import detect_io_mode
 from .jobs import run_job, to_the_end
 from .location import Location
+from .native import NativeTransfers
 from .scratch import SCRATCH_BYTES, ScratchTurns
 from .shelf import RecordShelf
 from .tier import DiskUsage, DriveUsage, Kind, Loaded, Stored
@@ -104,7 +106,8 @@ class LocalDisk:
         self._home = UnnamedHome(self._directory, session) if home is None else home
         with translated("open", str(self._directory), "nothing was stored"):
             self._mode = detect_io_mode(self._home.directory)
-            found = self._home.open(disk_bytes, self._mode)
+            self._native = _native_transfers(executor, num_at_once, self._policy)
+            found = self._open_home(disk_bytes)
         self.session = found.session
         self.leases = found.leases
         self._index = found.index
@@ -125,7 +128,17 @@ class LocalDisk:
             session=found.session,
             has_checksums=checksum,
             turns=ScratchTurns(num_at_once, self._policy.clock),
+            native=self._native,
         )
+
+    def _open_home(self, disk_bytes: int) -> Contents:
+        try:
+            return self._home.open(disk_bytes, self._mode)
+        except BaseException:
+            if self._native is not None:
+                self._native.stop()
+                self._native.close()  # no thread has started yet
+            raise
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         """See `DiskTier.write`; also StoreClosedError and, for a key in use, ValueError."""
@@ -239,6 +252,8 @@ class LocalDisk:
         self._closed_because = "it belongs to the process that this one was forked from"
         let_go_of({self._index.inode, *self._space.inodes})
         let_go_of(self._home.inodes)
+        if self._native is not None:
+            self._native.abandon_after_fork()
 
     async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         """Write within the allowance, which must have room for the whole record as if it were not encoded."""
@@ -263,9 +278,18 @@ class LocalDisk:
     async def _close(self, keep: bool) -> None:
         await self._entries.settle()
         self._shelf.locations.clear()
+        if self._native is not None:
+            self._native.stop()
+            await run_job(self._executor, self._native.close)
         await self._space.close(keep=keep)
         await run_job(self._executor, self._index.close)
         await run_job(self._executor, partial(self._home.close, keep=keep))
+
+
+def _native_transfers(executor: Executor, num_at_once: int, policy: CodecPolicy) -> NativeTransfers | None:
+    """Threads beside those of the executor. None too if somebody has put an executor of their own before the store's:
+    then each transfer is theirs to see."""
+    return NativeTransfers.if_native(num_at_once, policy.note_speed) if isinstance(executor, IoThreads) else None
 
 
 def _refuse_negative(option: str, num_bytes: int | None, allowed: str) -> None:

@@ -18,10 +18,12 @@ from .scratch import Scratch, ScratchPool
 
 __all__ = [
     "DoesNotFitError",
+    "check_head",
     "decode_small_value",
     "is_record",
     "make_value",
     "read_record",
+    "verify",
     "write_record",
 ]
 
@@ -123,8 +125,7 @@ def read_record(
         DamagedBytesError: not the bytes that were written under this seed; `destination` holds garbage.
         OSError: the device failed; the record is still there, `destination` holds garbage.
     """
-    if location.head_bytes >= place.alignment_bytes:
-        raise DamagedBytesError(f"a head of fewer than {place.alignment_bytes} bytes", f"{location.head_bytes}")
+    check_head(location, place)
     cpu_started = time.thread_time()
     if location.codec != NO_CODEC.family:
         with pool.lend() as scratch:
@@ -139,7 +140,7 @@ def read_record(
         read_raw(place.descriptor, place.offset, destination, location.head_bytes, place.alignment_bytes, scratch)
         read_seconds = time.perf_counter() - started
     os.sched_yield()  # lets the next job read meanwhile, even if it waits for this thread's core
-    _verify(location, seed, _checksum(destination, seed))
+    verify(location, seed, _checksum(destination, seed))
     return ReadReport(read_seconds, time.thread_time() - cpu_started)
 
 
@@ -158,7 +159,7 @@ def _read_encoded(
         hasher,
         scratch,
     )
-    _verify(location, seed, None if hasher is None else hasher.intdigest())
+    verify(location, seed, None if hasher is None else hasher.intdigest())
     return read_seconds
 
 
@@ -175,7 +176,7 @@ def decode_small_value(
     if location.codec == NO_CODEC.family and len(value) != len(destination):
         raise DamagedBytesError(f"{len(destination)} bytes", f"{len(value)} bytes")
     seed = _seed_of(location.codec, location.itemsize_bytes, location.logical_bytes, seed)
-    _verify(location, seed, _checksum(value, seed))
+    verify(location, seed, _checksum(value, seed))
     if location.codec == NO_CODEC.family:
         copy_memory(destination, value)
         return
@@ -205,7 +206,14 @@ def _checksum(view: memoryview, seed: int | None) -> int | None:
     return None if seed is None else record_checksum(view, seed)
 
 
-def _verify(location: Location, seed: int | None, found: int | None) -> None:
+def check_head(location: Location, place: FileRange) -> None:
+    """Raises DamagedBytesError if the record's entry gives a head that no record at such a place has."""
+    if location.head_bytes >= place.alignment_bytes:
+        raise DamagedBytesError(f"a head of fewer than {place.alignment_bytes} bytes", f"{location.head_bytes}")
+
+
+def verify(location: Location, seed: int | None, found: int | None) -> None:
+    """Raises DamagedBytesError if the checksum that was found is not the record's. `seed` None: none was taken."""
     if seed is not None and found != location.checksum:
         expected = "no checksum" if location.checksum is None else f"checksum {location.checksum:016x}"
         raise DamagedBytesError(expected, f"{found or 0:016x}")

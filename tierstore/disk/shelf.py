@@ -21,6 +21,7 @@ from .extents import Extent, ExtentSpace
 from .index import Index
 from .jobs import run_job
 from .location import Location, record_seed
+from .native import NativeTransfers
 from .operations import Fetch, Outcome, Put
 from .orders import FileRange, WriteOrder, Written
 from .records import (
@@ -86,6 +87,7 @@ class RecordShelf:
         session: part of every checksum.
         has_checksums: each record gets a checksum, which is verified when it is read.
         turns: limit how many jobs are at the device.
+        native: transfers what it can; None: jobs of the executor do everything.
 
     Attributes:
         locations: where each live record lies.
@@ -105,6 +107,7 @@ class RecordShelf:
         session: int,
         has_checksums: bool,
         turns: ScratchTurns,
+        native: NativeTransfers | None,
     ) -> None:
         self.locations = locations
         self._index = index
@@ -114,6 +117,7 @@ class RecordShelf:
         self._policy = policy
         self._executor = executor
         self._turns = turns
+        self._native = native
         self._inline_bytes = inline_bytes
         self._session = session
         self._has_checksums = has_checksums
@@ -225,6 +229,8 @@ class RecordShelf:
         try:
             where = f"segment {extent.segment} at offset {extent.offset}"
             with self._write_errors(record, where):
+                if self._native is not None and self._native.can_write(record.order, len(record.source)):
+                    return _Filled(await self._native.write(place, record.source, record.order), None)
                 return await self._run(self._fill_and_enter, record, place, extent, value_limit_bytes)
         except DoesNotFitError:
             reason = f"encoded, it does not fit into the longest free extent of {extent.num_bytes} bytes"
@@ -280,7 +286,10 @@ class RecordShelf:
             return Loaded(location.encoded_bytes)
         where = "the index's file" if location.segment is None else f"segment {location.segment}"
         with translated("read", f"{where} at offset {place.offset}", _STILL_ON_DISK, key=key):
-            report = await self._run(read_record, place, location, seed, destination, self._turns.reads)
+            if self._native is not None and self._native.can_read(location, destination):
+                report = await self._native.read(place, location, seed, destination)
+            else:
+                report = await self._run(read_record, place, location, seed, destination, self._turns.reads)
         self._policy.learn_read(key, location, report)
         read_bytes = location.encoded_bytes if location.segment is None else location.taken_bytes
         return Loaded(read_bytes, report.read_seconds, report.cpu_seconds)

@@ -74,6 +74,10 @@ class TransferClock:
             if speed is not None:
                 self._new_speeds.append((direction, speed))
 
+    def note(self, direction: Direction, speed: float) -> None:
+        """A speed that somebody else has found in the same way. Any thread."""
+        self._new_speeds.append((direction, speed))
+
     def new_speeds(self) -> Iterator[tuple[Direction, float]]:
         """The bytes per second that were found since the last call, with their direction."""
         while self._new_speeds:

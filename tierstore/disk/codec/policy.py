@@ -11,7 +11,7 @@ from ..tier import Kind
 from .choice import SMALLEST_PROBED_BYTES, CodecChooser
 from .codec import NO_CODEC, Codec
 from .figures import UNKNOWN_LOAD
-from .load import SMALLEST_TIMED_BYTES, LoadMeter, TransferClock, available_cores, read_machine
+from .load import SMALLEST_TIMED_BYTES, Direction, LoadMeter, TransferClock, available_cores, read_machine
 from .probing import content_of
 
 __all__ = ["OTHER_KINDS", "CodecPolicy"]
@@ -44,6 +44,11 @@ class CodecPolicy:
         self._load = UNKNOWN_LOAD
         self._kinds: dict[int, Kind] = {}  # of live records, for what reading them teaches
         self._counts: dict[str, dict[str, int]] = {}
+
+    def note_speed(self, direction: Direction, speed: float) -> None:
+        """The drive moves so many bytes per second."""
+        if self.clock is not None:
+            self.clock.note(direction, speed)
 
     def kind_of(self, kind: Kind, source: memoryview) -> Kind:
         """The record's kind; with the result of a look at its bytes, if the codec may depend on it."""

@@ -1,0 +1,255 @@
+"""Threads without the interpreter: they do what the jobs in Python do, and leave nothing behind.
+
+`pip install ./native` builds the package; without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import xxhash
+
+from tests.inspect_store import inspect_tier
+from tests.store.disk_conformance import PLAIN, DiskConformance, at_phase, gather, random_bytes, read_back
+from tests.store.disks import local_disk
+from tierstore import TierStore, tiered_offload
+from tierstore.base.threads import IoThreads
+from tierstore.disk import native
+from tierstore.disk.linux import address_of
+from tierstore.disk.local import LocalDisk
+from tierstore.errors import CorruptDataError, StorageIOError
+
+tierstore_native = pytest.importorskip("tierstore_native", reason="tierstore-native is not installed")
+MIB = 2**20
+
+
+def threads_of_pools() -> list[str]:
+    names = (Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task"))
+    return sorted(name for name in names if name.startswith("ts-native"))
+
+
+@pytest.fixture(autouse=True)
+def _native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(native.SWITCH, "1")
+    assert native.is_native()
+    yield
+    assert threads_of_pools() == []
+
+
+@asynccontextmanager
+async def native_disk(directory: Path, **options: object) -> AsyncIterator[LocalDisk]:
+    threads = IoThreads(4, "tierstore-test")
+    try:
+        async with local_disk(directory, executor=threads, **options) as disk:
+            yield disk
+    finally:
+        threads.shutdown()
+
+
+@pytest.fixture
+async def disk(store_directory: Path) -> AsyncIterator[LocalDisk]:
+    """Every record in an extent."""
+    async with native_disk(store_directory, inline_bytes=0) as opened:
+        yield opened
+
+
+class TestConformance(DiskConformance):
+    @pytest.fixture(params=["none", "auto", "zstd"])
+    async def tier(self, request: pytest.FixtureRequest, store_directory: Path) -> AsyncIterator[LocalDisk]:
+        async with native_disk(store_directory, codec=request.param, inline_bytes=4096) as opened:
+            yield opened
+
+
+# --- the checksum -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_bytes", [241, 256, 1023, 1024, 1025, 1087, 1088, 1089, 2049, 65_536, MIB + 77])
+def test_checksum_is_that_of_the_library(num_bytes: int) -> None:
+    content = random_bytes(num_bytes)
+    for seed in (0, 1, 2**63 + 5, 2**64 - 1):
+        assert tierstore_native.xxh3(content, seed) == xxhash.xxh3_64_intdigest(content, seed=seed)
+    with pytest.raises(ValueError, match="more than 240 bytes"):
+        tierstore_native.xxh3(content[:240], 0)
+
+
+# --- transfers --------------------------------------------------------------------------------------------------
+
+
+async def test_records_lie_as_python_writes_them(disk: LocalDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either form reads what the other has written."""
+    content = random_bytes(3 * MIB + 77)
+    source = at_phase(content, 100)
+    await disk.write(1, source, PLAIN)
+    by_native = disk.found_locations()[1]
+    monkeypatch.setattr(native.NativeTransfers, "can_write", staticmethod(lambda order, num_bytes: False))
+    await disk.write(2, source, PLAIN)
+    by_python = disk.found_locations()[2]
+    assert by_native.head_bytes == by_python.head_bytes == 4096 - 100
+    assert by_native.checksum != by_python.checksum, "the key is part of it"
+    for key in (1, 2):
+        assert await read_back(disk, key, len(content), phase=100) == content
+    monkeypatch.setattr(native.NativeTransfers, "can_read", staticmethod(lambda location, destination: False))
+    for key in (1, 2):
+        assert await read_back(disk, key, len(content), phase=100) == content
+
+
+async def test_transfers_run_in_the_threads_of_the_pool(disk: LocalDisk) -> None:
+    assert threads_of_pools() == [], "they start as they are needed"
+    content = at_phase(random_bytes(MIB), 0)
+    await disk.write(1, content, PLAIN)
+    assert threads_of_pools() == ["ts-native-0"]
+    await gather(*(disk.write(key, content, PLAIN) for key in range(2, 40)))
+    assert 2 <= len(threads_of_pools()) <= 14
+
+
+async def test_destination_at_another_phase_is_read_in_python(disk: LocalDisk) -> None:
+    content = random_bytes(MIB)
+    await disk.write(1, at_phase(content, 16), PLAIN)
+    location = disk.found_locations()[1]
+    assert native.NativeTransfers.can_read(location, at_phase(content, 16))
+    assert not native.NativeTransfers.can_read(location, at_phase(content, 32))
+    assert await read_back(disk, 1, len(content), phase=32) == content
+
+
+async def test_long_record_is_moved_in_several_calls(store_directory: Path) -> None:
+    content = random_bytes(MIB) * 130 + b"tail"
+    async with native_disk(store_directory, disk_bytes=512 * MIB) as disk:
+        await disk.write(1, at_phase(content, 4095), PLAIN)
+        assert await read_back(disk, 1, len(content), phase=4095) == content
+
+
+async def test_flipped_byte_is_found(disk: LocalDisk) -> None:
+    content = random_bytes(MIB)
+    await disk.write(1, at_phase(content, 0), PLAIN)
+    location = disk.found_locations()[1]
+    descriptor = inspect_tier(disk).space.descriptor(location.segment or 0)
+    os.pwrite(descriptor, at_phase(random_bytes(4096, seed=1), 0), location.offset or 0)
+    with pytest.raises(CorruptDataError):
+        await read_back(disk, 1, len(content))
+
+
+async def test_record_without_checksum_is_read_as_it_is(store_directory: Path) -> None:
+    async with native_disk(store_directory, checksum=False) as disk:
+        content = random_bytes(MIB)
+        await disk.write(1, at_phase(content, 0), PLAIN)
+        assert disk.found_locations()[1].checksum is None
+        assert await read_back(disk, 1, len(content)) == content
+
+
+async def test_place_beyond_the_file_is_an_error_not_a_short_read(disk: LocalDisk) -> None:
+    content = random_bytes(MIB)
+    await disk.write(1, at_phase(content, 0), PLAIN)
+    locations = inspect_tier(disk).locations
+    locations[1] = msgspec.structs.replace(locations[1], offset=2**40)
+    with pytest.raises(StorageIOError, match=os.strerror(errno.EIO)):
+        await read_back(disk, 1, len(content))
+
+
+# --- the pool ---------------------------------------------------------------------------------------------------
+
+
+def test_pool_that_is_closed_refuses_everything_but_to_be_closed() -> None:
+    pool = tierstore_native.Pool(2, 1, 5, "ts-native")
+    pool.close()
+    pool.close()
+    pool.abandon()
+    for call in (pool.take, pool.fileno):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+
+
+@pytest.mark.parametrize("parts", [(-1, 0, 8192), (0, 8193, 4096), (0, 0, 4096), (4096, 4096, 0), (0, 0, 2**20)])
+def test_parts_that_do_not_fit_together_are_refused(parts: tuple[int, int, int]) -> None:
+    pool = tierstore_native.Pool(1, 1, 5, "ts-native")
+    memory = memoryview(bytearray(8192))
+    try:
+        with pytest.raises(ValueError, match="do not fit together"):
+            pool.submit(1, True, 0, 0, address_of(memory), len(memory), *parts, False, 0)
+        assert pool.take() == []
+    finally:
+        pool.close()
+
+
+def test_errors_of_the_system_are_told_by_their_number() -> None:
+    pool = tierstore_native.Pool(1, 1, 5, "ts-native")
+    memory = memoryview(bytearray(8192))
+    try:
+        pool.submit(7, False, 2**30, 0, address_of(memory), len(memory), 0, 8192, 0, True, 0)
+        while not (ended := pool.take()):
+            pass
+        assert ended[0][:2] == (7, errno.EBADF)
+    finally:
+        pool.close()
+
+
+# --- stores -----------------------------------------------------------------------------------------------------
+
+
+def test_gradients_are_the_same_and_nothing_is_left(store_directory: Path) -> None:
+    layers = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(8)))
+    batch = torch.randn(2048, 256)
+    layers(batch).square().mean().backward()
+    expected = [parameter.grad.clone() for parameter in layers.parameters() if parameter.grad is not None]
+    layers.zero_grad()
+    with TierStore(store_directory, host_bytes=0, codec="none") as store:
+        for _ in range(3):
+            layers.zero_grad()
+            with tiered_offload(store):
+                loss = layers(batch).square().mean()
+            loss.backward()
+        assert store.stats().spilled_bytes > 8 * MIB
+        assert threads_of_pools()
+    assert all(map(torch.equal, expected, (parameter.grad for parameter in layers.parameters())))
+
+
+def test_switched_off_python_does_everything(store_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.SWITCH, "0")
+    with TierStore(store_directory, host_bytes=0, codec="none") as store:
+        handle = store.put(torch.ones(MIB))
+        store.flush()
+        assert threads_of_pools() == []
+        assert torch.equal(store.get(handle), torch.ones(MIB))
+
+
+def test_forked_child_ends_well_and_the_parent_goes_on(store_directory: Path) -> None:
+    with TierStore(store_directory, host_bytes=0, codec="none") as store:
+        handles = [store.put(torch.full((MIB,), float(number))) for number in range(8)]
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        for number, handle in enumerate(handles):
+            assert torch.equal(store.get(handle), torch.full((MIB,), float(number)))
+
+
+def test_exit_with_a_store_in_use_is_clean(store_directory: Path) -> None:
+    program = (
+        "import sys, torch; from tierstore import TierStore\n"
+        "store = TierStore(sys.argv[1], host_bytes=0, codec='none')\n"
+        "handles = [store.put(torch.ones(2**22)) for _ in range(16)]\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(store_directory)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_signals_go_to_the_threads_of_the_interpreter(store_directory: Path) -> None:
+    with TierStore(store_directory, host_bytes=0, codec="none") as store:
+        handle = store.put(torch.ones(MIB))
+        store.flush()
+        statuses = (Path(f"/proc/self/task/{task}/status").read_text() for task in os.listdir("/proc/self/task"))
+        (status,) = (status for status in statuses if status.startswith("Name:\tts-native-0\n"))
+        blocked = int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
+        assert blocked & (1 << 1), "SIGINT"
+        assert blocked & (1 << 14), "SIGTERM"
+        assert torch.equal(store.get(handle), torch.ones(MIB))

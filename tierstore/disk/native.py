@@ -1,0 +1,170 @@
+"""Threads that transfer records without the interpreter, if the package `tierstore-native` is installed.
+
+They do what `write_record` and `read_record` do with records that are not encoded. Those run in Python on the threads
+of the I/O pool, and take the interpreter's lock some six times for each record. A training thread and the loop want it
+too, so most of the time of a short record is spent passing it on (`bench/data_plane.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+from ..base.defaults import NUM_BESIDE_DEVICE
+from ..base.threads import NICE
+from .allocator import ALIGNMENT_BYTES, round_up
+from .codec.codec import NO_CODEC
+from .codec.load import Direction
+from .linux import address_of
+from .location import Location
+from .orders import FileRange, ReadReport, WriteOrder, Written
+from .raw_records import RawLayout, lay_out, split_at
+from .records import DoesNotFitError, check_head, verify
+
+try:
+    from tierstore_native import Pool
+except ImportError:
+    Pool = None
+
+__all__ = ["NativeTransfers", "is_native"]
+
+SWITCH = "TIERSTORE_NATIVE"
+_LEAST_BYTES = 4096  # shorter records have no whole page of their own
+
+
+def is_native() -> bool:
+    """Whether stores of this process use these threads: the package is there, and TIERSTORE_NATIVE is not "0"."""
+    return Pool is not None and os.environ.get(SWITCH) != "0"
+
+
+class _Ended(NamedTuple):
+    """A transfer that has ended. The first field of what `Pool.take` gives, the job's number, is left out.
+
+    Attributes:
+        error: an errno; 0: none.
+        checksum: of the record as it lies in memory.
+        transfer_seconds: at the drive.
+        cpu_seconds: of the thread.
+        bytes_per_second: of the drive, where enough was moved to tell; else 0.
+    """
+
+    error: int
+    checksum: int
+    transfer_seconds: float
+    cpu_seconds: float
+    bytes_per_second: float
+
+
+class NativeTransfers:
+    """Writes and reads unencoded records. Lives on one loop; does not block it.
+
+    Its coroutines must not be cancelled: the threads use the buffers until a transfer has ended.
+
+    Args:
+        num_at_once: how many transfers of each direction are at the drive.
+        note_speed: told how many bytes per second the drive was found to move.
+    """
+
+    def __init__(self, num_at_once: int, note_speed: Callable[[Direction, float], None]) -> None:
+        self._pool: Any = Pool(2 * (num_at_once + NUM_BESIDE_DEVICE), num_at_once, NICE, "ts-native")
+        self._note_speed = note_speed
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count()
+        self._pending: dict[int, tuple[asyncio.Future[_Ended], memoryview, Direction]] = {}
+        self._loop.add_reader(self._pool.fileno(), self._deliver)
+
+    @classmethod
+    def if_native(cls, num_at_once: int, note_speed: Callable[[Direction, float], None]) -> Self | None:
+        """One, or None where the package is not there, or not wanted."""
+        return cls(num_at_once, note_speed) if is_native() else None
+
+    @staticmethod
+    def can_write(order: WriteOrder, num_bytes: int) -> bool:
+        """Whether these threads can carry out the order: nothing is to be encoded or tried."""
+        return order.codec == NO_CODEC and not order.probe and num_bytes >= _LEAST_BYTES
+
+    @staticmethod
+    def can_read(location: Location, destination: memoryview) -> bool:
+        """Whether these threads can read the record: it is not encoded, and page by page where it was in memory."""
+        if location.codec != NO_CODEC.family or location.segment is None or len(destination) < _LEAST_BYTES:
+            return False
+        return (address_of(destination) + location.head_bytes) % ALIGNMENT_BYTES == 0
+
+    async def write(self, place: FileRange, source: memoryview, order: WriteOrder) -> Written:
+        """See `write_record`."""
+        if round_up(len(source)) > place.num_bytes:
+            raise DoesNotFitError
+        layout = lay_out(address_of(source), len(source), ALIGNMENT_BYTES)
+        ended = await self._transfer("write", place, source, layout, order.seed)
+        checksum = None if order.seed is None else ended.checksum
+        return Written(
+            NO_CODEC,
+            len(source),
+            layout.head_bytes,
+            checksum,
+            None,
+            ended.cpu_seconds,
+            ended.transfer_seconds,
+            (),
+        )
+
+    async def read(self, place: FileRange, location: Location, seed: int | None, destination: memoryview) -> ReadReport:
+        """See `read_record`."""
+        check_head(location, place)
+        layout = split_at(location.head_bytes, len(destination), ALIGNMENT_BYTES)
+        ended = await self._transfer("read", place, destination, layout, seed)
+        verify(location, seed, ended.checksum)
+        return ReadReport(ended.transfer_seconds, ended.cpu_seconds)
+
+    async def _transfer(
+        self, direction: Direction, place: FileRange, memory: memoryview, layout: RawLayout, seed: int | None
+    ) -> _Ended:
+        number = next(self._numbers)
+        future = self._loop.create_future()
+        self._pending[number] = future, memory, direction
+        side_bytes = round_up(sum(layout)) - layout.interior_bytes
+        try:
+            self._pool.submit(
+                number,
+                direction == "write",
+                place.descriptor,
+                place.offset,
+                address_of(memory),
+                len(memory),
+                layout.head_bytes,
+                layout.interior_bytes,
+                side_bytes,
+                seed is not None,
+                seed or 0,
+            )
+        except BaseException:
+            del self._pending[number]
+            raise
+        ended: _Ended = await future
+        if ended.error:
+            raise OSError(ended.error, os.strerror(ended.error))
+        return ended
+
+    def _deliver(self) -> None:
+        for number, *rest in self._pool.take():
+            ended = _Ended(*rest)
+            future, _, direction = self._pending.pop(number)
+            if ended.bytes_per_second:
+                self._note_speed(direction, ended.bytes_per_second)
+            if not future.cancelled():
+                future.set_result(ended)
+
+    def stop(self) -> None:
+        """Take no more results. On the loop; no transfer may be in progress. `close` follows."""
+        self._loop.remove_reader(self._pool.fileno())
+
+    def close(self) -> None:
+        """End the threads. Blocks until they have ended."""
+        self._pool.close()
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child, which has none of the threads: forget them."""
+        self._pool.abandon()
