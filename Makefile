@@ -67,7 +67,8 @@ $(RUNTIME): pyproject.toml constraints.txt
 	$(PIP) -e .
 	@touch $@
 
-$(DEV): $(RUNTIME)
+$(DEV): $(RUNTIME) $(wildcard native/*.*)
 	@echo "Adding what the tests and checks need: linters, transformers, lightning, ray and others (another GB, some minutes)."
 	$(PIP) -e '.[dev,trainers,docs]'
+	@$(PIP) --quiet ./native || echo "Without a C compiler, tests of ./native are skipped."
 	@touch $@

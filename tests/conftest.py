@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # a shell's background; whoever is started from here inherits it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("TIERSTORE_NATIVE", "0")  # what everybody has; tests/store/test_native.py has the other form
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # before MKL's first call; Intel promises the same bits with it
     choose_vector_kernels()  # else the first of two trainings that a test compares may be less exact
     num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
