@@ -8,10 +8,13 @@ backward.
 
 Passes of store and floor alternate, whoever went second goes first the next time, and the ratio of each pair counts.
 The first pair is left out; in it every record is compared with what was put.
+
+A variant that is called native uses the package `tierstore-native`; the others do not, as where it is not installed.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
@@ -21,6 +24,7 @@ from typing import NamedTuple
 
 from tierstore import TierStore
 from tierstore.disk.linux import address_of
+from tierstore.disk.native import SWITCH, is_native
 
 from .disk_throughput import LOOKAHEAD, private_buffers, raw_device
 from .goals import Goal
@@ -30,7 +34,8 @@ from .record_cost import Passes
 MEMORY_BACKED = Path("/dev/shm")
 PASS_BYTES = 2**29
 PAGE_BYTES = 4096
-RECORD_BYTES = {f"{size} MiB": size * 2**20 for size in (1, 4, 16)}
+NATIVE = ", native"
+RECORD_BYTES = {f"{size} MiB{way}": size * 2**20 for way in ("", NATIVE) for size in (1, 4, 16)}
 PAIRS = 7
 Ways = dict[str, Callable[[], None]]
 """What moves all records, by the name of the way."""
@@ -71,6 +76,9 @@ class Pair(NamedTuple):
 
 def measure(variant: str, scratch: Path) -> dict[str, float]:
     """Medians over the pairs, and the least and the most of their ratios. `scratch` is left alone: it is on a drive."""
+    os.environ[SWITCH] = str(int(variant.endswith(NATIVE)))
+    if variant.endswith(NATIVE) and not is_native():
+        raise ModuleNotFoundError("tierstore-native is not installed: python -m pip install ./native")
     record_bytes = RECORD_BYTES[variant]
     num_records = PASS_BYTES // record_bytes
     with (

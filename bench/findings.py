@@ -184,6 +184,16 @@ def _prefetch_tuning(run: Medians) -> str:
     return f"Reading ahead in the learned order, as far as there is room, makes a step {_from_to(saved, '.0%')} shorter"
 
 
+def _data_plane(run: Medians) -> str:
+    put, get, native_put, native_get = (
+        _percent(run.of(variant, f"{way}_to_floor")) for variant in ("1 MiB", "1 MiB, native") for way in ("put", "get")
+    )
+    return (
+        f"Where the drive takes no time, 1 MiB is put at {put} and got at {get} of bare threads' speed; "
+        f"with the threads in C at {native_put} and {native_get}"
+    )
+
+
 PICTURES: Mapping[str, Picture] = {
     "pack_cost": Picture(
         lambda run: (
@@ -262,6 +272,16 @@ PICTURES: Mapping[str, Picture] = {
             f"{run.ratio('forward_seconds', 'default', 'no store'):.2f} times as long as compute alone"
         ),
         ours=lambda variant: variant != "no store",
+    ),
+    "data_plane": Picture(
+        _data_plane,
+        axes={
+            "put_to_floor": "put, of bare threads",
+            "get_to_floor": "get, of bare threads",
+            "put_beyond_floor_cpu_microseconds": "CPU of a put beyond theirs (µs)",
+            "get_beyond_floor_cpu_microseconds": "CPU of a get beyond theirs (µs)",
+        },
+        ours=_all_ours,
     ),
     "two_drives": Picture(
         lambda run: (

@@ -61,7 +61,7 @@ MUTATIONS = {
         "test_fault_matrix.py::test_fault_in_a_step_right_bits_or_the_promised_error[spill-pwritev-torn-1st]",
         "test_fault_matrix.py::test_fault_in_a_step_right_bits_or_the_promised_error[spill-pwritev-torn-1st-zstd]",
     ): {
-        "a torn record is refused": never("_verify", "seed is not None and found != location.checksum"),
+        "a torn record is refused": never("verify", "seed is not None and found != location.checksum"),
     },
     "test_fault_matrix.py::test_fault_in_a_step_right_bits_or_the_promised_error[offload-offload-EIO-1st]": {
         "a copy that failed is told": replace(

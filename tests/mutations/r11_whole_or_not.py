@@ -8,14 +8,14 @@ MUTATIONS = {
     "test_record_of_several_calls_is_whole": {
         "short writes and reads are carried on": replace("_move_all", "_advance(pending, moved)", "pending.clear()"),
     },
-    "test_place_beyond_the_file_is_an_error_not_a_short_read": {
+    "test_local_disk.py::test_place_beyond_the_file_is_an_error_not_a_short_read": {
         "a file that ends too early is an error": replace(
             "_move_all",
             "if moved == 0: ...",
             "if moved == 0: return\nif moved < 0: ...",
         ),
     },
-    "test_flipped_byte_is_found": {
+    "test_local_disk.py::test_flipped_byte_is_found": {
         "checksums are verified": never("verify", "seed is not None and found != location.checksum"),
     },
     "test_damaged_location_gives_no_wrong_value": {
@@ -55,9 +55,9 @@ MUTATIONS = {
     "test_record_that_the_index_refuses_is_no_record": {
         "a record that the index refused is no record": drop("RecordShelf._enter", "raise outcome.error"),
     },
-    ("test_flipped_byte_is_found", "test_record_of_another_session_is_refused"): {
+    ("test_local_disk.py::test_flipped_byte_is_found", "test_record_of_another_session_is_refused"): {
         "a value in the index is verified too": drop(
-            "decode_small_value", "_verify(location, seed, _checksum(value, seed))"
+            "decode_small_value", "verify(location, seed, _checksum(value, seed))"
         ),
     },
     "test_read_failed_reaches_get_and_may_be_tried_again": {

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -33,8 +34,14 @@ MIB = 2**20
 
 
 def threads_of_pools() -> list[str]:
-    names = (Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task"))
-    return sorted(name for name in names if name.startswith("ts-native"))
+    return sorted(name for name in _of_threads("comm") if name.startswith("ts-native"))
+
+
+def _of_threads(file: str) -> Iterator[str]:
+    """A file of each thread of this process, from /proc; a thread may end meanwhile."""
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield Path(f"/proc/self/task/{task}/{file}").read_text().strip()
 
 
 @pytest.fixture(autouse=True)
@@ -247,8 +254,7 @@ def test_signals_go_to_the_threads_of_the_interpreter(store_directory: Path) -> 
     with TierStore(store_directory, host_bytes=0, codec="none") as store:
         handle = store.put(torch.ones(MIB))
         store.flush()
-        statuses = (Path(f"/proc/self/task/{task}/status").read_text() for task in os.listdir("/proc/self/task"))
-        (status,) = (status for status in statuses if status.startswith("Name:\tts-native-0\n"))
+        (status,) = (status for status in _of_threads("status") if status.startswith("Name:\tts-native-0\n"))
         blocked = int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
         assert blocked & (1 << 1), "SIGINT"
         assert blocked & (1 << 14), "SIGTERM"

@@ -4,7 +4,8 @@ NOTE [A spare slot]
 In backward, the room that a tensor leaves is taken by the next read at once, while the tensor itself is still lent.
 When it dies, no room is free, but the read after that needs just such pages. Fresh ones would have to be cleared by the
 kernel, which takes longer than the read of a fast drive. So the pages of one lent slot are kept beyond the windows, as
-far as staging is not overdrawn, until something is to be written. A store may hold one tensor beyond its windows.
+far as the windows leave less free and staging is not overdrawn, until something is to be written. A store may hold one
+tensor beyond its windows.
 """
 
 from __future__ import annotations
@@ -112,4 +113,4 @@ class Slots:
             free_host = (host.limit_bytes or 0) - host.used_bytes - self._uncharged_bytes()
             free_staging = (staging.limit_bytes or 0) - staging.used_bytes - self._windows.excess_bytes
             spare_bytes = max(0, self._spare_bytes + min(0, free_staging))
-            self.slab.trim(max(0, free_host) + max(0, free_staging) + spare_bytes)
+            self.slab.trim(max(max(0, free_host) + max(0, free_staging), spare_bytes))
