@@ -24,9 +24,10 @@ from tierstore.residency.uncompiled import uncompiled_itself
 
 from .deferred import refuse_deferred
 
-__all__ = ["Around", "around_calls_of", "call_plainly", "check_callable", "put_around_calls"]
+__all__ = ["AROUND", "Around", "around_calls_of", "call_plainly", "check_callable", "put_around_calls"]
 
-_AROUND = "_tierstore_scope"
+AROUND = "_tierstore_scope"
+"""The attribute of a module that holds its `Around`."""
 _lock = threading.Lock()
 
 
@@ -54,18 +55,18 @@ def put_around_calls(module: nn.Module, around: Around) -> None:
     """From now on calls of the module go through `around`, in the place of what was there before."""
     for kind in _kinds_of(module):
         _make_looking(kind)
-    module.__dict__[_AROUND] = around  # not by `setattr`, which a class may have defined for its own ends
+    module.__dict__[AROUND] = around  # not by `setattr`, which a class may have defined for its own ends
 
 
 def around_calls_of(module: nn.Module) -> Around | None:
     """What calls of the module go through; None: nothing."""
-    around: Around | None = module.__dict__.get(_AROUND)
+    around: Around | None = module.__dict__.get(AROUND)
     return around
 
 
 def call_plainly(module: nn.Module) -> None:
     """Undo `put_around_calls`; a module without one is left as it is."""
-    module.__dict__.pop(_AROUND, None)
+    module.__dict__.pop(AROUND, None)
 
 
 def _kinds_of(module: nn.Module) -> list[type[nn.Module]]:
@@ -79,9 +80,9 @@ def _kinds_of(module: nn.Module) -> list[type[nn.Module]]:
 def _make_looking(kind: type[nn.Module]) -> None:
     """Give a class a `__call__` that looks for an `Around`, unless the one that it has or inherits does."""
     with _lock:
-        if not hasattr(kind.__call__, _AROUND):
+        if not hasattr(kind.__call__, AROUND):
             # For instances without one: Dynamo guards attributes, but not what is missing in `__dict__`.
-            setattr(kind, _AROUND, None)
+            setattr(kind, AROUND, None)
             kind.__call__ = _looking_call(kind)  # type: ignore[method-assign]
 
 
@@ -92,18 +93,18 @@ def _looking_call(kind: type[nn.Module]) -> Callable[..., Any]:
     @functools.wraps(kind.__call__)
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it becomes the class's
         call = super(kind, self).__call__ if own is None else own.__get__(self)  # type: ignore[misc]
-        around = getattr(self, _AROUND)
+        around = getattr(self, AROUND)
         if around is None:
             return call(*args, **kwargs)
         return _call_through(around, _is_outermost(kind, type(self)), call, args, kwargs)
 
-    setattr(__call__, _AROUND, True)
+    setattr(__call__, AROUND, True)
     return __call__
 
 
 def _is_outermost(kind: type[nn.Module], called: type[nn.Module]) -> bool:
     """Whether the `__call__` of `kind` is the outermost that looks, for an instance of `called`."""
-    return kind is next(base for base in called.__mro__ if hasattr(base.__dict__.get("__call__"), _AROUND))
+    return kind is next(base for base in called.__mro__ if hasattr(base.__dict__.get("__call__"), AROUND))
 
 
 @uncompiled_itself

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.hooks.programs import SIDE, Bits, all_bits, bits
 from tierstore import TierStore, tiered_offload
 from tierstore.hooks.module import ModuleScope
-from tierstore.memory_plan.applied import PlannedCalls
+from tierstore.memory_plan.applied import BlockTraits, PlannedCalls
 from tierstore.memory_plan.call_tree import Storages
 from tierstore.memory_plan.menu import Action, HeldOutput, options_of
 from tierstore.memory_plan.recording import BlockRecorder, BlockRecording, RecordedCall
@@ -193,7 +193,7 @@ def actions_of(calls: Sequence[RecordedCall], *, each_output: bool = False) -> l
 
 def planned(names: Sequence[str], action: Action, buffers: Sequence[str], store: TierStore) -> dict[str, PlannedCalls]:
     scope = ModuleScope(store, min_bytes=0)
-    return {name: PlannedCalls(action, buffers, scope) for name in names}
+    return {name: PlannedCalls(action, BlockTraits(buffers), scope) for name in names}
 
 
 def with_action(

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 from tierstore import TierStore
 from tierstore.hooks.module import ModuleScope
-from tierstore.memory_plan.applied import PlannedCalls
+from tierstore.memory_plan.applied import BlockTraits, PlannedCalls
 from tierstore.memory_plan.menu import Action
 from tierstore.memory_plan.steps import with_calls
 
@@ -47,7 +47,7 @@ def main(directory: str) -> None:
     with TierStore(directory, host_bytes=0) as store:
         for action in ACTIONS:
             scope = ModuleScope(store, min_bytes=0)
-            calls = {name: PlannedCalls(action, [], scope if action.uses_store else None) for name in "012"}
+            calls = {name: PlannedCalls(action, BlockTraits(), scope if action.uses_store else None) for name in "012"}
             with with_calls(model, calls):
                 planned = [step(model), step(model)][-1]
             same = all(torch.equal(one, other) for one, other in zip(plain, planned, strict=True))

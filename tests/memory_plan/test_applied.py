@@ -39,7 +39,7 @@ from tests.memory_plan.blocks import (
     with_action,
 )
 from tests.waiting import until
-from tierstore import ModifiedInPlaceError, StoreClosedError, TierStore, keep_resident, tiered_offload
+from tierstore import StoreClosedError, TierStore, keep_resident, tiered_offload
 from tierstore.memory_plan.menu import Action, HeldOutput
 from tierstore.memory_plan.steps import with_calls
 
@@ -268,86 +268,7 @@ def test_generators_of_python_and_numpy(store: TierStore, action: Action) -> Non
     assert_as_plain(Chain(Drawing), take, store, action)
 
 
-# --- what must not change between forward and backward --------------------------------------------------------------
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(SIDE, SIDE)
-        self.factor = 1.0
-        self.options = {"power": 2}
-        self.mask: torch.Tensor | None = None
-        self.register_buffer("shift", torch.zeros(SIDE))
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        hidden = self.inner(batch * 2) * self.factor + self.shift
-        if self.mask is not None:
-            hidden = hidden * self.mask
-        return (hidden ** self.options["power"]).sin() if self.training else hidden.cos()
-
-
-def change_parameter(block: Any) -> None:
-    with torch.no_grad():
-        block.inner.weight.mul_(2)
-
-
-CHANGES: dict[str, Callable[[Any], Any]] = {
-    "a parameter": change_parameter,
-    "a buffer": lambda block: block.shift.add_(1),
-    "an attribute": lambda block: setattr(block, "factor", 2.0),
-    "a tensor as an attribute": lambda block: setattr(block, "mask", torch.full((SIDE,), 0.5)),
-    "an option": lambda block: block.options.update(power=3),
-    "the mode": lambda block: block.eval(),
-    "a member's attribute": lambda block: setattr(block.inner, "more", 1),
-}
-
-
-@each_recomputing
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_block_changed_before_backward_the_same_bits_or_an_error(
-    store: TierStore, action: Action, change: Callable[[Any], Any]
-) -> None:
-    model = Chain(Scaled)
-    with with_action(model, NAMES, action, [], store):
-        loss = step(model)
-        change(model.blocks[1])
-        with pytest.raises(RuntimeError, match=r"modified by an inplace operation|between forward and backward"):
-            loss.backward()
-    forget_after_error()
-
-
-@each_recomputing
-def test_attribute_set_before_each_call(store: TierStore, action: Action) -> None:
-    """Both calls would be computed again with the last value."""
-    model = Chain(Scaled, 1)
-
-    def take() -> torch.Tensor:
-        loss = torch.zeros(())
-        for factor in (1.0, 2.0):
-            model.blocks[0].factor = factor  # type: ignore[assignment]
-            loss = loss + step(model)
-        return loss
-
-    with (
-        with_action(model, ["blocks.0"], action, [], store),
-        pytest.raises(RuntimeError, match="attribute 'factor' of a Scaled"),
-    ):
-        take().backward()
-    forget_after_error()
-
-
-@each_recomputing
-def test_buffers_that_the_plan_does_not_know_refused(store: TierStore, action: Action) -> None:
-    """As where a model was planned in evaluation, and is trained."""
-    model = Chain(Normed)
-    with with_action(model, NAMES, action, [], store):
-        loss = step(model)
-        state = all_bits(model.state_dict().values())
-        with pytest.raises(ModifiedInPlaceError):
-            loss.backward()
-    forget_after_error()
-    assert all_bits(model.state_dict().values()) == state
+# --- what the caller changes between forward and backward; test_same_state.py has what the block itself is ------------
 
 
 @each_action

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class Block(nn.Module):
         self.own, self.cache, self.named = torch.Generator(), [], {"first": 1.0}
         self.own_python, self.own_numpy = random.Random(1), np.random.default_rng(1)
         self.num_calls = 0
+        self.options = SimpleNamespace(power=2)
         self.register_buffer("mean", torch.zeros(SIDE))
         self.compute = compute
 
@@ -66,6 +68,11 @@ def remembers(block: Any, hidden: torch.Tensor) -> torch.Tensor:
     return hidden.sin()
 
 
+def changes_an_object(block: Any, hidden: torch.Tensor) -> torch.Tensor:
+    block.options.power += 1
+    return hidden.sin()
+
+
 CACHE: list[torch.Tensor] = []
 
 
@@ -82,17 +89,10 @@ def fails_twice(block: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 DIFFERING: dict[str, tuple[Callable[..., torch.Tensor], str]] = {
-    "counts its calls": (counts, "changes attributes"),
-    "appends to a list": (appends, "changes attributes"),
-    "changes a dictionary": (renames, "changes attributes"),
-    "keeps a tensor": (remembers, "changes attributes"),
+    "appends to a list": (appends, "changes its module, or an argument, in place"),
+    "changes a dictionary": (renames, "changes its module, or an argument, in place"),
+    "changes an object": (changes_an_object, "changes its module, or an argument, in place"),
     "a cache elsewhere": (reads_a_cache, "other bits"),
-    "a generator of torch": (
-        lambda block, hidden: hidden * torch.rand(SIDE, generator=block.own),
-        "other bits",
-    ),
-    "a generator of Python": (lambda block, hidden: hidden * block.own_python.random(), "other bits"),
-    "a generator of NumPy": (lambda block, hidden: hidden * block.own_numpy.random(), "other bits"),
     "a second call fails": (fails_twice, "a second call failed: ValueError"),
 }
 
@@ -113,14 +113,27 @@ REPEATING: dict[str, Callable[..., torch.Tensor]] = {
     "the generator of Python": lambda block, hidden: hidden.sin() * random.random(),
     "the generator of NumPy": lambda block, hidden: hidden.sin() * np.random.rand(),
     "the generator of torch": lambda block, hidden: F.dropout(hidden.sin(), 0.5) * torch.rand(SIDE),
+    "its own generator of torch": lambda block, hidden: hidden * torch.rand(SIDE, generator=block.own),
+    "its own generator of Python": lambda block, hidden: hidden * block.own_python.random(),
+    "its own generator of NumPy": lambda block, hidden: hidden * block.own_numpy.random(),
+    "counts its calls": counts,
+    "keeps a tensor": remembers,
 }
 
 
 @pytest.mark.parametrize("compute", REPEATING.values(), ids=REPEATING.keys())
-def test_global_generators_are_put_back_for_the_second_call(
+def test_generators_and_attributes_are_put_back_for_the_second_call(
     store: TierStore, compute: Callable[..., torch.Tensor]
 ) -> None:
     assert only_call(compute, store).differs == ""
+
+
+@pytest.mark.parametrize("much", [list(range(10_000)), np.zeros(10**7)], ids=["many values", "a large array"])
+def test_block_whose_state_is_too_large_to_be_watched_is_found(store: TierStore, much: Any) -> None:
+    model = Chain(lambda: Block(counts), 1)
+    model.blocks[0].much = much
+    (call,) = recorded(model, ["blocks.0"], store)
+    assert "too large to be watched" in call.differs
 
 
 def test_block_that_changes_its_argument_is_found(store: TierStore) -> None:

@@ -48,7 +48,7 @@ def watched(
     from tierstore.memory_plan.applied import PlannedCalls
 
     scope = ModuleScope(store, min_bytes=0)
-    calls = {block.name: PlannedCalls(block.as_action(), block.buffers, scope) for block in plan.blocks}
+    calls = {block.name: PlannedCalls(block.as_action(), block.traits, scope) for block in plan.blocks}
     live = plan._live
     assert live is not None
     expected = Expected(plan.limit_bytes, plan.predicted.peak_bytes, plan.predicted.step_seconds, live.decision)

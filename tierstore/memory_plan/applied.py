@@ -1,23 +1,30 @@
 """What an applied plan does around the calls of one block.
 
 NOTE [The same again]
-A block is computed again from the same arguments, generators and buffers as in forward.
+A block is computed again from the same arguments, generators and state of its modules as in forward.
 `torch.utils.checkpoint` restores torch's generators and autocast. Here those of Python and NumPy are restored too, and
-the block gets copies of the buffers as they were before forward, so running statistics are not counted twice.
-Whatever else the block may compute with must be as it was: parameters, other buffers and attributes are not restored.
-If they were changed, backward raises. Nested arguments are given to the checkpoint one by one, so it finds changes of
-those too.
+those of torch on devices that no argument is on. The modules are put back as `module_state.py` says. What was changed
+in place cannot be put back: then backward raises. Nested arguments are given to the checkpoint one by one, so it finds
+changes of those too.
+A block that cannot be watched in a call is not computed again: its action falls back to storing, or to keeping. So it
+is in a mode (training or evaluation of any member) that the plan was not made in, because then it may draw random
+numbers or change buffers that the plan knows nothing of; and while `parametrize.cached` gives it the same weights for
+several calls.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 from ..hooks.checkpoints import is_in_checkpoint, pack_inputs
@@ -26,11 +33,24 @@ from ..hooks.select import Kept
 from ..hooks.selective import holding_contexts
 from ..residency.torch_names import import_dynamo, tree_flatten, tree_unflatten
 from ..residency.uncompiled import uncompiled
-from .generators import BufferValues, HostGenerators, with_buffers
+from .generators import Generators
+from .looking import TooMuchError
 from .menu import Action, HeldOutput
 from .module_state import ModuleState
 
-__all__ = ["PlannedCalls"]
+__all__ = ["BlockTraits", "PlannedCalls"]
+
+
+class BlockTraits(NamedTuple):
+    """What planning has found out of a block.
+
+    Attributes:
+        buffers: names of its buffers that forward changes.
+        evaluates: its modules that were in evaluation mode, by their names in it.
+    """
+
+    buffers: Sequence[str] = ()
+    evaluates: Sequence[str] = ()
 
 
 class PlannedCalls:
@@ -38,17 +58,18 @@ class PlannedCalls:
 
     Args:
         action: what is done with the block.
-        buffers: names of its buffers that forward changes.
+        traits: what planning has found out of it.
         scope: takes what is stored; None: the action stores nothing.
 
     Attributes:
+        action: as given; may be set to another one.
         recompute_seconds: time that backward has spent computing the block again, so far.
     """
 
-    def __init__(self, action: Action, buffers: Sequence[str], scope: ModuleScope | None) -> None:
+    def __init__(self, action: Action, traits: BlockTraits, scope: ModuleScope | None) -> None:
         self.action = action
         self.recompute_seconds = 0.0
-        self._buffers = buffers
+        self._traits = traits
         self._scope = scope
         import_dynamo()  # as `checkpoint` does in its first call, whose frames a cycle in that import would keep alive
 
@@ -63,38 +84,67 @@ class PlannedCalls:
         """See `Around`."""
         if self.action.kind == "keep" or not torch.is_grad_enabled():
             return call(*args, **kwargs)
-        if self.action.kind == "store" and self._scope is not None:
-            return self._scope.run(call, args, kwargs)
+        if self.action.kind == "store":
+            return self._run_stored(call, args, kwargs)
         if is_in_checkpoint():
             return call(*args, **kwargs)
         return self._run_checkpointed(call, args, kwargs)
 
+    def _run_stored(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return call(*args, **kwargs) if self._scope is None else self._scope.run(call, args, kwargs)
+
     @uncompiled
     def _run_checkpointed(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        action = self.action
+        action, module = self.action, call.__self__  # type: ignore[attr-defined]
         leaves, structure = tree_flatten((args, kwargs))
-        first = [(args, kwargs)]  # `body` lives as long as the graph: it must not hold the arguments
+        with _lock_of(module):
+            again = self._as_before(module, leaves)
+            if again is None:
+                return self._run_stored(call, args, kwargs)
+            first = [(args, kwargs)]  # `body` lives as long as the graph: it must not hold the arguments
 
-        def body(*values: Any) -> Any:
-            if pack is not None:
-                pack_inputs(pack)
-            given = first.pop() if first else tree_unflatten(values, structure)
-            return call(*given[0], **given[1])
+            def body(*values: Any) -> Any:
+                if pack is not None:
+                    pack_inputs(pack)
+                given = first.pop() if first else tree_unflatten(values, structure)
+                return call(*given[0], **given[1])
 
-        def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-            if not action.held:
-                return nullcontext(), again
-            holding, again.replaying = holding_contexts(_HeldOperators(action.held), pack or Kept, Kept)
-            return holding, again
+            def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+                if not action.held:
+                    return nullcontext(), again
+                holding, again.replaying = holding_contexts(_HeldOperators(action.held), pack or Kept, Kept)
+                return holding, again
 
-        again = _Again(self, call.__self__, self._buffers)  # type: ignore[attr-defined]
-        scope = self._scope if action.stores else None
-        with nullcontext() if scope is None else scope.packing() as pack:
-            return checkpoint(body, *leaves, use_reentrant=False, context_fn=contexts)
+            scope = self._scope if action.stores else None
+            with nullcontext() if scope is None else scope.packing() as pack:
+                return checkpoint(body, *leaves, use_reentrant=False, context_fn=contexts)
+
+    def _as_before(self, module: nn.Module, arguments: Sequence[Any]) -> _Again | None:
+        """What computes the block again as it is now; None: it cannot be."""
+        if parametrize._cache_enabled and any(map(parametrize.is_parametrized, module.modules())):
+            return None
+        try:
+            others = [value for value in arguments if not isinstance(value, torch.Tensor)]
+            state = ModuleState(module, others, self._traits.buffers)
+        except TooMuchError:
+            return None
+        if state.evaluates != tuple(self._traits.evaluates) or _has_other_statistics(module, self._traits.buffers):
+            return None
+        devices = {value.device for value in (*module.parameters(), *module.buffers())} - {torch.device("cpu")}
+        return _Again(self, module, state, Generators.now(devices))
+
+
+def _has_other_statistics(module: nn.Module, buffers: Collection[str]) -> bool:
+    """Whether a norm in it updates running statistics other than these buffers. No version counter tells of that."""
+    return any(
+        member.training and member.track_running_stats and f"{path}.running_mean".lstrip(".") not in buffers
+        for path, member in module.named_modules()
+        if isinstance(member, _NormBase)
+    )
 
 
 class _Again:
-    """The state before a block's forward. Entered, as often as wanted, to compute the block again.
+    """What a block was before its forward. Entered, as often as wanted, to compute the block again.
 
     See NOTE [The same again].
 
@@ -102,22 +152,22 @@ class _Again:
         replaying: gives back the outputs that are held; None: none is.
     """
 
-    def __init__(self, calls: PlannedCalls, module: nn.Module, buffers: Sequence[str]) -> None:
+    def __init__(self, calls: PlannedCalls, module: nn.Module, state: ModuleState, generators: Generators) -> None:
         self.replaying: AbstractContextManager[Any] | None = None
         self._calls = calls
         self._module = module
-        self._buffers = BufferValues.of(module, buffers)
-        self._generators = HostGenerators.now()
-        self._expected = ModuleState.of(module, except_for=buffers)
+        self._state = state
+        self._generators = generators
         self._entered: list[ExitStack] = []
 
     def __enter__(self) -> None:
-        self._expected.check(self._module)
         with ExitStack() as undo:
+            undo.enter_context(_lock_of(self._module))
+            self._state.check()
             undo.callback(self._count_time, time.perf_counter())
-            undo.enter_context(with_buffers(self._module, self._buffers))
-            undo.callback(HostGenerators.now().restore)
+            undo.callback(self._generators.again().restore)
             self._generators.restore()
+            undo.enter_context(self._state.restored())
             if self.replaying is not None:
                 undo.enter_context(self.replaying)
             self._entered.append(undo.pop_all())
@@ -127,6 +177,16 @@ class _Again:
 
     def _count_time(self, began: float) -> None:
         self._calls.recompute_seconds += time.perf_counter() - began
+
+
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_locks_lock = threading.Lock()
+
+
+def _lock_of(module: nn.Module) -> threading.RLock:
+    """One for each module: while it is put back as it was, no other thread may compute with it, or put it back."""
+    with _locks_lock:
+        return _locks.setdefault(module, threading.RLock())
 
 
 class _HeldOperators:

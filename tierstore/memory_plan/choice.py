@@ -14,8 +14,10 @@ from .steps import MeasuredStep
 
 __all__ = ["Corrected", "TriedDecision", "choose"]
 
-_MARGIN = 0.02
-"""The share of a limit that a decision leaves free: what allocators take differs from step to step."""
+_MARGINS = (1 / 16, 1 / 50)
+"""The share of a limit that a decision leaves free; the second only if nothing else fits. Allocators keep freed memory
+until it is short, so a step takes all of the limit, whatever is alive. The thread that returns what is freed needs some
+tens of milliseconds on a busy machine, in which a training may take 100 MiB."""
 _LEAST_MARGIN_BYTES = 16 * 2**20
 _SHARES = (1.0, 1.0, 0.85)
 """Decisions for these shares of the limit are tried, the second with what the first has taught. Near the limit freed
@@ -50,7 +52,7 @@ class Corrected:
 
     Attributes:
         prices: with the corrections.
-        offset_bytes: the measured peak was so much above the predicted one.
+        offset_bytes: a measured peak beyond the limit was so much above the predicted one.
         decision_seconds: time that the solver has taken.
     """
 
@@ -62,9 +64,10 @@ class Corrected:
 
     def decide(self, share: float = 1.0) -> Decision | None:
         """The fastest decision within a share of the limit; None: there is none."""
-        target_bytes = int(share * self._limit_bytes) - _margin(self._limit_bytes) - self.offset_bytes
-        prices, began = self.prices, time.perf_counter()
-        decision = decide(prices.options, prices.moments, prices.costs, target_bytes)
+        prices, began, decision = self.prices, time.perf_counter(), None
+        for margin in _MARGINS:
+            target_bytes = int(share * self._limit_bytes) - _margin(margin, self._limit_bytes) - self.offset_bytes
+            decision = decision or decide(prices.options, prices.moments, prices.costs, target_bytes)
         self.decision_seconds += time.perf_counter() - began
         return decision
 
@@ -78,16 +81,17 @@ class Corrected:
 
     def needed_bytes(self, decision: Decision) -> int:
         """The least limit for which a decision would be made."""
-        peak_bytes = decision.peak_bytes + self.offset_bytes
-        return peak_bytes + _margin(int(peak_bytes / (1 - _MARGIN)))
+        peak_bytes, least_margin = decision.peak_bytes + self.offset_bytes, min(_MARGINS)
+        return peak_bytes + _margin(least_margin, int(peak_bytes / (1 - least_margin)))
 
     def learn_peak(self, decision: Decision, measured: MeasuredStep) -> None:
         """Take in the measured peak alone.
 
-        Within the limit, a peak above the prediction is no miss: allocators keep freed memory until it is short.
+        Within the limit, a peak above the prediction is no miss: allocators keep freed memory until it is short. Nor is
+        one below it: the next decision may have another reason to be as large as predicted.
         """
-        missed_bytes = measured.peak_bytes - decision.peak_bytes
-        self.offset_bytes = missed_bytes if measured.peak_bytes > self._limit_bytes else min(missed_bytes, 0)
+        if measured.peak_bytes > self._limit_bytes:
+            self.offset_bytes = max(self.offset_bytes, measured.peak_bytes - decision.peak_bytes)
 
     def learn(self, decision: Decision, measured: MeasuredStep) -> None:
         """Take in what a step under a decision was measured to need."""
@@ -106,6 +110,12 @@ class Corrected:
                 factor = max(1 + missed_seconds / added_seconds, 0.25)
                 self.prices = self.prices._replace(options=_scaled(self.prices.options, (1 + factor) / 2))
         self.prices = self.prices._replace(costs=costs)
+
+    def slow_down(self, factor: float) -> None:
+        """Everything takes this much longer than it was measured to take: the machine has changed, not the model."""
+        costs = self.prices.costs
+        costs = replace(costs, step_seconds=costs.step_seconds * factor, store_seconds=costs.store_seconds * factor)
+        self.prices = self.prices._replace(costs=costs, options=_scaled(self.prices.options, factor))
 
 
 def choose(
@@ -151,5 +161,5 @@ def _scaled(options: Mapping[str, list[Option]], factor: float) -> dict[str, lis
     }
 
 
-def _margin(limit_bytes: int) -> int:
-    return max(_LEAST_MARGIN_BYTES, int(_MARGIN * limit_bytes))
+def _margin(share: float, limit_bytes: int) -> int:
+    return max(_LEAST_MARGIN_BYTES, int(share * limit_bytes))

@@ -1,35 +1,95 @@
-"""The state that a module's forward may draw from or change: random generators, and its own buffers."""
+"""The random generators that a block may draw from, and what planning has to put back."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["BufferValues", "HostGenerators", "restorers_of", "with_buffers"]
+__all__ = ["BufferValues", "GeneratorState", "Generators", "restorers_of", "state_of"]
 
 
-class HostGenerators(NamedTuple):
-    """The global generators of Python and of NumPy, which `torch.utils.checkpoint` does not restore."""
+class GeneratorState(NamedTuple):
+    """The state of one generator.
 
-    python: object
-    numpy: Any
+    Attributes:
+        get: gives its state.
+        set: sets it.
+        state: as it was.
+    """
+
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+    state: Any
 
     @classmethod
-    def now(cls) -> HostGenerators:
-        """Their states now."""
-        return cls(random.getstate(), np.random.get_state())
+    def now(cls, get: Callable[[], Any], set_: Callable[[Any], object]) -> Self:
+        """As it is now."""
+        return cls(get, set_, get())
+
+    def again(self) -> Self:
+        """The state that it has now."""
+        return self.now(self.get, self.set)
 
     def restore(self) -> None:
-        """Set both to these states."""
-        random.setstate(self.python)  # type: ignore[arg-type]
-        np.random.set_state(self.numpy)
+        """Set it to this state."""
+        self.set(self.state)
+
+
+def state_of(generator: Any) -> GeneratorState:
+    """The state of a generator object of torch, Python or NumPy."""
+    if isinstance(generator, torch.Generator):
+        return GeneratorState.now(generator.get_state, generator.set_state)
+    if isinstance(generator, random.Random):
+        return GeneratorState.now(generator.getstate, generator.setstate)
+    if isinstance(generator, np.random.RandomState):
+        return GeneratorState.now(generator.get_state, generator.set_state)
+    bits = generator.bit_generator
+    return GeneratorState.now(lambda: bits.state, partial(setattr, bits, "state"))
+
+
+class Generators(NamedTuple):
+    """The global generators: of Python, of NumPy, and of torch on devices.
+
+    Attributes:
+        states: of each.
+    """
+
+    states: list[GeneratorState]
+
+    @classmethod
+    def now(cls, devices: Collection[torch.device] = ()) -> Self:
+        """Their states now: of Python and of NumPy, and of torch on these devices."""
+        states = [
+            GeneratorState.now(random.getstate, random.setstate),
+            GeneratorState.now(np.random.get_state, np.random.set_state),
+        ]
+        for device in devices:
+            if device.type == "cpu":
+                states.append(GeneratorState.now(torch.get_rng_state, torch.set_rng_state))
+            elif device.type != "meta":
+                of_device = torch.get_device_module(device)
+                get, set_ = partial(of_device.get_rng_state, device), of_device.set_rng_state
+                states.append(GeneratorState.now(get, partial(_set_on, set_, device)))
+        return cls(states)
+
+    def again(self) -> Self:
+        """The states that the same generators have now."""
+        return type(self)([state.again() for state in self.states])
+
+    def restore(self) -> None:
+        """Set all to these states."""
+        for state in self.states:
+            state.restore()
+
+
+def _set_on(set_: Callable[..., object], device: torch.device, state: torch.Tensor) -> None:
+    set_(state, device)
 
 
 class BufferValues(NamedTuple):
@@ -44,10 +104,11 @@ class BufferValues(NamedTuple):
     values: list[torch.Tensor]
 
     @classmethod
-    def of(cls, module: nn.Module, names: Sequence[str]) -> BufferValues:
-        """The values now."""
-        with torch.no_grad():
-            return cls(names, [module.get_buffer(name).clone() for name in names])
+    @torch.no_grad()
+    def of(cls, module: nn.Module) -> Self:
+        """The values of all now."""
+        buffers = dict(module.named_buffers())
+        return cls(list(buffers), [buffer.clone() for buffer in buffers.values()])
 
     def changed(self, module: nn.Module) -> list[str]:
         """The names of those that the module has other values of now. Operators may not tell that they change them."""
@@ -55,36 +116,30 @@ class BufferValues(NamedTuple):
         return [name for name, value in pairs if not torch.equal(module.get_buffer(name), value)]
 
 
-@contextmanager
-def with_buffers(module: nn.Module, saved: BufferValues) -> Iterator[None]:
-    """Inside it the module has copies of these values as its buffers. Its own buffers are not touched."""
-    own: list[tuple[nn.Module, str, torch.Tensor | None]] = []
-    try:
-        for name, value in zip(saved.names, saved.values, strict=True):
-            path, _, last = name.rpartition(".")
-            holder = module.get_submodule(path)
-            own.append((holder, last, holder._buffers[last]))
-            holder._buffers[last] = value.clone()
-        yield
-    finally:
-        for holder, last, value_before in own:
-            holder._buffers[last] = value_before
-
-
 def restorers_of(model: nn.Module) -> list[Callable[[], object]]:
-    """Calls that put back what a step may change in a model: modes, buffers, and generators that are attributes."""
+    """Calls that put back what a step may change in a model: modes, attributes, buffers, generators in attributes."""
     found: list[Callable[[], object]] = []
+    of_torch = vars(nn.Module()).keys()
     for member in model.modules():
+        own = {name: value for name, value in vars(member).items() if name not in of_torch}
         buffers = {name: _with_copy(buffer) for name, buffer in member._buffers.items()}
-        found += [partial(setattr, member, "training", member.training), partial(_put_back_buffers, member, buffers)]
-        for value in vars(member).values():
-            if isinstance(value, torch.Generator):
-                found.append(partial(value.set_state, value.get_state()))
-            elif isinstance(value, random.Random):
-                found.append(partial(value.setstate, value.getstate()))
-            elif isinstance(value, np.random.Generator):
-                found.append(partial(setattr, value.bit_generator, "state", value.bit_generator.state))
+        found += [
+            partial(setattr, member, "training", member.training),
+            partial(_put_back_attributes, member, own, of_torch),
+            partial(_put_back_buffers, member, buffers),
+        ]
+        found += [state_of(value).restore for value in own.values() if isinstance(value, _OF_ATTRIBUTES)]
     return found
+
+
+_OF_ATTRIBUTES = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+
+
+def _put_back_attributes(module: nn.Module, attributes: dict[str, Any], of_torch: Collection[str]) -> None:
+    now = vars(module)
+    for name in [name for name in now if name not in of_torch and name not in attributes]:
+        del now[name]
+    now.update(attributes)
 
 
 @torch.no_grad()

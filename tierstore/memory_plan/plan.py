@@ -16,7 +16,7 @@ from ..errors import ConfigError, ConfigTypeError
 from ..hooks.in_place import around_calls_of, call_plainly, check_callable, put_around_calls
 from ..hooks.module import ModuleScope
 from ..store.tier_store import TierStore
-from .applied import PlannedCalls
+from .applied import BlockTraits, PlannedCalls
 from .choice import Corrected, TriedDecision
 from .decision import Decision
 from .menu import Action, HeldOutput
@@ -55,6 +55,8 @@ class BlockPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         stores: of "recompute": the block's inputs and held outputs go to the store.
         held: of "recompute": operators whose outputs are held, as (number of the call, operator).
         buffers: its buffers that forward changes.
+        evaluates: its modules that were in evaluation mode, by their names in it. Called in another mode, the block is
+            not computed again.
         saved_bytes: what autograd saves in it.
         kept_bytes, stored_bytes: what stays in memory until backward, and what goes to the store.
         differs: why it must not be computed again; "": it may be.
@@ -66,10 +68,16 @@ class BlockPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stores: bool = False
     held: tuple[tuple[int, str], ...] = ()
     buffers: tuple[str, ...] = ()
+    evaluates: tuple[str, ...] = ()
     saved_bytes: int = 0
     kept_bytes: int = 0
     stored_bytes: int = 0
     differs: str = ""
+
+    @property
+    def traits(self) -> BlockTraits:
+        """What planning has found out of the block."""
+        return BlockTraits(self.buffers, self.evaluates)
 
     def as_action(self) -> Action:
         """The same as an `Action`."""
@@ -212,7 +220,7 @@ class MemoryPlan:
             store.residency.check_open()
         meter = meter_of(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
         scope = None if store is None else ModuleScope(store, min_bytes=self._contents.min_bytes)
-        calls = {block.name: PlannedCalls(block.as_action(), block.buffers, scope) for block in self.blocks}
+        calls = {block.name: PlannedCalls(block.as_action(), block.traits, scope) for block in self.blocks}
         self._watch = StepWatch(self._expected(), calls, meter, store, self._live and self._live.corrected)
         for name, through in calls.items():
             put_around_calls(modules[name], through)
@@ -336,7 +344,8 @@ def _blocks(decision: Decision, corrected: Corrected) -> tuple[BlockPlan, ...]:
                 action.kind,
                 action.stores,
                 tuple((output.number, output.name) for output in action.held),
-                tuple(prices.buffers[name]),
+                tuple(prices.traits[name].buffers),
+                tuple(prices.traits[name].evaluates),
                 sum(saved.values()),
                 sum(option.kept.values()),
                 sum(option.stored.values()),

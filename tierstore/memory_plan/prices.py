@@ -23,7 +23,7 @@ from ..hooks.in_place import Around, around_calls_of
 from ..hooks.module import ModuleScope
 from ..hooks.offload import tiered_offload
 from ..store.tier_store import TierStore
-from .applied import PlannedCalls
+from .applied import BlockTraits, PlannedCalls
 from .blocks import blocks_of
 from .call_tree import CallTree, Storages
 from .decision import Decision, Moment, StepCosts, decision_of
@@ -53,7 +53,7 @@ class Prices(NamedTuple):
         moments: of a step.
         costs: of a step.
         kinds: the class of each block's module.
-        buffers: of each block: the buffers that its forward changes.
+        traits: of each block.
         differs: of blocks that are not computed again: why.
         min_bytes: smaller tensors are not stored.
     """
@@ -62,7 +62,7 @@ class Prices(NamedTuple):
     moments: list[Moment]
     costs: StepCosts
     kinds: dict[str, str]
-    buffers: Mapping[str, Sequence[str]]
+    traits: Mapping[str, BlockTraits]
     differs: dict[str, str]
     min_bytes: int
 
@@ -100,21 +100,21 @@ class Trials:
     def calls_of(
         self,
         actions: Mapping[str, Action],
-        buffers: Mapping[str, Sequence[str]],
+        traits: Mapping[str, BlockTraits],
         min_bytes: int,
         prefetch: str = "learned",
     ) -> dict[str, PlannedCalls]:
         """What the calls of each block go through."""
         scope = ModuleScope(self.store, min_bytes=min_bytes, prefetch=prefetch)
         return {
-            name: PlannedCalls(action, buffers[name], scope if action.uses_store else None)
+            name: PlannedCalls(action, traits[name], scope if action.uses_store else None)
             for name, action in actions.items()
         }
 
     def take(self, decision: Decision, prices: Prices) -> MeasuredStep:
         """Steps under the decision; see `take_again`."""
         actions = {name: option.action for name, option in decision.chosen.items()}
-        return self.take_again(self.calls_of(actions, prices.buffers, prices.min_bytes))
+        return self.take_again(self.calls_of(actions, prices.traits, prices.min_bytes))
 
     def take_again(self, calls: Mapping[str, Around]) -> MeasuredStep:
         """Three steps: the first lets the store learn its order, the faster of the others is less disturbed."""
@@ -142,23 +142,27 @@ def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, Measure
     calls = {name: [call for call in recording.calls if call.name == name] for name in names}
     calls = {name: several for name, several in calls.items() if several}
     min_bytes = _min_bytes(recording)
-    buffers = {name: sorted({buffer for call in several for buffer in call.buffers}) for name, several in calls.items()}
+    traits = {name: _traits_of(several) for name, several in calls.items()}
     differs = {name: call.differs for name, several in calls.items() for call in several if call.differs}
     again = {name: Action("store") if name in differs else Action("recompute", stores=True) for name in calls}
-    moments = _moments(trials, again, buffers, min_bytes)
-    steps.take(trials.calls_of(again, buffers, min_bytes))  # takes back the memory that was returned before
-    planned = trials.calls_of(again, buffers, min_bytes)
+    moments = _moments(trials, again, traits, min_bytes)
+    steps.take(trials.calls_of(again, traits, min_bytes))  # takes back the memory that was returned before
+    planned = trials.calls_of(again, traits, min_bytes)
     recompute_step = steps.take(planned)
     recompute_seconds = {name: calls.recompute_seconds for name, calls in planned.items()}
-    stored = trials.calls_of(dict.fromkeys(calls, Action("store")), buffers, min_bytes)
+    stored = trials.calls_of(dict.fromkeys(calls, Action("store")), traits, min_bytes)
     store_step = trials.take_again(stored)
     options = {name: _options(calls[name], recompute_seconds[name], recording, min_bytes) for name in calls}
     kinds = {name: type(model.get_submodule(name)).__name__ for name in calls}
-    prices = Prices(options, moments, StepCosts(0.0, 0.0, 0), kinds, buffers, differs, min_bytes)
+    prices = Prices(options, moments, StepCosts(0.0, 0.0, 0), kinds, traits, differs, min_bytes)
     costs = _costs(prices, recompute_step.seconds - sum(recompute_seconds.values()), store_step.seconds, store)
     prices = prices._replace(costs=costs)
     strategies = {Action("recompute", stores=True): recompute_step, Action("store"): store_step}
     return prices, [(prices.uniform(action), measured) for action, measured in strategies.items()]
+
+
+def _traits_of(calls: Sequence[RecordedCall]) -> BlockTraits:
+    return BlockTraits(sorted({buffer for call in calls for buffer in call.buffers}), calls[0].evaluates)
 
 
 def _record(trials: Trials, names: Sequence[str]) -> BlockRecording:
@@ -185,11 +189,11 @@ def _min_bytes(recording: BlockRecording) -> int:
 
 
 def _moments(
-    trials: Trials, again: Mapping[str, Action], buffers: Mapping[str, Sequence[str]], min_bytes: int
+    trials: Trials, again: Mapping[str, Action], traits: Mapping[str, BlockTraits], min_bytes: int
 ) -> list[Moment]:
     """The memory of each moment beside what blocks keep: measured with all computed again, and with all stored."""
-    recomputed = _timeline(trials, again, buffers, min_bytes)
-    stored = _timeline(trials, dict.fromkeys(again, Action("store")), buffers, min_bytes)
+    recomputed = _timeline(trials, again, traits, min_bytes)
+    stored = _timeline(trials, dict.fromkeys(again, Action("store")), traits, min_bytes)
     names = recomputed.names
     moments = [Moment(recomputed.first_bytes, frozenset())]
     for number, name in enumerate(names):
@@ -205,11 +209,11 @@ def _moments(
 
 
 def _timeline(
-    trials: Trials, actions: Mapping[str, Action], buffers: Mapping[str, Sequence[str]], min_bytes: int
+    trials: Trials, actions: Mapping[str, Action], traits: Mapping[str, BlockTraits], min_bytes: int
 ) -> StepTimeline:
     """A step in which only what is alive is counted at each moment: nothing is read before it is asked for."""
     timeline = StepTimeline(trials.meter, trials.tidy, trials.store_bytes)
-    planned = trials.calls_of(actions, buffers, min_bytes, prefetch="none")
+    planned = trials.calls_of(actions, traits, min_bytes, prefetch="none")
     trials.tidy()
     trials.steps.take({name: timeline.around(name, calls) for name, calls in planned.items()}, timeline=timeline)
     return timeline

@@ -21,8 +21,9 @@ from ..hooks.select import Kept
 from ..hooks.thread_hooks import unpack as unpack_kept
 from ..residency.torch_names import TorchDispatchMode, top_hooks, tree_leaves
 from .call_tree import Storages, storages_among
-from .generators import BufferValues, HostGenerators, with_buffers
-from .module_state import attributes_of
+from .generators import BufferValues, Generators
+from .looking import TooMuchError
+from .module_state import ModuleState
 
 __all__ = ["BlockRecorder", "BlockRecording", "Operator", "RecordedCall"]
 
@@ -57,6 +58,7 @@ class RecordedCall:
         operators: in the order of their calls, as far as they have to be computed again.
         differs: why it must not be computed again; "": it may be.
         buffers: names of its buffers that forward changes.
+        evaluates: its modules that are in evaluation mode, by their names in it.
     """
 
     name: str
@@ -65,6 +67,7 @@ class RecordedCall:
     operators: list[Operator] = field(default_factory=list)
     differs: str = ""
     buffers: Sequence[str] = ()
+    evaluates: Sequence[str] = ()
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -141,10 +144,14 @@ class BlockRecorder:
     ) -> tuple[Any, RecordedCall]:
         module: nn.Module = call.__self__  # type: ignore[attr-defined]
         recorded = RecordedCall(self._name, storages_among((args, kwargs), self._storages))
-        buffers = BufferValues.of(module, [name for name, _ in module.named_buffers()])
-        attributes = attributes_of(module)
+        buffers = BufferValues.of(module)
+        try:
+            state = ModuleState(module, _without_tensors((args, kwargs)), buffers.names)
+        except TooMuchError as error:
+            state = None
+            recorded.differs = str(error)
         input_versions = _versions_of((args, kwargs))
-        before = _Generators.now((args, kwargs))
+        before = Generators.now(_devices_of(module, (args, kwargs)))
         with _collecting(self._storages, module, top_hooks(False)) as first:
             operators = _Operators(self._storages, first)
             with operators:
@@ -153,32 +160,39 @@ class BlockRecorder:
         recorded.buffers = buffers.changed(module)
         checksums = first.checksums(result)
         first.tensors.clear()
-        if attributes_of(module) != attributes:
-            recorded.differs = "its forward changes attributes of the module"
-        elif _versions_of((args, kwargs)) != input_versions:
-            recorded.differs = "its forward changes its arguments"
-        else:
-            after = _Generators.now((args, kwargs))
-            self._recording.tidy()
-            before.restore()
-            recorded.differs = self._again(call, args, kwargs, module, buffers, checksums)
-            after.restore()
+        if state is not None:
+            recorded.evaluates = state.evaluates
+            recorded.differs = self._differs(call, args, kwargs, state, input_versions, before, checksums)
         return result, recorded
 
-    def _again(
+    def _differs(
         self,
         call: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        module: nn.Module,
-        buffers: BufferValues,
+        state: ModuleState,
+        input_versions: list[int],
+        before: Generators,
         checksums: list[object],
     ) -> str:
-        with with_buffers(module, buffers), _collecting(self._storages, module, None) as second:
-            try:
+        """Why the call must not be made again; "": it gives the same bits."""
+        if _versions_of((args, kwargs)) != input_versions:
+            return "its forward changes its arguments"
+        if state.changed() is not None:
+            return "its forward changes its module, or an argument, in place"
+        after = before.again()
+        self._recording.tidy()
+        before.restore()
+        try:
+            with (
+                state.restored(),
+                _collecting(self._storages, call.__self__, None) as second,  # type: ignore[attr-defined]
+            ):
                 result = call(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - told as the reason why the block stays as it is
-                return f"a second call failed: {type(error).__name__}"
+        except Exception as error:  # noqa: BLE001 - told as the reason why the block stays as it is
+            return f"a second call failed: {type(error).__name__}"
+        finally:
+            after.restore()
         return "" if second.checksums(result) == checksums else "a second call gave other bits"
 
 
@@ -299,35 +313,20 @@ def _version_counter_of(tensor: torch.Tensor) -> torch.Tensor:
     return alias
 
 
-def _devices_of(values: Any) -> set[torch.device]:
-    found = {leaf.device for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)}
-    return {device for device in found if device.type not in ("cpu", "meta")}
+def _without_tensors(values: Any) -> list[Any]:
+    return [leaf for leaf in tree_leaves(values) if not isinstance(leaf, torch.Tensor)]
 
 
-class _Generators(NamedTuple):
-    """The states of all generators that a call can draw from."""
-
-    of_torch: dict[torch.device, torch.Tensor]
-    of_host: HostGenerators
-
-    @classmethod
-    def now(cls, arguments: Any) -> _Generators:
-        """Those of the host, and of the devices of the arguments."""
-        states = {torch.device("cpu"): torch.get_rng_state()}
-        for device in _devices_of(arguments):
-            states[device] = torch.get_device_module(device).get_rng_state(device)
-        return cls(states, HostGenerators.now())
-
-    def restore(self) -> None:
-        """Set all to these states."""
-        for device, state in self.of_torch.items():
-            if device.type == "cpu":
-                torch.set_rng_state(state)
-            else:
-                torch.get_device_module(device).set_rng_state(state, device)
-        self.of_host.restore()
+def _devices_of(*values: Any) -> set[torch.device]:
+    """The devices of the tensors in `values`, and of modules' parameters and buffers."""
+    found = set()
+    for value in values:
+        leaves = [*value.parameters(), *value.buffers()] if isinstance(value, nn.Module) else tree_leaves(value)
+        found |= {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    return found | {torch.device("cpu")}
 
 
 def _wait_for_device(values: Any) -> None:
     for device in _devices_of(values):
-        torch.accelerator.synchronize(device)
+        if device.type not in ("cpu", "meta"):
+            torch.accelerator.synchronize(device)

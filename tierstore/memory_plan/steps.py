@@ -13,7 +13,7 @@ from torch import nn
 from ..errors import ConfigError, ConfigTypeError
 from ..hooks.in_place import Around, call_plainly, put_around_calls
 from ..residency.torch_names import tree_leaves
-from .generators import HostGenerators, restorers_of
+from .generators import Generators, restorers_of
 from .meter import Meter
 
 __all__ = ["MeasuredStep", "StepTimeline", "Steps", "with_calls"]
@@ -78,7 +78,7 @@ class Steps:
     def _left_as_found(self) -> Iterator[None]:
         parameters = list(self._model.parameters())
         gradients = [parameter.grad for parameter in parameters]
-        generators = HostGenerators.now()
+        generators = Generators.now()
         devices = {parameter.device for parameter in parameters if parameter.device.type not in ("cpu", "meta")}
         kind = next(iter(devices)).type if devices else "cuda"
         try:
