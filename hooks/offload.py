@@ -164,6 +164,7 @@ class tiered_offload:  # noqa: N801 - a context manager, named like those of tor
             raise
 
     def _new_scope(self) -> _Entry:
+        self._store.plans.drain()
         scope = OffloadScope(self._store, self._small, self._select, self._log_options)
         traces = self._store.traces
         recorder = traces.recorder if self._trace is None else traces.begin(self._trace)

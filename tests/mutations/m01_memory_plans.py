@@ -74,8 +74,11 @@ MUTATIONS = {
     },
     "test_of_several_plans_the_least_limits_hold_until_they_end": {
         "of several plans the least limits hold": replace(
-            "PlansOfStore.keep_within", "min(...)", "max(...)", inside="self._limit_host(...)"
+            "PlansOfStore._least_limits", "min(host, ...)", "max(host, ...)"
         ),
+    },
+    "test_store_after_its_plan_died_holds_what_it_was_opened_for": {
+        "a plan that has died limits nothing": never("_Wishes.are_over", "self.plan() is None"),
     },
 }
 

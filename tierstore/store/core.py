@@ -104,6 +104,7 @@ class Core:
         """See `TierStore.stats`."""
         disk, returner = self.engine.disk, self.returner
         usage = disk.usage()
+        self.plans.drain()
         self.residency.tidy()
         memory = self.memory_use()
         with self.residency.counted() as (counters, levels):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
-from weakref import WeakKeyDictionary
 
 __all__ = ["PlansOfStore"]
 
 
 class PlansOfStore:
     """The memory plans that use one store.
+
+    A plan may die without a word, and nothing runs then: see NOTE [No finalizers] in `remains.py`. The next call of the
+    store finds that the plan is gone, and sets the limits of those that are left (`drain`). Any thread may call.
 
     Args:
         limit_process: sets a limit of the process's resident memory, before which freed memory is returned; None: none.
@@ -21,18 +24,18 @@ class PlansOfStore:
         self, limit_process: Callable[[int | None], None], limit_host: Callable[[int], None], host_bytes: int
     ) -> None:
         self._limit_process, self._limit_host, self._host_bytes = limit_process, limit_host, host_bytes
-        self._limits: WeakKeyDictionary[object, tuple[int | None, int | None]] = WeakKeyDictionary()
-        self._figures: WeakKeyDictionary[object, Mapping[str, float]] = WeakKeyDictionary()
+        self._wishes: dict[_Wishes, None] = {}  # those of the plan that told last are the last
+        self._limits: tuple[int | None, int] = None, host_bytes  # as they were set last
 
     @property
     def figures(self) -> Mapping[str, float]:
         """Those of the plan that told last; empty: no plan is applied."""
-        return next(reversed(list(self._figures.values())), {})
+        return next((wishes.figures for wishes in reversed(self._living()) if wishes.figures), {})
 
     @property
     def limits_process(self) -> bool:
         """Whether a plan limits the process's resident memory now."""
-        return any(limit is not None for limit, _ in self._limits.values())
+        return any(wishes.limit_bytes is not None for wishes in self._living())
 
     def keep_within(self, plan: object, limit_bytes: int | None, host_bytes: int | None) -> None:
         """Set the limits of a plan; both None: it has none any more. Of several plans, the least limits hold.
@@ -42,15 +45,63 @@ class PlansOfStore:
             limit_bytes: of the resident memory of the process.
             host_bytes: what the store may hold, staging aside. None: as it was opened.
         """
-        self._limits.pop(plan, None)
-        if limit_bytes is not None or host_bytes is not None:
-            self._limits[plan] = limit_bytes, host_bytes
-        pairs = list(self._limits.values())
-        self._limit_process(min((limit for limit, _ in pairs if limit is not None), default=None))
-        self._limit_host(min((host for _, host in pairs if host is not None), default=self._host_bytes))
+        wishes = self._wishes_of(plan)
+        wishes.limit_bytes, wishes.host_bytes = limit_bytes, host_bytes
+        self.drain()
 
     def tell(self, plan: object, figures: Mapping[str, float]) -> None:
         """Have `stats().memory_plan` give these figures, until another plan tells its own; empty: the plan ends."""
-        self._figures.pop(plan, None)
-        if figures:
-            self._figures[plan] = dict(figures)
+        wishes = self._wishes_of(plan)
+        wishes.figures = dict(figures)
+        self._wishes.pop(wishes, None)
+        self._wishes[wishes] = None
+        self.drain()
+
+    def drain(self) -> None:
+        """Forget the plans that have ended or died, and set the limits of the others. Cheap if nothing has changed."""
+        for wishes in list(self._wishes):
+            if wishes.are_over:
+                self._wishes.pop(wishes, None)
+        # If two threads set limits at once, the one that sets them last looks again.
+        while self._limits != (limits := self._least_limits()):
+            self._limit_process(limits[0])
+            self._limit_host(limits[1])
+            self._limits = limits
+
+    def _least_limits(self) -> tuple[int | None, int]:
+        living = self._living()
+        limits = [wishes.limit_bytes for wishes in living if wishes.limit_bytes is not None]
+        host = [wishes.host_bytes for wishes in living if wishes.host_bytes is not None]
+        return min(limits, default=None), min(host, default=self._host_bytes)
+
+    def _living(self) -> list[_Wishes]:
+        return [wishes for wishes in list(self._wishes) if not wishes.are_over]
+
+    def _wishes_of(self, plan: object) -> _Wishes:
+        found = next((wishes for wishes in list(self._wishes) if wishes.plan() is plan), None)
+        if found is None:
+            found = _Wishes(plan)
+            self._wishes[found] = None
+        return found
+
+
+class _Wishes:
+    """What a plan has asked for.
+
+    Attributes:
+        plan: refers to it weakly.
+        limit_bytes: of the resident memory of the process; None: none.
+        host_bytes: what the store may hold; None: as it was opened.
+        figures: what the plan told last.
+    """
+
+    def __init__(self, plan: object) -> None:
+        self.plan = weakref.ref(plan)
+        self.limit_bytes: int | None = None
+        self.host_bytes: int | None = None
+        self.figures: Mapping[str, float] = {}
+
+    @property
+    def are_over(self) -> bool:
+        """Whether the plan is gone, or wants nothing any more."""
+        return self.plan() is None or not (self.figures or self.limit_bytes is not None or self.host_bytes is not None)

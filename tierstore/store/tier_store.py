@@ -253,6 +253,7 @@ class TierStore:
             StorageIOError: an earlier write failed; all its data is in memory.
             StoreClosedError: the store is closed.
         """
+        self.plans.drain()
         if isinstance(tensor, torch.Tensor) and tensor.is_inference():
             with outside_of_modes(), torch.inference_mode(False):
                 tensor = tensor.clone()
@@ -306,6 +307,7 @@ class TierStore:
             StoreFullError, StorageIOError: a write failed; the bytes are in memory.
             StoreClosedError: the store is closed.
         """
+        self.plans.drain()
         self.residency.flush()
         self.traces.flush()
 
