@@ -28,6 +28,7 @@ __all__ = ["AROUND", "Around", "around_calls_of", "call_plainly", "check_callabl
 
 AROUND = "_tierstore_scope"
 """The attribute of a module that holds its `Around`."""
+_LOOKS = "_tierstore_looks"
 _lock = threading.Lock()
 
 
@@ -80,10 +81,18 @@ def _kinds_of(module: nn.Module) -> list[type[nn.Module]]:
 def _make_looking(kind: type[nn.Module]) -> None:
     """Give a class a `__call__` that looks for an `Around`, unless the one that it has or inherits does."""
     with _lock:
-        if not hasattr(kind.__call__, AROUND):
+        if not _is_looking(kind.__call__):
             # For instances without one: Dynamo guards attributes, but not what is missing in `__dict__`.
             setattr(kind, AROUND, None)
             kind.__call__ = _looking_call(kind)  # type: ignore[method-assign]
+
+
+def _is_looking(call: object) -> bool:
+    """Whether this very function looks: `functools.wraps` copies attributes to functions that only call one that does.
+
+    They may also call none, so nothing is concluded from the copy.
+    """
+    return getattr(call, _LOOKS, None) is call
 
 
 def _looking_call(kind: type[nn.Module]) -> Callable[..., Any]:
@@ -96,15 +105,22 @@ def _looking_call(kind: type[nn.Module]) -> Callable[..., Any]:
         around = getattr(self, AROUND)
         if around is None:
             return call(*args, **kwargs)
-        return _call_through(around, _is_outermost(kind, type(self)), call, args, kwargs)
+        return _call_through(around, _is_outermost(__call__, kind, type(self)), call, args, kwargs)
 
-    setattr(__call__, AROUND, True)
+    setattr(__call__, _LOOKS, __call__)
     return __call__
 
 
-def _is_outermost(kind: type[nn.Module], called: type[nn.Module]) -> bool:
-    """Whether the `__call__` of `kind` is the outermost that looks, for an instance of `called`."""
-    return kind is next(base for base in called.__mro__ if hasattr(base.__dict__.get("__call__"), AROUND))
+def _is_outermost(call: object, kind: type[nn.Module], called: type[nn.Module]) -> bool:
+    """Whether `call`, which was made for `kind`, is the outermost that looks, for an instance of `called`.
+
+    Somebody else may have put a `__call__` of their own on the class later. It does not look, but calls the one that
+    does.
+    """
+    if kind is not next(base for base in called.__mro__ if AROUND in base.__dict__):
+        return False
+    newest = kind.__dict__["__call__"]
+    return newest is call or not _is_looking(newest)
 
 
 @uncompiled_itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import io
 import pickle
@@ -25,6 +26,7 @@ from tierstore import (
     remove_offload,
     tiered_offload,
 )
+from tierstore.hooks.in_place import put_around_calls
 from tierstore.residency.torch_names import top_hooks
 
 Settle = Callable[[], None]
@@ -217,6 +219,48 @@ def test_call_that_somebody_else_puts_on_the_class_keeps_the_scope(store: TierSt
     module(torch.randn(SIDE, SIDE)).backward()
     assert calls == [module]
     assert store.stats().packed_tensors > 0
+
+
+def test_call_that_wraps_the_one_of_its_base_stores(store: TierStore) -> None:
+    """`functools.wraps` copies the attributes of the base's `__call__`, which looked for a scope already."""
+
+    class Base(Mlp):
+        pass
+
+    offload_module(Base(), store=store)
+
+    class Derived(Base):
+        @functools.wraps(Base.__call__)
+        def __call__(self, *args: Any) -> Any:
+            return nn.Module.__call__(self, *args)
+
+    module = offload_module(Derived(), store=store, min_bytes=0)
+    module(torch.randn(SIDE, SIDE)).backward()
+    assert store.stats().packed_tensors > 0
+
+
+def test_call_that_somebody_else_wraps_on_the_class_goes_through_once() -> None:
+    """Also for a module that something is put around after that."""
+
+    class Mine(nn.Module):
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return batch
+
+    class Counting:
+        num_calls = 0
+
+        def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self.num_calls += 1
+            return call(*args, **kwargs)
+
+    modules, counts = [Mine(), Mine()], [Counting(), Counting()]
+    put_around_calls(modules[0], counts[0])
+    own = Mine.__call__
+    Mine.__call__ = functools.wraps(own)(lambda self, *args: own(self, *args))
+    put_around_calls(modules[1], counts[1])
+    for module in modules:
+        module(torch.randn(SIDE, SIDE))
+    assert [each.num_calls for each in counts] == [1, 1]
 
 
 def test_offloaded_module_can_be_exported_and_traced(store: TierStore) -> None:
