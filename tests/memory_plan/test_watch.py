@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ import torch
 from tests.conftest import MakeStore
 from tests.existing import set_existing
 from tests.hooks.programs import all_bits, grads
-from tests.memory_plan.test_plan import Model, far_above, loss_of, planned
+from tests.memory_plan.test_plan import WIDTH, Model, far_above, loss_of, planned
 from tierstore import MemoryPlan, TierStore, TierStoreWarning
 from tierstore.memory_plan.meter import ResidentMeter
 from tierstore.memory_plan.watch import Expected, StepWatch
@@ -26,6 +29,119 @@ def train(model: torch.nn.Module, num_steps: int) -> list[Any]:
         loss_of(model).backward()
         found = all_bits(grads(model))
     return found
+
+
+PAUSE, LONG_PAUSE = 0.05, 1.0
+
+
+@pytest.fixture
+def easy(store: TierStore) -> MemoryPlan:
+    """Of a model that fits."""
+    return planned(Model(), store, far_above())
+
+
+def measured_of(store: TierStore) -> float | None:
+    return store.stats().memory_plan.get("measured_step_seconds")
+
+
+def loss_with_penalty(model: torch.nn.Module) -> torch.Tensor:
+    batch = torch.randn(64, WIDTH, requires_grad=True)
+    result = model(batch)
+    (gradient,) = torch.autograd.grad(result.sum(), batch, create_graph=True)
+    time.sleep(PAUSE)
+    return result.square().mean() + gradient.square().mean()
+
+
+def loss_of_two(model: torch.nn.Module) -> torch.Tensor:
+    one = model(torch.randn(64, WIDTH))
+    time.sleep(PAUSE)
+    return (one - model(torch.randn(64, WIDTH))).square().mean()
+
+
+@pytest.mark.parametrize(("compute", "num_calls"), [(loss_with_penalty, 1), (loss_of_two, 2)])
+def test_step_lasts_from_its_first_forward_to_its_last_backward(
+    easy: MemoryPlan, store: TierStore, compute: Callable[[Any], torch.Tensor], num_calls: int
+) -> None:
+    model = Model()
+    watch, _ = watched(easy, store, model, num_calls=num_calls)
+    for _ in range(2):
+        assert measured_of(store) is None
+        compute(model).backward()
+        time.sleep(LONG_PAUSE)  # an optimizer, or data that is late: no part of a step
+    loss_of(model)
+    assert PAUSE <= (measured_of(store) or 0) < LONG_PAUSE
+    watch.end()
+
+
+def test_step_with_other_calls_is_not_compared(easy: MemoryPlan, store: TierStore) -> None:
+    model = Model()
+    watch, _ = watched(easy, store, model)
+    for _ in range(2):
+        loss_of_two(model).backward()
+    loss_of(model)  # an evaluation with gradients
+    for _ in range(2):
+        assert measured_of(store) is None
+        loss_of(model).backward()
+    loss_of(model)
+    assert measured_of(store) is not None
+    watch.end()
+
+
+def test_no_hooks_stay_on_what_a_model_returns(easy: MemoryPlan, store: TierStore) -> None:
+    class Returns(Model):
+        def forward(self, batch: torch.Tensor) -> Any:
+            return batch, super().forward(batch)
+
+    model, leaf = Returns(), torch.randn(64, WIDTH, requires_grad=True)
+    watch, _ = watched(easy, store, model)
+    results = []
+    for _ in range(4):
+        results.append(model(leaf)[1])
+        results[-1].sum().backward()
+    watch.end()
+    assert not leaf._backward_hooks
+    assert not any(result._backward_hooks for result in results)
+
+
+def test_step_that_fails_is_not_measured(easy: MemoryPlan, store: TierStore) -> None:
+    class Fails(Model):
+        is_failing = False
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            if self.is_failing:
+                raise FloatingPointError
+            return super().forward(batch)
+
+    model = Fails()
+    watch, _ = watched(easy, store, model)
+    loss_of(model).backward()
+    model.is_failing = True
+    with pytest.raises(FloatingPointError):
+        loss_of(model)
+    model.is_failing = False
+    time.sleep(LONG_PAUSE)
+    for _ in range(2):
+        model(torch.randn(64, WIDTH)).sum().backward()
+    assert 0 < (measured_of(store) or 0) < LONG_PAUSE
+    watch.end()
+
+
+class CannotReset(ResidentMeter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.can_reset = False
+
+    def reset(self) -> None:
+        raise PermissionError
+
+
+def test_peak_that_cannot_be_measured_is_not(easy: MemoryPlan, store: TierStore) -> None:
+    model = Model()
+    expected = train(copy.deepcopy(model), 6)
+    watch, _ = watched(easy, store, model, CannotReset())
+    assert train(model, 6) == expected
+    assert measured_of(store) is None
+    watch.end()
 
 
 class Told(ResidentMeter):
@@ -126,6 +242,8 @@ def test_reserve_is_counted_once(store: TierStore) -> None:
         reserve_bytes=reserve_bytes,
     )
     train(model, 5)
+    assert store.stats().memory_plan["num_corrections"] == 0, "it may have been a busy moment"
+    train(model, 4)
     assert store.stats().memory_plan["num_corrections"] == 1
     assert live.corrected.offset_bytes == 0
     assert {call.action.kind for call in calls.values()} == {"keep"}

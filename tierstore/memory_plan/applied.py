@@ -23,7 +23,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
@@ -139,7 +138,7 @@ def _has_other_statistics(module: nn.Module, buffers: Collection[str]) -> bool:
     return any(
         member.training and member.track_running_stats and f"{path}.running_mean".lstrip(".") not in buffers
         for path, member in module.named_modules()
-        if isinstance(member, _NormBase)
+        if hasattr(member, "track_running_stats")
     )
 
 

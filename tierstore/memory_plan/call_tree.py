@@ -108,10 +108,12 @@ class CallTree:
     Attributes:
         root: stands for all of forward, the loss included.
         around: what calls of modules have to go through, by the modules' names.
+        num_calls: how often the model itself was called, with gradients.
     """
 
     def __init__(self, model: nn.Module, storages: Storages) -> None:
         self.root = CallNode("", is_leaf=False)
+        self.num_calls = 0
         self._open = [self.root]
         self._storages = storages
         members = set(model.children())
@@ -131,6 +133,8 @@ class CallTree:
     def begin(self, name: str, *, is_leaf: bool, arguments: Any) -> None:
         """A module is called."""
         call = CallNode(name, is_leaf, storages_among(arguments, self._storages))
+        if self._open[-1] is self.root and not name and torch.is_grad_enabled():
+            self.num_calls += 1
         self._open[-1].calls.append(call)
         self._open.append(call)
 

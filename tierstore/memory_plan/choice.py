@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -79,6 +80,12 @@ class Corrected:
         }
         return decision_of(chosen, self.prices.moments, self.prices.costs).step_seconds
 
+    def seconds_if_fits(self, decision: Decision | None) -> float:
+        """How long a step takes, by the prices; infinite: there is no decision, or it is not within the limit."""
+        if decision is None or self.needed_bytes(decision) > self._limit_bytes:
+            return math.inf
+        return decision.step_seconds
+
     def needed_bytes(self, decision: Decision) -> int:
         """The least limit for which a decision would be made."""
         peak_bytes, least_margin = decision.peak_bytes + self.offset_bytes, min(_MARGINS)
@@ -111,8 +118,21 @@ class Corrected:
                 self.prices = self.prices._replace(options=_scaled(self.prices.options, (1 + factor) / 2))
         self.prices = self.prices._replace(costs=costs)
 
-    def slow_down(self, factor: float) -> None:
-        """Everything takes this much longer than it was measured to take: the machine has changed, not the model."""
+    def learn_step(
+        self, decision: Decision, measured: MeasuredStep, expected_seconds: float, waited_seconds: float
+    ) -> None:
+        """Take in what steps of a training needed, whose time was known from others like them.
+
+        If the training waited for the store for half of what was too long, it is the store that has become slow.
+        Otherwise the whole machine is slower, or faster, than it was.
+        """
+        if decision.stored_bytes and 0 < measured.seconds - expected_seconds <= 2 * waited_seconds:
+            self.learn(decision, measured)
+        else:
+            self.learn_peak(decision, measured)
+            self._slow_down(measured.seconds / expected_seconds)
+
+    def _slow_down(self, factor: float) -> None:
         costs = self.prices.costs
         costs = replace(costs, step_seconds=costs.step_seconds * factor, store_seconds=costs.store_seconds * factor)
         self.prices = self.prices._replace(costs=costs, options=_scaled(self.prices.options, factor))

@@ -12,6 +12,7 @@ from ..returning.allocator import allocator_of_process
 
 __all__ = ["AcceleratorMeter", "Meter", "ResidentMeter", "meter_of"]
 
+_CLEAR_REFS = "/proc/self/clear_refs"
 _STATUS = re.compile(rb"^(VmHWM|VmRSS):\s+(\d+) kB", re.MULTILINE)
 
 
@@ -21,10 +22,12 @@ class Meter(Protocol):
     Attributes:
         unit: what is limited, for people.
         is_of_host: it is host memory.
+        can_reset: the system offers `reset`.
     """
 
     unit: str
     is_of_host: bool
+    can_reset: bool
 
     def level(self) -> int:
         """Bytes in use now."""
@@ -42,7 +45,8 @@ class Meter(Protocol):
 class ResidentMeter:
     """The resident memory of this process: VmRSS and VmHWM of /proc/self/status (proc(5)), of all kinds of pages.
 
-    The peak is reset by writing 5 to /proc/self/clear_refs, which also resets what other readers of VmHWM see.
+    The peak is reset by writing 5 to /proc/self/clear_refs, which also resets what other readers of VmHWM see. Some
+    kernels and containers do not offer that file.
     """
 
     unit = "resident memory of the process"
@@ -50,6 +54,12 @@ class ResidentMeter:
 
     def __init__(self) -> None:
         self._release = allocator_of_process().release
+        try:
+            open(_CLEAR_REFS, "wb").close()
+        except OSError:
+            self.can_reset = False
+        else:
+            self.can_reset = True
 
     def level(self) -> int:
         """See `Meter`."""
@@ -62,7 +72,7 @@ class ResidentMeter:
 
     def reset(self) -> None:
         """See `Meter`. Raises OSError: the kernel does not offer it."""
-        with open("/proc/self/clear_refs", "wb", buffering=0) as file:
+        with open(_CLEAR_REFS, "wb", buffering=0) as file:
             file.write(b"5")
 
     def tidy(self) -> None:
@@ -80,6 +90,7 @@ class AcceleratorMeter:
     """The memory that tensors take on an accelerator, as torch's caching allocator counts it."""
 
     is_of_host = False
+    can_reset = True
     unit = "memory allocated on the accelerator"
 
     def __init__(self, device: torch.device) -> None:

@@ -26,7 +26,7 @@ from ..hooks.in_place import AROUND
 from .generators import state_of
 from .looking import Looks, TooMuchError
 
-__all__ = ["ModuleState"]
+__all__ = ["ModuleState", "is_managed"]
 
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 _WATCHED = ("_parameters", "_buffers")
@@ -149,7 +149,7 @@ class ModuleState:
                 continue
             if isinstance(module, torch.jit.ScriptModule):
                 raise TooMuchError("a ScriptModule in it cannot be watched")
-            member = _Member(module, path, _as_it_is(module), _is_managed(module))
+            member = _Member(module, path, _as_it_is(module), is_managed(module))
             self._members.append(member)
             num_modules = len(looks.modules)
             self._look_at(member, looks)
@@ -205,7 +205,7 @@ def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(value is other[name] for name, value in one.items())
 
 
-def _is_managed(module: nn.Module) -> bool:
+def is_managed(module: nn.Module) -> bool:
     """Whether FSDP2 or the like exchanges the module's parameters: they are no plain tensors."""
     return any(
         parameter is not None and type(parameter.data) is not torch.Tensor for parameter in module._parameters.values()

@@ -96,6 +96,7 @@ class _Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     predicted: Predicted
     strategies: dict[str, Predicted]
     blocks: tuple[BlockPlan, ...]
+    num_calls: int = 1
 
 
 class _Live(NamedTuple):
@@ -148,7 +149,15 @@ class MemoryPlan:
         predicted = Predicted(choice.measured.peak_bytes + reserve_bytes, choice.measured.seconds)
         blocks = _blocks(choice.decision, corrected)
         contents = _Contents(
-            _FORMAT, limit_bytes, reserve_bytes, prices.min_bytes, meter.unit, predicted, strategies, blocks
+            _FORMAT,
+            limit_bytes,
+            reserve_bytes,
+            prices.min_bytes,
+            meter.unit,
+            predicted,
+            strategies,
+            blocks,
+            prices.num_calls,
         )
         return cls(contents, _Live(corrected, choice.decision, store))
 
@@ -221,7 +230,8 @@ class MemoryPlan:
         meter = meter_of(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
         scope = None if store is None else ModuleScope(store, min_bytes=self._contents.min_bytes)
         calls = {block.name: PlannedCalls(block.as_action(), block.traits, scope) for block in self.blocks}
-        self._watch = StepWatch(self._expected(), calls, meter, store, self._live and self._live.corrected)
+        corrected = None if self._live is None or self._live.corrected.prices.communicates else self._live.corrected
+        self._watch = StepWatch(self._expected(), calls, meter, store, corrected)
         for name, through in calls.items():
             put_around_calls(modules[name], through)
         put_around_calls(model, self._watch.around(calls.get("")))
@@ -254,7 +264,14 @@ class MemoryPlan:
         decision = None if self._live is None else self._live.decision
         reserve_bytes = self._contents.reserve_bytes
         predicted = self.predicted
-        return Expected(self.limit_bytes, predicted.peak_bytes, predicted.step_seconds, decision, reserve_bytes)
+        return Expected(
+            self.limit_bytes,
+            predicted.peak_bytes,
+            predicted.step_seconds,
+            decision,
+            reserve_bytes,
+            self._contents.num_calls,
+        )
 
     def _modules_of(self, model: nn.Module, *, check: bool = True) -> dict[str, nn.Module]:
         check_callable(model)

@@ -10,6 +10,7 @@ from torch import nn
 from ..base.config import SizeLike, format_bytes, parse_size
 from ..errors import ConfigError, ConfigTypeError
 from ..store.tier_store import TierStore
+from .agreement import agreed
 from .choice import Corrected, TriedDecision, choose
 from .decision import Decision, decide
 from .meter import Meter, meter_of
@@ -69,6 +70,10 @@ def plan_memory(
     limit_bytes, reserve_bytes = parse_size(limit, "limit"), parse_size(reserve, "reserve")
     usable_bytes = limit_bytes - reserve_bytes
     meter = meter_of(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
+    if not meter.can_reset:
+        raise ConfigError(
+            "limit", limit, f"the peak of the {meter.unit} cannot be measured: /proc/self/clear_refs cannot be written"
+        )
     is_on_host = meter.is_of_host
     trials = Trials(model, run, store, meter)
     store.plans.keep_within(trials, usable_bytes if is_on_host else None, 0 if is_on_host else None)
@@ -88,6 +93,8 @@ def _choose(
 ) -> TriedDecision | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         decision = corrected.decide()  # all ranks have to take the same number of steps: none is tried
+        if corrected.prices.communicates:
+            decision = agreed(corrected, decision)
         return None if decision is None else TriedDecision.untried(decision)
     known = [TriedDecision(decision, step) for decision, step in measured]
     return choose(trials, corrected, limit_bytes, known, num_trials=_NUM_TRIALS)

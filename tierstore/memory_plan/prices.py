@@ -56,6 +56,8 @@ class Prices(NamedTuple):
         traits: of each block.
         differs: of blocks that are not computed again: why.
         min_bytes: smaller tensors are not stored.
+        num_calls: how often a step calls the model.
+        communicates: a block exchanges data with other processes.
     """
 
     options: dict[str, list[Option]]
@@ -65,6 +67,8 @@ class Prices(NamedTuple):
     traits: Mapping[str, BlockTraits]
     differs: dict[str, str]
     min_bytes: int
+    num_calls: int
+    communicates: bool
 
     def uniform(self, action: Action) -> Decision:
         """The decision for this action in each block; blocks that cannot be computed again are stored instead."""
@@ -154,7 +158,10 @@ def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, Measure
     store_step = trials.take_again(stored)
     options = {name: _options(calls[name], recompute_seconds[name], recording, min_bytes) for name in calls}
     kinds = {name: type(model.get_submodule(name)).__name__ for name in calls}
-    prices = Prices(options, moments, StepCosts(0.0, 0.0, 0), kinds, traits, differs, min_bytes)
+    communicates = any(call.communicates for call in recording.calls)
+    nothing = StepCosts(0.0, 0.0, 0)
+    num_calls = max(1, tree.num_calls)
+    prices = Prices(options, moments, nothing, kinds, traits, differs, min_bytes, num_calls, communicates)
     costs = _costs(prices, recompute_step.seconds - sum(recompute_seconds.values()), store_step.seconds, store)
     prices = prices._replace(costs=costs)
     strategies = {Action("recompute", stores=True): recompute_step, Action("store"): store_step}

@@ -23,9 +23,13 @@ from ..residency.torch_names import TorchDispatchMode, top_hooks, tree_leaves
 from .call_tree import Storages, storages_among
 from .generators import BufferValues, Generators
 from .looking import TooMuchError
-from .module_state import ModuleState
+from .module_state import ModuleState, is_managed
 
 __all__ = ["BlockRecorder", "BlockRecording", "Operator", "RecordedCall"]
+
+
+_COMMUNICATING = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"}
+"""The namespaces of operators that exchange data between processes."""
 
 
 class Operator(NamedTuple):
@@ -59,6 +63,7 @@ class RecordedCall:
         differs: why it must not be computed again; "": it may be.
         buffers: names of its buffers that forward changes.
         evaluates: its modules that are in evaluation mode, by their names in it.
+        communicates: it exchanges data with other processes, or may do so when it is called another time.
     """
 
     name: str
@@ -68,6 +73,7 @@ class RecordedCall:
     differs: str = ""
     buffers: Sequence[str] = ()
     evaluates: Sequence[str] = ()
+    communicates: bool = False
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -157,6 +163,7 @@ class BlockRecorder:
             with operators:
                 result = call(*args, **kwargs)
         recorded.saved, recorded.operators = dict(first.storages), operators.needed(result)
+        recorded.communicates = operators.communicate or any(map(is_managed, module.modules()))
         recorded.buffers = buffers.changed(module)
         checksums = first.checksums(result)
         first.tensors.clear()
@@ -242,12 +249,17 @@ def _collecting(storages: Storages, module: nn.Module, around: tuple[Any, Any] |
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operators of one call, counted as `selective_checkpoint_contexts` counts them."""
+    """Records the operators of one call, counted as `selective_checkpoint_contexts` counts them.
+
+    Attributes:
+        communicate: one of them has exchanged data with other processes.
+    """
 
     def __init__(self, storages: Storages, saved: _Collected) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names, self._saved = storages, saved
         self._operators: list[Operator] = []
+        self.communicate = False
         saved.count = lambda: len(self._operators)
 
     @classmethod
@@ -258,6 +270,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         began = time.perf_counter()
         output = func(*args, **(kwargs or {}))
+        self.communicate |= func.namespace in _COMMUNICATING
         if func in SAC_IGNORED_OPS:
             return output
         _wait_for_device(output)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 import warnings
+import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
 
 from ..base.config import format_bytes
 from ..errors import TierStoreWarning
 from ..hooks.in_place import Around
-from ..residency.torch_names import tree_leaves
+from ..residency.torch_names import current_backward, tree_leaves
 from ..returning.advice import stacklevel_of_user
 from ..store.tier_store import TierStore
 from .applied import PlannedCalls
@@ -41,6 +44,7 @@ class Expected(NamedTuple):
         peak_bytes, step_seconds: as predicted.
         decision: what is done; None: the plan came from a file.
         reserve_bytes: part of `peak_bytes` that the decision knows nothing of, such as the state of an optimizer.
+        num_calls: how often a step calls the model.
     """
 
     limit_bytes: int
@@ -48,12 +52,27 @@ class Expected(NamedTuple):
     step_seconds: float
     decision: Decision | None
     reserve_bytes: int = 0
+    num_calls: int = 1
+
+
+class _Step(NamedTuple):
+    """What a step was measured to need.
+
+    Attributes:
+        waited_seconds: how long the training waited for the store in it.
+    """
+
+    seconds: float
+    peak_bytes: int
+    waited_seconds: float
 
 
 class StepWatch:
     """Measures steps of a model to which a plan is applied.
 
-    A step lasts from the model's call, or from `run`, to the end of the backward of what that computes.
+    A step begins with the first forward after a backward. It lasts to the end of its last backward, which is known when
+    the next forward begins. Steps that call the model more or less often than the planned one are not compared: those
+    of an evaluation with gradients, or of another loss. Nor are those whose result has no tensor to wait for.
 
     Args:
         expected: what the plan has promised.
@@ -75,9 +94,9 @@ class StepWatch:
         self._store, self._corrected = store, corrected
         self._num_steps = 0
         self._num_corrections = 0
-        self._has_warned = False
-        self._measured: list[MeasuredStep] = []
-        self._began: float | None = None
+        self._has_warned = self._was_slow = False
+        self._measured: list[_Step] = []
+        self._now: _Running | None = None
         self._is_inside = False
         self._tell(None)
 
@@ -87,49 +106,55 @@ class StepWatch:
 
     def end(self) -> None:
         """The plan is removed."""
+        self._drop()
         if self._store is not None:
             self._store.plans.tell(self, {})
             self._store.plans.keep_within(self, None, None)
 
-    def run(self, compute: Callable[[], T]) -> T:
-        """Compute what backward begins from: a step, unless it is part of one, or has no gradients."""
+    def run(self, compute: Callable[[], T], *, num_calls: int | None = None) -> T:
+        """Compute what backward begins from: a step or a part of one. Without gradients it is neither.
+
+        Args:
+            compute: is called.
+            num_calls: how many calls of the model it counts for; None: for all of a step.
+        """
         if self._is_inside or not torch.is_grad_enabled():
             return compute()
-        self._correct()
-        self._num_steps += 1
-        is_measured = 1 < self._num_steps <= 1 + _NUM_WATCHED or self._num_steps % _EVERY == 0
-        self._began = time.perf_counter() if is_measured else None
-        if is_measured:
-            self._meter.reset()
+        most = self._expected.num_calls
+        if self._now is None or self._now.has_ended:
+            self._begin()
         self._is_inside = True
         try:
             result = compute()
+        except BaseException:
+            self._drop()
+            raise
         finally:
             self._is_inside = False
-        if is_measured:
-            self._watch_backward(result)
+        if self._now is not None:
+            self._now.num_calls += most if num_calls is None else num_calls
+            if self._now.num_calls > most:
+                self._now.stop()  # calls without backward may be many: the last one is enough to see the end
+            self._now.watch_backward(result)
         return result
 
-    def _watch_backward(self, result: object) -> None:
-        """Have `_end_step` called when the backward of the result is done."""
-        is_queued = False
+    def _begin(self) -> None:
+        """The step before this one is over."""
+        now = self._now
+        if now is not None and now.measured is not None and now.num_calls == self._expected.num_calls:
+            self._measured.append(now.measured)
+            self._tell(now.measured)
+        self._drop()
+        self._correct()
+        self._num_steps += 1
+        is_measured = 1 < self._num_steps <= 1 + _NUM_WATCHED or self._num_steps % _EVERY == 0
+        self._now = _Running(self._meter if is_measured and self._meter.can_reset else None, self._store)
 
-        def queue(_: object) -> None:
-            nonlocal is_queued
-            if not is_queued:
-                is_queued = True
-                Variable._execution_engine.queue_callback(self._end_step)
-
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(queue)  # type: ignore[no-untyped-call]
-
-    def _end_step(self) -> None:
-        if self._began is not None:
-            peak_bytes = self._meter.peak()  # waits for the device
-            self._measured.append(MeasuredStep(time.perf_counter() - self._began, peak_bytes))
-            self._began = None
-            self._tell(self._measured[-1])
+    def _drop(self) -> None:
+        """Look at nothing more of the step."""
+        now, self._now = self._now, None
+        if now is not None:
+            now.stop()
 
     def _correct(self) -> None:
         """Decide again if the steps measured since the last decision have missed the prediction."""
@@ -137,17 +162,22 @@ class StepWatch:
         if corrected is None or decision is None or len(self._measured) < _NUM_WATCHED:
             return
         peak_bytes = max(measured.peak_bytes for measured in self._measured)
-        seconds = sorted(measured.seconds for measured in self._measured)[len(self._measured) // 2]
+        seconds = statistics.median_low(measured.seconds for measured in self._measured)
+        waited_seconds = statistics.median_low(measured.waited_seconds for measured in self._measured)
         self._measured.clear()
-        measured, expected = MeasuredStep(seconds, peak_bytes), self._expected
-        has_missed = (
-            abs(peak_bytes / expected.peak_bytes - 1) > PEAK_MISS
-            or abs(seconds / expected.step_seconds - 1) > TIME_MISS
-        )
-        if not has_missed or self._num_corrections >= _MOST_CORRECTIONS:
+        expected = self._expected
+        is_slow = abs(seconds / expected.step_seconds - 1) > TIME_MISS
+        is_large = abs(peak_bytes / expected.peak_bytes - 1) > PEAK_MISS
+        if is_slow and not is_large and not self._was_slow:
+            self._was_slow, self._num_steps = True, 0  # it may be a busy moment: measure again
+            return
+        self._was_slow = False
+        if not (is_slow or is_large) or self._num_corrections >= _MOST_CORRECTIONS:
             return
         self._num_corrections += 1
-        corrected.learn(decision, MeasuredStep(seconds, peak_bytes - expected.reserve_bytes))
+        corrected.learn_step(
+            decision, MeasuredStep(seconds, peak_bytes - expected.reserve_bytes), expected.step_seconds, waited_seconds
+        )
         again = corrected.decide()
         if again is None and peak_bytes > expected.limit_bytes and not self._has_warned:
             self._has_warned = True
@@ -168,9 +198,9 @@ class StepWatch:
             # Its allocators will keep as much beside what is alive as they did before.
             peak_bytes = min(peak_bytes + again.peak_bytes - decision.peak_bytes, expected.limit_bytes)
         self._expected = expected._replace(peak_bytes=peak_bytes, step_seconds=seconds, decision=again)
-        self._tell(measured)
+        self._tell(_Step(seconds, peak_bytes, waited_seconds))
 
-    def _tell(self, measured: MeasuredStep | None) -> None:
+    def _tell(self, measured: _Step | None) -> None:
         if self._store is None:
             return
         expected = self._expected
@@ -183,6 +213,64 @@ class StepWatch:
         if measured is not None:
             figures |= {"measured_peak_bytes": measured.peak_bytes, "measured_step_seconds": measured.seconds}
         self._store.plans.tell(self, figures)
+
+
+class _Running:
+    """A step that has begun.
+
+    Args:
+        meter: None: nothing is measured.
+        store: tells how long the training waited; None: there is none.
+
+    Attributes:
+        num_calls: of the model so far.
+        has_ended: a backward of it has ended.
+        measured: until the end of its last backward.
+    """
+
+    _last: ClassVar[weakref.ref[_Running] | None] = None
+    """Who has reset the peak last. Meters of one process share it, so what an earlier step measures says nothing."""
+
+    def __init__(self, meter: Meter | None, store: TierStore | None) -> None:
+        self.num_calls = 0
+        self.has_ended = False
+        self.measured: _Step | None = None
+        self._meter, self._store = meter, store
+        self._hooks: list[RemovableHandle] = []
+        self._backward = -1
+        if meter is not None:
+            _Running._last = weakref.ref(self)
+            meter.reset()
+        self._waited_seconds = self._waited()
+        self._began = time.perf_counter()
+
+    def watch_backward(self, result: object) -> None:
+        """Take note of the end of each backward that comes by a result of forward."""
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                self._hooks.append(leaf.register_hook(self._queue))  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """Take note of nothing more."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _queue(self, _: object) -> None:
+        """Is called for each result in each backward; has `_end` called once at the end of that backward."""
+        if self._backward != (backward := current_backward()):
+            self._backward = backward
+            Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self.has_ended = True
+        if self._meter is not None and _Running._last is not None and _Running._last() is self:
+            peak_bytes = self._meter.peak()  # waits for the device
+            seconds = time.perf_counter() - self._began
+            self.measured = _Step(seconds, peak_bytes, self._waited() - self._waited_seconds)
+
+    def _waited(self) -> float:
+        """Seconds that the training has waited for the store so far."""
+        return 0.0 if self._store is None or self._meter is None else sum(self._store.stats().stall_seconds.values())
 
 
 class _WatchedCalls:
@@ -202,4 +290,8 @@ class _WatchedCalls:
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Around`."""
         through = self._through
-        return self._watch.run(lambda: call(*args, **kwargs) if through is None else through.run(call, args, kwargs))
+
+        def compute() -> Any:
+            return call(*args, **kwargs) if through is None else through.run(call, args, kwargs)
+
+        return self._watch.run(compute, num_calls=1)

@@ -31,6 +31,7 @@ __all__ = [
     "SetExcludeDispatchKeyGuard",
     "TorchDispatchMode",
     "current_autograd_node",
+    "current_backward",
     "engine_run_backward",
     "get_eval_frame_callback",
     "import_dynamo",
@@ -90,6 +91,8 @@ top_hooks: Callable[[bool], tuple[Any, Any] | None] = _torch("torch._C._autograd
 SavedVariable: Any = _torch("torch._C._autograd.SavedTensor")
 """A tensor that Python code has given to autograd to save."""
 current_autograd_node: Callable[[], Any] = _torch("torch._C._current_autograd_node")
+current_backward: Callable[[], int] = _torch("torch._C._current_graph_task_id")
+"""The number of the backward that this thread computes; -1: none."""
 engine_run_backward: Any = _torch("torch.autograd.graph._engine_run_backward")
 
 # Modes, and the transforms of `torch.func`.

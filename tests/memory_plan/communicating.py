@@ -1,0 +1,63 @@
+"""A program: two processes with other limits plan a model whose blocks exchange data, and train it under the plan."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+from torch.distributed._functional_collectives import all_reduce
+
+from tests.memory_plan.test_plan import Block, far_above
+from tierstore import TierStore, plan_memory
+
+
+class Summed(nn.Module):
+    """The ranks exchange what a block computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch + all_reduce(self.block(batch), "sum", group=dist.group.WORLD).tanh()
+
+
+def step(model: nn.Module) -> list[torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(dist.get_rank())
+    model(torch.randn(2048, 256)).square().mean().backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def rank(number: int, directory: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{directory}/ranks", rank=number, world_size=2)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Summed() for _ in range(4)))
+    plain = [step(model), step(model)][-1]
+    with TierStore(directory, host_bytes=0) as store:
+
+        def planned(limit_bytes: int) -> object:
+            return plan_memory(
+                model, lambda: model(torch.randn(2048, 256)).square().mean(), store=store, limit=limit_bytes
+            )
+
+        generous = planned(far_above())
+        tight_bytes = generous.predicted.peak_bytes - 2**20
+        plan = planned(tight_bytes if number == 1 else far_above())
+        plan.apply(model)
+        found = [step(model) for _ in range(9)][-1]
+        plan.remove(model)
+        same = all(torch.equal(one, other) for one, other in zip(plain, found, strict=True))
+        actions = sorted({block.action for block in plan.blocks})
+        told: list[object] = [None, None]
+        dist.all_gather_object(told, (actions, same, generous.is_needed))
+        if number == 0:
+            print(f"the same in both: {told[0] == told[1]}, same bits: {same}")
+            print(f"needed: {told[0][2]}, then {actions != ['keep']}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    multiprocessing.spawn(rank, (sys.argv[1],), nprocs=2)
