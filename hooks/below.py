@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from tierstore.residency.layout import outside_of_modes
 from tierstore.residency.torch_names import AD_INPLACE_OR_VIEW, AUTOGRAD, SetExcludeDispatchKeyGuard, is_key_excluded
 from tierstore.residency.uncompiled import uncompiled
 
@@ -32,6 +33,7 @@ __all__ = [
     "is_below_autograd",
     "may_become_an_output",
     "sharing_versions",
+    "version_counter_of",
 ]
 
 HOOKS_ARE_CALLED_BELOW = "respect_saved_tensors_hooks" in inspect.signature(checkpoint).parameters
@@ -66,6 +68,18 @@ def sharing_versions() -> Iterator[None]:
     """Inside it, a view or a detached tensor shares the version counter of its source, as above autograd."""
     with SetExcludeDispatchKeyGuard(AD_INPLACE_OR_VIEW, False):
         yield
+
+
+def version_counter_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without elements that has the version of another one, now and later. Also below autograd.
+
+    Where torch does not exchange the elements (a sparse tensor), it has those of the other one.
+    """
+    with sharing_versions(), outside_of_modes():
+        alias = tensor.detach()
+        with suppress(RuntimeError):
+            alias.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return alias
 
 
 class HeldTensor:

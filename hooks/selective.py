@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import (
     SAC_IGNORED_OPS,
     CheckpointPolicy,
@@ -22,9 +23,10 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from tierstore.residency.layout import storage_of
 from tierstore.residency.torch_names import TorchDispatchMode, top_hooks, tree_leaves, tree_map_only
 
-from .below import HeldTensor, Packed
+from .below import HeldTensor, Packed, version_counter_of
 from .thread_hooks import enclosing_scope
 
 __all__ = ["holding_contexts", "selective_checkpoint_contexts"]
@@ -55,8 +57,9 @@ def selective_checkpoint_contexts(policy: Policy | list[Any]) -> Contexts:
 
     MUST_CPU_OFFLOAD and PREFER_CPU_OFFLOAD: the innermost scope packs the output as a saved tensor. MUST_SAVE and
     PREFER_SAVE: the output stays where it is, and is counted in `stats().kept_bytes` as "checkpoint policy"; a change
-    in place is found. All other outputs are computed again. A retained graph may be used again, which torch's own
-    contexts do not allow.
+    in place is found. All other outputs are computed again. So are views, results of operators that change their
+    argument in place, and outputs that the region changes, whatever the policy says: torch's own contexts hold those,
+    and give wrong gradients. A retained graph may be used again, which torch's own contexts do not allow.
 
     torch's own contexts are returned while `torch.compile` traces, and where the innermost saved-tensor hooks of this
     thread are not those of a `tiered_offload`: there are none, or they are those of `keep_resident`, `save_on_cpu` or
@@ -90,16 +93,35 @@ def holding_contexts(policy: Policy, pack: Pack, keep: Pack) -> Contexts:
     return _Hold(policy, partial(HeldTensor, pack), partial(HeldTensor, keep), outputs), _Replay(outputs)
 
 
+class _HiddenView(NamedTuple):
+    """A view of an output that is held, with a version counter of its own.
+
+    Attributes:
+        counter: has the version of the view, and no elements.
+        version: when the view was made.
+    """
+
+    counter: torch.Tensor
+    version: int
+
+
 class _Held(NamedTuple):
     """An output that backward gets back instead of computing it.
 
     Attributes:
         inputs: shape and dtype of each tensor among the operator's arguments.
         output: the output, with a `HeldTensor` in the place of each tensor.
+        views: see NOTE [Views are not held].
     """
 
     inputs: _Inputs
     output: Any
+    views: list[_HiddenView]
+
+    @property
+    def is_as_held(self) -> bool:
+        """Whether no view of it has told of a change in place."""
+        return all(view.counter._version == view.version for view in self.views)
 
 
 _Inputs = list[tuple[torch.Size, torch.dtype]]
@@ -107,7 +129,7 @@ _Outputs = dict[Any, list[_Held | None]]
 """By operator, in the order of its calls; None: backward computes that output again."""
 
 
-_NOTHING = _Held([(torch.Size([-1]), torch.bool)], None)
+_NOTHING = _Held([(torch.Size([-1]), torch.bool)], None, [])
 """Stands for a call that forward has not made: no call has such arguments."""
 
 
@@ -115,8 +137,63 @@ def _inputs_of(arguments: Any) -> _Inputs:
     return [(leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
 
 
+def _storages_of(values: Any) -> dict[int, torch.UntypedStorage]:
+    """The storages of tensors in nested `values`, by their addresses."""
+    found = (storage_of(leaf) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    return {each[0]._cdata: each[0] for each in found if each is not None}
+
+
+def _written_of(schema: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an operator writes to."""
+    given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | (kwargs or {})
+    return [given.get(argument.name) for argument in schema.arguments if argument.is_write]
+
+
+def _schema_of(func: Any) -> Any:
+    """The schema of an operator; None: it is a higher-order one, which has none."""
+    return getattr(func, "_schema", None)
+
+
+def _tells_alias(func: Any) -> bool:
+    """Whether the schema of an operator says that it returns an argument, or a view of one."""
+    schema = _schema_of(func)
+    return schema is not None and any(each.alias_info is not None for each in schema.returns)
+
+
+def _is_alias(func: Any, output: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operator's output is a view of an argument, or is an argument."""
+    return _tells_alias(func) or bool(_storages_of(output).keys() & _storages_of((args, kwargs)).keys())
+
+
+class _Place(NamedTuple):
+    """Where an output is held.
+
+    Attributes:
+        storage: the output's; referred to, so that no other storage gets its address.
+        calls, number: the list of outputs, and the index in it.
+        held: what is there.
+    """
+
+    storage: StorageWeakRef
+    calls: list[_Held | None]
+    number: int
+    held: _Held
+
+
 class _Hold(TorchDispatchMode):
     """Around the forward of a region: holds the outputs that backward gets back.
+
+    NOTE [Views are not held]
+    If an output that is held is changed later, backward gets it back changed, computes the change again, and the
+    gradient is wrong. The version counter tells of a change that comes after the region. Within it:
+
+    * a view, and the result of a change in place, are computed again whatever the policy says: the change may have come
+      before, or may come through the tensor that they share memory with;
+    * an output that is changed in place, also through a view, is computed again from then on.
+
+    Some operators hide that they return a view, which has a version counter of its own: `_unsafe_view`, by which
+    `matmul` gives a product its shape. What is held under it stays held. The view's counter is remembered, and the
+    output is computed again if that tells of a change after the region.
 
     Args:
         policy: decides for each operator.
@@ -136,6 +213,7 @@ class _Hold(TorchDispatchMode):
         self._offload = offload
         self._keep = keep
         self._outputs = outputs
+        self._places: dict[int, _Place] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -150,9 +228,28 @@ class _Hold(TorchDispatchMode):
             decision = self._policy(context, func, *args, **(kwargs or {}))
             hold = self._keep if decision is True or decision in _KEEP else self._offload
             is_held = decision is True or decision in _KEEP or decision in _OFFLOAD
-            held = _Held(_inputs_of((args, kwargs)), tree_map_only(torch.Tensor, hold, output)) if is_held else None
-            self._outputs.setdefault(func, []).append(held)
+            self._look_for_changes(func, output, args, kwargs)
+            calls = self._outputs.setdefault(func, [])
+            if not is_held or _is_alias(func, output, args, kwargs):
+                calls.append(None)
+            else:
+                held = _Held(_inputs_of((args, kwargs)), tree_map_only(torch.Tensor, hold, output), [])
+                for address, storage in _storages_of(output).items():
+                    self._places[address] = _Place(StorageWeakRef(storage), calls, len(calls), held)
+                calls.append(held)
         return output
+
+    def _look_for_changes(self, func: Any, output: Any, args: Any, kwargs: Any) -> None:
+        """Hold no longer what an operator writes to; remember the version of a view that it hides."""
+        schema = _schema_of(func)
+        for address in _storages_of([] if schema is None else _written_of(schema, args, kwargs)):
+            if address in self._places:
+                place = self._places.pop(address)
+                place.calls[place.number] = None
+        if not _tells_alias(func):
+            for leaf in filter(torch.is_tensor, tree_leaves(output)):
+                for address in _storages_of(leaf).keys() & self._places.keys():
+                    self._places[address].held.views.append(_HiddenView(version_counter_of(leaf), leaf._version))
 
 
 class _Replay(TorchDispatchMode):
@@ -192,4 +289,6 @@ class _Replay(TorchDispatchMode):
                 f"call {number + 1} of {func} in a checkpointed region differs from forward: the region must run "
                 "the same operators each time"
             )
+        if not held.is_as_held:
+            return func(*args, **(kwargs or {}))
         return tree_map_only(HeldTensor, HeldTensor.unpack, held.output)

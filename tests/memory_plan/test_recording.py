@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint
 
 from tests.hooks.programs import SIDE, all_bits
 from tests.memory_plan.blocks import BLOCKS, Chain, Mlp, recorded, step, the_batch
@@ -20,6 +20,7 @@ from tierstore import TierStore
 from tierstore.hooks.select import Kept
 from tierstore.hooks.selective import holding_contexts
 from tierstore.memory_plan.recording import RecordedCall
+from tierstore.residency.torch_names import TorchDispatchMode
 
 MATRIX_BYTES = SIDE * SIDE * 4
 
@@ -218,6 +219,51 @@ def test_operators_counted_as_a_checkpoint_counts_them(store: TierStore, make: C
     region(the_batch() * 1.5)
     assert [operator.name for operator in call.operators] == counted[: len(call.operators)]
     assert len(call.operators) > 2
+
+
+class Unbiased(nn.Module):
+    """Products of three dimensions, which are hidden views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = (nn.Linear(SIDE, SIDE, bias=False) for _ in range(2))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(batch.view(2, -1, SIDE)).sin()).cos().view(SIDE, SIDE)  # type: ignore[no-any-return]
+
+
+class Computed(TorchDispatchMode):
+    """Notes the operators that reach it: those that a replay inside it answers do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in SAC_IGNORED_OPS:
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("make", [*BLOCKS.values(), Unbiased], ids=[*BLOCKS.keys(), "Unbiased"])
+def test_what_can_be_held_is_held_and_no_more(store: TierStore, make: Callable[[], nn.Module]) -> None:
+    (call,) = recorded(Chain(make, 1), ["blocks.0"], store)
+    can_be_held = {number: operator.name for number, operator in enumerate(call.operators) if operator.can_be_held}
+    counted: list[str] = []
+
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        counted.append(str(operator))
+        is_wanted = can_be_held.get(len(counted) - 1) == str(operator)
+        return CheckpointPolicy.MUST_CPU_OFFLOAD if is_wanted else CheckpointPolicy.PREFER_RECOMPUTE
+
+    holding, replaying = holding_contexts(policy, Kept, Kept)
+    module, batch = make(), the_batch() * 1.5
+    with holding:
+        module(batch)
+    with Computed() as computed, replaying:
+        module(batch)
+    assert computed.names == [name for number, name in enumerate(counted) if number not in can_be_held]
+    assert make is not Unbiased or list(can_be_held.values()).count("aten.mm.default") == 2
 
 
 def holdable(call: RecordedCall) -> Sequence[str]:

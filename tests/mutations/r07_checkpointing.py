@@ -10,6 +10,16 @@ MUTATIONS = {
             "_Replay.__torch_dispatch__", "held.inputs != _inputs_of((args, kwargs))"
         ),
     },
+    "test_product_of_a_layer_that_the_caller_changes_is_computed_again": {
+        "an output is computed again if a hidden view of it was changed": never(
+            "_Replay.__torch_dispatch__", "not held.is_as_held"
+        ),
+    },
+    "test_output_that_the_region_changes_is_computed_again": {
+        "an output that its region changes is computed again": drop(
+            "_Hold._look_for_changes", "place.calls[place.number] = None"
+        ),
+    },
     "test_packed_after_backward_began_belongs_to_a_log_of_its_own": {
         "what is packed during backward starts a log of its own": never("OffloadScope.pack", "log.started"),
     },

@@ -17,6 +17,7 @@ import xxhash
 from torch import nn
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
+from ..hooks.below import version_counter_of
 from ..hooks.select import Kept
 from ..hooks.thread_hooks import unpack as unpack_kept
 from ..residency.torch_names import TorchDispatchMode, top_hooks, tree_leaves
@@ -103,7 +104,7 @@ class BlockRecording:
 
     def watch_arguments(self, call: RecordedCall, arguments: Any) -> None:
         """Have `end` find out whether the arguments of a call are changed in place after it."""
-        counters = [_version_counter_of(leaf) for leaf in tree_leaves(arguments) if type(leaf) is torch.Tensor]
+        counters = [version_counter_of(leaf) for leaf in tree_leaves(arguments) if type(leaf) is torch.Tensor]
         self._arguments.append((call, counters, _versions_of(counters)))
 
     def end(self) -> None:
@@ -317,13 +318,6 @@ def _checksum(tensor: torch.Tensor) -> object:
 
 def _versions_of(values: Any) -> list[int]:
     return [leaf._version for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and not leaf.is_inference()]
-
-
-def _version_counter_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without elements that has the version of another one, now and later."""
-    alias = tensor.detach()
-    alias.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return alias
 
 
 def _without_tensors(values: Any) -> list[Any]:
