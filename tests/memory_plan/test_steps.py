@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import torch
 from torch import nn
 
 from tests.hooks.programs import SIDE, all_bits, forget_after_error, grads
-from tests.memory_plan.blocks import RECOMPUTE, Chain, Mlp, Normed, planned, step
+from tests.memory_plan.blocks import KEEP, RECOMPUTE, Chain, Mlp, Normed, planned, step, the_batch
 from tierstore import ConfigError, TierStore
 from tierstore.hooks.in_place import around_calls_of
+from tierstore.memory_plan.menu import Action
 from tierstore.memory_plan.meter import ResidentMeter
 from tierstore.memory_plan.steps import Steps, StepTimeline
 
@@ -95,6 +97,85 @@ def test_step_leaves_everything_as_found(
         assert all(one is other for one, other in zip(model.buffers(), buffers, strict=True))
 
 
+class WithLeaves(nn.Module):
+    """Leaves of every kind: weights of the model and of a head beside it, a prompt, and the batch itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = Chain(Mlp)
+        self.prompt = torch.randn(SIDE, requires_grad=True)
+        self.head, self.unused = [nn.Linear(SIDE, 1)], [nn.Linear(SIDE, 1)]  # in lists: no members
+        self.batch = the_batch()
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        return [*self.parameters(), self.prompt, *self.head[0].parameters(), *self.unused[0].parameters(), self.batch]
+
+    def forward(self, prompt: torch.Tensor) -> torch.Tensor:
+        return self.head[0](self.chain(self.batch + prompt)).square().mean()  # type: ignore[no-any-return]
+
+
+class FailsInBackward(torch.autograd.Function):
+    """Fails when all other gradients are there."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise ValueError("in backward")
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("action", [None, RECOMPUTE], ids=str)
+def test_leaves_outside_of_the_model_keep_their_gradients(
+    store: TierStore, action: Action | None, fails: bool, has_gradients: bool
+) -> None:
+    model = WithLeaves()
+    gradients = [torch.rand_like(leaf) if has_gradients else None for leaf in model.leaves]
+    for leaf, gradient in zip(model.leaves, gradients, strict=True):
+        leaf.grad = gradient
+    reached = []
+    model.head[0].weight.register_hook(lambda _: reached.append("head"))  # type: ignore[no-untyped-call]
+
+    def run() -> torch.Tensor:
+        prompt = model.prompt * 1
+        return model(FailsInBackward.apply(prompt) if fails else prompt)  # type: ignore[no-any-return]
+
+    around = {} if action is None else planned([f"chain.{name}" for name in NAMES], action, [], store)
+    with pytest.raises(ValueError, match="in backward") if fails else nullcontext():
+        Steps(model, run, ResidentMeter()).take(around)
+    if fails:
+        forget_after_error()
+    assert reached
+    assert all(leaf.grad is gradient for leaf, gradient in zip(model.leaves, gradients, strict=True))
+
+
+def test_loss_that_is_a_leaf_keeps_its_gradient() -> None:
+    loss = torch.ones((), requires_grad=True)
+    Steps(Chain(Mlp), lambda: loss, ResidentMeter()).take({})
+    assert loss.grad is None
+
+
+@pytest.mark.parametrize("is_of_model", [True, False])
+def test_leaf_whose_gradient_is_used_at_once_refused(is_of_model: bool) -> None:
+    """An optimizer would train the model while it is planned."""
+    model = WithLeaves()
+    leaf = model.chain.blocks[0].first.weight if is_of_model else model.prompt
+    optimizer = torch.optim.SGD([leaf], lr=0.1)
+    hook = leaf.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    before = all_bits(model.leaves)
+    with pytest.raises(ConfigError, match="before register_post_accumulate_grad_hook") as caught:
+        Steps(model, lambda: model(model.prompt), ResidentMeter()).take({})
+    assert ("first.weight" in str(caught.value)) == is_of_model
+    assert all_bits(model.leaves) == before
+    hook.remove()
+    Steps(model, lambda: model(model.prompt), ResidentMeter()).take({})
+    assert all_bits(model.leaves) == before
+
+
 @pytest.mark.parametrize("loss", [None, 1.0, torch.zeros(2, requires_grad=True), torch.zeros(())], ids=str)
 def test_run_that_gives_no_loss_refused(loss: object) -> None:
     with pytest.raises(ConfigError, match=r"run=.*computes the loss"):
@@ -145,3 +226,37 @@ def test_timeline_leaves_out_calls_without_gradients_and_nested_ones(store: Tier
     assert timeline.names == NAMES * 2
     assert sorted(timeline.order) == [0, 1, 2, 3]
     assert timeline.forward_bytes.keys() == timeline.backward_bytes.keys() == {0, 1, 2, 3}
+
+
+class GivesLeaves(nn.Module):
+    """Returns a leaf and, the same each time, a tensor with a history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.shared = Mlp(), torch.ones(SIDE, requires_grad=True) * 2
+
+    def forward(self, batch: torch.Tensor) -> Any:
+        return self.inner(batch), self.inner.last.bias, self.shared
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_timeline_leaves_no_hooks_on_what_a_block_returns(store: TierStore, fails: bool) -> None:
+    model, timeline = GivesLeaves(), StepTimeline(ResidentMeter(), lambda: None, lambda: 0)
+    begun: list[int] = []
+
+    def run() -> torch.Tensor:
+        result, leaf, shared = model(the_batch())
+        begun.append(len(shared._backward_hooks))
+        if fails:
+            raise KeyboardInterrupt
+        return (result + leaf + shared).sum()  # type: ignore[no-any-return]
+
+    around = {"": timeline.around("", planned([""], KEEP, [], store)[""])}
+    with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
+        Steps(model, run, ResidentMeter()).take(around, timeline=timeline)
+    if fails:
+        forget_after_error()
+    assert begun == [1]
+    assert timeline.order == ([] if fails else [0])
+    assert not model.inner.last.bias._backward_hooks
+    assert not model.shared._backward_hooks

@@ -63,9 +63,15 @@ MUTATIONS = {
         ),
     },
     "test_step_leaves_everything_as_found": {
-        "planning puts the gradients back": drop("Steps._left_as_found", "parameter.grad = gradient"),
+        "planning puts the gradients back": drop("_Gradients.put_back", "leaf.grad = gradient"),
         "planning puts the generators of the host back": drop("Steps._left_as_found", "generators.restore()"),
         "planning puts buffers and modes back": drop("Steps._left_as_found", "restore()"),
+    },
+    "test_leaves_outside_of_the_model_keep_their_gradients": {
+        "planning puts the gradients of all leaves back": drop("Steps.take", "gradients.take(_leaves_of(loss))"),
+    },
+    "test_timeline_leaves_no_hooks_on_what_a_block_returns": {
+        "planning leaves no hooks on tensors": drop("StepTimeline.__exit__", "hook.remove()"),
     },
     "test_the_fastest_choice_within_every_limit": {
         "a storage that several blocks keep counts once": replace(

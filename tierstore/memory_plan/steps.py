@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ..errors import ConfigError, ConfigTypeError
 from ..hooks.in_place import Around, call_plainly, put_around_calls
@@ -38,9 +39,14 @@ class Steps:
         model: what is planned.
         run: computes the loss.
         meter: of the tier that is limited.
+
+    Raises:
+        ConfigError: something is called after each gradient of a parameter, such as an optimizer.
     """
 
     def __init__(self, model: nn.Module, run: Callable[[], torch.Tensor], meter: Meter) -> None:
+        for name, parameter in model.named_parameters():
+            _refuse_hooks("model", name, parameter)
         self._model, self._run, self._meter = model, run, meter
         self._restorers = restorers_of(model)
 
@@ -59,13 +65,19 @@ class Steps:
             scope: is entered around forward.
             timeline: is told of its end.
             has_backward: False: forward alone.
+
+        Raises:
+            ConfigError: `run` computes no loss; or something is called after each gradient of a leaf that it reaches.
         """
-        with self._left_as_found(), with_calls(self._model, around):
+        with self._left_as_found() as gradients, with_calls(self._model, around), timeline or nullcontext():
             self._meter.reset()
             began = time.perf_counter()
             with scope or nullcontext():
                 loss = _loss_of(self._run())
             if has_backward:
+                looked = time.perf_counter()
+                gradients.take(_leaves_of(loss))
+                began += time.perf_counter() - looked
                 loss.backward()  # type: ignore[no-untyped-call]
             peak_bytes = self._meter.peak()  # waits for the device
             seconds = time.perf_counter() - began
@@ -75,23 +87,70 @@ class Steps:
         return MeasuredStep(seconds, peak_bytes)
 
     @contextmanager
-    def _left_as_found(self) -> Iterator[None]:
-        parameters = list(self._model.parameters())
-        gradients = [parameter.grad for parameter in parameters]
+    def _left_as_found(self) -> Iterator[_Gradients]:
+        parameters, gradients = list(self._model.parameters()), _Gradients()
         generators = Generators.now()
         devices = {parameter.device for parameter in parameters if parameter.device.type not in ("cpu", "meta")}
         kind = next(iter(devices)).type if devices else "cuda"
         try:
-            for parameter in parameters:
-                parameter.grad = None
+            gradients.take(parameters)
             with torch.random.fork_rng([device.index for device in devices], device_type=kind):
-                yield
+                yield gradients
         finally:
             generators.restore()
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
+            gradients.put_back()
             for restore in self._restorers:
                 restore()
+
+
+class _Gradients:
+    """The gradients that leaves had before a step."""
+
+    def __init__(self) -> None:
+        self._taken: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def take(self, leaves: Iterable[torch.Tensor]) -> None:
+        """Take theirs away, until `put_back`."""
+        for leaf in leaves:
+            if id(leaf) not in self._taken:
+                self._taken[id(leaf)] = leaf, leaf.grad
+                leaf.grad = None
+
+    def put_back(self) -> None:
+        """Give each leaf the one that it had, in the place of what it has."""
+        for leaf, gradient in self._taken.values():
+            leaf.grad = gradient
+
+
+def _leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
+    """The leaves that the backward of a loss gives gradients to: of the model, of other modules, and of inputs.
+
+    A reentrant checkpoint hides what it reaches beside its inputs.
+    """
+    if loss.grad_fn is None:
+        return [loss]
+    leaves: list[torch.Tensor] = []
+    seen, pending = {loss.grad_fn}, [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if type(node).__name__ == "AccumulateGrad":
+            leaves.append(node.variable)  # type: ignore[attr-defined]
+            _refuse_hooks("run", f"reaches a leaf of shape {list(leaves[-1].shape)}", leaves[-1])
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                pending.append(following)
+    return leaves
+
+
+def _refuse_hooks(option: str, name: str, leaf: torch.Tensor) -> None:
+    if leaf._post_accumulate_grad_hooks:
+        raise ConfigError(
+            option,
+            name,
+            "it has hooks that are called after each gradient, and may step an optimizer: planning takes steps that "
+            "must change no weight. Plan before register_post_accumulate_grad_hook",
+        )
 
 
 @contextmanager
@@ -120,7 +179,8 @@ class StepTimeline:
     """The moments of one step: what was the most memory in each call of a block, forward and backward.
 
     A moment lasts from the beginning of a call to the beginning of the next one. Backward of a call begins when the
-    gradient of one of its results is known.
+    gradient of one of its results is known. A result that is a leaf does not tell of that. As a context manager it
+    takes its hooks off the results.
 
     Args:
         meter: is read and reset where a moment ends.
@@ -142,6 +202,14 @@ class StepTimeline:
         self.first_bytes = 0
         self._meter, self._tidy, self._not_counted = meter, tidy, not_counted
         self._now: tuple[dict[int, int], int] | None = None
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
     def around(self, name: str, through: Around) -> Around:
         """Tell this timeline of the calls that go through `through`."""
@@ -153,6 +221,12 @@ class StepTimeline:
         self.names.append(name)
         self._next(self.forward_bytes, number)
         return number
+
+    def watch(self, result: object, number: int) -> None:
+        """Have `begin_backward` called when the gradient of a result of the call is known."""
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                self._hooks.append(leaf.register_hook(lambda _: self.begin_backward(number)))  # type: ignore[no-untyped-call]
 
     def begin_backward(self, number: int) -> None:
         """The gradient of a result of the call is known."""
@@ -194,7 +268,5 @@ class _TimedCalls:
             result = self._through.run(call, args, kwargs)
         finally:
             self._is_inside = False
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(lambda _: timeline.begin_backward(number))  # type: ignore[no-untyped-call]
+        timeline.watch(result, number)
         return result
