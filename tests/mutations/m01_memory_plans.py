@@ -73,6 +73,14 @@ MUTATIONS = {
     "test_timeline_leaves_no_hooks_on_what_a_block_returns": {
         "planning leaves no hooks on tensors": drop("StepTimeline.__exit__", "hook.remove()"),
     },
+    "test_copy_computes_plainly_once_the_plan_is_removed": {
+        "copies of a model follow a plan no longer than the model": drop("MemoryPlan._end", "around.end()"),
+    },
+    "test_block_under_another_name_is_undone": {
+        "a plan is taken away from all that it was applied to": drop(
+            "MemoryPlan._put_around", "self._touched.append(weakref.ref(module))"
+        ),
+    },
     "test_the_fastest_choice_within_every_limit": {
         "a storage that several blocks keep counts once": replace(
             "_shared_storages", "len(names) > 1", "len(names) > 99"

@@ -63,11 +63,13 @@ class PlannedCalls:
     Attributes:
         action: as given; may be set to another one.
         recompute_seconds: time that backward has spent computing the block again, so far.
+        is_over: the plan is removed: calls, also those of copies of the block, do nothing more than without a plan.
     """
 
     def __init__(self, action: Action, traits: BlockTraits, scope: ModuleScope | None) -> None:
         self.action = action
         self.recompute_seconds = 0.0
+        self.is_over = False
         self._traits = traits
         self._scope = scope
         import_dynamo()  # as `checkpoint` does in its first call, whose frames a cycle in that import would keep alive
@@ -79,9 +81,13 @@ class PlannedCalls:
     def __deepcopy__(self, memo: dict[int, object]) -> PlannedCalls:
         return self
 
+    def end(self) -> None:
+        """The plan is removed. Backward of what was computed before is not changed by that."""
+        self.is_over = True
+
     def run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Around`."""
-        if self.action.kind == "keep" or not torch.is_grad_enabled():
+        if self.is_over or self.action.kind == "keep" or not torch.is_grad_enabled():
             return call(*args, **kwargs)
         if self.action.kind == "store":
             return self._run_stored(call, args, kwargs)

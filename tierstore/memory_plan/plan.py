@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -13,7 +14,7 @@ from torch import nn
 
 from ..base.toml_file import read_toml, toml_text, typed
 from ..errors import ConfigError, ConfigTypeError
-from ..hooks.in_place import around_calls_of, call_plainly, check_callable, put_around_calls
+from ..hooks.in_place import Around, around_calls_of, call_plainly, check_callable, put_around_calls
 from ..hooks.module import ModuleScope
 from ..store.tier_store import TierStore
 from .applied import BlockTraits, PlannedCalls
@@ -125,6 +126,9 @@ class MemoryPlan:
         self._contents = contents
         self._live = live
         self._watch: StepWatch | None = None
+        self._applied_to: weakref.ref[nn.Module] | None = None
+        self._touched: list[weakref.ref[nn.Module]] = []  # also those that the model has under another name by now
+        self._made: weakref.WeakSet[Around] = weakref.WeakSet()  # also those that only copies of the model have
 
     @classmethod
     def of(
@@ -217,7 +221,7 @@ class MemoryPlan:
                 plan is applied already; or there is no store.
             StoreClosedError: the store is closed. The model is as it was.
         """
-        if self._watch is not None:
+        if self._applied_to is not None and self._applied_to() is not None:
             raise ConfigError("model", type(model).__name__, "the plan is applied already: remove it first")
         modules = self._modules_of(model)
         store = store if store is not None else self._live.store if self._live is not None else None
@@ -231,13 +235,21 @@ class MemoryPlan:
         scope = None if store is None else ModuleScope(store, min_bytes=self._contents.min_bytes)
         calls = {block.name: PlannedCalls(block.as_action(), block.traits, scope) for block in self.blocks}
         corrected = None if self._live is None or self._live.corrected.prices.communicates else self._live.corrected
+        self._end()  # where the model that it was applied to is gone
         self._watch = StepWatch(self._expected(), calls, meter, store, corrected)
+        self._applied_to = weakref.ref(model)
+        self._made.update(calls.values())
         for name, through in calls.items():
-            put_around_calls(modules[name], through)
-        put_around_calls(model, self._watch.around(calls.get("")))
+            self._put_around(modules[name], through)
+        self._put_around(model, self._watch.around(calls.get("")))
         if store is not None and meter.is_of_host:
             store.plans.keep_within(self._watch, self.limit_bytes, 0 if self.is_needed else None)
         return model
+
+    def _put_around(self, module: nn.Module, around: Around) -> None:
+        self._made.add(around)
+        self._touched.append(weakref.ref(module))
+        put_around_calls(module, around)
 
     def watch(self, compute: Callable[[], T]) -> T:
         """Compute the loss by `compute`, as a step that is compared with the prediction.
@@ -247,18 +259,42 @@ class MemoryPlan:
         return compute() if self._watch is None else self._watch.run(compute)
 
     def remove(self, model: nn.Module) -> nn.Module:
-        """Undo `apply`. What is stored already stays stored until its graph is gone. A plan not applied is left.
+        """Undo `apply`. What is stored already stays stored until its graph is gone.
+
+        Of a copy of the model (`copy.deepcopy`) it takes the plan away from the copy alone. Removed from the model
+        itself, or from one that has it as a member, it ends everywhere: copies compute plainly from then on.
 
         Returns:
-            The same model.
+            The same model. If the plan is not applied, nothing is done.
+
+        Raises:
+            ConfigError: the plan is applied, but neither to this model nor to the one that this is a copy of. It stays
+                applied.
         """
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            for module in self._modules_of(model, check=False).values():
-                call_plainly(module)
-            call_plainly(model)
-            watch.end()
+        check_callable(model)
+        members = list(model.modules())
+        carrying = [module for module in members if around_calls_of(module) in self._made]
+        applied_to = None if self._applied_to is None else self._applied_to()
+        if applied_to is not None and applied_to in members:
+            self._end()
+        elif applied_to is not None and not carrying:
+            raise ConfigError("model", type(model).__name__, "the plan is applied to another model: give that")
+        for module in carrying:
+            call_plainly(module)
         return model
+
+    def _end(self) -> None:
+        """The plan does nothing any more: not in the modules that it was applied to, nor in copies of them."""
+        for around in list(self._made):
+            if isinstance(around, PlannedCalls):
+                around.end()
+        for module in filter(None, (reference() for reference in self._touched)):
+            if around_calls_of(module) in self._made:
+                call_plainly(module)
+        watch, self._watch, self._applied_to = self._watch, None, None
+        self._touched.clear()
+        if watch is not None:
+            watch.end()
 
     def _expected(self) -> Expected:
         decision = None if self._live is None else self._live.decision
@@ -273,21 +309,21 @@ class MemoryPlan:
             self._contents.num_calls,
         )
 
-    def _modules_of(self, model: nn.Module, *, check: bool = True) -> dict[str, nn.Module]:
+    def _modules_of(self, model: nn.Module) -> dict[str, nn.Module]:
         check_callable(model)
-        if check and around_calls_of(model) is not None:
+        if around_calls_of(model) is not None:
             raise ConfigError("model", type(model).__name__, "it is offloaded or planned already: undo that")
         modules = dict(model.named_modules())
         found = {}
         for block in self.blocks:
             module = modules.get(block.name)
             kind = None if module is None else type(module).__name__
-            if module is None or (check and kind != block.module):
+            if module is None or kind != block.module:
                 what = f"the plan is for a model with a {block.module} of that name" + (
                     f", not a {kind}" if kind else ""
                 )
                 raise ConfigError("model", block.name, what)
-            if check and around_calls_of(module) is not None:
+            if around_calls_of(module) is not None:
                 raise ConfigError("model", block.name, "it is offloaded or planned already: undo that")
             found[block.name] = module
         return found
