@@ -39,10 +39,10 @@ MUTATIONS = {
         ),
     },
     "test_training_that_fails_leaves_nothing_and_can_be_begun_again": {
-        "a training that fails closes its store": drop("_Offloading.train", "training.close()"),
+        "a training that fails closes its store": drop("Training.__exit__", "self.close(ended_by=error)"),
     },
     "test_fit_that_fails_leaves_nothing_and_can_be_begun_again": {
-        "so does one of Lightning's": drop("TierStoreCallback.on_exception", "self._end(trainer)"),
+        "so does one of Lightning's": drop("TierStoreCallback.on_exception", "self._end(trainer, exception)"),
     },
     "test_fit_again_opens_a_store_of_its_own": {
         "a strategy is as it was after a training": drop(

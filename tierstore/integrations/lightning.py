@@ -99,13 +99,13 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the store: Lightning calls no `teardown` then."""
-        self._end(trainer)
+        self._end(trainer, exception)
 
-    def _end(self, trainer: Trainer) -> None:
+    def _end(self, trainer: Trainer, ended_by: BaseException | None = None) -> None:
         training, self._training = self._training, None
         if training is not None:
             trainer.strategy.__dict__.pop("training_step", None)
-            training.close()
+            training.close(ended_by)
 
 
 def _loss_of(computed: Any) -> torch.Tensor:

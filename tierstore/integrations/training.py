@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -106,7 +106,7 @@ class TrainingPlan:
 
 
 class Training:
-    """The store and the scope of one training.
+    """The store and the scope of one training. A context manager, which closes it.
 
     Args:
         store: takes the saved tensors.
@@ -126,6 +126,12 @@ class Training:
         self._planned: nn.Module | None = None
         self._closes = closes
         self._last = store.stats()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.close(ended_by=error)
 
     def run(
         self,
@@ -166,15 +172,27 @@ class Training:
         """One line for people: `StoreStats.summary`. For a store that was open before: all that it has done."""
         return self.store.stats().summary()
 
-    def close(self) -> None:
-        """Close the store if it was opened for this training, and remove the plan. Idempotent.
+    def close(self, ended_by: BaseException | None = None) -> None:
+        """Remove the plan, and close the store if it was opened for this training. Idempotent.
 
-        Raises what `TierStore.close` raises.
+        Args:
+            ended_by: the error that ends the training. What fails here is then told in a note of that error.
+
+        Raises what `TierStore.close` and `MemoryPlan.remove` raise, unless `ended_by` is given. The store is closed in
+        any case.
         """
-        if self.plan is not None and self._planned is not None:
-            self.plan.remove(self._planned)
-        if self._closes:
-            self.store.close()
+        try:
+            try:
+                planned, self._planned = self._planned, None
+                if self.plan is not None and planned is not None:
+                    self.plan.remove(planned)
+            finally:
+                if self._closes:
+                    self.store.close()
+        except Exception as error:
+            if ended_by is None:
+                raise
+            ended_by.add_note(f"tierstore: the end of the training failed too: {type(error).__name__}: {error}")
 
 
 def _kind_of(path: str | os.PathLike[str]) -> str:

@@ -112,16 +112,15 @@ class _Offloading:
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Open the store, train, tell what was stored, and close."""
         _refuse_own_offloading(self._trainer)
-        training = self._plan.begin()
-        try:
-            self._training = training
-            result = self._train(*args, **kwargs)
-            if self._trainer.is_world_process_zero():
-                print(training.summary(), flush=True)
-            return result
-        finally:
-            self._training = None
-            training.close()
+        with self._plan.begin() as training:
+            try:
+                self._training = training
+                result = self._train(*args, **kwargs)
+                if self._trainer.is_world_process_zero():
+                    print(training.summary(), flush=True)
+                return result
+            finally:
+                self._training = None
 
     def compute_loss(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Compute the loss of a batch, and store what that saves. Evaluation saves nothing."""

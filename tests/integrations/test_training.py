@@ -1,0 +1,53 @@
+"""The end of a training: the store is closed whatever fails, and the training's own error is the one that is raised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tierstore import ConfigError, StoreClosedError
+from tierstore.integrations.training import Training, TrainingPlan
+
+
+class FailingPlan:
+    """Cannot be removed."""
+
+    def remove(self, model: nn.Module) -> nn.Module:
+        raise ConfigError("model", "Linear", "the plan is applied to another model: give that")
+
+
+def training_that_ends_badly(where: Path) -> Training:
+    training = TrainingPlan(where, {"host_bytes": "1MiB", "disk_bytes": "16MiB"}, {}).begin()
+    training.plan, training._planned = FailingPlan(), nn.Linear(1, 1)  # type: ignore[assignment]
+    return training
+
+
+def assert_closed(training: Training) -> None:
+    with pytest.raises(StoreClosedError):
+        training.store.put(torch.ones(4))
+
+
+def test_store_is_closed_if_the_plan_cannot_be_removed(tmp_path: Path) -> None:
+    training = training_that_ends_badly(tmp_path)
+    with pytest.raises(ConfigError, match="another model"):
+        training.close()
+    assert_closed(training)
+    training.close()
+
+
+def test_error_of_the_training_is_raised_and_that_of_its_end_noted(tmp_path: Path) -> None:
+    training = training_that_ends_badly(tmp_path)
+    with pytest.raises(ZeroDivisionError) as caught, training:
+        1 / 0  # noqa: B018
+    assert_closed(training)
+    assert ["another model" in note for note in caught.value.__notes__] == [True]
+
+
+def test_error_at_the_end_of_a_good_training_is_raised(tmp_path: Path) -> None:
+    training = training_that_ends_badly(tmp_path)
+    with pytest.raises(ConfigError, match="another model"), training:
+        pass
+    assert_closed(training)
