@@ -11,10 +11,10 @@ import pytest
 import typer.main
 
 from tests.daemon.conftest import environment_of_tests
+from tests.docs.test_messages import UNCLEAR
 from tierstore import cli
 
 _APP = typer.main.get_command(cli.app)
-_UNCLEAR = ("so many", "so long", "that is meant", "lasts", "looks", "one does not", "plainly")
 _NO_BEGINNINGS = {"Of", "As", "In", "That", "Between", "Leave", "Which", "Most", "For"}
 
 
@@ -55,7 +55,7 @@ def test_help_fits_80_columns_and_has_plain_words(
     assert max(map(len, text.splitlines())) <= 80
     assert not re.search(r"<(bool|int|float|str|path|int range)>", text.partition("Options")[2]), "a metavar is missing"
     words = " ".join(text.lower().replace("│", " ").split())
-    assert [each for each in _UNCLEAR if each in words] == []
+    assert [each for each in UNCLEAR if each in words] == []
 
 
 def test_help_of_an_option_begins_with_what_it_is_or_does() -> None:

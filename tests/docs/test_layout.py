@@ -17,6 +17,8 @@ DOCS = ROOT / "docs"
 MOST_WORDS = 20_000
 NOT_OURS = re.compile(r"\..*|build|dist|site|wheels|.*\.egg-info")  # folders that are made, not written
 
+SOURCES = (".py", ".toml", ".yml", ".yaml", ".json", ".sh", ".service", ".html", ".c")
+
 
 def pages_below(folder: Path) -> Iterator[Path]:
     """All Markdown files, without those of environments and builds."""
@@ -74,6 +76,18 @@ def test_internal_page_says_first_when_and_on_which_machine() -> None:
         assert re.match(r"# .+\n\n", first), f"{page}: no title"
         assert re.search(r"\b[A-Z]\w+ 20\d\d\b", first), f"{page}: no date in the first lines"
         assert re.search(r"\b[Mm]achines?\b", first), f"{page}: no machine in the first lines"
+
+
+def test_pages_named_in_sources_and_settings_exist() -> None:
+    """Messages, docstrings and comments name pages by their paths from the repository's root."""
+    folders = ("tierstore", "daemon", "hooks", "deploy", "examples", "native", "tests", ".github")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in SOURCES]
+    named: dict[str, list[str]] = {}
+    for file in [*files, ROOT / "Makefile", ROOT / "Dockerfile", ROOT / "pyproject.toml"]:
+        for page in re.findall(r"(?<![\w/.])docs/[\w/]+\.(?:md|py|json)", file.read_text(encoding="utf-8")):
+            named.setdefault(page, []).append(str(file.relative_to(ROOT)))
+    assert len(named) > 10
+    assert {page: files for page, files in named.items() if not (ROOT / page).is_file()} == {}
 
 
 def test_relative_links_lead_somewhere() -> None:

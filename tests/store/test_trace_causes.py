@@ -115,7 +115,8 @@ def test_summary_headline_names_the_phase_its_share_and_the_cause() -> None:
     reads = [restore(at, at + 100) for at in range(500, 900, 100)]
     slow = summarize(step_of(*reads, stall(550, 700, FOR_BYTES)), HEADER)
     assert slow.headline == [
-        "30% of backward waited for the drive, which was busy 80% of that time: 4 MiB restored at 10 MiB/s."
+        "Backward waited for the drive for 30% of its time. The drive was busy for 80% of backward: "
+        "4 MiB restored at 10 MiB/s."
     ]
     assert slow.wait_seconds["backward"]["drive"] == pytest.approx(0.15)
     assert (slow.seconds, slow.forward_seconds, slow.backward_seconds) == (1.0, 0.5, 0.5)
@@ -181,7 +182,7 @@ def test_page_needs_nothing_from_elsewhere_and_no_text_ends_its_script() -> None
     assert "default-src 'none'" in page
     assert "<!--" not in page.replace("<!doctype", "")
     assert summary.headline[0].split(":")[0] in page
-    assert "threads waited 0.380 s in all, 38% of it" in page
+    assert "Threads waited 0.380 s in total, 38% of the step." in page
     assert "2 more are not on this page" in page
 
 

@@ -61,7 +61,7 @@ async def test_page_lets_its_reader_choose_a_step(tab: Tab, page: Path) -> None:
     await tab.value(f"(() => {{ const picker = document.getElementById('picker'); {change}; }})()")
     assert await visible_titles(tab) == ["Step 1 of 2"]
     assert await tab.value("document.getElementById('lanes').toDataURL()") != before
-    assert "threads waited" in await tab.value("document.querySelector('section:not([hidden]) .total').textContent")
+    assert "Threads waited" in await tab.value("document.querySelector('section:not([hidden]) .total').textContent")
     assert {url for url in tab.requested if url != page.as_uri()} <= {"about:blank", "data:,"}
     assert tab.complaints == []
 

@@ -7,7 +7,7 @@ wait gets one cause:
   have come much further. The cause is the one that took more of the transfers' time during the wait.
 - *room*: they did not run for most of that time. The budgets left no room for them, so they began too late.
 - *prefetch off*: the same for an unpack, in a scope that reads nothing ahead.
-- *store*: nothing was moving; the time passed between the store's threads.
+- *store*: nothing was moving; the store's threads probably got no core.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CAUSES: Mapping[Cause, str] = {
     "codec": "the codec was busy and did not keep up",
     "room": "no room to begin sooner: budgets too small",
     "prefetch off": "nothing is read ahead: prefetch is off",
-    "store": "between the store's threads",
+    "store": "nothing was moving: no core for the store's threads",
 }
 """The meaning of each cause, in a few words."""
 

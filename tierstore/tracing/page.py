@@ -79,8 +79,9 @@ def _section(summary: StepSummary, num_steps: int, first: int, remark: str) -> s
         for kind, words in (("memory", summary.memory), ("verdict", summary.why_memory_stays))
         if words
     )
-    share = f"{summary.waited_seconds / summary.seconds:.0%} of it" if summary.seconds else ""
-    total = f"It lasts {summary.seconds:.3f} s; threads waited {summary.waited_seconds:.3f} s in all, {share}."
+    share = f", {summary.waited_seconds / summary.seconds:.0%} of the step" if summary.seconds else ""
+    waited = f"Threads waited {summary.waited_seconds:.3f} s in total{share}."
+    total = f"The step took {summary.seconds:.3f} s. {waited}"
     title = html.escape(_title(summary.number, num_steps, remark))
     return (
         f'<section data-step="{summary.number}"{hidden}><h1>{title}</h1>'
@@ -122,7 +123,7 @@ def _data(step: DrawnStep) -> dict[str, Any]:
 
 def _waits_table(summary: StepSummary) -> str:
     backward = "-" if summary.backward_seconds is None else f"{summary.backward_seconds:.3f} s"
-    rows: list[Sequence[str]] = [("lasts", f"{summary.forward_seconds:.3f} s", backward)]
+    rows: list[Sequence[str]] = [("duration", f"{summary.forward_seconds:.3f} s", backward)]
     for cause, meaning in CAUSES.items():
         cells = [_waited(summary.wait_seconds[phase][cause], summary.num_waits[phase][cause]) for phase in _PHASES]
         if any(summary.num_waits[phase][cause] for phase in _PHASES):

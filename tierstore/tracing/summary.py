@@ -89,7 +89,8 @@ class StepSummary:
         words = f"At the end of forward the process held {format_bytes(self.resident_bytes)}"
         if self.allocator_free_bytes is None:
             return f"{words}."
-        return f"{words}, of which its allocator kept {format_bytes(self.allocator_free_bytes)} that was freed."
+        freed = format_bytes(self.allocator_free_bytes)
+        return f"{words}. {freed} of that was already freed, but its allocator kept it."
 
     @property
     def why_memory_stays(self) -> str | None:
@@ -98,8 +99,8 @@ class StepSummary:
             return None
         return (
             f"{format_bytes(self.away_bytes)} of saved tensors were on disk by then, but the memory of the process did "
-            'not fall by that: its allocator keeps what was freed. return_memory="always" returns it all the time; '
-            "docs/memory.md says more."
+            'not fall by that: its allocator keeps freed memory. return_memory="always" returns it in every step '
+            "(docs/how_to/memory_on_cpu.md)."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -184,27 +185,31 @@ def _sentence(
     share = by_cause[cause] / phase_seconds if phase_seconds else 0.0
     if share < _WORTH_A_WORD:
         return None
-    done, verb = ("spilled", "written") if phase == "forward" else ("restored", "read")
+    done = "spilled" if phase == "forward" else "restored"
     what = f"{format_bytes(moved.nbytes)} {done} at {format_bytes(moved.bytes_per_second)}/s"
     began_ns, ended_ns = _PHASES[phase](step)
     jobs: Sequence[Spill | Restore] = step.spills if phase == "forward" else step.restores
     busy = union_ns(jobs, began_ns, ended_ns) / (ended_ns - began_ns)
+    time = f"for {share:.0%} of its time"
     reasons = {
-        "drive": f"waited for the drive, which was busy {busy:.0%} of that time: {what}",
+        "drive": f"waited for the drive {time}. The drive was busy for {busy:.0%} of {phase}: {what}",
         "codec": (
-            f"waited for the codec: {what}; {_codec_share(moved):.0%} of that time went to {_codecs(step)} "
-            f"({moved.cpu_seconds:.2g} s of CPU time). "
+            f"waited for the codec {time}: {what}. {_codec_share(moved):.0%} of the transfers' time went to "
+            f"{_codecs(step)} ({moved.cpu_seconds:.2g} s of CPU time). "
             'Try codec="auto", or a lower level'
         ),
         "room": (
-            f"waited for room to move bytes in: {what}, but {verb} only {busy:.0%} of that time. "
+            f"waited for room in host memory {time}: {what}. Transfers ran for only {busy:.0%} of {phase}. "
             f"Raise host_bytes ({format_bytes(header.store.host_bytes)}) or staging_bytes "
             f"({format_bytes(header.store.staging_bytes)})"
         ),
-        "prefetch off": f"waited for what was read only when it was asked for: {what}. Let the scope prefetch",
-        "store": f"waited between the store's threads: {what}; are all cores busy?",
+        "prefetch off": (
+            f"waited {time} for reads that began only on request: {what}. "
+            'Set prefetch="learned" and lookahead_bytes=None'
+        ),
+        "store": f"waited {time} while nothing was moving: {what}. The store's threads probably got no core",
     }
-    return f"{share:.0%} of {phase} {reasons[cause]}."
+    return f"{phase.capitalize()} {reasons[cause]}."
 
 
 def _thread_of(waits: Sequence[ExplainedWait]) -> int | None:
