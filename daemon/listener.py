@@ -79,7 +79,7 @@ def _make_folder(folder: Path, gid: int | None) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise ConfigError("socket", str(folder), f"its folder cannot be made: {error}") from error
+        raise ConfigError("socket", str(folder), f"its folder cannot be created: {error}") from error
     check_folder(folder)
     status = folder.stat()
     is_open = status.st_mode & (stat.S_IWOTH | (0 if gid is not None and status.st_gid == gid else stat.S_IWGRP))

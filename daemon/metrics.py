@@ -32,7 +32,7 @@ _TOTALS = {
     "discarded_records": "Records freed",
     "full": "Writes that found no room: quota, budget or file system",
     "corrupt_records": "Records whose bytes were found damaged",
-    "io_errors": "Jobs that the device failed",
+    "io_errors": "Jobs that failed at the device",
 }
 _LABELS = ("session", "client", "rank")
 _STAYS = {
@@ -82,7 +82,7 @@ def _of_daemon(report: DaemonReport) -> Iterator[Metric]:
         ("daemon_records", "Live records of all sessions", disk.num_records),
         ("allocated_bytes", "Bytes taken from the file system", disk.allocated_bytes),
         ("disk_budget_bytes", "The most that records may take", disk.budget_bytes),
-        ("sessions", "Sessions, those included that wait for their clients", report.num_sessions),
+        ("sessions", "Sessions, including those without a client", report.num_sessions),
         ("sessions_waiting", "Sessions whose clients are lost", sum(not each.is_connected for each in report.sessions)),
     ):
         yield GaugeMetricFamily(f"tierstore_{name}", words, value=value)
@@ -90,7 +90,7 @@ def _of_daemon(report: DaemonReport) -> Iterator[Metric]:
         words = "Bytes that the daily limit lets be written now"
         yield GaugeMetricFamily("tierstore_write_allowance_bytes", words, value=disk.write_allowance_bytes)
     yield CounterMetricFamily("tierstore_sessions_opened", "Sessions opened", value=report.num_sessions_opened)
-    words = "Bugs of the daemon's own; each is in its log"
+    words = "Internal errors of the daemon; the log has each"
     yield CounterMetricFamily("tierstore_daemon_internal_errors", words, value=report.internal_errors)
     for name, words in _TOTALS.items():
         yield CounterMetricFamily(f"tierstore_daemon_{name}", f"{words}, all sessions", value=_of(report.totals, name))
@@ -154,7 +154,7 @@ def _of_jobs(report: DaemonReport) -> Iterator[Metric]:
         running.add_metric((direction,), way.running)
         for family, spread in ((seconds, way.seconds), (waits, way.wait_seconds), (sizes, way.num_bytes)):
             family.add_metric((direction,), _buckets(spread), spread.total)
-    words = "Time that requests of all sessions have stayed somewhere, added up"
+    words = "Total seconds that requests of all sessions spent in each place (label stay)"
     stays = CounterMetricFamily("tierstore_daemon_request_seconds", words, labels=("direction", "stay"))
     _stays(report.stays, stays)
     return iter((queued, running, seconds, waits, sizes, stays))
@@ -178,7 +178,7 @@ def _of_sessions(sessions: Iterable[SessionState]) -> Iterator[Metric]:
     counters = {
         name: CounterMetricFamily(f"tierstore_{name}", words, labels=_LABELS) for name, words in _TOTALS.items()
     }
-    words = "Time that the session's requests have stayed somewhere, added up"
+    words = "Total seconds that the session's requests spent in each place (label stay)"
     stays = CounterMetricFamily("tierstore_request_seconds", words, labels=(*_LABELS, "direction", "stay"))
     for each in sessions:
         labels = (str(each.session), each.client, "" if each.rank is None else str(each.rank))

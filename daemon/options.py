@@ -89,7 +89,7 @@ def _read_file(file: Path, source: str) -> dict[str, tuple[Given, str]]:
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(source, str(file), f"it cannot be read: {error.strerror}") from error
+        raise ConfigError(source, str(file), f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or brackets without end
         raise ConfigError(source, str(file), f"it is not valid TOML: {error}") from error
     for name, value in values.items():

@@ -12,7 +12,7 @@
     ├── CorruptDataError                          bytes on disk are not the bytes that were written
     ├── StorageIOError                            the device or the file system failed
     ├── ModifiedInPlaceError (also a RuntimeError)  a saved tensor was changed before backward used it
-    ├── DaemonUnavailableError                    the sidecar did not come back in time
+    ├── DaemonUnavailableError                    the daemon did not come back in time
     ├── UnsupportedTorchError (also an ImportError)  this torch lacks names that tierstore needs
     └── ProtocolError                             the peer on the socket does not speak our protocol
     TierStoreWarning (a UserWarning)              valid, but probably not what was meant
@@ -45,6 +45,9 @@ __all__ = [
 ]
 
 _MOST_SHOWN = 500
+_CANNOT_BE = "cannot be "
+_SHORTEST_WAIT_SECONDS = 0.1
+"""Shorter ones are not told: the program did not wait."""
 
 
 class TierStoreError(Exception):
@@ -80,7 +83,7 @@ class ConfigError(TierStoreError, ValueError):
     Attributes:
         option: the name of the argument, option or file.
         given: the value, as the caller wrote it; None also if an option or a key of a file is missing.
-        allowed: the accepted values, in words.
+        allowed: the accepted values, or why a file "cannot be read", "created" or "written", in words.
     """
 
     option: str
@@ -89,8 +92,10 @@ class ConfigError(TierStoreError, ValueError):
 
     def __str__(self) -> str:
         is_missing = self.given is None and not self.option.isidentifier()  # an argument may be given as None
-        problem = " is missing" if is_missing else f"={_shown(self.given)} cannot be used"
-        return f"{self.option}{problem}: {self.allowed}"
+        if is_missing:
+            return f"{self.option} is missing: {self.allowed}"
+        problem = "" if self.allowed.startswith(_CANNOT_BE) else "cannot be used: "
+        return f"{self.option}={_shown(self.given)} {problem}{self.allowed}"
 
 
 @dataclass(eq=False)
@@ -251,13 +256,13 @@ class ModifiedInPlaceError(TierStoreError, RuntimeError):
 
 @dataclass(eq=False)
 class DaemonUnavailableError(TierStoreError):
-    """The sidecar daemon cannot be reached, or refuses.
+    """The daemon cannot be reached, or refuses.
 
     Attributes:
         address: the socket's path.
         waited_seconds: how long the client tried.
         reason: the last failure, in words.
-        data: where the bytes are now, in words.
+        data: where the bytes are now, in words; "" if it was given none.
     """
 
     address: str
@@ -266,10 +271,9 @@ class DaemonUnavailableError(TierStoreError):
     data: str = "data that it has acknowledged cannot be read until it is back; the rest is still in memory"
 
     def __str__(self) -> str:
-        return (
-            f"no tierstore daemon can be used at {self.address} "
-            f"(tried for {self.waited_seconds:.1f} s: {self.reason}); {self.data}"
-        )
+        after = f" after {self.waited_seconds:.1f} s" if self.waited_seconds >= _SHORTEST_WAIT_SECONDS else ""
+        where = f"; {self.data}" if self.data else ""
+        return f"no daemon is available at {self.address}{after}: {self.reason}{where}"
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""The files that run the daemon agree with one another, with pyproject.toml and with docs/how_to/daemon.md."""
+"""The files that run the daemon agree with one another, with pyproject.toml and with the reference."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def test_daemon_requirements_are_the_dependencies_without_torch_and_the_solver()
 
 
 class Options:
-    """As the table in docs/how_to/daemon.md has them."""
+    """As the table in docs/reference/configuration.md has them."""
 
     def __init__(self) -> None:
-        text = (ROOT / "docs" / "how_to" / "daemon.md").read_text()
+        text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
         rows = re.findall(r"^\| `(--[\w-]+) \S+` \| `(\w+)` \| (?:`(\w+)`|-) \|", text, re.MULTILINE)
         self.flags = {flag for flag, _, _ in rows}
         self.environment = {name for _, name, _ in rows}

@@ -176,9 +176,9 @@ def test_stat_without_daemon_exits_1_with_one_line(command: tuple[str, ...], tmp
     done = tierstore(*command, "--socket", str(tmp_path / "s"))
     assert (done.returncode, done.stdout) == (1, "")
     (complaint,) = done.stderr.splitlines()
-    assert complaint.startswith(f"tierstore: no tierstore daemon can be used at {tmp_path / 's'}")
+    assert complaint.startswith(f"tierstore: no daemon is available at {tmp_path / 's'}")
     assert "No such file or directory" in complaint
-    assert f"start a daemon with: tierstore serve --path DIRECTORY --socket {tmp_path / 's'}" in complaint
+    assert f"Start one with: tierstore serve --path DIRECTORY --socket {tmp_path / 's'}" in complaint
 
 
 def test_killed_daemon_is_none(daemon: DaemonProcess) -> None:
@@ -305,7 +305,7 @@ def test_top_prints_the_last_look_where_nobody_watches(daemon: DaemonProcess, st
 def test_top_without_daemon_says_so_and_exits_1(tmp_path: Path) -> None:
     done = tierstore("top", "--socket", str(tmp_path / "s"), "--iterations", "1")
     assert done.returncode == 1
-    assert "no tierstore daemon" in done.stdout
+    assert "no daemon is available" in done.stdout
     assert "Traceback" not in done.stderr
 
 
@@ -340,7 +340,7 @@ def test_top_as_json_without_daemon_says_why_and_exits_1(tmp_path: Path) -> None
     assert (done.returncode, done.stderr) == (1, "")
     update = json.loads(done.stdout)
     assert (update["report"], update["rates"]) == (None, None)
-    assert "no tierstore daemon" in update["error"]
+    assert "no daemon is available" in update["error"]
 
 
 class Terminal:
@@ -391,7 +391,7 @@ def test_top_follows_the_daemon_until_it_is_told_to_leave(start_daemon: StartDae
             terminal.wait_for("train.py")
         terminal.wait_for("no sessions")
         daemon.kill()
-        terminal.wait_for("no tierstore daemon can be used at")
+        terminal.wait_for("no daemon is available at")
         terminal.wait_for("trying again")
         again = start_daemon(daemon.path, daemon.socket)
         terminal.wait_for(f"process {again.process.pid}")

@@ -76,6 +76,7 @@ def test_internal_page_says_first_when_and_on_which_machine() -> None:
         assert re.match(r"# .+\n\n", first), f"{page}: no title"
         assert re.search(r"\b[A-Z]\w+ 20\d\d\b", first), f"{page}: no date in the first lines"
         assert re.search(r"\b[Mm]achines?\b", first), f"{page}: no machine in the first lines"
+        assert re.search(r"^\*\*Found:\*\* \w", first, re.MULTILINE), f"{page}: not what was found in the first lines"
 
 
 def test_pages_named_in_sources_and_settings_exist() -> None:

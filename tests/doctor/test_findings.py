@@ -132,7 +132,7 @@ def test_late_answers_of_a_busy_machine_do_not_make_a_drive_rotate(load: dict[st
     late = drive_of_speed(201e6, 250e6) | {"is_rotational": True, "read_latency_seconds": 2e-2}
     findings = found(**load | {"drive": late | load.get("drive", {})})
     assert "spinning-drive" not in findings
-    assert "while others use the machine" in findings["drive-answers-late"].sentence
+    assert "Other processes used the machine meanwhile." in findings["drive-answers-late"].sentence
     assert "Measure again" in (findings["drive-answers-late"].advice or "")
 
 

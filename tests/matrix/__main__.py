@@ -48,7 +48,7 @@ def main(
 
 
 def _outcome(row: Row) -> str:
-    return row.reason or f"{row.passed} passed, {row.skipped} skipped, {row.failed} failed in {row.seconds:.0f} s"
+    return row.reason or f"{row.passed} passed, {row.skipped} skipped, {row.failed} failed"
 
 
 def _show(console: Console, rows: list[Row]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +39,7 @@ SUITE = (
     "daemon/test_connected_store.py",
     "daemon/test_survival.py",
 )
-"""The files of tests/ that a release of torch or Python can break: hooks, store, sidecar. Some minutes."""
+"""The files of tests/ that a release of torch or Python can break: hooks, store, daemon. Some minutes."""
 LONG = (
     "hooks/test_gradients.py",
     "hooks/test_in_place.py",
@@ -61,7 +60,6 @@ class Row:
     Attributes:
         torch, python: versions.
         passed, skipped, failed: tests.
-        seconds: the suite took.
         reason: why there are no figures, or why the run as a whole failed; "" where it did neither.
         is_broken: tests failed, or ended early; a row that cannot be installed is not broken.
     """
@@ -71,7 +69,6 @@ class Row:
     passed: int = 0
     skipped: int = 0
     failed: int = 0
-    seconds: float = 0.0
     reason: str = ""
     is_broken: bool = False
 
@@ -106,7 +103,6 @@ def outcome_with(inside: Path, report: Path, files: Sequence[str]) -> Row:
     command = [str(inside), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", str(report)]
     versions = _versions_of(inside)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    begin = time.monotonic()
     try:
         with report.with_suffix(".log").open("w", encoding="utf-8") as log:
             done = subprocess.run(
@@ -120,11 +116,10 @@ def outcome_with(inside: Path, report: Path, files: Sequence[str]) -> Row:
             )
     except subprocess.TimeoutExpired:
         return Row(*versions, reason=f"not done after {_TIME_LIMIT_SECONDS:g} s", is_broken=True)
-    seconds = time.monotonic() - begin
     if done.returncode not in (0, 1) or not report.exists():
         return Row(*versions, reason=f"pytest ended with {done.returncode}: see {report.stem}.log", is_broken=True)
     passed, skipped, failed = _counts(report)
-    return Row(*versions, passed, skipped, failed, seconds, is_broken=failed > 0)
+    return Row(*versions, passed, skipped, failed, is_broken=failed > 0)
 
 
 def _versions_of(inside: Path) -> tuple[str, str]:
@@ -145,18 +140,19 @@ def _counts(report: Path) -> tuple[int, int, int]:
 
 
 def table_of(rows: Sequence[Row], today: datetime.date, left_out: Sequence[str] = ()) -> str:
-    """The rows in Markdown, when that was, and which files of the suite were left out."""
+    """The rows that were run in Markdown, when that was, and which files of the suite were left out."""
     without = f", without {', '.join(f'`tests/{file}`' for file in left_out)}" if left_out else ""
     lines = [
         f"Run on {today.isoformat()}{without}.",
         "",
-        "| torch | Python | passed | skipped | failed | |",
-        "|---|---|---|---|---|---|",
+        "| torch | Python | passed | skipped | failed |",
+        "|---|---|---|---|---|",
     ]
     for row in rows:
-        figures = f"{row.passed:,} | {row.skipped} | {row.failed}" if not row.reason else "- | - | -"
-        remark = row.reason or f"{row.seconds:.0f} s"
-        lines.append(f"| {row.torch} | {row.python} | {figures} | {remark.replace('|', '/')} |")
+        if row.is_broken and row.reason:
+            lines.append(f"| {row.torch} | {row.python} | {row.reason.replace('|', '/')} | - | - |")
+        elif not row.reason:
+            lines.append(f"| {row.torch} | {row.python} | {row.passed:,} | {row.skipped} | {row.failed} |")
     return "\n".join([*lines, ""])
 
 

@@ -53,10 +53,12 @@ def test_run_that_ends_early_is_broken(tmp_path: Path) -> None:
 
 
 def test_table_takes_the_place_of_the_one_before() -> None:
-    rows = [Row("2.15.0", "3.13.0", 900, 3, 0, 61.4), Row("oldest", "3.14", reason="no wheel | none")]
+    ended = Row("2.11.0", "3.12.1", reason="ended | see a.log", is_broken=True)
+    rows = [Row("2.15.0", "3.13.0", 900, 3, 0), Row("oldest", "3.14", reason="no wheel"), ended]
     table = table_of(rows, datetime.date(2026, 11, 23))
-    assert "| 2.15.0 | 3.13.0 | 900 | 3 | 0 | 61 s |" in table
-    assert "| oldest | 3.14 | - | - | - | no wheel / none |" in table
+    assert "| 2.15.0 | 3.13.0 | 900 | 3 | 0 |" in table
+    assert "| 2.11.0 | 3.12.1 | ended / see a.log | - | - |" in table
+    assert "3.14" not in table, "what cannot be installed says nothing"
     page = "above\n<!-- matrix: begin -->\nold\n<!-- matrix: end -->\nbelow\n"
     assert written_into(page, table) == f"above\n<!-- matrix: begin -->\n{table}<!-- matrix: end -->\nbelow\n"
     with pytest.raises(ValueError, match="no lines"):

@@ -61,8 +61,8 @@ def find_address() -> str:
     if not _may_be_used(folder):
         reason = f"{folder} does not belong to this user, or others can write to it"
     else:
-        reason = f"there is no socket; start a daemon with: {start_line(places[0])}"
-    raise DaemonUnavailableError(" or ".join(places), 0.0, reason, "nothing was changed")
+        reason = f"there is no socket. Start one with: {start_line(places[0])}"
+    raise DaemonUnavailableError(" or ".join(places), 0.0, reason, "")
 
 
 def start_line(address: str) -> str:

@@ -17,7 +17,7 @@ def check_new_file(option: str, file: Path) -> None:
     try:
         exists = file.exists()
     except OSError as error:  # the name is too long
-        raise ConfigError(option, str(file), f"the file cannot be made: {error.strerror}") from error
+        raise ConfigError(option, str(file), f"cannot be created: {error.strerror}") from error
     if exists:
         raise ConfigError(option, str(file), "the file exists already; name another, or remove it")
 
@@ -27,7 +27,7 @@ def check_folder(option: str, file: Path) -> None:
     try:
         check_directory(file.parent)
     except ConfigError as error:
-        raise ConfigError(option, str(file), f"the file cannot be made: {error.allowed}") from None
+        raise ConfigError(option, str(file), f"cannot be created: {error.allowed}") from None
 
 
 def check_distinct(read: Mapping[str, Path | None], written: Mapping[str, Path | None]) -> None:

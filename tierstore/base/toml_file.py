@@ -37,7 +37,7 @@ def read_toml(file: Path, option: str) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(option, str(file), f"it cannot be read: {error.strerror}") from error
+        raise ConfigError(option, str(file), f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # not a path, UTF-8 or TOML, or too deeply nested brackets
         raise ConfigError(option, str(file), f"it is not valid TOML: {error}") from error
 

@@ -23,5 +23,5 @@ def ask_daemon(address: str | None) -> tuple[str, bytes]:
     except DaemonUnavailableError as error:
         if not isinstance(error.__cause__, (FileNotFoundError, ConnectionRefusedError)):
             raise
-        reason = f"{error.reason}; start a daemon with: {start_line(address)}"
+        reason = f"{error.reason}. Start one with: {start_line(address)}"
         raise replace(error, reason=reason) from error.__cause__

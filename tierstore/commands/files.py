@@ -23,4 +23,4 @@ def write_file(file: Path, option: str, content: bytes) -> None:
 
 def unwritable(option: str, file: Path, error: OSError) -> ConfigError:
     """The error, by option and file."""
-    return ConfigError(option, str(file), f"it cannot be written: {error.strerror or error}")
+    return ConfigError(option, str(file), f"cannot be written: {error.strerror or error}")

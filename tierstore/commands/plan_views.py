@@ -121,7 +121,7 @@ def remarks(answers: Sequence[Answer], use: Use) -> Iterator[str]:
     if better:
         on_device = any(isinstance(each.outcome, Prediction) and each.outcome.device_bytes_peak for each in answers)
         what = f"{_CPU}; {_LINK}" if on_device else _CPU
-        yield f"The time of a step if its bound took no time ({what}):"
+        yield f"Step time if the limiting resource took no time ({what}):"
         yield from better
 
 
@@ -186,7 +186,7 @@ def needs(misfit: Misfit) -> str:
 
 def _better(answer: Answer, prediction: Prediction) -> Iterator[str]:
     if prediction.limit == "several":
-        yield f"  {_name(answer)}: hardly shorter, whichever bound it is"
+        yield f"  {_name(answer)}: no single resource limits the step"
     elif prediction.limit != "nothing":
         seconds = _seconds(prediction.seconds_without[prediction.limit])
         yield f"  {_name(answer)}: {seconds} instead of {_seconds(prediction.seconds)} ({prediction.limit})"

@@ -145,14 +145,14 @@ def latency(machine: Measurements) -> Found:
     if _may_spin(drive) and not is_busy:
         yield warning(
             "spinning-drive",
-            f"The drive rotates: it takes {1e3 * (drive.read_latency_seconds or 0.0):.1f} ms to find a place.",
+            f"This is a hard disk: reading 4 KiB takes {1e3 * (drive.read_latency_seconds or 0.0):.1f} ms.",
             "Use a flash drive, or raise min_bytes, so that only large tensors go there.",
         )
     elif slowest_seconds > _SLOW_ANSWER_SECONDS:
-        meanwhile = ", while others use the machine" if is_busy else ""
+        meanwhile = " Other processes used the machine meanwhile." if is_busy else ""
         yield warning(
             "drive-answers-late",
-            f"The drive takes {1e3 * slowest_seconds:.1f} ms for 4 KiB, whatever its throughput{meanwhile}.",
+            f"The drive needs {1e3 * slowest_seconds:.1f} ms to answer a request of 4 KiB.{meanwhile}",
             "Measure again when the machine is idle."
             if is_busy
             else "Raise min_bytes, so that only large tensors go there.",
@@ -194,8 +194,8 @@ def worth_of_figures(machine: Measurements) -> Found:
     if are_cores_shared(machine):
         yield note(
             "cores-shared",
-            f"Other processes used the cores: in the minute before, {machine.processor.load:.1f} threads wanted one of "
-            f"{machine.processor.usable_cores:g} cores.",
+            f"Other processes used the cores: in the minute before, {machine.processor.load:.1f} threads on average "
+            f"were ready to run on {machine.processor.usable_cores:g} cores.",
             "Measure again when the machine is idle.",
         )
     if write is not None and (drive.first_write_bytes_per_second or write) < _SLOW_FIRST_WRITE * write:

@@ -53,9 +53,9 @@ def memory(machine: Measurements) -> Found:
     if memory.allocator_left_alone is not None:
         yield note(
             "memory-not-returned",
-            f"A store will not have {memory.allocator} return freed memory to the system, because "
+            f"The store does not return freed memory of {memory.allocator} to the system here, because "
             f"{memory.allocator_left_alone}. The process may then not shrink by what the store moves out.",
-            "docs/how_to/memory_on_cpu.md says which settings return it, and which keep a store from it.",
+            "docs/how_to/memory_on_cpu.md lists the settings that matter.",
         )
     if memory.shm_total_bytes is not None and memory.shm_total_bytes < _SMALL_SHM_BYTES:
         yield note(
@@ -156,7 +156,7 @@ def daemon(machine: Measurements) -> Found:
     if daemon.is_answering and daemon.path is not None:
         yield note(
             "daemon-runs",
-            f"A daemon answers at {daemon.socket} and keeps {daemon.path}.",
+            f"A daemon answers at {daemon.socket} and uses {daemon.path}.",
             f'Processes that share its drive use TierStore.connect("{daemon.socket}").',
         )
     elif daemon.is_refusing:

@@ -3,7 +3,7 @@
 Most of that time goes to the pages, which the kernel has to find and clear. So pages are taken first, in steps: other
 threads can launch kernels meanwhile, and it can stop after each step when the store closes. Then one call registers all
 of them; during this call the driver may block other threads. Several calls would not do: a copy whose memory lies in
-two registrations is refused (CUDA Runtime API, cudaMemcpyAsync; sglang#36798).
+two registrations is refused (CUDA Runtime API, cudaMemcpyAsync).
 
 Correctness does not depend on it: until it is over, copies go to and from pageable memory, and the host waits for them.
 """

@@ -53,7 +53,7 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0) -> byt
     except OSError as error:
         reason, cause = error.strerror or str(error), error
     waited_seconds = time.monotonic() - began_at
-    raise DaemonUnavailableError(name, waited_seconds, reason, "nothing was changed") from cause
+    raise DaemonUnavailableError(name, waited_seconds, reason, "") from cause
 
 
 class _RefusedError(PermissionError):

@@ -53,13 +53,13 @@ class StoreStats:
     Held now:
 
     Attributes:
-        live_handles: handles that somebody still refers to.
+        live_handles: handles that are still referenced.
         device_bytes: saved tensors that stay on the accelerator for now, or are just being copied from it.
         device_limit_bytes: what may stay there: `device_bytes` of the scope entered last, or what "auto" has found.
         host_bytes: host memory charged to the budget `host_bytes`, without staging and lent memory.
         host_bytes_peak: the most of it at once. One tensor that is larger than the budget passes through it whole.
-        staging_bytes: the fixed size of the window for what is being moved to or from disk, and of the memory that the
-            I/O jobs work in.
+        staging_bytes: the fixed size of the staging window for what is being moved to or from disk, and of the memory
+            that the I/O jobs work in.
         staging_used_bytes: what is being moved now.
         lent_bytes: restored memory that the store does not use any more, but others still do.
         disk_bytes: taken by records on disk, padding included.
@@ -187,7 +187,7 @@ class StoreStats:
     def summary(self) -> str:
         """One line for people: what was stored, where it went, and how long training waited.
 
-        If nothing was stored, it begins with a warning and says why. It also tells when the fixed window
+        If nothing was stored, it begins with a warning and says why. It also tells when the staging window
         (`staging_bytes`) is larger than all that was saved at a time.
         """
         return _summary_of(self)
@@ -233,7 +233,7 @@ def _summary_of(stats: StoreStats) -> str:
             f"{format_bytes(stats.restored_bytes)} read back"
         )
     else:
-        parts.append("nothing had to be written to disk: `host_bytes` and the window had room")
+        parts.append("nothing had to be written to disk: `host_bytes` and the staging window had room")
     held = f"at most {format_bytes(stats.host_bytes_peak)} held in host memory"
     parts.append(held + (f" and {format_bytes(stats.disk_bytes_peak)} on disk" if stats.disk_bytes_peak else ""))
     parts.append(f"training waited {sum(stats.stall_seconds.values()):.2f} s in {_duration(stats.open_seconds)}")
@@ -241,8 +241,8 @@ def _summary_of(stats: StoreStats) -> str:
     held_bytes = stats.host_bytes_peak + stats.disk_bytes_peak * saved_per_written  # as far as the drive's codec tells
     if held_bytes < stats.staging_bytes:
         parts.append(
-            f"note: the fixed window of {format_bytes(stats.staging_bytes)} (`staging_bytes`) is larger than what was "
-            "saved at a time, so no memory was gained"
+            f"note: the staging window of {format_bytes(stats.staging_bytes)} (`staging_bytes`) is larger than what "
+            "was saved at a time, so no memory was gained"
         )
     return f"tierstore: {'; '.join(parts)}"
 

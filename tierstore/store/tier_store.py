@@ -56,10 +56,10 @@ class TierStore:
         disk_bytes: what may be held on disk, taken as it is needed. Default: 80 % of what is free under `path`,
             divided by LOCAL_WORLD_SIZE. More than is free is allowed. Several drives share it as their free space is.
         codec: "auto", "none", "zstd[:LEVEL]" or "shuffle-zstd[:LEVEL]". "auto" encodes where that saves time.
-        staging_bytes: a fixed window for what is being moved, beside `host_bytes`. Default: 112 MiB. If four of the
-            largest tensors that have to move need more, the default takes up to a quarter of `host_bytes` too;
-            `stats()` counts that part as `host_bytes`. `stats().staging_bytes` adds the 16 MiB of working memory of
-            the I/O jobs of each drive (see `io_depth`), so that it is 128 MiB by default.
+        staging_bytes: the staging window, a fixed size for what is being moved, beside `host_bytes`. Default: 112 MiB.
+            If four of the largest tensors that have to move need more, the default takes up to a quarter of
+            `host_bytes` too; `stats()` counts that part as `host_bytes`. `stats().staging_bytes` adds the 16 MiB of
+            working memory of the I/O jobs of each drive (see `io_depth`), so that it is 128 MiB by default.
         inline_bytes: encoded values up to this size live in LMDB itself, larger ones in extents; None: all in LMDB.
         checksum: verify what is read against what was written.
         io_depth: how many records are at a drive at once in each direction, from 1 to 64. Four keep most drives busy;
@@ -156,7 +156,7 @@ class TierStore:
             DaemonUnavailableError: nobody listens there, or the daemon refuses: raised at once, since a first
                 connection is not waited for. Or the listener does not answer within 10 seconds.
             ProtocolError: the daemon speaks another version.
-            StorageIOError: there is no memory for the window.
+            StorageIOError: there is no memory for the shared window.
         """
         given = {
             "host_bytes": host_bytes,

@@ -29,7 +29,7 @@ class TraceFile:
         try:
             self._descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _MODE)
         except OSError as error:
-            raise ConfigError("trace", place, f"it cannot be written to: {error.strerror}") from error
+            raise ConfigError("trace", place, f"cannot be written: {error.strerror}") from error
         try:
             if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,7 +40,7 @@ class TraceFile:
             reason = error.strerror
             if isinstance(error, BlockingIOError):
                 reason = "another store writes a trace to it; give each process a file of its own"
-            raise ConfigError("trace", place, f"it cannot be written to: {reason}") from error
+            raise ConfigError("trace", place, f"cannot be written: {reason}") from error
 
     def write(self, lines: bytes) -> None:
         """Write all lines; blocks. On OSError, some of them may be in the file."""

@@ -48,7 +48,7 @@ def read_trace(path: Path) -> RecordedTrace:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigError("trace", str(path), f"it cannot be read: {error.strerror}") from error
+        raise ConfigError("trace", str(path), f"cannot be read: {error.strerror}") from error
     lines = content[: content.rfind(b"\n") + 1].splitlines()
     _check_version(path, lines)
     decode = msgspec.json.Decoder(Event).decode

@@ -47,7 +47,7 @@ def write_heat_map(found: Found, file: Path) -> None:
         else:
             draw_heat_map(found, file)
     except OSError as error:
-        raise ConfigError("--heat-map", str(file), f"it cannot be written: {error.strerror or error}") from error
+        raise ConfigError("--heat-map", str(file), f"cannot be written: {error.strerror or error}") from error
 
 
 def check_heat_map(file: Path) -> None:

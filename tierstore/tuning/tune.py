@@ -23,7 +23,7 @@ from .program import TrialFailedError
 from .recording import ProgramRecording, read_recording
 from .search import Found, Space, search
 from .settings import AUTO, LEAST_STAGING_BYTES, StoreLimits, TrialSettings, default_settings
-from .tuned import Candidate, Tuned, choose
+from .tuned import AS_IT_IS, Candidate, Tuned, choose
 
 __all__ = ["Run", "TuningPlan", "TuningProgress", "memory_within", "tune"]
 
@@ -95,7 +95,7 @@ def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress)
     known = [settings, defaults] if limits.allow(settings, recording.device_bytes) else [defaults]
     machine = machine_of(measure(Path(place)), workload, recording, plan.search_seconds)
     found = _search(workload, machine, recording.num_ranks, known, limits, plan.search_seconds, progress)
-    named = {settings: "defaults" if settings == defaults else "as it is"}
+    named = {settings: "defaults" if settings == defaults else AS_IT_IS}
     named.setdefault(defaults, "defaults")
     best = found.best(plan.num_found)
     for number, each in enumerate(best, 1):
@@ -219,7 +219,7 @@ def _measure_by_turns(
     for number in range(rounds):
         first = number % len(candidates)
         for done, place in enumerate((*places[first:], *places[:first]), number * len(candidates)):
-            progress("trials", done, total, candidates[place].name)
+            progress("trials", done, total, candidates[place].label)
             candidates[place] = _measured_once(run, candidates[place], limits)
     progress("trials", total, total)
     reference = next(each for each in candidates if each.is_allowed)

@@ -12,8 +12,10 @@ from ..base.toml_file import toml_text
 from .search import Found
 from .settings import AUTO, TrialSettings
 
-__all__ = ["LEAST_ROUNDS", "Candidate", "Tuned", "choose"]
+__all__ = ["AS_IT_IS", "LEAST_ROUNDS", "Candidate", "Tuned", "choose"]
 
+AS_IT_IS = "as it is"
+"""The name of the program's own settings; programs read it. People see `Candidate.label`."""
 LEAST_ROUNDS = 3
 """With fewer rounds, being faster every time proves nothing."""
 _TIE = 1.005
@@ -43,6 +45,11 @@ class Candidate:
     is_allowed: bool = True
     failure: str | None = None
     found_bytes: int = 0
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        return "your settings" if self.name == AS_IT_IS else self.name
 
     @property
     def device_bytes(self) -> int:
@@ -95,7 +102,7 @@ class Tuned:
         if self.link is not None:
             title.append(f"Simulated with {self.link}.")
         title += [
-            f"{each.name}: {_seconds(each.median_seconds)} a step ({_seconds(each.predicted_seconds)} predicted) "
+            f"{each.label}: {_seconds(each.median_seconds)} a step ({_seconds(each.predicted_seconds)} predicted) "
             f"with {each.settings}"
             for each in self.candidates
         ]
@@ -141,7 +148,9 @@ def choose(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
         return chosen, reason
     lightest = min(lighter, key=lambda each: each.device_bytes)
     freed = format_bytes(chosen.device_bytes - lightest.device_bytes)
-    return lightest, f"{lightest.name!r} is as fast as {chosen.name!r}, with {freed} less on the accelerator."
+    verb = "are" if lightest.label.endswith("s") else "is"
+    words = f"{_told(lightest)} {verb} as fast as {_told(chosen)}, with {freed} less on the accelerator."
+    return lightest, words[0].upper() + words[1:]
 
 
 def _fastest(allowed: Sequence[Candidate]) -> tuple[Candidate, str]:
@@ -151,14 +160,19 @@ def _fastest(allowed: Sequence[Candidate]) -> tuple[Candidate, str]:
     if better:
         gained, best = min(better, key=lambda pair: pair[0])
         if gained < 1 - noise:
-            return (
-                best,
-                f"{best.name!r} takes {gained:.2f} of the time of {reference.name!r}, and was faster in every round.",
-            )
-    named = f"{reference.name!r} stays"
+            words = f"With {_told(best)} a step takes {gained:.2f} of the time that it takes with {_told(reference)}"
+            return best, f"{words}, and was faster in every round."
+    keep = f"Keep {_told(reference)}"
     if not others:
-        return reference, f"{named}: there was nothing else to measure."
-    return reference, f"{named}: nothing was faster in every round by more than {noise:.0%}, which may be chance."
+        return reference, f"{keep}: there was nothing else to measure."
+    return reference, (
+        f"{keep}: no candidate was faster in every round by more than {noise:.0%}. Smaller differences may be chance."
+    )
+
+
+def _told(candidate: Candidate) -> str:
+    """Its name in a sentence."""
+    return {AS_IT_IS: candidate.label, "defaults": "the defaults"}.get(candidate.name, repr(candidate.name))
 
 
 def _is_as_fast(candidate: Candidate, chosen: Candidate) -> bool:

@@ -20,12 +20,13 @@ _MOST_SPACED_COLUMNS = 6
 
 def tuned_view(tuned: Tuned) -> Group:
     """Tables of measurements and settings, the heat map, and the outcome. Fits into 80 columns."""
-    notes = [f"{len(tuned.found.predicted)} settings were simulated{'' if tuned.found.is_whole else ' in time'}."]
+    until = "" if tuned.found.is_whole else " before --search-seconds ran out"
+    notes = [f"{len(tuned.found.predicted)} settings were simulated{until}."]
     for each in tuned.candidates:
         if not each.is_allowed:
-            notes.append(f"{each.name!r} takes more memory than the limit; it is shown for comparison.")
+            notes.append(f"{each.label}: more memory than the limit; shown for comparison.")
         if each.failure is not None:
-            notes.append(f"{each.name!r} failed: {each.failure}")
+            notes.append(f"{each.label} failed: {each.failure}")
     tables: list[RenderableType] = [_steps(tuned), "", _settings(tuned), ""]
     if tuned.link is not None:
         tables += [_on_accelerator(tuned), ""]
@@ -37,8 +38,8 @@ def _steps(tuned: Tuned) -> Table:
     rounds = max(len(each.step_seconds) for each in tuned.candidates)
     reference = next(each for each in tuned.candidates if each.is_allowed)
     table = _table(
-        f"Seconds of a step; measured: the median of {rounds} rounds",
-        ("predicted", "measured", "least to most", f"of {reference.name!r}"),
+        f"Step time in seconds (measured: median of {rounds} rounds)",
+        ("predicted", "measured", "least to most", f"relative to\n{reference.label}"),
     )
     for each in tuned.candidates:
         seconds = each.step_seconds
@@ -55,8 +56,8 @@ def _steps(tuned: Tuned) -> Table:
 def _settings(tuned: Tuned) -> Table:
     """The candidates' settings. `inline_bytes` is shown only if they differ in it, or it is not the default."""
     with_inline = any(each.settings.inline_bytes != USUAL_INLINE_BYTES for each in tuned.candidates)
-    names = ("host", "staging", "codec", "prefetch", "ahead", "depth", *(["inline"] if with_inline else []))
-    table = _table("Their settings", names)
+    names = ("host", "staging", "codec", "prefetch", "lookahead", "depth", *(["inline"] if with_inline else []))
+    table = _table("Settings", names)
     for each in tuned.candidates:
         settings = each.settings
         cells = [
@@ -92,7 +93,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 
 def _add_row(table: Table, candidate: Candidate, tuned: Tuned, cells: Sequence[str]) -> None:
-    table.add_row(candidate.name, *cells, style="bold" if candidate is tuned.chosen else "")
+    table.add_row(candidate.label, *cells, style="bold" if candidate is tuned.chosen else "")
 
 
 def _figure(seconds: float | None) -> str:
