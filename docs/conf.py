@@ -37,8 +37,10 @@ napoleon_custom_sections = [
     (name, "params_style")
     for name in ("Attributes", "Held now", "Totals since the store was opened", "How it works here")
 ]
+_OURS = "|".join(name for name in tierstore.__all__ if name[0].isupper())
 nitpick_ignore_regex = [
-    ("py:obj", ".*"),
+    # Other words in backticks. A name of ours that is misspelt is an error.
+    ("py:obj", rf"(?!(tierstore|{_OURS})\.[\w.]+$).*|tierstore\.(toml|sock)"),
     # Names of others, and names that only stand for a type in signatures.
     ("py:.*", r"(asyncio|collections|concurrent|contextlib|lightning|os|pathlib|torch|transformers|types|typing)\..*"),
     (

@@ -91,6 +91,11 @@ def test_pages_named_in_sources_and_settings_exist() -> None:
     assert {page: files for page, files in named.items() if not (ROOT / page).is_file()} == {}
 
 
+def test_index_lists_every_guide_once() -> None:
+    listed = re.findall(r"^how_to/(\w+)$", (DOCS / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(page.stem for page in (DOCS / "how_to").glob("*.md"))
+
+
 def test_relative_links_lead_somewhere() -> None:
     nowhere = [
         f"{page.relative_to(ROOT)}: {target}"

@@ -14,7 +14,7 @@ from tierstore.doctor.finding import Finding, rate
 from tierstore.doctor.findings import CODES, findings_of
 from tierstore.doctor.measurements import AcceleratorState
 
-PAGE = Path(__file__).parents[2] / "docs/how_to/doctor.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/doctor.md"
 
 
 def link(**changes: Any) -> AcceleratorState:

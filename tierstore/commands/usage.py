@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import typer
@@ -15,12 +16,24 @@ CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 JsonOption = typer.Option("--json", help="Print JSON on standard output, and nothing else.")
 
 
-def _flags_without_a_value(parameters: list[Any]) -> list[Any]:
-    """Some versions of typer show the type `<bool>` beside a flag, as if it took a value. An empty text hides that."""
+def _without_types(parameters: list[Any]) -> list[Any]:
+    """Show no types where they tell nothing.
+
+    Some versions of typer show `<bool>` beside a flag, as if it took a value, `<str>` beside an argument, and the name
+    of an argument in braces.
+    """
     for each in parameters:
         if getattr(each, "is_flag", False) and each.metavar is None:
             each.metavar = ""
+        if each.param_type_name == "argument":
+            each.display_type_rich = lambda ctx: None
+            each.get_usage_pieces = partial(_usage_of, each)
     return parameters
+
+
+def _usage_of(argument: Any, ctx: Any) -> list[str]:
+    """How the line "Usage" names a required argument."""
+    return [argument.metavar + ("" if argument.nargs == 1 else "...")]
 
 
 class Command(TyperCommand):
@@ -28,7 +41,7 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """As typer's."""
-        return _flags_without_a_value(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
 
 class Group(TyperGroup):
@@ -36,7 +49,7 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """As typer's."""
-        return _flags_without_a_value(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
 
 def print_json(value: object) -> None:

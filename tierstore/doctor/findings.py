@@ -40,7 +40,7 @@ CODES = (
     "daemon-runs", "daemon-silent", "daemon-refuses", "partly-measured", "drive-shared", "cores-shared",
     "first-write-slow", "wear",
 )  # fmt: skip
-"""All codes of findings, for programs and for the page that explains them (docs/how_to/doctor.md)."""
+"""All codes of findings, for programs and for the page that explains them (docs/reference/doctor.md)."""
 
 
 def findings_of(machine: Measurements) -> tuple[Finding, ...]:

@@ -81,8 +81,6 @@ class TierStore:
 
     Attributes:
         host_bytes, staging_bytes: the two budgets of host memory, as numbers.
-        residency, traces, learned_orders, keys, of_thread: for the hooks.
-        plans: for memory plans.
 
     Raises:
         ConfigError: an argument cannot be used; it says which, what was given and what is allowed.
@@ -225,6 +223,7 @@ class TierStore:
         """Open the store. `tierstore.testing.FaultyStore` overrides this to wrap `open_disk` and `copies`."""
         self.host_bytes, self.staging_bytes = options.host_bytes, options.staging_bytes
         self._core = Core(self, options)
+        # For the hooks: residency, traces, learned_orders, keys, of_thread. For memory plans: plans.
         self.residency = self._core.residency
         self.traces, self.plans = self._core.traces, self._core.plans
         self._handles = HandleFactory(self.residency)
