@@ -36,11 +36,11 @@ docs: $(DEV)            ## build the documentation: build/docs/index.html
 matrix: $(DEV)          ## test TORCHES with PYTHONS (some minutes each, 15 GB)
 	$(BIN)/python -m tests.matrix --torches "$(TORCHES)" --pythons "$(PYTHONS)" --write
 
-bench: $(DEV)           ## run all benchmarks: tables, goals, plots (15 minutes)
+bench: $(DEV)           ## run all benchmarks: tables, goals, plots (two hours)
 	$(BIN)/python -m bench
 
 bench-tuning: $(DEV)    ## compare settings and the simulator (15 minutes)
-	$(BIN)/python -m bench shared_pages simulator_accuracy io_depth prefetch_tuning tuned_settings
+	$(BIN)/python -m bench shared_pages simulator_accuracy io_depth prefetch_tuning tuned_settings lowest_limit
 
 gpu: $(DEV)             ## test and measure this machine's GPU (9 minutes)
 	$(BIN)/python -m bench.gpu
