@@ -1,4 +1,4 @@
-"""The end of a training: the store is closed whatever fails, and the training's own error is the one that is raised."""
+"""A training with a plan: it is made at a batch with a loss. At its end the store is closed whatever fails."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from tierstore import ConfigError, StoreClosedError
 from tierstore.integrations.training import Training, TrainingPlan
+from tierstore.memory_plan.meter import ResidentMeter
 
 
 class FailingPlan:
@@ -51,3 +52,23 @@ def test_error_at_the_end_of_a_good_training_is_raised(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another model"), training:
         pass
     assert_closed(training)
+
+
+def test_plan_is_made_at_the_first_batch_that_has_a_loss(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(4)))
+    losses = iter([None, None, *[True] * 99])
+
+    def compute() -> torch.Tensor | None:
+        return model(torch.ones(64, 256)).sum() if next(losses) else None
+
+    with TrainingPlan(tmp_path, {"host_bytes": 0}, {}, limit=ResidentMeter().level() + 2**31).begin() as training:
+
+        def step() -> torch.Tensor | None:
+            return training.run(compute, model=model, optimizers=[], loss_of=lambda found: found)
+
+        assert step() is None, "one call to plan, one to compute"
+        assert training.plan is None
+        loss = step()
+        assert loss is not None
+        assert training.plan is not None
+        loss.backward()

@@ -108,6 +108,7 @@ class TierStoreCallback(Callback):  # type: ignore[misc]
             training.close(ended_by)
 
 
-def _loss_of(computed: Any) -> torch.Tensor:
-    loss: torch.Tensor = computed["loss"] if isinstance(computed, Mapping) else computed
+def _loss_of(computed: Any) -> torch.Tensor | None:
+    """The loss of a `training_step`; None: it skips the batch."""
+    loss: torch.Tensor | None = computed["loss"] if isinstance(computed, Mapping) else computed
     return loss

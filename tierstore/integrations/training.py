@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -105,6 +106,10 @@ class TrainingPlan:
             raise
 
 
+class _NoLossError(Exception):
+    """A batch has no loss."""
+
+
 class Training:
     """The store and the scope of one training. A context manager, which closes it.
 
@@ -112,7 +117,7 @@ class Training:
         store: takes the saved tensors.
         scope: is entered around each forward, unless there is a limit.
         closes: the store ends with the training.
-        limit: for the peak of a step; the first batch is then used to make a memory plan. None: no plan.
+        limit: for the peak of a step; the first batch with a loss is then used to make a memory plan. None: no plan.
 
     Attributes:
         plan: the memory plan in force; None: there is none, or not yet.
@@ -139,28 +144,31 @@ class Training:
         *,
         model: nn.Module,
         optimizers: Iterable[torch.optim.Optimizer],
-        loss_of: Callable[[T], torch.Tensor],
+        loss_of: Callable[[T], torch.Tensor | None],
     ) -> T:
-        """Compute a loss, and store what that saves, or follow the plan. The first call makes the plan: some ten steps.
+        """Compute a loss, and store what that saves, or follow the plan.
+
+        The first call that has a loss makes the plan, by some ten steps.
 
         Args:
             compute: computes the loss of a batch, with the model.
             model: what is planned.
             optimizers: of the training: the plan leaves room for state that they do not have yet.
-            loss_of: takes the loss out of what `compute` returns.
+            loss_of: takes the loss out of what `compute` returns; None: the batch has none.
 
         Raises what `compute` and `plan_memory` raise.
         """
-        if self._limit is None:
-            with self._scope:
-                return compute()
-        if self.plan is None:
-            reserve = sum(map(missing_state_bytes, optimizers))
-            self.plan = plan_memory(
-                model, lambda: loss_of(compute()), store=self.store, limit=self._limit, reserve=reserve
-            )
-            self._planned = self.plan.apply(model)
-        return self.plan.watch(compute)
+        if self._limit is not None and self.plan is None:
+            with suppress(_NoLossError):
+                reserve = sum(map(missing_state_bytes, optimizers))
+                self.plan = plan_memory(
+                    model, lambda: _loss(loss_of(compute())), store=self.store, limit=self._limit, reserve=reserve
+                )
+                self._planned = self.plan.apply(model)
+        if self.plan is not None:
+            return self.plan.watch(compute)
+        with self._scope:
+            return compute()
 
     def metrics(self) -> dict[str, float]:
         """The numbers of `StoreStats.as_metrics` that tell how a training goes. Totals: since the last call."""
@@ -193,6 +201,12 @@ class Training:
             if ended_by is None:
                 raise
             ended_by.add_note(f"tierstore: the end of the training failed too: {type(error).__name__}: {error}")
+
+
+def _loss(found: torch.Tensor | None) -> torch.Tensor:
+    if found is None:
+        raise _NoLossError
+    return found
 
 
 def _kind_of(path: str | os.PathLike[str]) -> str:
