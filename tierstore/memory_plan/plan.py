@@ -17,10 +17,10 @@ from ..errors import ConfigError, ConfigTypeError
 from ..hooks.in_place import Around, around_calls_of, call_plainly, check_callable, put_around_calls
 from ..hooks.module import ModuleScope
 from ..store.tier_store import TierStore
-from .applied import BlockTraits, PlannedCalls
+from .applied import PlannedCalls
 from .choice import Corrected, TriedDecision
+from .contents import FORMAT, BlockPlan, Contents, Predicted, contents_of
 from .decision import Decision
-from .menu import Action, HeldOutput
 from .meter import Meter, meter_of
 from .watch import Expected, StepWatch
 
@@ -30,74 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["BlockPlan", "MemoryPlan", "Predicted"]
 
 T = TypeVar("T")
-
-_FORMAT = 1
-
-
-class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a step needs.
-
-    Attributes:
-        peak_bytes: the most memory.
-        step_seconds: of forward and backward.
-    """
-
-    peak_bytes: int
-    step_seconds: float
-
-
-class BlockPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is done with one block.
-
-    Attributes:
-        name: of the module, as in `named_modules`.
-        module: its class.
-        action: "keep", "store" or "recompute".
-        stores: of "recompute": the block's inputs and held outputs go to the store.
-        held: of "recompute": operators whose outputs are held, as (number of the call, operator).
-        buffers: its buffers that forward changes.
-        evaluates: its modules that were in evaluation mode, by their names in it. Called in another mode, the block is
-            not computed again.
-        saved_bytes: what autograd saves in it.
-        kept_bytes, stored_bytes: what stays in memory until backward, and what goes to the store.
-        differs: why it must not be computed again; "": it may be.
-    """
-
-    name: str
-    module: str
-    action: str
-    stores: bool = False
-    held: tuple[tuple[int, str], ...] = ()
-    buffers: tuple[str, ...] = ()
-    evaluates: tuple[str, ...] = ()
-    saved_bytes: int = 0
-    kept_bytes: int = 0
-    stored_bytes: int = 0
-    differs: str = ""
-
-    @property
-    def traits(self) -> BlockTraits:
-        """What planning has found out of the block."""
-        return BlockTraits(self.buffers, self.evaluates)
-
-    def as_action(self) -> Action:
-        """The same as an `Action`."""
-        held = tuple(HeldOutput(number, name) for number, name in self.held)
-        return Action(self.action, held, self.stores)  # type: ignore[arg-type]
-
-
-class _Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan as a file has it."""
-
-    format: int
-    limit_bytes: int
-    reserve_bytes: int
-    min_bytes: int
-    tier: str
-    predicted: Predicted
-    strategies: dict[str, Predicted]
-    blocks: tuple[BlockPlan, ...]
-    num_calls: int = 1
 
 
 class _Live(NamedTuple):
@@ -122,7 +54,7 @@ class MemoryPlan:
         is_needed: False: everything fits, and nothing is done.
     """
 
-    def __init__(self, contents: _Contents, live: _Live | None) -> None:
+    def __init__(self, contents: Contents, live: _Live | None) -> None:
         self._contents = contents
         self._live = live
         self._watch: StepWatch | None = None
@@ -141,28 +73,7 @@ class MemoryPlan:
         store: TierStore,
     ) -> MemoryPlan:
         """The plan of a choice."""
-        prices = corrected.prices
-        strategies = {
-            name: _predicted(prices.uniform(action), reserve_bytes)
-            for name, action in {
-                "keep everything": Action("keep"),
-                "store everything": Action("store"),
-                "recompute every block": Action("recompute"),
-            }.items()
-        }
-        predicted = Predicted(choice.measured.peak_bytes + reserve_bytes, choice.measured.seconds)
-        blocks = _blocks(choice.decision, corrected)
-        contents = _Contents(
-            _FORMAT,
-            limit_bytes,
-            reserve_bytes,
-            prices.min_bytes,
-            meter.unit,
-            predicted,
-            strategies,
-            blocks,
-            prices.num_calls,
-        )
+        contents = contents_of(choice, corrected, limit_bytes, reserve_bytes, meter.unit)
         return cls(contents, _Live(corrected, choice.decision, store))
 
     @property
@@ -342,9 +253,9 @@ class MemoryPlan:
         Raises:
             ConfigError: the file cannot be read, or is not such a plan; names file and key.
         """
-        contents = typed(read_toml(Path(path), "path"), _Contents, str(path))
-        if contents.format != _FORMAT:
-            raise ConfigError(f"{path}: format", contents.format, f"this release reads format {_FORMAT}")
+        contents = typed(read_toml(Path(path), "path"), Contents, str(path))
+        if contents.format != FORMAT:
+            raise ConfigError(f"{path}: format", contents.format, f"this release reads format {FORMAT}")
         return cls(contents, None)
 
     # --- for people ------------------------------------------------------------------------------------------------
@@ -378,31 +289,3 @@ class MemoryPlan:
         if file is not None:
             figure.savefig(file)
         return figure
-
-
-def _predicted(decision: Decision, reserve_bytes: int) -> Predicted:
-    return Predicted(decision.peak_bytes + reserve_bytes, decision.step_seconds)
-
-
-def _blocks(decision: Decision, corrected: Corrected) -> tuple[BlockPlan, ...]:
-    prices = corrected.prices
-    blocks = []
-    for name, option in decision.chosen.items():
-        saved = next(other for other in prices.options[name] if other.action == Action("keep")).kept
-        action = option.action
-        blocks.append(
-            BlockPlan(
-                name,
-                prices.kinds[name],
-                action.kind,
-                action.stores,
-                tuple((output.number, output.name) for output in action.held),
-                tuple(prices.traits[name].buffers),
-                tuple(prices.traits[name].evaluates),
-                sum(saved.values()),
-                sum(option.kept.values()),
-                sum(option.stored.values()),
-                prices.differs.get(name, ""),
-            )
-        )
-    return tuple(blocks)

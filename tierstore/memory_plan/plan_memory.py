@@ -69,11 +69,7 @@ def plan_memory(
         raise ConfigTypeError("store", store, "give an open TierStore")
     limit_bytes, reserve_bytes = parse_size(limit, "limit"), parse_size(reserve, "reserve")
     usable_bytes = limit_bytes - reserve_bytes
-    meter = meter_of(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
-    if not meter.can_reset:
-        raise ConfigError(
-            "limit", limit, f"the peak of the {meter.unit} cannot be measured: /proc/self/clear_refs cannot be written"
-        )
+    meter = _checked_meter_of(model, limit)
     is_on_host = meter.is_of_host
     trials = Trials(model, run, store, meter)
     store.plans.keep_within(trials, usable_bytes if is_on_host else None, 0 if is_on_host else None)
@@ -86,6 +82,14 @@ def plan_memory(
     if choice is None:
         raise ConfigError("limit", limit, _why_not(corrected, reserve_bytes, meter))
     return MemoryPlan.of(choice, corrected, limit_bytes, reserve_bytes, meter, store)
+
+
+def _checked_meter_of(model: nn.Module, limit: SizeLike) -> Meter:
+    meter = meter_of(next((parameter.device for parameter in model.parameters()), torch.device("cpu")))
+    if not meter.can_reset:
+        what = f"the peak of the {meter.unit} cannot be measured: /proc/self/clear_refs cannot be written"
+        raise ConfigError("limit", limit, what)
+    return meter
 
 
 def _choose(

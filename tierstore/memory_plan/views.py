@@ -15,8 +15,9 @@ from rich.text import Text
 from ..base.config import format_bytes
 from ..errors import ConfigError
 from .choice import Corrected
+from .contents import BlockPlan, Predicted
 from .decision import decide
-from .plan import BlockPlan, MemoryPlan, Predicted
+from .plan import MemoryPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
