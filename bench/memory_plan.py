@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .cgroup import memory_cgroup
 from .goals import Goal
-from .harness import Benchmark, main_of_one_variant
+from .harness import Benchmark, Record, main_of_one_variant
 from .memory_limit import Figures, Training
 from .plan_models import MODELS, blocks_of_model
 
@@ -44,6 +44,7 @@ SINGLE = ("checkpoint", "every other", "offload", "budget")
 PLAN = "plan"
 STRATEGIES = (PLAIN, *SINGLE, PLAN)
 CASES = {f"{model} at {share} %": (model, share) for share in SHARES for model in MODELS}
+ALL = "all cases"
 WARM_UP_STEPS, PLAN_WARM_UP_STEPS, TURNS = 2, 5, 2
 """The plan may decide again after four steps."""
 
@@ -60,6 +61,7 @@ def _goals(case: str) -> list[Goal]:
         Goal(f"{case}: peak, of the predicted", "peak_to_predicted", plan, at_most=1.03),
         Goal(f"{case}: step, of the predicted", "step_to_predicted", plan, at_most=1.05),
         Goal(f"{case}: step, of the best single strategy's", "step_to_best", plan, at_most=1.02),
+        Goal(f"{case}: the solver, s", "decision_seconds", plan, at_most=10),
         Goal(f"{case}: fourth loss, bit for bit", "fourth_loss", plan, equals=1, of=(variant_of(case, PLAIN),)),
     ]
 
@@ -78,8 +80,23 @@ BENCHMARK = Benchmark(
     },
     timeout_seconds=900,
     plotted=("step_to_plain", "peak_bytes"),
-    goals=tuple(goal for case in CASES for goal in _goals(case)),
+    goals=(
+        *(goal for case in CASES for goal in _goals(case)),
+        Goal("cases with a step of at most 0.9 of the best single strategy's", "share_much_faster", ALL, at_least=0.5),
+    ),
+    conclude=lambda records, folder: _conclude(records),
+    concluded=(ALL,),
 )
+
+
+def _conclude(records: Sequence[Record]) -> dict[str, Figures]:
+    """In how many cases the plan is much faster. One that was killed is not; nothing if no case was run."""
+    found = {record.variant: record.figures or {} for record in records}
+    plans = [found[variant] for variant in (variant_of(case, PLAN) for case in CASES) if variant in found]
+    if not plans:
+        return {}
+    much_faster = [plan for plan in plans if plan.get("step_to_best", 1.0) <= 0.9]
+    return {ALL: {"share_much_faster": len(much_faster) / len(plans)}}
 
 
 def measure(case: str, scratch: Path) -> dict[str, Figures]:
