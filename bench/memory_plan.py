@@ -69,7 +69,7 @@ def _goals(case: str) -> list[Goal]:
 BENCHMARK = Benchmark(
     name="memory_plan",
     question="A plan of memory within 75, 50 and 35 % of what plain training takes",
-    variants=tuple(variant_of(case, strategy) for case in CASES for strategy in STRATEGIES),
+    variants=(*(variant_of(case, strategy) for case in CASES for strategy in STRATEGIES), ALL),
     processes={case: tuple(variant_of(case, strategy) for strategy in STRATEGIES) for case in CASES},
     rounds=1,
     compare="none",

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
+from tests.existing import set_existing
 from tests.hooks.programs import SIDE, all_bits, assert_same_bits, forget_after_error, grads
 from tests.memory_plan.blocks import RECOMPUTE, RECOMPUTE_STORED, Normed, planned, the_batch
 from tierstore import ModifiedInPlaceError, TierStore
@@ -107,7 +108,7 @@ def run_both(make: Callable[[], nn.Module], take: Take, calls: Callable[[], Plan
 def calls_of(action: Action, store: TierStore, *buffers: str, evaluates: tuple[str, ...] = ()) -> Any:
     def make() -> PlannedCalls:
         calls = planned(["block"], action, buffers, store)["block"]
-        calls._traits = BlockTraits(buffers, evaluates)
+        set_existing(calls, _traits=BlockTraits(buffers, evaluates))
         return calls
 
     return make

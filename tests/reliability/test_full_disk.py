@@ -184,7 +184,7 @@ def test_daemon_that_finds_no_room_for_a_session_says_so(small_drive: Path, star
     daemon = start_daemon(small_drive, disk_bytes=2**30)
     daemon.wait_until_open()
     filler = fill_up(small_drive)
-    said = r"no session can be opened, its drive has no room: .*No space left on device\); nothing was stored"
+    said = r"no session can be opened, its drive has no room: .*No space left on device; nothing was stored"
     with pytest.raises(DaemonUnavailableError, match=said):
         TierStore.connect(daemon.socket)
     filler.unlink()

@@ -78,7 +78,7 @@ def test_redirected_output_gets_a_line_for_each_stage_and_trial_as_it_begins(
     assert [each.splitlines()[-1].partition(",")[0] for each in said_before_trial[1:]] == [
         f"trials: {number} of {num_trials}" for number in range(1, num_trials + 1)
     ]
-    assert said_before_trial[1].splitlines()[-1].endswith(f", {candidates[0]['name']}")
+    assert said_before_trial[1].splitlines()[-1].endswith(", your settings")
     begun_and_ended = said_before_trial[1].splitlines()[:-1]
     assert [each.split(": ")[0].removesuffix(" ...") for each in begun_and_ended] == [
         "recording the program", "simulating settings", "simulating settings",

@@ -80,7 +80,12 @@ storage_use_count: Callable[[int], int] = _torch("torch._C._storage_Use_Count")
 tensor_use_count: Callable[[torch.Tensor], int] = _torch("torch.Tensor._use_count")
 set_conj: Callable[[torch.Tensor, bool], None] = _torch("torch._C._set_conj")
 set_neg: Callable[[torch.Tensor, bool], None] = _torch("torch._C._set_neg")
-for _attribute in ("torch.Tensor._base", "torch.Tensor._version", "torch.UntypedStorage._cdata"):
+for _attribute in (
+    "torch.Tensor._base",
+    "torch.Tensor._post_accumulate_grad_hooks",
+    "torch.Tensor._version",
+    "torch.UntypedStorage._cdata",
+):
     _torch(_attribute)  # used on each tensor or storage
 
 # Autograd.
