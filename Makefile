@@ -36,10 +36,10 @@ docs: $(DEV)            ## build the documentation: build/docs/index.html
 matrix: $(DEV)          ## test TORCHES with PYTHONS (some minutes each, 15 GB)
 	$(BIN)/python -m tests.matrix --torches "$(TORCHES)" --pythons "$(PYTHONS)" --write
 
-bench: $(DEV)           ## run all benchmarks: tables, goals, plots (two hours)
+bench: $(DEV)           ## run all benchmarks: tables, goals, plots (over an hour)
 	$(BIN)/python -m bench
 
-bench-tuning: $(DEV)    ## compare settings and the simulator (15 minutes)
+bench-tuning: $(DEV)    ## compare settings and the simulator (over 20 minutes)
 	$(BIN)/python -m bench shared_pages simulator_accuracy io_depth prefetch_tuning tuned_settings lowest_limit
 
 gpu: $(DEV)             ## test and measure this machine's GPU (9 minutes)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import typer.main
+import yaml
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
@@ -118,6 +119,37 @@ def test_python_of_a_page(page: Path, program: dict[str, Any], tmp_path: Path, r
         request.getfixturevalue("monkeypatch").setenv("TIERSTORE_SOCKET", str(daemon.socket))
     for block in EXECUTED[page]:
         run(page, block, program, tmp_path)
+
+
+# --- configuration --------------------------------------------------------------------------------------------------
+
+
+def configuration(*languages: str) -> list[Any]:
+    return [
+        pytest.param(block.code, id=f"{name_of(page)}:{block.line}")
+        for page in ALL_PAGES
+        for block in blocks_of(page)
+        if block.language in languages
+    ]
+
+
+@pytest.mark.parametrize("text", configuration("toml"))
+def test_configuration_file_of_a_page_opens_a_store(text: str, tmp_path: Path) -> None:
+    (tmp_path / "nvme").mkdir()
+    file = tmp_path / "tierstore.toml"
+    file.write_text(text.replace('"/nvme"', f'"{tmp_path}/nvme"'), encoding="utf-8")
+    with TierStore.from_config(file) as store:
+        with tiered_offload.from_config(store, file):
+            loss = Model()(torch.randn(8, 64)).loss
+        loss.backward()
+
+
+@pytest.mark.parametrize("text", configuration("yaml", "yml"))
+def test_configuration_of_another_program_can_be_read(text: str) -> None:
+    """Its lines for tierstore are commands that exist."""
+    assert yaml.safe_load(text)
+    for command in re.findall(r"tierstore serve [^>&\n]+", text):
+        test_command_of_a_page_has_options_that_exist(command.strip())
 
 
 # --- nothing is left out --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,7 @@ from torch import multiprocessing, nn
 from torch.distributed._functional_collectives import all_reduce
 
 from tests.memory_plan.test_plan import Block, far_above
-from tierstore import TierStore, plan_memory
+from tierstore import ConfigError, MemoryPlan, TierStore, plan_memory
 
 
 class Summed(nn.Module):
@@ -38,7 +39,7 @@ def rank(number: int, directory: str) -> None:
     plain = [step(model), step(model)][-1]
     with TierStore(directory, host_bytes=0) as store:
 
-        def planned(limit_bytes: int) -> object:
+        def planned(limit_bytes: int, model: nn.Module = model) -> MemoryPlan:
             return plan_memory(
                 model, lambda: model(torch.randn(2048, 256)).square().mean(), store=store, limit=limit_bytes
             )
@@ -50,12 +51,19 @@ def rank(number: int, directory: str) -> None:
         found = [step(model) for _ in range(9)][-1]
         plan.remove(model)
         same = all(torch.equal(one, other) for one, other in zip(plain, found, strict=True))
-        actions = sorted({block.action for block in plan.blocks})
-        told: list[object] = [None, None]
-        dist.all_gather_object(told, (actions, same, generous.is_needed))
+        try:
+            planned(far_above(), model if number == 0 else nn.Sequential(model))
+        except ConfigError as error:
+            is_refused = "plan the same model in all ranks" in str(error)
+        else:
+            is_refused = False
+        actions = [(block.name, block.as_action()) for block in plan.blocks]
+        told: list[Any] = [None, None]
+        dist.all_gather_object(told, (actions, same, is_refused))
         if number == 0:
             print(f"the same in both: {told[0] == told[1]}, same bits: {same}")
-            print(f"needed: {told[0][2]}, then {actions != ['keep']}")
+            print(f"needed: {generous.is_needed}, then {plan.is_needed}")
+            print(f"refused where they have other blocks: {told[0][2]}, {told[1][2]}")
     dist.destroy_process_group()
 
 

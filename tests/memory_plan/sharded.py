@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from tierstore import TierStore
+from tierstore import TierStore, plan_memory
 from tierstore.hooks.module import ModuleScope
 from tierstore.memory_plan.applied import BlockTraits, PlannedCalls
 from tierstore.memory_plan.menu import Action
@@ -53,6 +53,10 @@ def main(directory: str) -> None:
             same = all(torch.equal(one, other) for one, other in zip(plain, planned, strict=True))
             print(f"{action}: {'same bits' if same else 'OTHER BITS'}, {store.stats().live_handles} handles")
         print(f"stored: {store.stats().packed_tensors > 0}")
+        plan = plan_memory(model, lambda: model(torch.randn(32, 64)).square().sum(), store=store, limit="64GiB")
+        assert plan._live is not None
+        print(f"planned as blocks that communicate: {plan._live.corrected.prices.communicates}")
+        print(f"not computed again: {[block.differs for block in plan.blocks if block.differs]}")
     dist.destroy_process_group()
 
 

@@ -14,7 +14,7 @@ from tests.conftest import MakeStore
 from tests.existing import set_existing
 from tests.hooks.programs import all_bits, grads
 from tests.memory_plan.test_plan import WIDTH, Model, far_above, loss_of, planned
-from tierstore import MemoryPlan, TierStore, TierStoreWarning
+from tierstore import MemoryPlan, TierStore, TierStoreWarning, plan_memory
 from tierstore.memory_plan.meter import ResidentMeter
 from tierstore.memory_plan.watch import Expected, StepWatch
 
@@ -71,6 +71,16 @@ def test_step_lasts_from_its_first_forward_to_its_last_backward(
     loss_of(model)
     assert PAUSE <= (measured_of(store) or 0) < LONG_PAUSE
     watch.end()
+
+
+def test_planning_counts_the_calls_of_the_model_with_gradients(store: TierStore) -> None:
+    def compute() -> torch.Tensor:
+        with torch.no_grad():
+            model(torch.randn(64, WIDTH))
+        return loss_of_two(model)
+
+    model = Model()
+    assert plan_memory(model, compute, store=store, limit=far_above())._expected().num_calls == 2
 
 
 def test_step_with_other_calls_is_not_compared(easy: MemoryPlan, store: TierStore) -> None:

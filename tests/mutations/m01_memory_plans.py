@@ -102,6 +102,20 @@ MUTATIONS = {
     "test_no_hooks_stay_on_what_a_model_returns": {
         "no hooks stay on what a model returns": drop("StepWatch._drop", "now.stop()"),
     },
+    "test_training_that_waited_for_the_store_stores_less": {
+        "the store is blamed for what the training waited for": never(
+            "Corrected.learn_step",
+            "decision.stored_bytes and 0 < measured.seconds - expected_seconds <= 2 * waited_seconds",
+        ),
+    },
+    "test_machine_that_is_slower_or_faster_changes_no_decision": {
+        "a slower machine is not the store's fault": replace(
+            "Corrected.learn_step", "2 * waited_seconds", "99 * waited_seconds"
+        ),
+    },
+    "test_each_action_around_sharded_blocks_has_the_same_bits": {
+        "parameters that FSDP frees do not count as saved": never("_Collected.note", "stays_alive(...)"),
+    },
     "test_ranks_whose_blocks_communicate_do_the_same": {
         "ranks whose blocks communicate agree": drop("plan_memory:_choose", "decision = agreed(corrected, decision)"),
     },

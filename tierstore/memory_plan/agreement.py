@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ..errors import ConfigError
 from .choice import Corrected
-from .decision import Decision, decision_of
+from .decision import Decision
 from .menu import Action
 
 __all__ = ["agreed"]
@@ -42,28 +42,12 @@ def agreed(corrected: Corrected, own: Decision | None) -> Decision | None:
             "model", "another one in each rank", "its blocks communicate: plan the same model in all ranks"
         )
     decisions = [own, *map(prices.uniform, _EVERYWHERE)]
-    proposals = _gathered([_actions(decision) for decision in decisions if decision is not None])
-    candidates = [_decision_of(corrected, actions) for of_rank in proposals for actions in of_rank]
-    slowest = [
-        max(seconds) for seconds in zip(*_gathered(list(map(corrected.seconds_if_fits, candidates))), strict=True)
-    ]
+    proposals = _gathered([decision.actions for decision in decisions if decision is not None])
+    candidates = [prices.decision_for(actions) for of_rank in proposals for actions in of_rank]
+    seconds_of_ranks = _gathered([corrected.seconds_if_fits(candidate) for candidate in candidates])
+    slowest = [max(seconds) for seconds in zip(*seconds_of_ranks, strict=True)]
     best = min(range(len(slowest)), key=slowest.__getitem__)
     return None if math.isinf(slowest[best]) else candidates[best]
-
-
-def _actions(decision: Decision) -> dict[str, Action]:
-    return {name: option.action for name, option in decision.chosen.items()}
-
-
-def _decision_of(corrected: Corrected, actions: dict[str, Action]) -> Decision | None:
-    """The decision by this rank's prices; None: this rank has no such ways."""
-    prices, chosen = corrected.prices, {}
-    for name, several in prices.options.items():
-        options = [option for option in several if option.action == actions[name]]
-        if not options:
-            return None
-        chosen[name] = options[0]
-    return decision_of(chosen, prices.moments, prices.costs)
 
 
 def _gathered(value: Any) -> list[Any]:

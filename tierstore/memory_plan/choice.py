@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from .decision import Decision, decide, decision_of
+from .decision import Decision, decide
 from .menu import Action, Option
 from .prices import Prices, Trials
 from .steps import MeasuredStep
@@ -74,11 +74,8 @@ class Corrected:
 
     def seconds_of(self, decision: Decision) -> float:
         """How long a step takes under a decision, by the prices as they are now."""
-        chosen = {
-            name: next(other for other in self.prices.options[name] if other.action == option.action)
-            for name, option in decision.chosen.items()
-        }
-        return decision_of(chosen, self.prices.moments, self.prices.costs).step_seconds
+        now = self.prices.decision_for(decision.actions)
+        return math.inf if now is None else now.step_seconds
 
     def seconds_if_fits(self, decision: Decision | None) -> float:
         """How long a step takes, by the prices; infinite: there is no decision, or it is not within the limit."""
@@ -158,7 +155,7 @@ def choose(
             return tried[-1]
     for share in _SHARES[:num_trials]:
         decision = corrected.decide(share)
-        if decision is None or any(_actions(decision) == _actions(choice.decision) for choice in tried):
+        if decision is None or any(decision.actions == choice.decision.actions for choice in tried):
             continue
         measured = trials.take(decision, corrected.prices)
         tried.append(TriedDecision(decision, measured))
@@ -168,10 +165,6 @@ def choose(
     # Differences within the noise of single steps say nothing; what was predicted to be faster then is.
     as_fast = [choice for choice in fitting if choice.measured.seconds <= (1 + TIME_MISS) * fastest]
     return min(as_fast, key=lambda choice: corrected.seconds_of(choice.decision), default=None)
-
-
-def _actions(decision: Decision) -> Mapping[str, Action]:
-    return {name: option.action for name, option in decision.chosen.items()}
 
 
 def _scaled(options: Mapping[str, list[Option]], factor: float) -> dict[str, list[Option]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import highspy
 
-from .menu import Option
+from .menu import Action, Option
 
 __all__ = ["Decision", "Moment", "StepCosts", "decide", "decision_of"]
 
@@ -74,6 +74,11 @@ class Decision:
     peak_bytes: int
     step_seconds: float
     stored_bytes: int
+
+    @property
+    def actions(self) -> dict[str, Action]:
+        """What is done with each block."""
+        return {name: option.action for name, option in self.chosen.items()}
 
 
 def decide(

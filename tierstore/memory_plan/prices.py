@@ -70,6 +70,16 @@ class Prices(NamedTuple):
     num_calls: int
     communicates: bool
 
+    def decision_for(self, actions: Mapping[str, Action]) -> Decision | None:
+        """The decision for an action of each block; None: a block does not have it."""
+        chosen = {}
+        for name, several in self.options.items():
+            option = next((option for option in several if option.action == actions[name]), None)
+            if option is None:
+                return None
+            chosen[name] = option
+        return decision_of(chosen, self.moments, self.costs)
+
     def uniform(self, action: Action) -> Decision:
         """The decision for this action in each block; blocks that cannot be computed again are stored instead."""
         chosen = {}
@@ -117,8 +127,7 @@ class Trials:
 
     def take(self, decision: Decision, prices: Prices) -> MeasuredStep:
         """Steps under the decision; see `take_again`."""
-        actions = {name: option.action for name, option in decision.chosen.items()}
-        return self.take_again(self.calls_of(actions, prices.traits, prices.min_bytes))
+        return self.take_again(self.calls_of(decision.actions, prices.traits, prices.min_bytes))
 
     def take_again(self, calls: Mapping[str, Around]) -> MeasuredStep:
         """Three steps: the first lets the store learn its order, the faster of the others is less disturbed."""

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from ..hooks.below import version_counter_of
-from ..hooks.select import Kept
+from ..hooks.select import Kept, stays_alive
 from ..hooks.thread_hooks import unpack as unpack_kept
 from ..residency.torch_names import TorchDispatchMode, top_hooks, tree_leaves
 from .call_tree import Storages, storages_among
@@ -222,7 +222,9 @@ class _Collected:
         self._names = storages
 
     def note(self, tensor: torch.Tensor) -> None:
-        """A tensor is saved."""
+        """A tensor is saved. What stays alive anyway does not count, nor parameters that FSDP frees after forward."""
+        if stays_alive(tensor if tensor._base is None else tensor._base):
+            return
         name = self._names.name_of(tensor)
         if name is not None and name not in self._buffers:
             self.storages[name] = self._names.nbytes[name]

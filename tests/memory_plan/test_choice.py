@@ -1,0 +1,56 @@
+"""What prices learn from steps of a training."""
+
+from __future__ import annotations
+
+import pytest
+
+from tierstore.memory_plan.choice import Corrected
+from tierstore.memory_plan.decision import Decision, Moment, StepCosts
+from tierstore.memory_plan.menu import Action, Option
+from tierstore.memory_plan.prices import Prices
+from tierstore.memory_plan.steps import MeasuredStep
+
+MIB = 2**20
+LIMIT_BYTES = 100 * MIB
+STORE, RECOMPUTE = Action("store"), Action("recompute")
+
+
+@pytest.fixture
+def corrected() -> Corrected:
+    """One block of 64 MiB. A plain step takes a second; to store the block adds 0.1 s, to compute it again 0.2."""
+    saved = {1: 64 * MIB}
+    options = [Option(Action("keep"), saved, {}, 0.0), Option(STORE, {}, saved, 0.0), Option(RECOMPUTE, {}, {}, 0.2)]
+    moments = [Moment(50 * MIB, frozenset({"block"}), "block", 50 * MIB)]
+    costs = StepCosts(1.0, 0.1 / (64 * MIB), 0)
+    return Corrected(Prices({"block": options}, moments, costs, {}, {}, {}, 0, 1, False), LIMIT_BYTES)
+
+
+def decided(corrected: Corrected) -> Decision:
+    decision = corrected.decide()
+    assert decision is not None
+    return decision
+
+
+def learn(corrected: Corrected, seconds: float, waited_seconds: float, peak_bytes: int = 50 * MIB) -> None:
+    """Steps that were expected to take 1.1 s took so many."""
+    decision = decided(corrected)
+    assert decision.actions == {"block": STORE}
+    corrected.learn_step(decision, MeasuredStep(seconds, peak_bytes), 1.1, waited_seconds)
+
+
+def test_training_that_waited_for_the_store_stores_less(corrected: Corrected) -> None:
+    learn(corrected, 1.6, waited_seconds=0.4)
+    assert decided(corrected).actions == {"block": RECOMPUTE}
+
+
+@pytest.mark.parametrize("seconds", [1.6, 0.7])
+def test_machine_that_is_slower_or_faster_changes_no_decision(corrected: Corrected, seconds: float) -> None:
+    learn(corrected, seconds, waited_seconds=0.1)
+    assert decided(corrected).actions == {"block": STORE}
+    assert decided(corrected).step_seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("waited_seconds", [0.0, 0.4])
+def test_peak_beyond_the_limit_is_learned_whatever_was_slow(corrected: Corrected, waited_seconds: float) -> None:
+    learn(corrected, 1.6, waited_seconds, LIMIT_BYTES + MIB)
+    assert corrected.offset_bytes == 51 * MIB
