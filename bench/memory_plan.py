@@ -58,8 +58,8 @@ def _goals(case: str) -> list[Goal]:
     plan = variant_of(case, PLAN)
     return [
         Goal(f"{case}: peak, of the limit", "peak_to_limit", plan, at_most=1.0),
-        Goal(f"{case}: peak, of the predicted", "peak_to_predicted", plan, at_most=1.03),
-        Goal(f"{case}: step, of the predicted", "step_to_predicted", plan, at_most=1.05),
+        Goal(f"{case}: peak, off the predicted", "peak_off_predicted", plan, at_most=0.03),
+        Goal(f"{case}: step, off the predicted", "step_off_predicted", plan, at_most=0.05),
         Goal(f"{case}: step, of the best single strategy's", "step_to_best", plan, at_most=1.02),
         Goal(f"{case}: the solver, s", "decision_seconds", plan, at_most=10),
         Goal(f"{case}: fourth loss, bit for bit", "fourth_loss", plan, equals=1, of=(variant_of(case, PLAIN),)),
@@ -83,6 +83,7 @@ BENCHMARK = Benchmark(
     goals=(
         *(goal for case in CASES for goal in _goals(case)),
         Goal("cases with a step of at most 0.9 of the best single strategy's", "share_much_faster", ALL, at_least=0.5),
+        Goal("cases slower than plain training with over 15 % of the limit unused", "num_with_room", ALL, at_most=0),
     ),
     conclude=lambda records, folder: _conclude(records),
     concluded=(ALL,),
@@ -90,13 +91,18 @@ BENCHMARK = Benchmark(
 
 
 def _conclude(records: Sequence[Record]) -> dict[str, Figures]:
-    """In how many cases the plan is much faster. One that was killed is not; nothing if no case was run."""
+    """In how many cases the plan is much faster, and in how many it leaves memory that could make it faster.
+
+    One that was killed is neither. Nothing if no case was run.
+    """
     found = {record.variant: record.figures or {} for record in records}
     plans = [found[variant] for variant in (variant_of(case, PLAN) for case in CASES) if variant in found]
     if not plans:
         return {}
     much_faster = [plan for plan in plans if plan.get("step_to_best", 1.0) <= 0.9]
-    return {ALL: {"share_much_faster": len(much_faster) / len(plans)}}
+    trained = [plan for plan in plans if plan["trains"]]
+    with_room = [plan for plan in trained if plan["step_to_plain"] > 1.02 and plan["peak_to_limit"] < 0.85]
+    return {ALL: {"share_much_faster": len(much_faster) / len(plans), "num_with_room": float(len(with_room))}}
 
 
 def measure(case: str, scratch: Path) -> dict[str, Figures]:
@@ -141,8 +147,8 @@ def _add_ratios(found: dict[str, Figures], turns: list[dict[str, Figures]], limi
     best = min((found[name]["step_to_plain"] for name in SINGLE if found.get(name, {}).get("trains")), default=None)
     plan = found[PLAN]
     if plan["trains"]:
-        plan["peak_to_predicted"] = plan["peak_bytes"] / plan["predicted_bytes"]
-        plan["step_to_predicted"] = plan["step_seconds"] / plan["predicted_seconds"]
+        plan["peak_off_predicted"] = abs(plan["peak_bytes"] / plan["predicted_bytes"] - 1)
+        plan["step_off_predicted"] = abs(plan["step_seconds"] / plan["predicted_seconds"] - 1)
         if best is not None:
             plan["step_to_best"] = plan["step_to_plain"] / best
 
