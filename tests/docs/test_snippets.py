@@ -2,7 +2,8 @@
 
 Blocks of Python are executed here, those of a page one after the other. The exceptions: a comment
 `<!-- recipe: NAME -->` stands before the block (`tests/integrations` executes it); its page is a tutorial
-(`test_tutorial.py`); or the line before it begins with `NOT_RUN` and says why.
+(`test_tutorial.py`); the reader saves it as a file (`test_commands.py`); or the line before it begins with `NOT_RUN`
+and says why.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ from tests.docs.pages import ALL_PAGES, DOCS, ROOT, Block, blocks_of, commands_o
 from tierstore import MemoryPlan, TierStore, cli, offload_module, plan_memory, tiered_offload
 
 NOT_RUN = "*Not run by the tests:"
+SAVED = re.compile(r"Save this as `(\w+\.py)`:$")
 RECIPE = re.compile(r"<!-- recipe: (.+) -->")
+
+
+def is_run_elsewhere(block: Block) -> bool:
+    before = block.before
+    return bool(before.startswith(NOT_RUN) or RECIPE.match(before) or SAVED.search(before))
+
 
 PYTHON = {
     page: blocks
@@ -39,7 +47,7 @@ EXECUTED = {
     page: own
     for page, blocks in PYTHON.items()
     if page.parent != DOCS / "tutorial"
-    if (own := [each for each in blocks if not each.before.startswith(NOT_RUN) and not RECIPE.match(each.before)])
+    if (own := [each for each in blocks if not is_run_elsewhere(each)])
 }
 
 

@@ -26,6 +26,7 @@ from tierstore.base.config import Mode
 from tierstore.returning import returner as subject
 from tierstore.returning.allocator import Allocator
 from tierstore.returning.returner import Returner
+from tierstore.returning.room import resident_bytes
 
 MIB = 2**20
 SECONDS = 60.0
@@ -113,6 +114,15 @@ def test_store_without_anything_in_it_returns_nothing() -> None:
         looks.wait_for(2)
         releases.grow()
         assert releases.happened.wait(SECONDS)
+
+
+def test_limit_is_kept_though_the_store_keeps_nothing() -> None:
+    """As that of a memory plan that stores nothing."""
+    releases, is_busy = Releases(), threading.Event()
+    with running("auto", releases, is_busy) as (returner, _):
+        returner.limit(resident_bytes() + 80 * MIB)
+        releases.grow()
+        assert releases.happened.wait(SECONDS / 2)
 
 
 def test_thread_looks_on_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def doctor(
 ) -> None:
     """Measure this machine and the drive of PATH, say what is wrong, and recommend settings.
 
-    The measurement takes less than a minute, also on a slow drive. It uses up to 512 MiB of the drive, in a file
+    The measurement takes less than a minute, even on a slow drive. It uses up to 512 MiB of the drive, in a file
     without a name, so nothing is left there even if the command is killed.
 
     The exit code is 1 if offloading to PATH would not work, or would be very slow.

@@ -85,8 +85,8 @@ _AcceleratorSpeed = Annotated[
     float | None,
     typer.Option(
         metavar="NUMBER",
-        help="Assume an accelerator that computes the step this many times faster than the recording machine, and that "
-        "saves all tensors there.",
+        help="Simulate an accelerator that computes the step this many times faster than the recording machine. All "
+        "saved tensors are in its memory.",
     ),
 ]
 _TrainingCores = Annotated[
@@ -103,7 +103,9 @@ _StepsPerDay = Annotated[
 ]
 _PricePerHour = Annotated[
     float | None,
-    typer.Option(metavar="PRICE", help="Price of one host, in any currency. Default: that of the hardware file."),
+    typer.Option(
+        metavar="PRICE", help="Price of one host for an hour, in any currency. Default: that of the hardware file."
+    ),
 ]
 _View = Annotated[
     Path | None,

@@ -20,7 +20,7 @@ _Path = Annotated[
     typer.Option(
         metavar="PATH",
         help="Existing directory on the drive to use. Never created, so that an unmounted drive is an error. "
-        "Required. May be given several times, once for each drive.",
+        "Required. Can be repeated, once for each drive.",
     ),
 ]
 _Socket = Annotated[

@@ -17,7 +17,7 @@ SocketOption = Annotated[
         "--socket",
         metavar="PATH",
         envvar="TIERSTORE_SOCKET",
-        help=f"Where the daemon listens. Default: where `tierstore serve` of this user does, then {SYSTEM_ADDRESS}.",
+        help=f"Socket of the daemon. Default: that of this user's daemon. If there is none, {SYSTEM_ADDRESS}.",
     ),
 ]
 

@@ -1,8 +1,8 @@
 """The thread that returns freed memory to the system, and what it has seen.
 
 A saved tensor that was spilled is freed, and so are the temporaries around it; the process's allocator may keep all of
-it. The `Returner` of a store looks at the process's resident memory while the store has something to keep, asks
-`policy` whether to return some, and has the allocator do it.
+it. While the store keeps something or has a limit, its `Returner` looks at the process's resident memory, asks `policy`
+whether to return some, and has the allocator do it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ class Returner:
         self._limit_bytes: int | None = None
 
     def limit(self, nbytes: int | None) -> None:
-        """Treat `nbytes` of resident memory as a limit of this process, beside those of the system; None: no more."""
+        """Treat `nbytes` of resident memory as a limit of this process, beside those of the system; None: no more.
+
+        While there is one, memory is returned even if the store keeps nothing.
+        """
         self._limit_bytes = nbytes
 
     @property
@@ -152,7 +155,7 @@ class Returner:
         pause, was_busy_at = 0.0, -math.inf
         try:
             while not self._stopped.wait(pause):
-                if self._is_busy():
+                if self._is_busy() or self._limit_bytes is not None:
                     was_busy_at = time.monotonic()
                 is_idle = time.monotonic() - was_busy_at > _IDLE_AFTER_SECONDS
                 pause = _IDLE_SECONDS if is_idle else self._try_to_look()
