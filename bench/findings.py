@@ -130,8 +130,14 @@ def _training_step(run: Medians) -> str:
 
 
 def _memory_plan(run: Medians) -> str:
-    slower = _from_to(run.all("step_to_best", lambda variant: variant.endswith(": plan")))
-    return f"A plan's step takes {slower} times as long as that of the best single strategy within the same limit"
+    slower = _from_to(run.all("step_to_best", _is_plan))
+    trained = run.all("trains", _is_plan)
+    killed = f"; {trained.count(0)} of {len(trained)} plans were killed" if 0 in trained else ""
+    return f"Within the same limit a plan's step takes {slower} times that of the best single strategy{killed}"
+
+
+def _is_plan(variant: str) -> bool:
+    return variant.endswith(": plan")
 
 
 def _record_cost(run: Medians) -> str:
@@ -366,7 +372,7 @@ PICTURES: Mapping[str, Picture] = {
     "memory_plan": Picture(
         _memory_plan,
         axes={"step_to_plain": "time of a step, of plain's"},
-        ours=lambda variant: variant.endswith(": plan"),
+        ours=_is_plan,
     ),
     "shared_pages": Picture(
         _shared_pages,

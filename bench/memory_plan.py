@@ -110,14 +110,14 @@ def measure(case: str, scratch: Path) -> dict[str, Figures]:
     model, share = CASES[case]
     plain_bytes = plain_peak(model, scratch)
     limit_bytes = plain_bytes * share // 100
-    budget = _budget_that_trains(model, limit_bytes, scratch)
+    budget = _with_least_budget(model, limit_bytes, scratch)
     wanted: dict[str, tuple[int | None, float]] = {
         PLAIN: (None, 0),
         COMPILED: (None, 0),
         **dict.fromkeys(("checkpoint", "every other", "offload", PLAN), (limit_bytes, 0)),
     }
-    if budget is not None:
-        wanted["budget"] = limit_bytes, budget
+    if budget["out_of_memory_kills"] == 0:
+        wanted["budget"] = limit_bytes, 0.0
     with ExitStack() as stack:
         trainings: dict[str, Training] = {}
         for strategy, (limit, value) in wanted.items():  # one begins when the one before has warmed up
@@ -132,7 +132,8 @@ def measure(case: str, scratch: Path) -> dict[str, Figures]:
     for strategy, figures in found.items():
         figures |= {"fourth_loss": turns[-1][strategy]["fourth_loss"]} if turns[-1][strategy] else {}
     _add_ratios(found, turns, limit_bytes)
-    return {variant_of(case, strategy): found.get(strategy, {"trains": 0.0}) for strategy in STRATEGIES}
+    found.setdefault("budget", budget | {"trains": 0.0})
+    return {variant_of(case, strategy): found[strategy] for strategy in STRATEGIES}
 
 
 def _add_ratios(found: dict[str, Figures], turns: list[dict[str, Figures]], limit_bytes: int) -> None:
@@ -162,9 +163,10 @@ def plain_peak(model: str, scratch: Path) -> int:
     return int(noted.read_text())
 
 
-def _budget_that_trains(model: str, limit_bytes: int, scratch: Path) -> float | None:
+def _with_least_budget(model: str, limit_bytes: int, scratch: Path) -> Figures:
+    """Whether compiled training stays alive at all: it takes minutes, so it is tried alone."""
     with training_within(model, "budget", limit_bytes, 0.0, scratch) as training:
-        return 0.0 if all(training.step() for _ in range(2)) else None
+        return training.figures([step for step in (training.step(), training.step()) if step])
 
 
 @contextmanager

@@ -42,13 +42,14 @@ def draw(benchmark: Benchmark, results: Results, directory: Path) -> Path | None
         figure = Figure(figsize=(7.0, 6.0), layout="constrained")
         draw_scatter(figure.subplots(), benchmark, results, *benchmark.scatter)
         return save(figure, benchmark, results, directory, _SCATTERED)
-    height_inches = 1.5 + 0.32 * len(benchmark.variants)
+    variants = _variants_with_bars(benchmark)
+    height_inches = 1.5 + 0.32 * len(variants)
     figure = Figure(figsize=(3.0 + 2.6 * len(names), height_inches), layout="constrained")
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for name, panel in zip(names, panels, strict=True):
         draw_panel(panel, name, benchmark, results)
-    panels[0].set_yticks(range(len(benchmark.variants)), benchmark.variants)
-    panels[0].set_ylim(len(benchmark.variants) - 0.4, -0.6)  # the first on top, with room for one that has no bar
+    panels[0].set_yticks(range(len(variants)), variants)
+    panels[0].set_ylim(len(variants) - 0.4, -0.6)  # the first on top, with room for one that has no bar
     return save(figure, benchmark, results, directory, _BARS)
 
 
@@ -81,13 +82,19 @@ def figures_to_plot(benchmark: Benchmark, results: Results) -> list[str]:
     return [name for name in benchmark.plotted if name in given]
 
 
+def _variants_with_bars(benchmark: Benchmark) -> list[str]:
+    """What was concluded from all of them has figures of its own."""
+    return [variant for variant in benchmark.variants if variant not in benchmark.concluded]
+
+
 def draw_panel(panel: Axes, name: str, benchmark: Benchmark, results: Results) -> None:
     """One figure: a bar for each variant's median, a dot for each run, the place of the variant as its height."""
     scale = 2**20 if unit_of(name)[1] == "MiB" else 1
     picture = picture_of(benchmark)
-    shown = [[value / scale for value in _values(results, variant, name)] for variant in benchmark.variants]
+    variants = _variants_with_bars(benchmark)
+    shown = [[value / scale for value in _values(results, variant, name)] for variant in variants]
     longest = max((abs(value) for values in shown for value in values), default=0.0)
-    for place, (variant, values) in enumerate(zip(benchmark.variants, shown, strict=True)):
+    for place, (variant, values) in enumerate(zip(variants, shown, strict=True)):
         records = [record for record in results.records if record.variant == variant]
         if not values:
             panel.text(0, place, f" {_why_none(records)}", va="center", fontsize=8, color=_DOTS)

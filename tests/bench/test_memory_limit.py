@@ -140,7 +140,9 @@ def test_host_peak_store_holds_less_than_it_promises(tmp_path: Path, monkeypatch
     figures = host_peak.measure("budget 32 MiB", tmp_path)
     assert figures["num_samples"] > 0
     assert figures["spilled_bytes"] > 0, "nothing had to leave memory: the workload shows nothing"
-    assert 0 < figures["held_bytes"] <= figures["promised_bytes"] == (32 + 128 + 24) * MIB
+    assert 0 < figures["held_bytes"] <= figures["promised_bytes"]
+    lent_bytes = figures["promised_bytes"] - (32 + 128 + 24) * MIB  # what backward had in hand when most was held
+    assert 0 <= lent_bytes <= 32 * MIB
     assert figures["host_peak_bytes"] <= 32 * MIB
 
 

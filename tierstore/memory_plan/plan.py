@@ -121,8 +121,9 @@ class MemoryPlan:
 
         Args:
             model: the model that was planned, or one with the same modules.
-            store: takes what is stored. Default: the store that the plan was made with. A plan that was loaded from a
-                file and stores something needs it.
+            store: takes what is stored, and returns freed memory to the system so that the limit is kept. Default: the
+                store that the plan was made with. A plan that was loaded from a file and stores something needs it. One
+                that stores nothing can do without, but then nobody returns freed memory.
 
         Returns:
             The same model. `remove` takes the effect away.
