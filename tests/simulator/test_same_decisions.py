@@ -17,7 +17,9 @@ import torch
 from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
 
-from tests.simulator.lockstep import Decision, Script, Windows, real_decisions, simulated_decisions
+from tests.simulator.scripts import Decision, Script, Windows
+from tests.simulator.stepped_simulation import simulated_decisions
+from tests.simulator.stepped_store import real_decisions
 from tierstore.rules import windows as host
 from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Saved, Settings, Unpack, Workload
 

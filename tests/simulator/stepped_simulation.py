@@ -1,0 +1,200 @@
+"""A simulated store that is taken through a script, step by step, as `stepped_store.py` takes a real one."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from tests.simulator.scripts import (
+    FULL,
+    NUM_LANES,
+    Decision,
+    Decisions,
+    Drive,
+    FollowedScript,
+    Job,
+    Queues,
+    Script,
+    Windows,
+    finish_transfer,
+    is_copy,
+)
+from tierstore.disk.tier import Loaded, Stored
+from tierstore.errors import StoreFullError
+from tierstore.rules.counters import Counters
+from tierstore.rules.graph_order import Budgets
+from tierstore.rules.lookahead import LearnedOrders
+from tierstore.rules.windows import HostWindows
+from tierstore.simulator import Action, Settings, Workload
+from tierstore.simulator.clock import Clock, Process
+from tierstore.simulator.copies import Copy
+from tierstore.simulator.device import SimulatedDevice
+from tierstore.simulator.flows import Flows
+from tierstore.simulator.rank import Rank
+from tierstore.simulator.record import GraphLog, SimulatedRecord
+
+
+class _SteppedEngine:
+    """The lanes of the simulated engine, which end a job when they are told to."""
+
+    def __init__(self, decisions: Decisions, script: FollowedScript, drive: Drive) -> None:
+        self.transfers: Rank
+        self._drive = drive
+        self._decisions = decisions
+        self._script = script
+        self._inbox: list[tuple[str, int, SimulatedRecord]] = []
+        self._queues: dict[str, list[tuple[int, int, SimulatedRecord]]] = {what: [] for what in NUM_LANES}
+        self._numbers = count()
+        self._records: dict[Job, SimulatedRecord] = {}
+        self._ready: dict[Job, Copy | None] = {}
+        self._discards: list[int] = []
+
+    def submit_spill(self, record: SimulatedRecord) -> None:
+        self._inbox.append(("spill", 1, record))
+
+    def submit_restore(self, record: SimulatedRecord, *, demanded: bool) -> None:
+        self._inbox.append(("restore", 0 if demanded else 1, record))
+
+    def submit_discard(self, key: int) -> None:
+        self._discards.append(key)
+
+    def settle(self) -> bool:
+        """See `Stepper`, in `stepped_store.py`."""
+        has_discarded = False
+        self._deliver()
+        while self._discards:
+            keys, self._discards = self._discards, []
+            has_discarded = True
+            self._drive.free(keys)
+            self.transfers.end_discard(len(keys))
+            self._deliver()
+        return has_discarded
+
+    def _deliver(self) -> None:
+        """What is in the inbox wakes a lane each; see `Engine`."""
+        while self._inbox:
+            delivered, self._inbox = self._inbox, []
+            for what, urgency, record in delivered:
+                heappush(self._queues[what], (urgency, next(self._numbers), record))
+            for what, _, _ in delivered:
+                self._begin_next(what)
+
+    def _begin_next(self, what: str) -> None:
+        """A lane looks for something that is still wanted."""
+        queue = self._queues[what]
+        begin = self.transfers.begin_spill if what == "spill" else self.transfers.begin_restore
+        while queue and self._decisions.num_idle(what):
+            record = heappop(queue)[2]
+            if begin(record):
+                job = Job(what, record.key)
+                self._records[job] = record
+                self._ready[job] = record.ready if what == "spill" else None
+                return
+
+    def finish_one(self) -> Job | None:
+        """See `Stepper`, in `stepped_store.py`."""
+        self.settle()
+        could_end = [job for job in self._decisions.running if self._could_end(job)]
+        if not could_end:
+            return None
+        job = self._script.choose(could_end)
+        if is_copy(job):
+            self._decisions.copies.end(job)
+        else:
+            self._end(job)
+        self.settle()
+        return job
+
+    def _could_end(self, job: Job) -> bool:
+        if is_copy(job):
+            return self._decisions.copies.could_end(job)
+        ready = self._ready[job]
+        return ready is None or ready.is_over
+
+    def _end(self, job: Job) -> None:
+        record = self._records.pop(job)
+        if job.what == "restore":
+            self.transfers.end_restore(record, Loaded(record.stored_bytes))
+        elif self._drive.has_taken(record.key):
+            self.transfers.end_spill(record, Stored(record.nbytes, "none"))
+        else:
+            self.transfers.end_spill(record, StoreFullError(record.nbytes, 0, 0))
+        self._begin_next(job.what)
+
+
+class _StreamsOfSimulation:
+    """The copy engine of the simulated one. As on an accelerator, whoever queues work waits for none of it."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+
+    def copy_out(self, copy: Copy) -> None:
+        self._queues.queue("offload", copy)
+
+    def copy_in(self, copy: Copy) -> None:
+        self._queues.queue("reload", copy)
+
+    def wait(self, copy: Copy) -> None:
+        self._queues.wait(copy)
+
+    def catch_up(self) -> Process:
+        yield from ()
+
+
+def simulated_decisions(
+    workload: Workload,
+    settings: Settings,
+    script: Script,
+    num_steps: int,
+    windows: Windows = Windows(),  # noqa: B008 - immutable
+) -> tuple[list[Decision], Counters]:
+    """What the simulated one decides."""
+    drive = Drive(settings)
+    followed, decisions = FollowedScript(script), Decisions(drive)
+    clock = Clock(Flows(lambda counts: {}))
+    engine = _SteppedEngine(decisions, followed, drive)
+    copies = _StreamsOfSimulation(decisions.copies)
+    books = HostWindows(settings.host_bytes, settings.staging_bytes, grows=settings.staging_grows)
+    device = SimulatedDevice(copies, settings.device_bytes, *windows)
+    rank = engine.transfers = Rank(clock, books, device, copies, engine, 0, workload, decisions)
+    orders = LearnedOrders() if settings.prefetch == "learned" else None
+    next_key = 0
+    try:
+        for _ in range(num_steps):
+            host_bytes, staging_bytes = books.limits
+            budgets = Budgets(host_bytes, settings.device_bytes, staging_bytes)
+            log = GraphLog(workload.saved, next_key, settings.scope_lookahead_bytes, orders, budgets)
+            _step(rank, clock, engine, log, workload, followed)
+            next_key = log.next_key
+        rank._drain()
+        engine.settle()
+        while decisions.running or decisions.waiting:
+            engine.finish_one()
+    except StoreFullError:
+        decisions.seen.append(FULL)
+    return decisions.seen, rank.ledger.counters
+
+
+def _step(
+    rank: Rank, clock: Clock, engine: _SteppedEngine, log: GraphLog, workload: Workload, script: FollowedScript
+) -> None:
+    done: list[bool] = []
+
+    def whole(action: Action) -> Any:
+        yield from rank.act(log, action)
+        done.append(True)
+
+    rank.begin(log)
+    for number, action in enumerate(workload.actions, 1):
+        clock.begin(whole(action))
+        clock.run()
+        while len(done) < number:
+            if not engine.settle():
+                finish_transfer(engine.finish_one)
+            clock.run()
+        engine.settle()
+        for _ in range(script.num_after_action()):
+            engine.finish_one()
+            clock.run()
+    rank.end(log)

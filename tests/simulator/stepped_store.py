@@ -1,0 +1,433 @@
+"""A real store that is taken through a script, step by step.
+
+The real disk tier writes and reads, and the copy engine of a made-up accelerator copies, but they say so only when they
+are told to. Neither training nor the engine moves while the other does, so a run depends on nothing but its script, and
+every decision can be compared with the simulation's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from tests.existing import set_existing
+from tests.inspect_store import inspect, inspect_engine
+from tests.simulator.scripts import (
+    FULL,
+    Decision,
+    Decisions,
+    Drive,
+    FollowedScript,
+    Job,
+    Queues,
+    Script,
+    Windows,
+    finish_transfer,
+    is_copy,
+)
+from tierstore import TierStore, tiered_offload
+from tierstore.disk.tier import DiskTier, DiskUsage, Kind, Loaded, Stored
+from tierstore.errors import StoreFullError
+from tierstore.hooks import scope
+from tierstore.residency.copies import Marker
+from tierstore.rules.counters import Counters
+from tierstore.simulator import Action, EndScope, LetGo, Pack, Release, Settings, Unpack, Workload
+from tierstore.store.options import StoreOptions
+
+_WAIT_SECONDS = 20.0
+_PAUSE_SECONDS = 0.001
+_DEVICE_DTYPE = torch.uint8
+
+
+class _SteppedDisk:
+    """A `DiskTier` around a real one, which says that a job is done when it is told to."""
+
+    def __init__(self, disk: DiskTier, stepper: Stepper) -> None:
+        self._disk = disk
+        self._stepper = stepper
+        self.scratch_bytes = disk.scratch_bytes
+
+    async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        if not self._stepper.has_taken(key):
+            await self._stepper.pass_gate("spill", key)
+            raise StoreFullError(len(source), 0, 0)
+        stored = await self._disk.write(key, source, kind)
+        await self._stepper.pass_gate("spill", key)
+        return stored
+
+    async def read(self, key: int, destination: memoryview) -> Loaded:
+        loaded = await self._disk.read(key, destination)
+        await self._stepper.pass_gate("restore", key)
+        return loaded
+
+    def confirms(self, key: int, memory: memoryview) -> bool:
+        return self._disk.confirms(key, memory)
+
+    async def discard(self, keys: Sequence[int]) -> None:
+        await self._disk.discard(keys)
+        self._stepper.discarded += keys
+
+    def usage(self) -> DiskUsage:
+        return self._disk.usage()
+
+    def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
+        return self._disk.codec_choices()
+
+    def abandon_after_fork(self) -> None:
+        self._disk.abandon_after_fork()
+
+    async def close(self) -> None:
+        await self._disk.close()
+
+
+class _SteppedStore(TierStore):
+    stepper: Stepper
+
+    def _begin(self, options: StoreOptions) -> None:
+        stepper = self.stepper = Stepper()
+
+        async def open_stepped(executor: Executor) -> DiskTier:
+            return _SteppedDisk(await options.open_disk(executor), stepper)
+
+        super()._begin(options._replace(open_disk=open_stepped, copies=stepper.copies))
+
+
+class _SteppedCopy:
+    """A `Marker` of a stepped copy, which is made at once."""
+
+    def __init__(self, copies: _SteppedCopies, ready: _SteppedCopy | None) -> None:
+        self.ready = ready
+        self.is_over = False
+        self._copies = copies
+        self._over = threading.Event()
+        self._num_waiting = 0
+
+    def query(self) -> bool:
+        return self.is_over
+
+    def synchronize(self) -> None:
+        with self._copies.lock:
+            if self.is_over:
+                return
+            self._num_waiting += 1
+            self._copies.num_waiting += 1
+        self._copies.on_news()
+        if not self._over.wait(_WAIT_SECONDS):
+            raise TimeoutError("a copy does not end")
+
+    def end(self) -> None:
+        with self._copies.lock:
+            self.is_over = True
+            self._copies.num_waiting -= self._num_waiting
+        self._over.set()
+
+
+class _SteppedCopies:
+    """A copy engine for which tensors of bytes without a sign are on an accelerator.
+
+    Attributes:
+        queues: where what is queued can be seen.
+        num_waiting: threads that wait for a copy; under `lock`.
+    """
+
+    queues: Queues
+
+    def __init__(self, on_news: Callable[[], None]) -> None:
+        self.lock = threading.Lock()
+        self.num_waiting = 0
+        self.on_news = on_news
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device | None:
+        return tensor.device if tensor.dtype is _DEVICE_DTYPE else None
+
+    def current_stream(self, device: torch.device) -> str:
+        return "compute"
+
+    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
+        target.copy_(source)
+        return self._queue("offload", None)
+
+    def copy_in(
+        self, source: torch.Tensor, device: torch.device, stream: Any, ready: Marker | None
+    ) -> tuple[torch.Tensor, Marker]:
+        assert ready is None or isinstance(ready, _SteppedCopy)
+        return source.clone(), self._queue("reload", ready)
+
+    def _queue(self, what: str, ready: _SteppedCopy | None) -> _SteppedCopy:
+        copy = _SteppedCopy(self, ready)
+        self.queues.queue(what, copy)
+        return copy
+
+    def wait(self, stream: Any, marker: Marker) -> None:
+        assert isinstance(marker, _SteppedCopy)
+        self.queues.wait(marker)
+
+    def share(self, memory: torch.Tensor, stream: Any) -> None:
+        """There is one stream."""
+
+
+class Stepper:
+    """Lets the training thread and the engine's move by turns. In place of the condition that training waits on.
+
+    Attributes:
+        copies: the accelerator's.
+        discarded: keys of which the engine will be told that they are.
+    """
+
+    def __init__(self) -> None:
+        self._news = threading.Event()
+        self.copies = _SteppedCopies(self._news.set)
+        self._resting = threading.Event()
+        self.discarded: list[int] = []
+        self._gates: dict[Job, Any] = {}
+
+    def take_over(
+        self, store: TierStore, script: FollowedScript, first_key: int, drive: Drive, windows: Windows
+    ) -> Decisions:
+        """From now on nothing moves unless it is told to."""
+        self._drive = drive
+        inside = self._inside = inspect(store)
+        self._engine = inspect_engine(inside.engine)
+        self._script, self._first_key = script, first_key
+        self.decisions = Decisions(drive, first_key, self._news.set)
+        self.copies.queues = self.decisions.copies
+        window = inside.device_window
+        window.in_flight.limit_bytes, window.reloaded.limit_bytes = windows.flight_bytes, windows.reload_bytes
+        self._end_discard = inside.residency.end_discard
+
+        def await_rest() -> None:
+            if not self._resting.wait(_WAIT_SECONDS):
+                raise TimeoutError("training does not rest")
+
+        def put_off(num_records: int) -> None:
+            self._news.set()  # `settle` tells
+
+        self._engine.call_before_delivery(await_rest)
+        inside.replace_progress(self)
+        set_existing(inside.residency, end_discard=put_off)
+        with inside.lock:
+            inside.residency.observe(self.decisions)
+        return self.decisions
+
+    def has_taken(self, key: int) -> bool:
+        """Whether the drive has room for the record."""
+        return self._drive.has_taken(key - self._first_key)
+
+    async def pass_gate(self, what: str, key: int) -> None:
+        """On the loop: returns when the job may be said to be done."""
+        gate = asyncio.get_running_loop().create_future()
+        self._gates[Job(what, key - self._first_key)] = gate
+        self._news.set()
+        await gate
+
+    def settle(self) -> bool:
+        """Return when the engine has begun all that it can begin now, and said what is freed; whether that was any."""
+        self._resting.set()
+        has_discarded = False
+        while True:
+            self._come_to_rest()
+            keys, self.discarded = self.discarded, []
+            if not keys:
+                break
+            has_discarded = True
+            self._drive.free(key - self._first_key for key in keys)
+            self._end_discard(len(keys))
+        self._resting.clear()
+        return has_discarded
+
+    def _come_to_rest(self) -> None:
+        ends_at = time.monotonic() + _WAIT_SECONDS
+        while time.monotonic() < ends_at:
+            self._news.clear()
+            num_seen = self._num_seen_at_rest()
+            self._go_round()  # a lane may have taken what nobody wants any more, which is no news
+            if num_seen is None:
+                self._news.wait(_PAUSE_SECONDS)
+            elif num_seen == self._num_seen_at_rest():
+                return
+        raise TimeoutError("the engine does not come to rest")
+
+    def _num_seen_at_rest(self) -> int | None:
+        """How many decisions have been seen; None: the engine is not at rest."""
+        with self._inside.lock:
+            return len(self.decisions.seen) if self._is_quiet() else None
+
+    def _go_round(self) -> None:
+        """Return when the loop has done what it could do by now."""
+        passed = threading.Event()
+        self._engine.loop.call_soon_threadsafe(passed.set)
+        if not passed.wait(_WAIT_SECONDS):
+            raise TimeoutError("the engine's loop does not answer")
+
+    def _has_undelivered(self) -> bool:
+        """Whether a lane is about to look at something, which may be nothing that anybody wants."""
+        return self._engine.has_undelivered or any(
+            self._engine.has_queued(what) and self.decisions.num_idle(what) for what in ("spill", "restore")
+        )
+
+    def let_go(self) -> None:
+        """From now on the engine moves by itself, so that the store can be closed."""
+        self._resting.set()
+
+    def finish_one(self) -> Job | None:
+        """Have the next job of the script end, if there is any, and return it; then settle."""
+        self.settle()
+        could_end = [job for job in self.decisions.running if job in self._gates or self._could_end(job)]
+        if not could_end:
+            return None
+        job = self._script.choose(could_end)
+        if is_copy(job):
+            self.decisions.copies.end(job)
+        else:
+            gate = self._gates.pop(job)
+            gate.get_loop().call_soon_threadsafe(gate.set_result, None)
+        self.settle()
+        return job
+
+    def _could_end(self, job: Job) -> bool:
+        return self.decisions.copies.could_end(job)
+
+    def wait(self) -> None:
+        """In place of the condition's: training waits, its lock held."""
+        with self._inside.lock_given_back():
+            if not self.settle():
+                finish_transfer(self.finish_one)
+
+    def notify_all(self) -> None:
+        """In place of the condition's."""
+
+    def _is_quiet(self) -> bool:
+        decisions = self.decisions
+        return (
+            len(decisions.transfers) == len(self._gates) + self.copies.num_waiting
+            and not self._has_undelivered()
+            and not decisions.has_idle_lane_and_work()
+            and self._inside.num_discards == len(self.discarded)
+        )
+
+
+class _Save(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(saved)
+        return leaf.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None]:
+        raise NotImplementedError
+
+
+class _RealStep:
+    """One step of a workload, on the real store."""
+
+    def __init__(self, store: TierStore, workload: Workload, settings: Settings) -> None:
+        self._workload = workload
+        self._scope = tiered_offload(
+            store,
+            min_bytes=0,
+            device_bytes=settings.device_bytes,
+            prefetch=settings.prefetch,
+            lookahead_bytes=settings.lookahead_bytes,
+        )
+        self._leaf = torch.zeros(1, requires_grad=True)
+        self._graph: dict[int, torch.Tensor] = {}
+        self._storages: dict[int, torch.Tensor] = {}
+        self._last_use: dict[int, int] = {}
+        for number, action in enumerate(workload.actions):
+            if isinstance(action, Pack | LetGo):
+                self._last_use[self._root_of(action.saved)] = number
+        self._is_in_forward = True
+        self._scope.__enter__()
+
+    def end_forward(self) -> None:
+        """Leave the scope, where a drive that is full has not let the step come to that."""
+        if self._is_in_forward:
+            self._is_in_forward = False
+            self._scope.__exit__(None, None, None)
+
+    def act(self, number: int, action: Action) -> None:
+        match action:
+            case Pack(index):
+                self._pack(number, index)
+            case LetGo(index):
+                del self._storages[self._root_of(index)]
+            case EndScope():
+                self.end_forward()
+            case Unpack(index):
+                (saved,) = self._graph[index].grad_fn.saved_tensors  # type: ignore[union-attr]
+                assert bool((saved == self._root_of(index) % 127).all())
+            case Release(index):
+                del self._graph[index]
+
+    def _pack(self, number: int, index: int) -> None:
+        root = self._root_of(index)
+        saved, shared = self._workload.saved[index], self._workload.saved[root].is_shared
+        if index == root:
+            dtype = _DEVICE_DTYPE if saved.on_device else torch.int8
+            self._storages[root] = torch.full((saved.nbytes,), root % 127, dtype=dtype)
+        with patch.object(scope, "sequence_nr", lambda: saved.node):
+            self._graph[index] = _Save.apply(self._leaf, self._storages[root])
+        if self._last_use[root] == number and not shared:
+            del self._storages[root]
+
+    def _root_of(self, index: int) -> int:
+        root = self._workload.saved[index].record
+        return index if root is None else root
+
+
+def real_decisions(
+    place: Path,
+    workload: Workload,
+    settings: Settings,
+    script: Script,
+    num_steps: int,
+    windows: Windows = Windows(),  # noqa: B008 - immutable
+) -> tuple[list[Decision], Counters]:
+    """What a real store in that directory decides."""
+    followed = FollowedScript(script)
+    with _SteppedStore(
+        place, host_bytes=settings.host_bytes, staging_bytes=settings.staging_bytes, codec="none"
+    ) as store:
+        inspect(store).let_staging_grow(settings.staging_grows)
+        decisions = store.stepper.take_over(store, followed, next(store.keys) + 1, Drive(settings), windows)
+        try:
+            for _ in range(num_steps):
+                step = _RealStep(store, workload, settings)
+                try:
+                    _take(step, workload, store.stepper, followed)
+                finally:
+                    step.end_forward()
+                del step
+            inspect(store).residency.tidy()
+            store.stepper.settle()
+            while decisions.running or decisions.waiting:
+                store.stepper.finish_one()
+            inspect(store).residency.tidy()
+            window = inspect(store).device_window
+            used_bytes = [each.used_bytes for each in (window.resident, window.in_flight, window.reloaded)]
+            assert used_bytes == [0, 0, 0], "nothing is left on the device"
+        except StoreFullError:
+            del decisions.seen[decisions.seen.index(FULL) + 1 :]  # what follows, nobody simulates
+        finally:
+            store.stepper.let_go()
+        return decisions.seen, inspect(store).counters
+
+
+def _take(step: _RealStep, workload: Workload, stepper: Stepper, followed: FollowedScript) -> None:
+    for number, action in enumerate(workload.actions):
+        try:
+            step.act(number, action)
+        except StoreFullError:
+            stepper.decisions.seen.append(FULL)
+            raise
+        stepper.settle()
+        for _ in range(followed.num_after_action()):
+            stepper.finish_one()
