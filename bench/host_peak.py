@@ -78,6 +78,7 @@ class Sampler:
 
     def __init__(self, store: TierStore, host_bytes: int, largest_bytes: int) -> None:
         self.held_bytes = self.held_of_promised = self.promised_bytes = self.process_added_bytes = 0.0
+        self.lent_bytes = 0
         self.num_samples = 0
         self.beyond_bytes: list[int] = []
         self._store = store
@@ -103,7 +104,7 @@ class Sampler:
         promised = self._fixed_bytes + stats.lent_bytes
         self.num_samples += 1
         if held > self.held_bytes:
-            self.held_bytes, self.promised_bytes = held, promised
+            self.held_bytes, self.promised_bytes, self.lent_bytes = held, promised, stats.lent_bytes
         self.held_of_promised = max(self.held_of_promised, held / promised)
         self.process_added_bytes = max(self.process_added_bytes, added_bytes)
         self.beyond_bytes.append(added_bytes - held)
@@ -124,6 +125,7 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
     return {
         "held_bytes": seen.held_bytes,
         "promised_bytes": seen.promised_bytes,
+        "lent_bytes": seen.lent_bytes,
         "held_of_promised": seen.held_of_promised,
         "host_peak_bytes": stats.host_bytes_peak,
         "staging_peak_bytes": staging.peak_bytes,

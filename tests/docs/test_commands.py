@@ -2,7 +2,7 @@
 
 Daemons of a page (`tierstore serve`) run until the end of the page. What measures, tunes or watches for long is made
 short by options that the page does not have. The exceptions: pages in `ELSEWHERE`, and blocks with a line before them
-that begins with `NOT_RUN` and says why.
+that begins with `NOT_RUN` or `LONG` and says why.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ ELSEWHERE = {
     "docs/tutorial/reading_a_trace.md": "tests/docs/test_tutorial.py",
     "examples/README.md": "tests/examples/test_examples.py",
 }
-"""Pages whose commands other tests run."""
+"""Pages whose commands other tests run, or name what `make` does."""
+
+LONG = "*Run by `pytest -m many` alone:"
 
 SHORT = {
     "tierstore doctor": "--seconds 1",
@@ -148,7 +150,7 @@ def terminal(short_directory: Path) -> Terminal:
 
 
 def _marked(page: Path) -> object:
-    is_long = page.stem in ("slow_drives", "tuning")  # they tune; tests/tuning does that in the usual runs
+    is_long = any(block.before.startswith(LONG) for block in CONSOLES[page])
     return pytest.param(page, id=name_of(page), marks=[pytest.mark.many] if is_long else [])
 
 
