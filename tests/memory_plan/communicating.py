@@ -1,4 +1,7 @@
-"""A program: two processes with other limits plan a model whose blocks exchange data, and train it under the plan."""
+"""A program: two processes with other limits plan a model whose blocks exchange data, and train it under the plan.
+
+Half of the blocks are sharded by FSDP2 over both, so that their parameters are gathered when a block is computed again.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
 from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from tests.memory_plan.test_plan import Block, far_above
 from tierstore import ConfigError, MemoryPlan, TierStore, plan_memory
@@ -29,13 +34,20 @@ def step(model: nn.Module) -> list[torch.Tensor]:
     model.zero_grad()
     torch.manual_seed(dist.get_rank())
     model(torch.randn(2048, 256)).square().mean().backward()
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    return [local(parameter.grad).clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def local(gradient: torch.Tensor) -> torch.Tensor:
+    """This rank's part."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def rank(number: int, directory: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{directory}/ranks", rank=number, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{directory}.ranks", rank=number, world_size=2)
     torch.manual_seed(0)
     model = nn.Sequential(*(Summed() for _ in range(4)))
+    for block in model[::2]:
+        fully_shard(block)
     plain = [step(model), step(model)][-1]
     with TierStore(directory, host_bytes=0) as store:
 

@@ -25,7 +25,8 @@ class PlansOfStore:
     ) -> None:
         self._limit_process, self._limit_host, self._host_bytes = limit_process, limit_host, host_bytes
         self._wishes: dict[_Wishes, None] = {}  # those of the plan that told last are the last
-        self._limits: tuple[int | None, int] = None, host_bytes  # as they were set last
+        self._opened_limits: tuple[int | None, int] = None, host_bytes
+        self._limits = self._opened_limits  # as they were set last
 
     @property
     def figures(self) -> Mapping[str, float]:
@@ -58,7 +59,9 @@ class PlansOfStore:
         self.drain()
 
     def drain(self) -> None:
-        """Forget the plans that have ended or died, and set the limits of the others. Cheap if nothing has changed."""
+        """Forget the plans that have ended or died, and set the limits of the others. Cheap if there is no plan."""
+        if not self._wishes and self._limits == self._opened_limits:
+            return  # every `put` comes here
         for wishes in list(self._wishes):
             if wishes.are_over:
                 self._wishes.pop(wishes, None)
