@@ -170,7 +170,7 @@ def test_plot(easy: MemoryPlan, tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").stat().st_size > 1000
     (axes,) = figure.axes
     labels = axes.get_legend_handles_labels()[1]
-    assert labels == ["plan", *easy.strategies, "limit"]
+    assert labels == ["plan, by its limit", *easy.strategies, "this plan", "limit"]
 
 
 # --- what `apply` refuses -------------------------------------------------------------------------------------------

@@ -270,7 +270,7 @@ class MemoryPlan:
         return f"<MemoryPlan for {len(self.blocks)} blocks within {self.limit_bytes} bytes>"
 
     def plot(self, file: str | os.PathLike[str] | None = None) -> Figure:
-        """Draw the step's time against the limit: a curve for the plan, a point for each single strategy.
+        """Draw the step's time against the limit: what is predicted for plans and single strategies, and this plan.
 
         Args:
             file: where to write the picture; its suffix says the kind. None: nothing is written.

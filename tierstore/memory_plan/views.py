@@ -92,22 +92,23 @@ def draw_plan(plan: MemoryPlan, corrected: Corrected) -> Figure:
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
     points = _curve(plan, corrected)
-    axes.plot([x for x, _ in points], [y for _, y in points], marker=".", label="plan")
+    (curve,) = axes.plot([x for x, _ in points], [y for _, y in points], marker=".", label="plan, by its limit")
     right = max(plan.limit_bytes, *(each.peak_bytes for each in plan.strategies.values())) / 2**30 * 1.05
     for name, predicted in plan.strategies.items():  # the same step within any limit that it fits into
         axes.plot([predicted.peak_bytes / 2**30, right], [predicted.step_seconds] * 2, "o-", markevery=[0], label=name)
+    own = plan.predicted
+    axes.plot([own.peak_bytes / 2**30], [own.step_seconds], "D", color=curve.get_color(), label="this plan")
     axes.axvline(plan.limit_bytes / 2**30, color="grey", linestyle=":", label="limit")
     axes.set_xlabel(f"limit: {plan.tier} (GiB)")
     axes.set_ylabel("step (seconds)")
-    step = f"{plan.predicted.step_seconds:.3g} s a step within {format_bytes(plan.limit_bytes)}"
-    axes.set_title(f"The plan: {step}, as predicted", loc="left")
+    axes.set_title(f"This plan: {own.step_seconds:.3g} s a step within {format_bytes(plan.limit_bytes)}", loc="left")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     return figure
 
 
 def _curve(plan: MemoryPlan, corrected: Corrected) -> list[tuple[float, float]]:
-    """Limits in GiB and the steps' seconds that are predicted for them."""
+    """Limits in GiB and the seconds of a step that are predicted for a plan within each."""
     prices = corrected.prices
     least = decide(prices.options, prices.moments, prices.costs, None)
     if least is None:
