@@ -171,7 +171,8 @@ class Training:
         return {}
 
     def figures(self, steps: list[Figures]) -> Figures:
-        """Medians of its steps, and what its cgroup has seen."""
+        """Medians of its steps, and what its cgroup has seen. A step in which the kernel ended it has no figures."""
+        steps = [step for step in steps if step]
         names = dict.fromkeys(name for step in steps for name in step)
         seen = {"peak_memory_bytes": self._cgroup.peak_bytes, "out_of_memory_kills": self._cgroup.num_oom_kills}
         medians = {name: statistics.median(step[name] for step in steps) for name in names}
