@@ -21,7 +21,7 @@ demo: $(RUNTIME)        ## train a small language model with and without the sto
 	$(BIN)/tierstore demo
 
 test: $(DEV)            ## run the test suite
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 check: $(DEV)           ## check style, types, directions of imports, documentation
 	$(BIN)/ruff check .

@@ -45,12 +45,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_CensusOfWorkers(config.stash[_CENSUS]))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores, and at most four: many tests wait for daemons, other processes and drives."""
-    return min(len(os.sched_getaffinity(0)) + 1, 4)
-
-
 class _CensusOfWorkers:
     """Adds up what the workers of a parallel run have counted."""
 
