@@ -26,7 +26,7 @@ class PlansOfStore:
         self._limit_process, self._limit_host, self._host_bytes = limit_process, limit_host, host_bytes
         self._wishes: dict[_Wishes, None] = {}  # those of the plan that told last are the last
         self._opened_limits: tuple[int | None, int] = None, host_bytes
-        self._limits = self._opened_limits  # as they were set last
+        self._limits: tuple[int | None, int] = self._opened_limits  # as they were set last
 
     @property
     def figures(self) -> Mapping[str, float]:
