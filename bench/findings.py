@@ -307,6 +307,29 @@ PICTURES: Mapping[str, Picture] = {
         ours=_all_ours,
     ),
     "training_step": Picture(_training_step, axes={"peak_memory_bytes": "memory added at the peak (MiB)"}),
+    "larger_than_memory": Picture(
+        lambda run: (
+            "With 50 GiB of saved tensors, forward takes "
+            f"{run.ratio('forward_seconds', 'tierstore', 'compute beside bare threads'):.2f} times as long as compute "
+            "beside bare threads"
+        ),
+    ),
+    "many_ranks": Picture(
+        lambda run: (
+            "Eight processes on one drive write "
+            f"{run.of('embedded', 'spill_to_one'):.2f} and read {run.of('embedded', 'restore_to_one'):.2f} times as "
+            "fast as one"
+        ),
+        axes={
+            f"{way}_{figure}": words
+            for way, done in (("spill", "write"), ("restore", "read"))
+            for figure, words in (
+                ("to_one", f"{done}, all together, of one"),
+                ("slowest_to_fastest", f"{done}, the slowest, of the fastest"),
+            )
+        },
+        ours=lambda variant: True,
+    ),
     "memory_limit": Picture(_memory_limit, axes={"peak_memory_bytes": "peak, with the page cache (MiB)"}),
     "freed_memory": Picture(
         _freed_memory,
