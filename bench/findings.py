@@ -328,7 +328,7 @@ PICTURES: Mapping[str, Picture] = {
                 ("slowest_to_fastest", f"{done}, the slowest, of the fastest"),
             )
         },
-        ours=lambda variant: True,
+        ours=_all_ours,
     ),
     "memory_limit": Picture(_memory_limit, axes={"peak_memory_bytes": "peak, with the page cache (MiB)"}),
     "freed_memory": Picture(

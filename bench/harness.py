@@ -22,6 +22,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from tierstore.disk.native import SWITCH as NATIVE_SWITCH
+
 from .goals import Goal
 from .machine import describe_machine, describe_versions
 
@@ -110,7 +112,11 @@ class Results:
 
 
 def main_of_one_variant(measure: Callable[[str, Path], Figures | dict[str, Figures]]) -> None:
-    """The fresh process: measure one variant, or those that share it; prints figures as the last line."""
+    """The fresh process: measure one variant, or those that share it; prints figures as the last line.
+
+    The optional threads in C are off, as where they are not installed, unless the environment or a variant says more.
+    """
+    os.environ.setdefault(NATIVE_SWITCH, "0")
     parser = argparse.ArgumentParser(description="Measure one variant once. `python -m bench` runs the comparison.")
     parser.add_argument("--variant", required=True)
     parser.add_argument("--scratch", type=Path, required=True)

@@ -22,6 +22,7 @@ from bench.harness import RESULTS, Record, Results, processes_of, read_results, 
 from bench.plots import draw, draw_panel, draw_scatter, figures_to_plot
 from bench.report import goals_as_markdown, show, show_goals, time_taken, verdicts_of
 from tests.bench.toy import BENCHMARK as TOY
+from tierstore.disk.native import SWITCH as NATIVE_SWITCH
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,14 @@ def test_run_writes_figures_or_why_there_are_none(toy_results: Path) -> None:
     assert records["one"].figures == {"width_seconds": 1.0, "size_bytes": 2.0**20, "only_one": 1.0}
     assert records["two"].figures["width_seconds"] == 2.0, "its environment did not reach it"
     assert (records["broken"].figures, records["broken"].failure) == (None, "exit code 1: RuntimeError: it broke")
+
+
+def test_threads_in_c_are_off_though_they_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tierstore_native")
+    monkeypatch.delenv(NATIVE_SWITCH)
+    run_benchmark(dataclasses.replace(TOY, variants=("in C",), rounds=1), tmp_path, None, print, tmp_path / "results")
+    (record,) = read_results("toy", tmp_path / "results").records
+    assert record.figures == {"is_native": 0.0}
 
 
 def test_run_lines_tell_machine_and_versions_but_no_host_or_path(toy_results: Path) -> None:

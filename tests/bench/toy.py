@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench.goals import Goal
 from bench.harness import Benchmark, main_of_one_variant
+from tierstore.disk.native import is_native
 
 BENCHMARK = Benchmark(
     name="toy",
@@ -28,6 +29,8 @@ BENCHMARK = Benchmark(
 def measure(variant: str, scratch: Path) -> dict[str, float] | dict[str, dict[str, float]]:
     if variant == "both":
         return {name: measure(name, scratch) for name in ("one", "two")}
+    if variant == "in C":
+        return {"is_native": float(is_native())}
     if variant == "broken":
         raise RuntimeError("it broke")
     if variant == "slow":
