@@ -113,6 +113,9 @@ MUTATIONS = {
             "Rules.begin_write", "self.withdraw(record)\nself.advance()"
         ),
     },
+    "test_change_failed_on_the_loop_closes_the_store_before_the_engine_has_ended": {
+        "a failed store is not taken for a full one": drop("_or_the_end.call", "self._end_failed(error)"),
+    },
     "test_small_records_are_written_when_somebody_waits": {
         "whoever waits has small records written": drop("Guard._wait", "self._engine.hurry()"),
     },

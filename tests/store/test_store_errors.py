@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import threading
 import time
@@ -20,7 +21,9 @@ from tests.testing.fault_matrix import chain_of
 from tierstore import ConfigError, CorruptDataError, StorageIOError, StoreClosedError, StoreFullError, TierStore
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
+from tierstore.residency.copies import Marker
 from tierstore.rules.state import State
+from tierstore.testing import SimulatedCopies
 
 
 def _tensor(number: int = 0) -> torch.Tensor:
@@ -36,6 +39,8 @@ class FaultyDisk(LocalDisk):
         self.read_errors: list[BaseException] = []
         self.discard_errors: list[BaseException] = []
         self.close_errors: list[BaseException] = []
+        self.may_close = threading.Event()
+        self.may_close.set()
         self.num_reads = 0
 
     async def write(self, key: int, source: memoryview, kind: Kind) -> Stored:
@@ -56,6 +61,8 @@ class FaultyDisk(LocalDisk):
         await super().discard(keys)
 
     async def close(self) -> None:
+        while not self.may_close.is_set():
+            await asyncio.sleep(0.01)
         await super().close()
         if self.close_errors:
             raise self.close_errors.pop(0)
@@ -334,6 +341,37 @@ def test_loop_broken_wakes_every_waiter_with_the_cause(breaking_store: TierStore
         store.put(_tensor())
     now = store.stats()
     assert (now.host_bytes, now.staging_used_bytes, now.disk_bytes) == (0, 0, 0)
+
+
+class _FailsOnTheLoop(SimulatedCopies):
+    """Copies that fail on any thread but the main one."""
+
+    def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: Any) -> Marker:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("the device has failed")
+        return super().copy_out(source, target, stream)
+
+
+def test_change_failed_on_the_loop_closes_the_store_before_the_engine_has_ended(store_directory: Path) -> None:
+    with _FailsOnTheLoop() as copies:
+        store = TierStore(
+            store_directory, host_bytes=0, staging_bytes=40_000, disk_bytes="1GiB", codec="none", copies=copies
+        )
+        disk = _disk_of(store)
+        disk.may_close.clear()
+        too_late = threading.Timer(10, disk.may_close.set)
+        too_late.start()
+        handle = store.put(_tensor())
+        with pytest.raises(StoreClosedError, match="the device has failed") as caught:
+            store.put(_tensor(1))  # waits for the room that the first one takes; its copy begins on the loop
+        assert not disk.may_close.is_set(), "told only when the engine had ended"
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        disk.may_close.set()
+        too_late.cancel()
+        _close_quietly(store)
+        now = store.stats()
+        assert (now.host_bytes, now.staging_used_bytes, now.disk_bytes) == (0, 0, 0)
+        del handle
 
 
 def test_close_failing_says_so_and_leaves_nothing(breaking_store: TierStore) -> None:

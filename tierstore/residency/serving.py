@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
 from ..disk.tier import Loaded, Stored
 from ..errors import StoreClosedError
 from .guard import Guard
@@ -11,6 +15,28 @@ from .transfers import BytesToWrite, DiskSubmissions
 
 __all__ = ["Serving"]
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _or_the_end(method: Callable[Concatenate[Serving, _P], _T]) -> Callable[Concatenate[Serving, _P], _T]:
+    """Decorator: the call holds the lock, and an error in it closes the store before the lock is released.
+
+    The engine needs some time to end. A thread that packs meanwhile would find no job under way that could make room,
+    and would call the store full.
+    """
+
+    @wraps(method)
+    def call(self: Serving, /, *arguments: _P.args, **keywords: _P.kwargs) -> _T:
+        with self.lock:
+            try:
+                return method(self, *arguments, **keywords)
+            except BaseException as error:
+                self._end_failed(error)
+                raise
+
+    return call
+
 
 class Serving(Guard):
     """The `Transfers` of one store. Each call waits for nothing but the lock. Arguments as `Guard`'s."""
@@ -19,47 +45,46 @@ class Serving(Guard):
         super().__init__(name, parts, engine)
         self._memory, self._devices, self._slab = parts.memory, parts.devices, parts.slots.slab
 
+    @_or_the_end
     def begin_spill(self, record: Record) -> BytesToWrite | None:
         """See `Transfers`."""
-        with self.lock:
-            self._drain()
-            if not self.rules.begin_write(record):
-                self._progress.notify_all()  # the record may have been withdrawn
-                return None
-            return BytesToWrite(self._memory.bytes_held(record), record.kind, record.ready)
+        self._drain()
+        if not self.rules.begin_write(record):
+            self._progress.notify_all()  # the record may have been withdrawn
+            return None
+        return BytesToWrite(self._memory.bytes_held(record), record.kind, record.ready)
 
+    @_or_the_end
     def end_spill(self, record: Record, outcome: Stored | Exception) -> None:
         """See `Transfers`."""
-        with self.lock:
-            self.rules.end_write(record, outcome)
-            self._advance()
+        self.rules.end_write(record, outcome)
+        self._advance()
 
+    @_or_the_end
     def begin_restore(self, record: Record) -> memoryview | None:
         """See `Transfers`."""
-        with self.lock:
-            self._drain()
-            return self._memory.bytes_held(record) if self.rules.begin_read(record) else None
+        self._drain()
+        return self._memory.bytes_held(record) if self.rules.begin_read(record) else None
 
+    @_or_the_end
     def end_restore(self, record: Record, outcome: Loaded | Exception) -> None:
         """See `Transfers`."""
-        with self.lock:
-            self.rules.end_read(record, outcome)
-            self._advance()
+        self.rules.end_read(record, outcome)
+        self._advance()
 
+    @_or_the_end
     def end_discard(self, num_records: int) -> None:
         """See `Transfers`."""
-        with self.lock:
-            self.rules.end_discards(num_records)
-            self._advance()
+        self.rules.end_discards(num_records)
+        self._advance()
 
     def engine_ended(self, error: BaseException | None) -> None:
         """See `Transfers`."""
-        closed = StoreClosedError(self._name)
-        if error is not None:
-            closed = StoreClosedError(self._name, f"its engine failed ({error!r})")
-            closed.__cause__ = error
         with self.lock:
-            self._end(closed)
+            if error is None:
+                self._end(StoreClosedError(self._name))
+            else:
+                self._end_failed(error)
             self.rules.end_jobs()
             under_way = self._devices.under_way()
         for marker in under_way:
@@ -70,3 +95,8 @@ class Serving(Guard):
         with self.lock:
             self._devices.finish()
             self._slab.unpin()
+
+    def _end_failed(self, error: BaseException) -> None:
+        closed = StoreClosedError(self._name, f"its engine failed ({error!r})")
+        closed.__cause__ = error
+        self._end(closed)
