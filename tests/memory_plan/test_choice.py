@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierstore.memory_plan.choice import Corrected
+from tierstore.memory_plan.choice import Corrected, choose
 from tierstore.memory_plan.decision import Decision, Moment, StepCosts
 from tierstore.memory_plan.menu import Action, Option
 from tierstore.memory_plan.prices import Prices
@@ -54,3 +54,34 @@ def test_machine_that_is_slower_or_faster_changes_no_decision(corrected: Correct
 def test_peak_beyond_the_limit_is_learned_whatever_was_slow(corrected: Corrected, waited_seconds: float) -> None:
     learn(corrected, 1.6, waited_seconds, LIMIT_BYTES + MIB)
     assert corrected.offset_bytes == 51 * MIB
+
+
+class TrialsThatSlowDown:
+    """Steps of a second and the blocks' options; twice that if what is alive takes more than a part of the limit."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+
+    def take(self, decision: Decision, _: Prices) -> MeasuredStep:
+        seconds = 1 + 0.1 * sum(action == RECOMPUTE for action in decision.actions.values())
+        factor = 2 if decision.peak_bytes > self._most_bytes else 1
+        return MeasuredStep(factor * seconds, decision.peak_bytes)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.85, 0.7])
+def test_decision_that_leaves_room_is_kept_to_where_steps_near_the_limit_are_slower(share: float) -> None:
+    """64 blocks of 32 MiB. A step without them takes 16 MiB and a second; each adds 0.1 s if it is computed again."""
+    limit_bytes = 1600 * MIB
+    names = [f"block {number}" for number in range(64)]
+    options = {
+        name: [Option(Action("keep"), {key: 32 * MIB}, {}, 0.0), Option(RECOMPUTE, {}, {}, 0.1)]
+        for key, name in enumerate(names)
+    }
+    moments = [Moment(16 * MIB, frozenset(names), names[-1], 16 * MIB)]
+    prices = Prices(options, moments, StepCosts(1.0, 0.0, 0), {}, {}, {}, 0, 1, False)
+    corrected, most_bytes = Corrected(prices, limit_bytes), int((share - 0.05) * limit_bytes)
+    best = choose(TrialsThatSlowDown(most_bytes), corrected, limit_bytes, [], num_trials=4)  # type: ignore[arg-type]
+    assert best is not None
+    assert best.share == share
+    assert most_bytes - 64 * MIB < best.decision.peak_bytes <= most_bytes
+    assert decided(corrected).peak_bytes == best.decision.peak_bytes, "it is decided again for the same share"

@@ -81,6 +81,14 @@ MUTATIONS = {
             "MemoryPlan._put_around", "self._touched.append(weakref.ref(module))"
         ),
     },
+    "test_decision_that_leaves_room_is_kept_to_where_steps_near_the_limit_are_slower": {
+        "it is decided again for the share of the limit that was chosen": drop(
+            "choice:choose", "corrected.keep_within(best.share)"
+        ),
+    },
+    "test_heaps_are_filled_by_small_pages_only_while_there_is_a_limit": {
+        "near a plan's limit there are small pages": replace("Returner._return", "self._limit_bytes is None", "True"),
+    },
     "test_the_fastest_choice_within_every_limit": {
         "a storage that several blocks keep counts once": replace(
             "_shared_storages", "len(names) > 1", "len(names) > 99"

@@ -38,15 +38,19 @@ class Releases:
     def __init__(self) -> None:
         self.happened = threading.Event()
         self.kept: list[mmap.mmap] = []
+        self.preferred_huge: list[bool] = []
         self._lock = threading.Lock()  # what is half touched is not returned
-        self.allocator = Allocator("a heap", self._release)
+        self.allocator = Allocator("a heap", self._release, prefer_huge_pages=self._prefer_huge_pages)
+
+    def _prefer_huge_pages(self, huge: bool) -> None:
+        self.preferred_huge.append(huge)
+        self.happened.set()
 
     def _release(self) -> None:
         with self._lock:
             for memory in self.kept:
                 memory.close()
             self.kept.clear()
-        self.happened.set()
 
     def grow(self, num_bytes: int = 64 * MIB) -> None:
         with self._lock:
@@ -123,6 +127,19 @@ def test_limit_is_kept_though_the_store_keeps_nothing() -> None:
         returner.limit(resident_bytes() + 80 * MIB)
         releases.grow()
         assert releases.happened.wait(SECONDS / 2)
+
+
+def test_heaps_are_filled_by_small_pages_only_while_there_is_a_limit() -> None:
+    releases = Releases()
+    with running("always", releases) as (returner, looks):
+        for limit_bytes in (None, 2**50, None):
+            returner.limit(limit_bytes)
+            releases.happened.clear()
+            releases.preferred_huge.clear()
+            releases.grow()
+            assert releases.happened.wait(SECONDS)
+            assert releases.preferred_huge[-1] == (limit_bytes is None)
+            looks.wait_for(2)  # until the return is over, and what is resident has been looked at
 
 
 def test_thread_looks_on_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:

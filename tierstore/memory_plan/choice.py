@@ -20,9 +20,10 @@ _MARGINS = (1 / 16, 1 / 50)
 until it is short, so a step takes all of the limit, whatever is alive. The thread that returns what is freed needs some
 tens of milliseconds on a busy machine, in which a training may take 100 MiB."""
 _LEAST_MARGIN_BYTES = 16 * 2**20
-_SHARES = (1.0, 1.0, 0.85)
+_SHARES = (1.0, 1.0, 0.85, 0.7)
 """Decisions for these shares of the limit are tried, the second with what the first has taught. Near the limit freed
-memory has to be returned to the system all the time, and to get it back costs more than to move a little more."""
+memory has to be returned to the system all the time, and to get it back costs more than to move a little more. Heaps
+with holes may hold a third more than what is alive; within 0.7 there is room for that, and hardly anything returned."""
 PEAK_MISS, TIME_MISS = 0.03, 0.05
 """Misses of a prediction by more than these shares are corrected."""
 
@@ -33,10 +34,12 @@ class TriedDecision(NamedTuple):
     Attributes:
         decision: what is done.
         measured: the step and the peak in its trial.
+        share: of the limit, for which it was made.
     """
 
     decision: Decision
     measured: MeasuredStep
+    share: float = 1.0
 
     @classmethod
     def untried(cls, decision: Decision) -> TriedDecision:
@@ -62,10 +65,16 @@ class Corrected:
         self.offset_bytes = 0
         self.decision_seconds = 0.0
         self._limit_bytes = limit_bytes
+        self._share = 1.0
 
-    def decide(self, share: float = 1.0) -> Decision | None:
-        """The fastest decision within a share of the limit; None: there is none."""
+    def keep_within(self, share: float) -> None:
+        """Decide for this share of the limit from now on."""
+        self._share = share
+
+    def decide(self, share: float | None = None) -> Decision | None:
+        """The fastest decision within a share of the limit (`keep_within`); None: there is none."""
         prices, began, decision = self.prices, time.perf_counter(), None
+        share = self._share if share is None else share
         for margin in _MARGINS:
             target_bytes = int(share * self._limit_bytes) - _margin(margin, self._limit_bytes) - self.offset_bytes
             decision = decision or decide(prices.options, prices.moments, prices.costs, target_bytes)
@@ -140,6 +149,8 @@ def choose(
 ) -> TriedDecision | None:
     """The fastest choice that was measured to stay within the limit; None: none did.
 
+    `corrected` keeps to the share of the limit for which it was made.
+
     Args:
         known: choices measured before.
         num_trials: of decisions, at most.
@@ -150,7 +161,7 @@ def choose(
     keep = corrected.prices.uniform(Action("keep"))
     if keep.peak_bytes <= limit_bytes and num_trials:
         tried.append(TriedDecision(keep, trials.take(keep, corrected.prices)))
-        corrected.learn(*tried[-1])
+        corrected.learn(tried[-1].decision, tried[-1].measured)
         if tried[-1].measured.peak_bytes <= limit_bytes:
             return tried[-1]
     for share in _SHARES[:num_trials]:
@@ -158,13 +169,16 @@ def choose(
         if decision is None or any(decision.actions == choice.decision.actions for choice in tried):
             continue
         measured = trials.take(decision, corrected.prices)
-        tried.append(TriedDecision(decision, measured))
+        tried.append(TriedDecision(decision, measured, share))
         corrected.learn(decision, measured)
     fitting = [choice for choice in tried if choice.measured.peak_bytes <= limit_bytes]
     fastest = min((choice.measured.seconds for choice in fitting), default=0.0)
     # Differences within the noise of single steps say nothing; what was predicted to be faster then is.
     as_fast = [choice for choice in fitting if choice.measured.seconds <= (1 + TIME_MISS) * fastest]
-    return min(as_fast, key=lambda choice: corrected.seconds_of(choice.decision), default=None)
+    best = min(as_fast, key=lambda choice: corrected.seconds_of(choice.decision), default=None)
+    if best is not None:
+        corrected.keep_within(best.share)
+    return best
 
 
 def _scaled(options: Mapping[str, list[Option]], factor: float) -> dict[str, list[Option]]:

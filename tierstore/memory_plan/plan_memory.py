@@ -20,7 +20,7 @@ from .steps import MeasuredStep
 
 __all__ = ["plan_memory"]
 
-_NUM_TRIALS = 3
+_NUM_TRIALS = 4
 
 
 def plan_memory(
@@ -39,7 +39,7 @@ def plan_memory(
         print(plan)
         plan.apply(model)
 
-    Takes some ten steps of forward and backward, each within the limit as far as that is possible, and leaves the
+    Takes some twenty steps of forward and backward, each within the limit as far as that is possible, and leaves the
     model as it was: gradients, buffers and random generators are put back. The decision itself takes seconds.
 
     Args:

@@ -51,14 +51,15 @@ class Allocator(NamedTuple):
         release: makes it return what it keeps; blocks, without Python's lock. None: it is left alone.
         left_alone: why, for people; "" where `release` is given.
         measure: asks what it holds; None: it does not tell.
-        prefer_huge_pages: asks the kernel to fill its heaps by huge pages; None: it is not known where they lie.
+        prefer_huge_pages: asks the kernel to fill its heaps by huge pages, or by small ones (False); None: it is not
+            known where they lie.
     """
 
     name: str
     release: Callable[[], object] | None
     left_alone: str = ""
     measure: Callable[[], HeapUse] | None = None
-    prefer_huge_pages: Callable[[], None] | None = None
+    prefer_huge_pages: Callable[[bool], None] | None = None
 
 
 class _DlInfo(Structure):
@@ -145,13 +146,14 @@ def _glibc_measure(library: CDLL) -> Callable[[], HeapUse] | None:
     return measure
 
 
-def _advise_glibc_heaps() -> None:
-    """Advise huge pages for glibc's heaps. A hint: where the kernel has none, or does not tell, nothing happens.
+def _advise_glibc_heaps(huge: bool) -> None:
+    """Advise huge or small pages for glibc's heaps. A hint: where the kernel does not tell, nothing happens.
 
     Memory that was returned is taken again by page faults. One fault for each 2 MiB costs a third of the faults for
     each 4 KiB (madvise(2), MADV_HUGEPAGE). Heaps are the one that grows by brk(2), and those of other arenas: each lies
     in an area aligned to 64 MiB (malloc/arena.c, HEAP_MAX_SIZE). Any other memory that lies so is taken for one.
     """
+    advice = mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -159,7 +161,7 @@ def _advise_glibc_heaps() -> None:
     for found in _WRITABLE_MEMORY.finditer(maps):
         start, end = int(found[1], 16), int(found[2], 16)
         if end - start > _HUGE_PAGE_BYTES and (found[3] or not start % _ARENA_BYTES):
-            _libc.madvise(start, end - start, mmap.MADV_HUGEPAGE)
+            _libc.madvise(start, end - start, advice)
 
 
 def _setting_of_user(environment: Mapping[str, str]) -> str | None:

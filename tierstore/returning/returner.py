@@ -78,7 +78,8 @@ class Returner:
     def limit(self, nbytes: int | None) -> None:
         """Treat `nbytes` of resident memory as a limit of this process, beside those of the system; None: no more.
 
-        While there is one, memory is returned even if the store keeps nothing.
+        While there is one, memory is returned even if the store keeps nothing, and heaps are filled by small pages: a
+        huge page is resident as a whole, so memory would be short, and be returned, more often.
         """
         self._limit_bytes = nbytes
 
@@ -201,7 +202,7 @@ class Returner:
                 return
             release()
             if self._allocator.prefer_huge_pages is not None:
-                self._allocator.prefer_huge_pages()
+                self._allocator.prefer_huge_pages(self._limit_bytes is None)
             ended, after = time.monotonic(), resident_bytes()
         self.num_returns += 1
         self.returned_bytes += max(before - after, 0)
