@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+SECONDS = 120
+pytestmark = pytest.mark.timeout(SECONDS + 10)  # three processes import torch, and plan three times
 
 
 def printed_by(program: str, directory: Path) -> list[str]:
@@ -18,7 +22,7 @@ def printed_by(program: str, directory: Path) -> list[str]:
         env={"OMP_NUM_THREADS": "1"} | os.environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=SECONDS,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
