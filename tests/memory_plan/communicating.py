@@ -1,6 +1,9 @@
-"""A program: two processes with other limits plan a model whose blocks exchange data, and train it under the plan.
+"""A program: two processes plan a model whose blocks exchange data.
 
-Half of the blocks are sharded by FSDP2 over both, so that their parameters are gathered when a block is computed again.
+`communicating DIRECTORY unequal-limits`: they have other limits, and train under the plan. Half of the blocks are
+sharded by FSDP2 over both, so that their parameters are gathered when a block is computed again.
+
+`communicating DIRECTORY unequal-models`: they have other blocks.
 """
 
 from __future__ import annotations
@@ -42,42 +45,55 @@ def local(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
-def rank(number: int, directory: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{directory}.ranks", rank=number, world_size=2)
-    torch.manual_seed(0)
+def gathered(told: Any) -> list[Any]:
+    """What both ranks tell."""
+    both: list[Any] = [None, None]
+    dist.all_gather_object(both, told)
+    return both
+
+
+def unequal_limits(number: int, store: TierStore) -> None:
     model = nn.Sequential(*(Summed() for _ in range(4)))
     for block in model[::2]:
         fully_shard(block)
     plain = [step(model), step(model)][-1]
+    generous = planned(model, store, far_above())
+    tight_bytes = generous.predicted.peak_bytes - 2**20
+    plan = planned(model, store, tight_bytes if number == 1 else far_above())
+    plan.apply(model)
+    found = [step(model) for _ in range(9)][-1]
+    plan.remove(model)
+    same = all(torch.equal(one, other) for one, other in zip(plain, found, strict=True))
+    told = gathered(([(block.name, block.as_action()) for block in plan.blocks], same))
+    if number == 0:
+        print(f"the same in both: {told[0] == told[1]}, same bits: {same}")
+        print(f"needed: {generous.is_needed}, then {plan.is_needed}")
+
+
+def unequal_models(number: int, store: TierStore) -> None:
+    model: nn.Module = nn.Sequential(Summed(), Summed())
+    try:
+        planned(model if number == 0 else nn.Sequential(model), store, far_above())
+    except ConfigError as error:
+        is_refused = "plan the same model in all ranks" in str(error)
+    else:
+        is_refused = False
+    told = gathered(is_refused)
+    if number == 0:
+        print(f"refused where they have other blocks: {told[0]}, {told[1]}")
+
+
+def planned(model: nn.Module, store: TierStore, limit_bytes: int) -> MemoryPlan:
+    return plan_memory(model, lambda: model(torch.randn(2048, 256)).square().mean(), store=store, limit=limit_bytes)
+
+
+def rank(number: int, directory: str, work: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{directory}.ranks", rank=number, world_size=2)
+    torch.manual_seed(0)
     with TierStore(directory, host_bytes=0) as store:
-
-        def planned(limit_bytes: int, model: nn.Module = model) -> MemoryPlan:
-            return plan_memory(
-                model, lambda: model(torch.randn(2048, 256)).square().mean(), store=store, limit=limit_bytes
-            )
-
-        generous = planned(far_above())
-        tight_bytes = generous.predicted.peak_bytes - 2**20
-        plan = planned(tight_bytes if number == 1 else far_above())
-        plan.apply(model)
-        found = [step(model) for _ in range(9)][-1]
-        plan.remove(model)
-        same = all(torch.equal(one, other) for one, other in zip(plain, found, strict=True))
-        try:
-            planned(far_above(), model if number == 0 else nn.Sequential(model))
-        except ConfigError as error:
-            is_refused = "plan the same model in all ranks" in str(error)
-        else:
-            is_refused = False
-        actions = [(block.name, block.as_action()) for block in plan.blocks]
-        told: list[Any] = [None, None]
-        dist.all_gather_object(told, (actions, same, is_refused))
-        if number == 0:
-            print(f"the same in both: {told[0] == told[1]}, same bits: {same}")
-            print(f"needed: {generous.is_needed}, then {plan.is_needed}")
-            print(f"refused where they have other blocks: {told[0][2]}, {told[1][2]}")
+        {"unequal-limits": unequal_limits, "unequal-models": unequal_models}[work](number, store)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    multiprocessing.spawn(rank, (sys.argv[1],), nprocs=2)
+    multiprocessing.spawn(rank, (sys.argv[1], sys.argv[2]), nprocs=2)

@@ -80,7 +80,7 @@ def test_decision_that_leaves_room_is_kept_to_where_steps_near_the_limit_are_slo
     moments = [Moment(16 * MIB, frozenset(names), names[-1], 16 * MIB)]
     prices = Prices(options, moments, StepCosts(1.0, 0.0, 0), {}, {}, {}, 0, 1, False)
     corrected, most_bytes = Corrected(prices, limit_bytes), int((share - 0.05) * limit_bytes)
-    best = choose(TrialsThatSlowDown(most_bytes), corrected, limit_bytes, [], num_trials=4)  # type: ignore[arg-type]
+    best = choose(TrialsThatSlowDown(most_bytes), corrected, limit_bytes, [])  # type: ignore[arg-type]
     assert best is not None
     assert best.share == share
     assert most_bytes - 64 * MIB < best.decision.peak_bytes <= most_bytes

@@ -144,27 +144,24 @@ class Corrected:
         self.prices = self.prices._replace(costs=costs, options=_scaled(self.prices.options, factor))
 
 
-def choose(
-    trials: Trials, corrected: Corrected, limit_bytes: int, known: list[TriedDecision], *, num_trials: int
-) -> TriedDecision | None:
+def choose(trials: Trials, corrected: Corrected, limit_bytes: int, known: list[TriedDecision]) -> TriedDecision | None:
     """The fastest choice that was measured to stay within the limit; None: none did.
 
     `corrected` keeps to the share of the limit for which it was made.
 
     Args:
         known: choices measured before.
-        num_trials: of decisions, at most.
     """
     tried = list(known)
     for choice in known:
         corrected.learn_peak(choice.decision, choice.measured)
     keep = corrected.prices.uniform(Action("keep"))
-    if keep.peak_bytes <= limit_bytes and num_trials:
+    if keep.peak_bytes <= limit_bytes:
         tried.append(TriedDecision(keep, trials.take(keep, corrected.prices)))
         corrected.learn(tried[-1].decision, tried[-1].measured)
         if tried[-1].measured.peak_bytes <= limit_bytes:
             return tried[-1]
-    for share in _SHARES[:num_trials]:
+    for share in _SHARES:
         decision = corrected.decide(share)
         if decision is None or any(decision.actions == choice.decision.actions for choice in tried):
             continue

@@ -20,8 +20,6 @@ from .steps import MeasuredStep
 
 __all__ = ["plan_memory"]
 
-_NUM_TRIALS = 4
-
 
 def plan_memory(
     model: nn.Module,
@@ -101,7 +99,7 @@ def _choose(
             decision = agreed(corrected, decision)
         return None if decision is None else TriedDecision.untried(decision)
     known = [TriedDecision(decision, step) for decision, step in measured]
-    return choose(trials, corrected, limit_bytes, known, num_trials=_NUM_TRIALS)
+    return choose(trials, corrected, limit_bytes, known)
 
 
 def _why_not(corrected: Corrected, reserve_bytes: int, meter: Meter) -> str:
