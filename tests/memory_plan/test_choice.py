@@ -57,15 +57,16 @@ def test_peak_beyond_the_limit_is_learned_whatever_was_slow(corrected: Corrected
 
 
 class TrialsThatSlowDown:
-    """Steps of a second and the blocks' options; twice that if what is alive takes more than a part of the limit."""
+    """Steps of a second and the blocks' options; where what is alive takes more than a part of the limit, memory is
+    returned, and they take twice that."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
 
     def take(self, decision: Decision, _: Prices) -> MeasuredStep:
         seconds = 1 + 0.1 * sum(action == RECOMPUTE for action in decision.actions.values())
-        factor = 2 if decision.peak_bytes > self._most_bytes else 1
-        return MeasuredStep(factor * seconds, decision.peak_bytes)
+        is_short = decision.peak_bytes > self._most_bytes
+        return MeasuredStep((1 + is_short) * seconds, decision.peak_bytes, is_short * MIB)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.85, 0.7])

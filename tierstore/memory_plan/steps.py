@@ -26,10 +26,12 @@ class MeasuredStep(NamedTuple):
     Attributes:
         seconds: of forward and backward.
         peak_bytes: the most memory in use, as the meter tells.
+        returned_bytes: freed memory that was returned to the system meanwhile, since memory was short.
     """
 
     seconds: float
     peak_bytes: int
+    returned_bytes: int = 0
 
 
 class Steps:

@@ -25,6 +25,9 @@ _JEMALLOC_PURGE = b"arena.4096.purge"
 
 _HUGE_PAGE_BYTES = 2 * 2**20
 _ARENA_BYTES = 64 * 2**20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MOST_MMAP_THRESHOLD = 32 * 2**20
+"""malloc.h and malloc/malloc.c, DEFAULT_MMAP_THRESHOLD_MAX, on 64 bits."""
 _WRITABLE_MEMORY = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 *(\[heap\])?$", re.MULTILINE)
 """Private anonymous memory in /proc/self/maps (proc(5))."""
 _libc = CDLL(None, use_errno=True)
@@ -53,6 +56,8 @@ class Allocator(NamedTuple):
         measure: asks what it holds; None: it does not tell.
         prefer_huge_pages: asks the kernel to fill its heaps by huge pages, or by small ones (False); None: it is not
             known where they lie.
+        keep_freed: has it return nothing unless it is told to, or also what is free at the end of a heap (False);
+            None: it cannot be told.
     """
 
     name: str
@@ -60,6 +65,7 @@ class Allocator(NamedTuple):
     left_alone: str = ""
     measure: Callable[[], HeapUse] | None = None
     prefer_huge_pages: Callable[[bool], None] | None = None
+    keep_freed: Callable[[bool], None] | None = None
 
 
 class _DlInfo(Structure):
@@ -91,7 +97,9 @@ def allocator_of_process(environment: Mapping[str, str] = os.environ) -> Allocat
     variable = _setting_of_user(environment)
     if variable is not None:
         return Allocator(name, None, f"{variable} is set, which decides how {name} returns memory", measure)
-    return Allocator(name, release, "", measure, _advise_glibc_heaps if name == "glibc" else None)
+    if name != "glibc":
+        return Allocator(name, release, "", measure)
+    return Allocator(name, release, "", measure, _advise_glibc_heaps, partial(_have_glibc_keep_freed, library))
 
 
 def _library_of_malloc(process: CDLL) -> tuple[str, CDLL]:
@@ -162,6 +170,17 @@ def _advise_glibc_heaps(huge: bool) -> None:
         start, end = int(found[1], 16), int(found[2], 16)
         if end - start > _HUGE_PAGE_BYTES and (found[3] or not start % _ARENA_BYTES):
             _libc.madvise(start, end - start, advice)
+
+
+def _have_glibc_keep_freed(library: CDLL, keeps: bool) -> None:
+    """Have `free` leave the end of a heap as it is, or return it if 64 MiB are free there.
+
+    glibc raises both thresholds by itself, to these, as blocks of up to 32 MiB are freed; set once, they stay as they
+    are (mallopt(3), M_MMAP_THRESHOLD). In a training the end of a heap is free once in a step or more, and is needed
+    again at once.
+    """
+    library.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
+    library.mallopt(_M_TRIM_THRESHOLD, -1 if keeps else 2 * _MOST_MMAP_THRESHOLD)
 
 
 def _setting_of_user(environment: Mapping[str, str]) -> str | None:

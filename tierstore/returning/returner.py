@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from ..base.config import Mode
@@ -31,6 +32,10 @@ _IDLE_AFTER_SECONDS = 2.0
 room within a tenth of a second."""
 _one_at_a_time = threading.Lock()
 """Held by the store that returns memory: the process's other stores need not return it again."""
+_limited: set[int] = set()
+"""The `id` of each `Returner` that has a limit."""
+_in_children: list[Callable[[], None]] = []
+"""Has the allocator return by itself what is free, as before there was a limit."""
 
 
 class MemoryUse(NamedTuple):
@@ -78,10 +83,17 @@ class Returner:
     def limit(self, nbytes: int | None) -> None:
         """Treat `nbytes` of resident memory as a limit of this process, beside those of the system; None: no more.
 
-        While there is one, memory is returned even if the store keeps nothing, and heaps are filled by small pages: a
-        huge page is resident as a whole, so memory would be short, and be returned, more often.
+        While there is one, memory is returned even if the store keeps nothing, and only when it is short: the allocator
+        returns none by itself. Heaps are filled by small pages: a huge page is resident as a whole, so memory would be
+        short, and be returned, more often.
         """
         self._limit_bytes = nbytes
+        if not self.is_on or (nbytes is not None) == (id(self) in _limited):
+            return
+        _limited.symmetric_difference_update({id(self)})
+        if self._allocator.keep_freed is not None:
+            self._allocator.keep_freed(bool(_limited))
+            _in_children[:] = [partial(self._allocator.keep_freed, False)]
 
     @property
     def description(self) -> str:
@@ -162,6 +174,8 @@ class Returner:
                 pause = _IDLE_SECONDS if is_idle else self._try_to_look()
         except Exception as error:  # noqa: BLE001 - told by `why_memory_stays`, on the thread that trains
             self._failure = f"its thread ended with {error!r}"
+        finally:
+            self.limit(None)
 
     def _try_to_look(self) -> float:
         """As `_look`. Where the system refuses (no descriptor is left), it is tried again a little later."""
@@ -202,7 +216,7 @@ class Returner:
                 return
             release()
             if self._allocator.prefer_huge_pages is not None:
-                self._allocator.prefer_huge_pages(self._limit_bytes is None)
+                self._allocator.prefer_huge_pages(not _limited)
             ended, after = time.monotonic(), resident_bytes()
         self.num_returns += 1
         self.returned_bytes += max(before - after, 0)
@@ -214,6 +228,10 @@ def _in_child() -> None:
     """A fork may come while the thread of a store holds the lock, and there is no such thread in the child."""
     global _one_at_a_time
     _one_at_a_time = threading.Lock()
+    if _limited:
+        _limited.clear()
+        for return_by_itself in _in_children:
+            return_by_itself()
 
 
 os.register_at_fork(after_in_child=_in_child)
