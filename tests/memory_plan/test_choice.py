@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tierstore.memory_plan.choice import Corrected, choose
+from tierstore.memory_plan.choice import Corrected, TriedDecision, choose
 from tierstore.memory_plan.decision import Decision, Moment, StepCosts
 from tierstore.memory_plan.menu import Action, Option
 from tierstore.memory_plan.prices import Prices
@@ -86,3 +86,35 @@ def test_decision_that_leaves_room_is_kept_to_where_steps_near_the_limit_are_slo
     assert best.share == share
     assert most_bytes - 64 * MIB < best.decision.peak_bytes <= most_bytes
     assert decided(corrected).peak_bytes == best.decision.peak_bytes, "it is decided again for the same share"
+
+
+@pytest.mark.parametrize(("returned_bytes", "seconds"), [(0, 1.6), (MIB, 1.1)])
+def test_prices_learn_nothing_from_steps_that_returned_memory(
+    corrected: Corrected, returned_bytes: int, seconds: float
+) -> None:
+    """A step that was to take 1.1 s took 2.1."""
+    decision = decided(corrected)
+    corrected.learn(decision, MeasuredStep(2.1, decision.peak_bytes, returned_bytes))
+    assert corrected.seconds_of(decision) == pytest.approx(seconds)
+
+
+class Measured:
+    """Trials that take these seconds, by what is done with the block, and note what was tried."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+        self.tried: list[str] = []
+
+    def take(self, decision: Decision, _: Prices) -> MeasuredStep:
+        self.tried.append(decision.actions["block"].kind)
+        return MeasuredStep(self._seconds[self.tried[-1]], decision.peak_bytes)
+
+
+def test_choice_known_before_the_trials_is_measured_again(corrected: Corrected) -> None:
+    """To compute it again took 1.0 s then, and takes 1.4 now."""
+    known = TriedDecision(corrected.prices.uniform(RECOMPUTE), MeasuredStep(1.0, 50 * MIB))
+    trials = Measured({"store": 1.1, "recompute": 1.4})
+    best = choose(trials, corrected, LIMIT_BYTES, [known])  # type: ignore[arg-type]
+    assert best is not None
+    assert trials.tried == ["store", "recompute"]
+    assert best.decision.actions == {"block": STORE}

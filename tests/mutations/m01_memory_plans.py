@@ -87,7 +87,16 @@ MUTATIONS = {
         ),
     },
     "test_heaps_are_filled_by_small_pages_only_while_there_is_a_limit": {
-        "near a plan's limit there are small pages": replace("Returner._return", "self._limit_bytes is None", "True"),
+        "near a plan's limit there are small pages": replace("Returner._return", "not _limited", "True"),
+    },
+    "test_allocator_keeps_what_is_freed_only_while_a_store_has_a_limit": {
+        "a heap keeps its free end only while a plan limits the process": drop("Returner._run", "self.limit(None)"),
+    },
+    "test_prices_learn_nothing_from_steps_that_returned_memory": {
+        "what returning memory costs is no price of a block": never("Corrected.learn", "measured.returned_bytes"),
+    },
+    "test_choice_known_before_the_trials_is_measured_again": {
+        "a choice is measured as the trials left the heaps": never("choice:choose", "best in known"),
     },
     "test_the_fastest_choice_within_every_limit": {
         "a storage that several blocks keep counts once": replace(

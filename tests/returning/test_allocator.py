@@ -107,6 +107,43 @@ def test_heap_of_glibc_is_filled_by_the_pages_that_are_preferred() -> None:
     assert (result.stdout, result.stderr) == ("hg\nnh\nhg\n", "")
 
 
+KEPT = """
+import ctypes, runpy, sys
+found = runpy.run_path(sys.argv[1])["allocator_of_process"]()
+process = ctypes.CDLL(None)
+process.malloc.restype = ctypes.c_void_p
+process.free.argtypes = (ctypes.c_void_p,)
+process.free(process.malloc(32 * 2**20 - 2**16))  # as in a training, glibc takes longer blocks from a heap now
+
+def left():
+    places = [process.malloc(2**20) for _ in range(100)]
+    for place in places:
+        ctypes.memset(place, 1, 2**20)
+    before = resident()
+    for place in reversed(places):
+        process.free(place)
+    return (before - resident()) // 2**20 < 10
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+print(left())
+for keeps in (True, False):
+    found.keep_freed(keeps)
+    print(left())
+    found.release()
+"""
+
+
+@glibc
+def test_glibc_keeps_the_free_end_of_a_heap_while_it_is_told_to() -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    result = subprocess.run(
+        [sys.executable, "-c", KEPT, str(SOURCE)], env=clean, capture_output=True, text=True, check=False
+    )
+    assert (result.stdout, result.stderr) == ("False\nTrue\nFalse\n", "")
+
+
 @pytest.mark.skipif(not os.access(SYSTEM_PYTHON, os.X_OK), reason=f"there is no {SYSTEM_PYTHON}")
 @glibc
 def test_python_that_is_not_position_independent_is_served_by_glibc_too() -> None:

@@ -39,8 +39,11 @@ class Releases:
         self.happened = threading.Event()
         self.kept: list[mmap.mmap] = []
         self.preferred_huge: list[bool] = []
+        self.told_to_keep: list[bool] = []
         self._lock = threading.Lock()  # what is half touched is not returned
-        self.allocator = Allocator("a heap", self._release, prefer_huge_pages=self._prefer_huge_pages)
+        self.allocator = Allocator(
+            "a heap", self._release, prefer_huge_pages=self._prefer_huge_pages, keep_freed=self.told_to_keep.append
+        )
 
     def _prefer_huge_pages(self, huge: bool) -> None:
         self.preferred_huge.append(huge)
@@ -140,6 +143,26 @@ def test_heaps_are_filled_by_small_pages_only_while_there_is_a_limit() -> None:
             assert releases.happened.wait(SECONDS)
             assert releases.preferred_huge[-1] == (limit_bytes is None)
             looks.wait_for(2)  # until the return is over, and what is resident has been looked at
+
+
+def test_allocator_keeps_what_is_freed_only_while_a_store_has_a_limit() -> None:
+    releases = Releases()
+    with running("auto", releases) as (one, _), running("auto", releases) as (other, _):
+        one.limit(2**50)
+        other.limit(2**50)
+        one.limit(2**49)
+        assert releases.told_to_keep == [True, True]
+        one.limit(None)
+        assert releases.told_to_keep[-1], "the other store still has a limit"
+        other.request_stop()  # all that happens if nobody closes it
+        other.stop(SECONDS)
+        assert not releases.told_to_keep[-1]
+
+
+def test_nobody_keeps_what_is_freed_where_nobody_returns_it() -> None:
+    releases = Releases()
+    Returner("never", lambda: True, releases.allocator).limit(2**50)
+    assert not releases.told_to_keep
 
 
 def test_thread_looks_on_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,6 +368,23 @@ store.close()
 """,
     )
     assert out == "0\n"
+
+
+def test_forked_child_keeps_nothing_for_a_store_that_it_does_not_have(store_directory: Path) -> None:
+    out = run(
+        store_directory,
+        """
+told = []
+mine = subject.Returner("auto", lambda: True, Allocator("a heap", lambda: None, keep_freed=told.append))
+mine.limit(2**50)
+child = os.fork()
+if child == 0:
+    os._exit(0 if told == [True, False] else 3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), told)
+store.close()
+""",
+    )
+    assert out == "0 [True]\n"
 
 
 def test_package_needs_no_torch() -> None:
