@@ -140,6 +140,12 @@ def _is_plan(variant: str) -> bool:
     return variant.endswith(": plan")
 
 
+def _lowest_limit(run: Medians) -> str:
+    plan = _from_to(run.all("lowest_to_plain", _is_plan))
+    offload = _from_to(run.all("lowest_to_plain", lambda variant: variant.endswith(": offload")))
+    return f"Plans train within {plan} of what plain training takes, and offloading everything within {offload}"
+
+
 def _record_cost(run: Medians) -> str:
     names = ("put_cpu_microseconds", "get_cpu_microseconds", "raw_write_cpu_microseconds", "raw_read_cpu_microseconds")
     down, up, *raw = (run.of("128 of 4 MiB", name) / 1000 for name in names)
@@ -395,6 +401,11 @@ PICTURES: Mapping[str, Picture] = {
     "memory_plan": Picture(
         _memory_plan,
         axes={"step_to_plain": "time of a step, of plain's"},
+        ours=_is_plan,
+    ),
+    "lowest_limit": Picture(
+        _lowest_limit,
+        axes={"lowest_to_plain": "the lowest limit that trains, of what plain training takes"},
         ours=_is_plan,
     ),
     "shared_pages": Picture(

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from ..returning.allocator import allocator_of_process
+from ..returning.code_pages import let_go_of_code
 
 __all__ = ["AcceleratorMeter", "Meter", "ResidentMeter", "meter_of"]
 
@@ -39,7 +40,7 @@ class Meter(Protocol):
         """Forget the peak."""
 
     def tidy(self) -> None:
-        """Return what an allocator keeps though it is free, so that `level` counts what is alive."""
+        """Let go of what nobody needs, so that `level` counts what is alive: memory that is free, code that rests."""
 
 
 class ResidentMeter:
@@ -79,6 +80,7 @@ class ResidentMeter:
         """See `Meter`."""
         if self._release is not None:
             self._release()
+        let_go_of_code()
 
     @staticmethod
     def _read() -> dict[bytes, int]:

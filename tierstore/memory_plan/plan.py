@@ -154,6 +154,7 @@ class MemoryPlan:
         for name, through in calls.items():
             self._put_around(modules[name], through)
         self._put_around(model, self._watch.around(calls.get("")))
+        meter.tidy()
         if store is not None and meter.is_of_host:
             store.plans.keep_within(self._watch, self.limit_bytes, 0 if self.is_needed else None)
         return model

@@ -1,0 +1,56 @@
+"""Code that rests leaves resident memory, runs again when it is called, and stays where somebody has changed it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the pages of a process are looked up in /proc")
+ROOT = Path(__file__).parents[2]
+
+RESTS = """
+import re, torch
+from tierstore.returning.code_pages import let_go_of_code
+
+def of_files():
+    return int(re.search(r"RssFile:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
+
+print(torch.eye(3).inverse().sum().item())
+before = of_files()
+let_go_of_code()
+after = of_files()
+print(before - after >= before // 3, torch.eye(3).inverse().sum().item())
+"""
+
+CHANGED = """
+import ctypes, mmap
+from tierstore.returning.code_pages import let_go_of_code
+
+library = ctypes.CDLL("libm.so.6")
+place = ctypes.cast(library.j0, ctypes.c_void_p).value
+page = place // mmap.PAGESIZE * mmap.PAGESIZE
+protect = ctypes.CDLL(None).mprotect
+protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+assert protect(page, mmap.PAGESIZE, 7) == 0  # as a debugger or a profiler does
+ctypes.memset(place, 0xC3, 1)
+assert protect(page, mmap.PAGESIZE, 5) == 0
+let_go_of_code()
+print(ctypes.string_at(place, 1).hex())
+"""
+
+
+def run(program: str) -> str:
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_code_that_rests_is_let_go_of_and_runs_again() -> None:
+    assert run(RESTS) == "3.0\nTrue 3.0\n"
+
+
+def test_code_that_somebody_has_changed_stays() -> None:
+    assert run(CHANGED) == "c3\n"
