@@ -13,6 +13,7 @@ from ..returning.code_pages import let_go_of_code
 
 __all__ = ["AcceleratorMeter", "Meter", "ResidentMeter", "meter_of"]
 
+_TORCH = Path(torch.__file__).resolve().parent
 _CLEAR_REFS = "/proc/self/clear_refs"
 _STATUS = re.compile(rb"^(VmHWM|VmRSS):\s+(\d+) kB", re.MULTILINE)
 
@@ -80,7 +81,7 @@ class ResidentMeter:
         """See `Meter`."""
         if self._release is not None:
             self._release()
-        let_go_of_code()
+        let_go_of_code(_TORCH)
 
     @staticmethod
     def _read() -> dict[bytes, int]:
