@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from tierstore import ConfigError, TierStore
 from tierstore.hooks.in_place import around_calls_of
 from tierstore.memory_plan.menu import Action
 from tierstore.memory_plan.meter import ResidentMeter
-from tierstore.memory_plan.steps import Steps, StepTimeline
+from tierstore.memory_plan.prices import Trials
+from tierstore.memory_plan.steps import MeasuredStep, Steps, StepTimeline
 
 NAMES = ["blocks.0", "blocks.1"]
 
@@ -260,3 +262,35 @@ def test_timeline_leaves_no_hooks_on_what_a_block_returns(store: TierStore, fail
     assert timeline.order == ([] if fails else [0])
     assert not model.inner.last.bias._backward_hooks
     assert not model.shared._backward_hooks
+
+
+class GivenSteps:
+    """Steps that were measured before. With each, the store returns 3 MiB."""
+
+    def __init__(self, *steps: MeasuredStep) -> None:
+        self._steps = list(steps)
+        self.num_returned_mib = 7
+
+    def take(self, _: object) -> MeasuredStep:
+        self.num_returned_mib += 3
+        return self._steps.pop(0)
+
+    def flush(self) -> None:
+        pass
+
+    def stats(self) -> SimpleNamespace:
+        return SimpleNamespace(returned_bytes=self.num_returned_mib * 2**20)
+
+
+class OfADevice(ResidentMeter):
+    is_of_host = False
+
+
+@pytest.mark.parametrize(("meter", "returned_mib"), [(ResidentMeter(), 12), (OfADevice(), 0)])
+def test_trial_is_the_median_of_steps_and_tells_what_was_returned(meter: ResidentMeter, returned_mib: int) -> None:
+    """The first step, which is unlike the others, counts for the peak alone."""
+    given = GivenSteps(*(MeasuredStep(seconds, peak) for seconds, peak in [(9.0, 50), (3.0, 10), (1.0, 20), (2.0, 30)]))
+    model = Chain(Mlp)
+    trials = Trials(model, lambda: step(model), given, meter)  # type: ignore[arg-type]
+    trials.steps = given  # type: ignore[assignment]
+    assert trials.take_again({}) == MeasuredStep(2.0, 50, returned_mib * 2**20)

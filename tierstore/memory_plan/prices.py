@@ -133,13 +133,17 @@ class Trials:
     def take_again(self, calls: Mapping[str, Around]) -> MeasuredStep:
         """Four steps. The first lets the store learn its order, and takes back the memory that was returned before."""
         self.tidy()
-        returned_bytes = self.store.stats().returned_bytes
+        returned_before = self._returned_bytes()
         steps = [self.steps.take(calls) for _ in range(4)]
         return MeasuredStep(
             statistics.median(step.seconds for step in steps[1:]),
             max(step.peak_bytes for step in steps),
-            self.store.stats().returned_bytes - returned_bytes,
+            self._returned_bytes() - returned_before,
         )
+
+    def _returned_bytes(self) -> int:
+        """Memory of the limited kind that was returned to the system so far, since it was short."""
+        return self.store.stats().returned_bytes if self.meter.is_of_host else 0
 
 
 def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, MeasuredStep]]]:
