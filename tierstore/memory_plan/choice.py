@@ -21,8 +21,8 @@ until it is short, so a step takes all of the limit, whatever is alive. The thre
 tens of milliseconds on a busy machine, in which a training may take 100 MiB."""
 _LEAST_MARGIN_BYTES = 16 * 2**20
 _SHARES = (1.0, 1.0, 0.85, 0.7)
-"""Decisions for these shares of the limit are tried, the second with what the first has taught, until one is found in
-which no memory has to be returned to the system. To get it back may cost more than to move a little more. Heaps with
+"""Decisions for these shares of the limit are tried, the second with what the first has taught. Those below 1 follow
+only where memory had to be returned to the system: to get it back may cost more than to move a little more. Heaps with
 holes may hold a third more than what is alive; within 0.7 there is room for that, and hardly anything returned."""
 PEAK_MISS, TIME_MISS = 0.03, 0.05
 """Misses of a prediction by more than these shares are corrected."""
@@ -112,13 +112,8 @@ class Corrected:
             self.offset_bytes = max(self.offset_bytes, measured.peak_bytes - decision.peak_bytes)
 
     def learn(self, decision: Decision, measured: MeasuredStep) -> None:
-        """Take in what a step under a decision was measured to need.
-
-        Where memory had to be returned, and fetched again, nothing is known of what blocks cost.
-        """
+        """Take in what a step under a decision was measured to need."""
         self.learn_peak(decision, measured)
-        if measured.returned_bytes:
-            return
         costs = self.prices.costs
         missed_seconds = measured.seconds - decision.step_seconds
         if all(option.action == Action("keep") for option in decision.chosen.values()):
@@ -171,16 +166,20 @@ def choose(trials: Trials, corrected: Corrected, limit_bytes: int, known: list[T
         corrected.learn(tried[-1].decision, tried[-1].measured)
         if tried[-1].measured.peak_bytes <= limit_bytes:
             return tried[-1]
-    last: TriedDecision | None = None
+    last, prices = None, corrected.prices
     for share in _SHARES:
         if last is not None and share < last.share and not last.is_short:
             break
+        if share < 1:
+            corrected.prices = prices  # what returning memory takes is no price of a block
         decision = corrected.decide(share)
         if decision is None or any(decision.actions == choice.decision.actions for choice in tried):
             continue
         last = TriedDecision(decision, trials.take(decision, corrected.prices), share)
         tried.append(last)
         corrected.learn(decision, last.measured)
+    if last is not None and last.is_short:
+        corrected.prices = prices
     best = _best(tried, corrected, limit_bytes)
     if best is not None and best in known:  # that was before heaps had the holes that trials leave
         tried.remove(best)
@@ -194,13 +193,19 @@ def choose(trials: Trials, corrected: Corrected, limit_bytes: int, known: list[T
 def _best(tried: list[TriedDecision], corrected: Corrected, limit_bytes: int) -> TriedDecision | None:
     """The fastest that has stayed within the limit.
 
-    Differences within the noise of single steps say nothing. Then it counts whether memory was returned, which takes
-    now more, now less time, and what was predicted.
+    Differences within the noise of single steps say nothing. Then those are preferred in which no memory was returned,
+    and of these, what was predicted to be faster is.
     """
     fitting = [choice for choice in tried if choice.measured.peak_bytes <= limit_bytes]
     fastest = min((choice.measured.seconds for choice in fitting), default=0.0)
     as_fast = [choice for choice in fitting if choice.measured.seconds <= (1 + TIME_MISS) * fastest]
-    return min(as_fast, key=lambda choice: (choice.is_short, corrected.seconds_of(choice.decision)), default=None)
+
+    def rank(choice: TriedDecision) -> tuple[bool, float]:
+        if choice.is_short:
+            return True, choice.measured.seconds
+        return False, corrected.seconds_of(choice.decision)
+
+    return min(as_fast, key=rank, default=None)
 
 
 def _scaled(options: Mapping[str, list[Option]], factor: float) -> dict[str, list[Option]]:
