@@ -56,6 +56,17 @@ def test_peak_beyond_the_limit_is_learned_whatever_was_slow(corrected: Corrected
     assert corrected.offset_bytes == 51 * MIB
 
 
+def many_blocks() -> Prices:
+    """64 blocks of 32 MiB. A step without them takes 16 MiB and a second; each adds 0.1 s if it is computed again."""
+    names = [f"block {number}" for number in range(64)]
+    options = {
+        name: [Option(Action("keep"), {key: 32 * MIB}, {}, 0.0), Option(RECOMPUTE, {}, {}, 0.1)]
+        for key, name in enumerate(names)
+    }
+    moments = [Moment(16 * MIB, frozenset(names), names[-1], 16 * MIB)]
+    return Prices(options, moments, StepCosts(1.0, 0.0, 0), {}, {}, {}, 0, 1, False)
+
+
 class TrialsThatSlowDown:
     """Steps of a second and the blocks' options; where what is alive takes more than a part of the limit, memory is
     returned, and they take twice that."""
@@ -71,21 +82,34 @@ class TrialsThatSlowDown:
 
 @pytest.mark.parametrize("share", [1.0, 0.85, 0.7])
 def test_decision_that_leaves_room_is_kept_to_where_steps_near_the_limit_are_slower(share: float) -> None:
-    """64 blocks of 32 MiB. A step without them takes 16 MiB and a second; each adds 0.1 s if it is computed again."""
     limit_bytes = 1600 * MIB
-    names = [f"block {number}" for number in range(64)]
-    options = {
-        name: [Option(Action("keep"), {key: 32 * MIB}, {}, 0.0), Option(RECOMPUTE, {}, {}, 0.1)]
-        for key, name in enumerate(names)
-    }
-    moments = [Moment(16 * MIB, frozenset(names), names[-1], 16 * MIB)]
-    prices = Prices(options, moments, StepCosts(1.0, 0.0, 0), {}, {}, {}, 0, 1, False)
-    corrected, most_bytes = Corrected(prices, limit_bytes), int((share - 0.05) * limit_bytes)
+    corrected, most_bytes = Corrected(many_blocks(), limit_bytes), int((share - 0.05) * limit_bytes)
     best = choose(TrialsThatSlowDown(most_bytes), corrected, limit_bytes, [])  # type: ignore[arg-type]
     assert best is not None
     assert best.share == share
     assert most_bytes - 64 * MIB < best.decision.peak_bytes <= most_bytes
     assert decided(corrected).peak_bytes == best.decision.peak_bytes, "it is decided again for the same share"
+
+
+class NotingPrices(Corrected):
+    """Notes by which prices was decided."""
+
+    def __init__(self, prices: Prices, limit_bytes: int) -> None:
+        super().__init__(prices, limit_bytes)
+        self.decided_by: list[Prices] = []
+
+    def decide(self, share: float | None = None) -> Decision | None:
+        self.decided_by.append(self.prices)
+        return super().decide(share)
+
+
+def test_what_returning_memory_took_is_no_price_in_the_end() -> None:
+    """Memory is returned in every trial. Only the second decision for the whole limit takes that for prices."""
+    corrected = NotingPrices(many_blocks(), 1600 * MIB)
+    best = choose(TrialsThatSlowDown(0), corrected, 1600 * MIB, [])  # type: ignore[arg-type]
+    assert best is not None
+    assert corrected.prices == many_blocks()
+    assert [prices == many_blocks() for prices in corrected.decided_by] == [True, False, True, True]
 
 
 class Measured:
@@ -101,7 +125,7 @@ class Measured:
 
 
 @pytest.mark.parametrize(("returned_bytes", "seconds"), [(0, 1.35), (MIB, 1.1)])
-def test_what_returning_memory_took_is_no_price_in_the_end(
+def test_prices_learn_from_trials_in_which_nothing_was_returned(
     corrected: Corrected, returned_bytes: int, seconds: float
 ) -> None:
     """A step that was to take 1.1 s took 1.6. The next decision, as if that were the store's price, takes longer."""
