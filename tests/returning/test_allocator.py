@@ -68,6 +68,16 @@ def examine(python: str = sys.executable, allocator: str = "", **environment: st
     return found
 
 
+def printed_by(program: str) -> str:
+    """What it prints where nothing of malloc is set."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(SOURCE)], env=clean, capture_output=True, text=True, check=False
+    )
+    assert not result.stderr
+    return result.stdout
+
+
 glibc = pytest.mark.skipif(not IS_GLIBC, reason="the C library here is not glibc")
 HALF = 1000 * 100_000
 
@@ -100,11 +110,7 @@ for huge in (True, False, True):
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="the kernel has no huge pages")
 @glibc
 def test_heap_of_glibc_is_filled_by_the_pages_that_are_preferred() -> None:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    result = subprocess.run(
-        [sys.executable, "-c", ADVISED, str(SOURCE)], env=clean, capture_output=True, text=True, check=False
-    )
-    assert (result.stdout, result.stderr) == ("hg\nnh\nhg\n", "")
+    assert printed_by(ADVISED) == "hg\nnh\nhg\n"
 
 
 KEPT = """
@@ -137,11 +143,7 @@ for keeps in (True, False):
 
 @glibc
 def test_glibc_keeps_the_free_end_of_a_heap_while_it_is_told_to() -> None:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    result = subprocess.run(
-        [sys.executable, "-c", KEPT, str(SOURCE)], env=clean, capture_output=True, text=True, check=False
-    )
-    assert (result.stdout, result.stderr) == ("False\nTrue\nFalse\n", "")
+    assert printed_by(KEPT) == "False\nTrue\nFalse\n"
 
 
 @pytest.mark.skipif(not os.access(SYSTEM_PYTHON, os.X_OK), reason=f"there is no {SYSTEM_PYTHON}")
