@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tierstore.memory_plan import meter
 from tierstore.memory_plan.meter import ResidentMeter
 
 WIDTH, ROWS, NUM_BLOCKS = 256, 2048, 6
+MIB = 2**20
 
 
 class Block(nn.Module):
@@ -122,6 +124,24 @@ def test_within_a_limit_same_bits(store: TierStore) -> None:
     plan.remove(model)
     assert not arounds(model)
     assert not store.stats().memory_plan
+
+
+def test_apply_lets_go_of_code_that_rests(easy: MemoryPlan) -> None:
+    start = re.search(r"^([0-9a-f]+)-\S+ r-xp .*/libtorch_cpu\.so$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    assert start is not None
+    ctypes.string_at(int(start[1], 16), 32 * MIB)  # as if all of it had run
+    before = file_bytes()
+    model = Model()
+    easy.apply(model)
+    assert file_bytes() < before - 24 * MIB
+    assert len(steps(model)) > 0
+
+
+def file_bytes() -> int:
+    """Resident pages of files."""
+    found = re.search(r"RssFile:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
 
 
 def test_where_peaks_cannot_be_measured_it_is_refused(store: TierStore, monkeypatch: pytest.MonkeyPatch) -> None:
