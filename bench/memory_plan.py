@@ -10,7 +10,8 @@ count within a turn. A strategy that the kernel kills has no step.
   keeps least. Its step is compared as a ratio to plain training compiled by the same backend.
 * *plan*: `plan_memory(..., limit=)`, which is told the limit and nothing else, then `apply`.
 
-All use SGD and the default environment. The losses of the fourth step are compared with those of plain training.
+Times are medians; a peak is the most of all measured steps. All use SGD and the default environment. The losses of the
+fourth step are compared with those of plain training.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _conclude(records: Sequence[Record]) -> dict[str, Figures]:
 
 
 def measure(case: str, scratch: Path) -> dict[str, Figures]:
-    """Medians of the steps of each strategy within the case's limit."""
+    """Medians of the steps of each strategy within the case's limit, and their highest peak."""
     model, share = CASES[case]
     plain_bytes = plain_peak(model, scratch)
     limit_bytes = plain_bytes * share // 100
@@ -130,7 +131,9 @@ def measure(case: str, scratch: Path) -> dict[str, Figures]:
             turns.append({strategy: trainings[strategy].step() for strategy in order})
         found = {strategy: trainings[strategy].figures([turn[strategy] for turn in turns]) for strategy in trainings}
     for strategy, figures in found.items():
-        figures |= {"fourth_loss": turns[-1][strategy]["fourth_loss"]} if turns[-1][strategy] else {}
+        if turns[-1][strategy]:
+            figures["fourth_loss"] = turns[-1][strategy]["fourth_loss"]
+            figures["peak_bytes"] = max(turn[strategy]["peak_bytes"] for turn in turns)
     _add_ratios(found, turns, limit_bytes)
     found.setdefault("budget", budget | {"trains": 0.0})
     return {variant_of(case, strategy): found[strategy] for strategy in STRATEGIES}

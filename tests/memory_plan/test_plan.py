@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import ctypes
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,17 @@ import pytest
 import torch
 from torch import nn
 
+from tests.cgroups import made_cgroup
 from tests.conftest import MakeStore
+from tests.daemon.conftest import environment_of_tests
 from tests.hooks.programs import all_bits, assert_same_bits, forget_after_error, grads
 from tests.memory_plan.blocks import Mlp as SmallMlp
 from tierstore import ConfigError, MemoryPlan, StoreClosedError, TierStore, offload_module, plan_memory
 from tierstore.hooks.in_place import around_calls_of
 from tierstore.memory_plan import meter
 from tierstore.memory_plan.meter import ResidentMeter
+from tierstore.memory_plan.prices import Trials, measure_prices
+from tierstore.residency.torch_names import current_backward
 
 WIDTH, ROWS, NUM_BLOCKS = 256, 2048, 6
 MIB = 2**20
@@ -103,6 +109,90 @@ def test_what_cannot_fit_is_refused(store: TierStore) -> None:
         planned(model, store, "64MiB")
     assert not arounds(model)
     assert store.stats().live_handles == 0
+
+
+WITHIN_LITTLE = """
+import re, sys, torch, torch._dynamo
+from pathlib import Path
+from torch import nn
+from tierstore import TierStore, plan_memory
+
+class Large(nn.Module):
+    def forward(self, batch):
+        for _ in range(40):
+            batch = (batch * self.weight).sin()
+        return batch
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.5))
+
+def loss():
+    return model(torch.linspace(0, 1, 2**20)).sum()
+
+def gradients():
+    loss().backward()
+    return [each.grad for each in model.parameters()]
+
+torch.set_num_threads(1)
+directory, group, room = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+model = nn.Sequential(Large(), Large())
+with TierStore(directory, staging_bytes="16MiB", codec="none") as store:
+    limit = int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024 + room
+    used = int((group / "memory.usage_in_bytes").read_text())
+    (group / "memory.limit_in_bytes").write_text(str(used + room))
+    plan = plan_memory(model, loss, store=store, limit=limit)
+    plan.apply(model)
+    found = gradients()
+    print(plan)
+    plan.remove(model)
+(group / "memory.limit_in_bytes").write_text("-1")
+model.zero_grad()
+assert all(map(torch.equal, found, gradients()))
+"""
+
+
+@pytest.mark.parametrize(("limit_bytes", "num_again"), [(2**40, 3 * NUM_BLOCKS), (1, 0)])
+def test_block_too_large_to_be_computed_again_is_not_even_tried(
+    store: TierStore, limit_bytes: int, num_again: int
+) -> None:
+    """Three steps compute blocks again in backward, if they can."""
+    model, num_computed = Model(), {True: 0, False: 0}
+
+    class Counting(Block):
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            num_computed[current_backward() != -1] += 1
+            return super().forward(batch)
+
+    model.blocks = nn.ModuleList(Counting() for _ in range(NUM_BLOCKS))
+    prices, _ = measure_prices(Trials(model, lambda: loss_of(model), store, ResidentMeter()), limit_bytes)
+    assert num_computed[True] == num_again
+    assert set(prices.differs.values()) == (set() if num_again else {"that takes more memory than the limit"})
+
+
+@pytest.mark.many
+def test_kernel_does_not_end_planning_where_a_block_cannot_be_computed_again(tmp_path: Path) -> None:
+    """Each of two blocks saves 320 MiB; the kernel kills what takes more than 260 MiB beside the loaded program."""
+    with made_cgroup("memory") as group:
+        begin = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
+        program = [sys.executable, "-c", WITHIN_LITTLE, str(tmp_path), str(group), str(260 * MIB)]
+        done = subprocess.run(
+            [*begin, *program], capture_output=True, text=True, check=False, env=environment_of_tests()
+        )
+    assert done.returncode == 0, done.stderr
+    assert "0 is never recomputed: that takes more memory than the limit." in " ".join(done.stdout.split())
+
+
+class Shard(torch.Tensor):
+    """In the place of a parameter that ranks gather."""
+
+
+def test_block_too_large_to_be_computed_again_is_tried_if_it_communicates(store: TierStore) -> None:
+    """Other ranks wait for what it sends, and may have more memory."""
+    model = Model()
+    model.blocks[0].inner.shard = nn.Parameter(torch.ones(1).as_subclass(Shard))
+    prices, _ = measure_prices(Trials(model, lambda: loss_of(model), store, ResidentMeter()), limit_bytes=1)
+    assert set(prices.differs) == {f"blocks.{number}" for number in range(1, NUM_BLOCKS)}
 
 
 def test_within_a_limit_same_bits(store: TierStore) -> None:

@@ -20,6 +20,7 @@ from tierstore import TierStore
 from tierstore.hooks.select import Kept
 from tierstore.hooks.selective import holding_contexts
 from tierstore.memory_plan.recording import RecordedCall
+from tierstore.residency.storages import is_foreign
 from tierstore.residency.torch_names import TorchDispatchMode
 
 MATRIX_BYTES = SIDE * SIDE * 4
@@ -127,6 +128,18 @@ def test_generators_and_attributes_are_put_back_for_the_second_call(
     store: TierStore, compute: Callable[..., torch.Tensor]
 ) -> None:
     assert only_call(compute, store).differs == ""
+
+
+def test_what_was_recorded_can_still_be_stored(store: TierStore) -> None:
+    """A storage whose memory numpy has seen belongs to numpy too: it would never leave memory again."""
+
+    def keeps(_: Any, hidden: torch.Tensor) -> torch.Tensor:
+        CACHE.append(hidden)
+        return hidden.sin()
+
+    only_call(keeps, store)
+    assert len(CACHE) == 2
+    assert not any(is_foreign(saved.untyped_storage()) for saved in CACHE)
 
 
 @pytest.mark.parametrize("much", [list(range(10_000)), np.zeros(10**7)], ids=["many values", "a large array"])

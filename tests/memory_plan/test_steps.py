@@ -17,9 +17,10 @@ from tests.hooks.programs import SIDE, all_bits, forget_after_error, grads
 from tests.memory_plan.blocks import KEEP, RECOMPUTE, Chain, Mlp, Normed, planned, step, the_batch
 from tierstore import ConfigError, TierStore
 from tierstore.hooks.in_place import around_calls_of
+from tierstore.memory_plan.decision import Decision, StepCosts
 from tierstore.memory_plan.menu import Action
 from tierstore.memory_plan.meter import ResidentMeter
-from tierstore.memory_plan.prices import Trials
+from tierstore.memory_plan.prices import Prices, Trials
 from tierstore.memory_plan.steps import MeasuredStep, Steps, StepTimeline
 
 NAMES = ["blocks.0", "blocks.1"]
@@ -286,11 +287,39 @@ class OfADevice(ResidentMeter):
     is_of_host = False
 
 
+def trials_of(given: GivenSteps, meter: ResidentMeter) -> Trials:
+    model = Chain(Mlp)
+    trials = Trials(model, lambda: step(model), given, meter)  # type: ignore[arg-type]
+    trials.steps = given  # type: ignore[assignment]
+    return trials
+
+
 @pytest.mark.parametrize(("meter", "returned_mib"), [(ResidentMeter(), 12), (OfADevice(), 0)])
 def test_trial_is_the_median_of_steps_and_tells_what_was_returned(meter: ResidentMeter, returned_mib: int) -> None:
     """The first step, which is unlike the others, counts for the peak alone."""
     given = GivenSteps(*(MeasuredStep(seconds, peak) for seconds, peak in [(9.0, 50), (3.0, 10), (1.0, 20), (2.0, 30)]))
-    model = Chain(Mlp)
-    trials = Trials(model, lambda: step(model), given, meter)  # type: ignore[arg-type]
-    trials.steps = given  # type: ignore[assignment]
-    assert trials.take_again({}) == MeasuredStep(2.0, 50, returned_mib * 2**20)
+    assert trials_of(given, meter).take_four({}) == MeasuredStep(2.0, 50, returned_mib * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "peak"),
+    [
+        ([100, 102, 104, 104.5, 999], 104.5),
+        ([100, 110, 120, 130, 140, 140, 999], 140),
+        ([100, 110, 120, 130, 140, 150, 160, 170, 999], 170),
+    ],
+    ids=["settled", "settles later", "never settles"],
+)
+def test_trial_of_a_decision_goes_on_while_its_peak_still_rises(
+    store: TierStore, peaks: list[float], peak: float
+) -> None:
+    given = GivenSteps(*(MeasuredStep(1.0, int(10 * each)) for each in peaks))
+    trials = trials_of(given, ResidentMeter())
+    trials.store = store
+    prices = Prices({}, [], StepCosts(0.0, 0.0, 0), {}, {}, {}, 0, 1, False)
+    assert trials.take(Decision({}, 0, 0.0, 0), prices).peak_bytes == 10 * peak
+
+
+def test_trial_that_all_ranks_take_has_four_steps() -> None:
+    given = GivenSteps(*(MeasuredStep(1.0, peak) for peak in (100, 110, 120, 130, 140)))
+    assert trials_of(given, ResidentMeter()).take_four({}).peak_bytes == 130

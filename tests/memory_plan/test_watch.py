@@ -13,6 +13,7 @@ import torch
 from tests.conftest import MakeStore
 from tests.existing import set_existing
 from tests.hooks.programs import all_bits, grads
+from tests.inspect_store import inspect
 from tests.memory_plan.test_plan import WIDTH, Model, far_above, loss_of, planned
 from tierstore import MemoryPlan, TierStore, TierStoreWarning, plan_memory
 from tierstore.memory_plan.meter import ResidentMeter
@@ -215,6 +216,25 @@ def test_peak_above_the_limit_other_actions_and_the_same_bits(make_store: MakeSt
     assert store.stats().memory_plan["num_corrections"] >= 1
     assert {call.action.kind for call in calls.values()} != {"keep"}
     assert store.residency.window_limits[0] == 0, "what is stored now would stay in host memory"
+    watch.end()
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+def test_where_memory_is_returned_other_actions_change_no_peak(make_store: MakeStore, is_short: bool) -> None:
+    """Then it is the limit that says how much is resident, and not what is alive."""
+    model, store = Model(), make_store(host_bytes="64MiB")
+    plan = planned(model, store, far_above())
+    live = plan._live
+    assert live is not None
+    limit_bytes = live.decision.peak_bytes + 49 * MIB
+    set_existing(live.corrected, _limit_bytes=limit_bytes)
+    watch, calls = watched(plan, store, model, Told(limit_bytes + MIB), limit_bytes=limit_bytes, peak_bytes=1)
+    for _ in range(5):
+        loss = loss_of(model)
+        inspect(store).returner.returned_bytes += is_short * MIB
+        loss.backward()
+    assert {call.action.kind for call in calls.values()} != {"keep"}
+    assert (store.stats().memory_plan["predicted_peak_bytes"] == limit_bytes) == is_short
     watch.end()
 
 

@@ -54,8 +54,38 @@ MUTATIONS = {
     },
     "test_block_that_cannot_be_repeated_is_found": {
         "a block that gives other bits is found": replace(
-            "BlockRecorder._differs", "second.checksums(result) == checksums", "True"
+            "BlockRecorder._differs", "second.checksums_with(result) == checksums", "True"
         ),
+    },
+    "test_what_was_recorded_can_still_be_stored": {
+        "what planning looks at can still be stored": replace(
+            "recording:_checksum", "xxhash.xxh3_64_intdigest(memory)", "xxhash.xxh3_64_intdigest(content.numpy().data)"
+        ),
+    },
+    "test_operators_counted_as_a_checkpoint_counts_them": {
+        "operators of planning itself are not counted": never("_Operators.__torch_dispatch__", "self._saved.is_noting"),
+    },
+    "test_block_too_large_to_be_computed_again_is_not_even_tried": {
+        "a block that would need more than the limit is not computed again": never(
+            "_refuse_large",
+            "seen_bytes + more_bytes[name] > limit_bytes and not any(call.communicates for call in several)",
+        ),
+    },
+    "test_block_too_large_to_be_computed_again_is_tried_if_it_communicates": {
+        "ranks whose blocks communicate do the same": drop(
+            "_refuse_large", "not any(call.communicates for call in several)"
+        ),
+    },
+    "test_trial_of_a_decision_goes_on_while_its_peak_still_rises": {
+        "a trial ends when its peak has settled": never("Trials._take", "_still_rises(steps)"),
+    },
+    "test_where_memory_is_returned_other_actions_change_no_peak": {
+        "where memory is short, the limit says what is resident": replace(
+            "StepWatch._correct", "0 if is_short else ...", "again.peak_bytes - decision.peak_bytes"
+        ),
+    },
+    "test_what_ends_the_thread_is_in_stats_and_told_once_at_the_end_of_a_scope": {
+        "no limit is set that nobody keeps": always("Returner.limit", "self._failure is None"),
     },
     "test_block_that_differs_is_kept_or_stored": {
         "a block that differs is not computed again": replace(

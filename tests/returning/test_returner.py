@@ -241,6 +241,10 @@ def test_what_ends_the_thread_is_in_stats_and_told_once_at_the_end_of_a_scope(ma
         pass
     with tiered_offload(store):  # a warning would be an error
         pass
+    releases = Releases()
+    set_existing(inspect(store).returner, _allocator=releases.allocator)
+    inspect(store).returner.limit(2**50)
+    assert not releases.told_to_keep, "nobody would return what the allocator keeps"
 
 
 def test_thread_that_cannot_be_started_refuses_the_store_and_leaves_nothing(

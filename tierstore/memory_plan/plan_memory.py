@@ -37,8 +37,8 @@ def plan_memory(
         print(plan)
         plan.apply(model)
 
-    Takes some thirty steps of forward and backward, each within the limit as far as that is possible, and leaves the
-    model as it was: gradients, buffers and random generators are put back. The decision itself takes seconds.
+    Takes thirty to fifty steps of forward and backward, each within the limit as far as that is possible, and leaves
+    the model as it was: gradients, buffers and random generators are put back. The decision itself takes seconds.
 
     Args:
         model: the model; nothing of it may be offloaded yet. On the CPU or one accelerator.
@@ -72,7 +72,7 @@ def plan_memory(
     trials = Trials(model, run, store, meter)
     store.plans.keep_within(trials, usable_bytes if is_on_host else None, 0 if is_on_host else None)
     try:
-        prices, measured = measure_prices(trials)
+        prices, measured = measure_prices(trials, usable_bytes)
         corrected = Corrected(prices, usable_bytes)
         choice = _choose(trials, corrected, usable_bytes, measured)
     finally:

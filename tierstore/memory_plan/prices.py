@@ -4,10 +4,13 @@ The steps, in their order, each within little memory, since the model may not fi
 
 1. everything is stored: shows which modules are the blocks;
 2. forward alone, each block twice: its operators, what it saves, and whether it gives the same bits again;
-3. every block is computed again and its inputs are stored; then everything is stored: the memory of each moment;
-4. the same, undisturbed: how long it takes to compute each block again;
+3. everything is stored; then every block is computed again and its inputs are stored: the memory of each moment;
+4. the latter, undisturbed: how long it takes to compute each block again;
 5. everything is stored: what the store's work costs;
 6. if all of it fits: everything is kept.
+
+A block that could not be computed again within the limit, whatever else is done, is not: a step that tried would be
+killed where the system enforces the limit.
 """
 
 from __future__ import annotations
@@ -42,8 +45,13 @@ _MOST_SMALL = 0.03
 _SCRATCH_BYTES = 16 * _MIB
 _USUAL_SECONDS, _LEAST_SECONDS = 0.4 / 2**30, 0.05 / 2**30
 """What a byte in the store costs if that cannot be measured, and the least that is believed: it takes CPU time."""
+_TOO_LARGE = "that takes more memory than the limit"
 _LEAST_DIFFERENCE = 0.2
 """Two steps tell what the store costs if they differ by this share of the bytes."""
+_NUM_STEPS, _MOST_STEPS = 4, 8
+"""Of a trial."""
+_STILL_RISES = 0.01
+"""A peak that is above all before it by this share has not settled: heaps get more holes with each step."""
 
 
 class Prices(NamedTuple):
@@ -127,14 +135,20 @@ class Trials:
         }
 
     def take(self, decision: Decision, prices: Prices) -> MeasuredStep:
-        """Steps under the decision; see `take_again`."""
-        return self.take_again(self.calls_of(decision.actions, prices.traits, prices.min_bytes))
+        """A trial of the decision: four steps, and up to four more while their peak still rises."""
+        return self._take(self.calls_of(decision.actions, prices.traits, prices.min_bytes), _MOST_STEPS)
 
-    def take_again(self, calls: Mapping[str, Around]) -> MeasuredStep:
-        """Four steps. The first lets the store learn its order, and takes back the memory that was returned before."""
+    def take_four(self, calls: Mapping[str, Around]) -> MeasuredStep:
+        """Four steps, whatever their peaks: several ranks have to take the same number."""
+        return self._take(calls, _NUM_STEPS)
+
+    def _take(self, calls: Mapping[str, Around], most_steps: int) -> MeasuredStep:
+        """The first step lets the store learn its order, and takes back the memory that was returned before."""
         self.tidy()
         returned_before = self._returned_bytes()
-        steps = [self.steps.take(calls) for _ in range(4)]
+        steps: list[MeasuredStep] = []
+        while len(steps) < _NUM_STEPS or (len(steps) < most_steps and _still_rises(steps)):
+            steps.append(self.steps.take(calls))
         return MeasuredStep(
             statistics.median(step.seconds for step in steps[1:]),
             max(step.peak_bytes for step in steps),
@@ -146,8 +160,13 @@ class Trials:
         return self.store.stats().returned_bytes if self.meter.is_of_host else 0
 
 
-def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, MeasuredStep]]]:
-    """Find out the prices. Also returns the decisions that were measured on the way.
+def _still_rises(steps: Sequence[MeasuredStep]) -> bool:
+    *before, last = (step.peak_bytes for step in steps)
+    return last > (1 + _STILL_RISES) * max(before)
+
+
+def measure_prices(trials: Trials, limit_bytes: int) -> tuple[Prices, list[tuple[Decision, MeasuredStep]]]:
+    """Find out the prices, within the limit. Also returns the decisions that were measured on the way.
 
     Raises:
         ConfigError: no block saves anything that could be moved, or something is around the model's calls already.
@@ -167,19 +186,19 @@ def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, Measure
     calls = {name: several for name, several in calls.items() if several}
     min_bytes = _min_bytes(recording)
     traits = {name: _traits_of(several) for name, several in calls.items()}
-    differs = {name: call.differs for name, several in calls.items() for call in several if call.differs}
-    again = {name: Action("store") if name in differs else Action("recompute", stores=True) for name in calls}
-    moments = _moments(trials, again, traits, min_bytes)
+    moments = _moments(trials, calls, traits, min_bytes, limit_bytes)
+    again = _again(calls)
     steps.take(trials.calls_of(again, traits, min_bytes))  # takes back the memory that was returned before
     planned = trials.calls_of(again, traits, min_bytes)
     recompute_step = steps.take(planned)
     recompute_seconds = {name: calls.recompute_seconds for name, calls in planned.items()}
     stored = trials.calls_of(dict.fromkeys(calls, Action("store")), traits, min_bytes)
-    store_step = trials.take_again(stored)
+    store_step = trials.take_four(stored)
     options = {name: _options(calls[name], recompute_seconds[name], recording, min_bytes) for name in calls}
     kinds = {name: type(model.get_submodule(name)).__name__ for name in calls}
     communicates = any(call.communicates for call in recording.calls)
     nothing = StepCosts(0.0, 0.0, 0)
+    differs = {name: call.differs for name, several in calls.items() for call in several if call.differs}
     num_calls = max(1, tree.num_calls)
     prices = Prices(options, moments, nothing, kinds, traits, differs, min_bytes, num_calls, communicates)
     costs = _costs(prices, recompute_step.seconds - sum(recompute_seconds.values()), store_step.seconds, store)
@@ -215,12 +234,27 @@ def _min_bytes(recording: BlockRecording) -> int:
     return _MIN_BYTES[-1]
 
 
+Calls = Mapping[str, Sequence[RecordedCall]]
+
+
+def _again(calls: Calls) -> dict[str, Action]:
+    """Compute again each block of which that is known to give the same bits, and store the others."""
+    differing = {name for name, several in calls.items() if any(call.differs for call in several)}
+    return {name: Action("store") if name in differing else Action("recompute", stores=True) for name in calls}
+
+
 def _moments(
-    trials: Trials, again: Mapping[str, Action], traits: Mapping[str, BlockTraits], min_bytes: int
+    trials: Trials, calls: Calls, traits: Mapping[str, BlockTraits], min_bytes: int, limit_bytes: int
 ) -> list[Moment]:
-    """The memory of each moment beside what blocks keep: measured with all computed again, and with all stored."""
-    recomputed = _timeline(trials, again, traits, min_bytes)
-    stored = _timeline(trials, dict.fromkeys(again, Action("store")), traits, min_bytes)
+    """The memory of each moment beside what blocks keep: measured with all stored, and with all computed again.
+
+    From then on `calls` says of blocks that are too large to be computed again within the limit that they are.
+    """
+    stored = _timeline(trials, dict.fromkeys(calls, Action("store")), traits, min_bytes)
+    saved_bytes = {name: max(sum(call.saved.values()) for call in several) for name, several in calls.items()}
+    _refuse_large(calls, stored, saved_bytes, limit_bytes)
+    recomputed = _timeline(trials, _again(calls), traits, min_bytes)
+    _refuse_large(calls, recomputed, dict.fromkeys(calls, _bytes_of_store(trials.store)), limit_bytes)
     names = recomputed.names
     moments = [Moment(recomputed.first_bytes, frozenset())]
     for number, name in enumerate(names):
@@ -233,6 +267,18 @@ def _moments(
         stored_bytes = stored.backward_bytes.get(number, recomputed.backward_bytes[number])
         moments.append(Moment(recomputed.backward_bytes[number], holders, names[number], stored_bytes))
     return moments
+
+
+def _refuse_large(calls: Calls, timeline: StepTimeline, more_bytes: Mapping[str, int], limit_bytes: int) -> None:
+    """Say of blocks that they are too large. `more_bytes`: memory that they take in backward beside what was seen.
+
+    Not of blocks that communicate: other ranks, which have other sizes, wait for what they send.
+    """
+    for number, seen_bytes in timeline.backward_bytes.items():
+        several = calls[name := timeline.names[number]]
+        if seen_bytes + more_bytes[name] > limit_bytes and not any(call.communicates for call in several):
+            for call in several:
+                call.differs = call.differs or _TOO_LARGE
 
 
 def _timeline(
@@ -266,4 +312,9 @@ def _costs(prices: Prices, recompute_base_seconds: float, store_seconds: float, 
     if all_bytes - inputs_bytes > _LEAST_DIFFERENCE * all_bytes:
         per_byte = max((store_seconds - recompute_base_seconds) / (all_bytes - inputs_bytes), _LEAST_SECONDS)
     step_seconds = store_seconds - per_byte * all_bytes
-    return StepCosts(step_seconds, per_byte, store.staging_bytes + _SCRATCH_BYTES)
+    return StepCosts(step_seconds, per_byte, _bytes_of_store(store))
+
+
+def _bytes_of_store(store: TierStore) -> int:
+    """Memory that the store itself needs."""
+    return store.staging_bytes + _SCRATCH_BYTES

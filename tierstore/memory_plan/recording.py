@@ -20,7 +20,8 @@ from torch.utils.checkpoint import SAC_IGNORED_OPS
 from ..hooks.below import version_counter_of
 from ..hooks.select import Kept, stays_alive
 from ..hooks.thread_hooks import unpack as unpack_kept
-from ..residency.torch_names import TorchDispatchMode, top_hooks, tree_leaves
+from ..residency.layout import memory_at
+from ..residency.torch_names import TorchDispatchMode, storage_address, top_hooks, tree_leaves
 from .call_tree import Storages, storages_among
 from .generators import BufferValues, Generators
 from .looking import TooMuchError
@@ -159,15 +160,14 @@ class BlockRecorder:
             recorded.differs = str(error)
         input_versions = _versions_of((args, kwargs))
         before = Generators.now(_devices_of(module, (args, kwargs)))
-        with _collecting(self._storages, module, top_hooks(False)) as first:
+        with _collecting(self._storages, module) as first:
             operators = _Operators(self._storages, first)
             with operators:
                 result = call(*args, **kwargs)
-        recorded.saved, recorded.operators = dict(first.storages), operators.needed(result)
+        recorded.saved, recorded.operators = first.storages, operators.needed(result)
         recorded.communicates = operators.communicate or any(map(is_managed, module.modules()))
         recorded.buffers = buffers.changed(module)
-        checksums = first.checksums(result)
-        first.tensors.clear()
+        checksums = first.checksums_with(result)
         if state is not None:
             recorded.evaluates = state.evaluates
             recorded.differs = self._differs(call, args, kwargs, state, input_versions, before, checksums)
@@ -194,30 +194,31 @@ class BlockRecorder:
         try:
             with (
                 state.restored(),
-                _collecting(self._storages, call.__self__, None) as second,  # type: ignore[attr-defined]
+                _collecting(self._storages, call.__self__) as second,  # type: ignore[attr-defined]
             ):
                 result = call(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - told as the reason why the block stays as it is
             return f"a second call failed: {type(error).__name__}"
         finally:
             after.restore()
-        return "" if second.checksums(result) == checksums else "a second call gave other bits"
+        return "" if second.checksums_with(result) == checksums else "a second call gave other bits"
 
 
 class _Collected:
-    """What autograd saved.
+    """What autograd saved. The tensors themselves are not held: memory may be short.
 
     Attributes:
         storages: with sizes.
-        tensors: in the order of saving.
         num_operators: how many operators had been called when the last one was saved; set by `_Operators`.
+        is_noting: operators that are called now are none of the block's.
     """
 
     def __init__(self, storages: Storages, module: nn.Module) -> None:
         self.storages: dict[int, int] = {}
         self._buffers = storages_among(list(module.buffers()), storages)
-        self.tensors: list[torch.Tensor] = []
+        self._checksums: list[object] = []  # in the order of saving
         self.num_operators = 0
+        self.is_noting = False
         self.count: Callable[[], int] = int
         self._names = storages
 
@@ -228,20 +229,22 @@ class _Collected:
         name = self._names.name_of(tensor)
         if name is not None and name not in self._buffers:
             self.storages[name] = self._names.nbytes[name]
-            self.tensors.append(tensor.detach())
+            self.is_noting = True
+            self._checksums.append(_checksum(tensor))
+            self.is_noting = False
             self.num_operators = self.count()
 
-    def checksums(self, result: Any) -> list[object]:
-        """Of all saved tensors and of the result."""
+    def checksums_with(self, result: Any) -> list[object]:
+        """Of all saved tensors, each as it was saved, and of the result."""
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        return [_checksum(tensor) for tensor in (*self.tensors, *results)]
+        return [*self._checksums, *map(_checksum, results)]
 
 
 @contextmanager
-def _collecting(storages: Storages, module: nn.Module, around: tuple[Any, Any] | None) -> Iterator[_Collected]:
-    """Collects what is saved inside. `around`: hooks that are to see it too, since only the innermost are called."""
+def _collecting(storages: Storages, module: nn.Module) -> Iterator[_Collected]:
+    """Collects what is saved inside. Hooks that are around it see it too, though only the innermost are called."""
     collected = _Collected(storages, module)
-    pack, unpack = around or (Kept, unpack_kept)
+    pack, unpack = top_hooks(False) or (Kept, unpack_kept)
 
     def note_and_pack(tensor: torch.Tensor) -> Any:
         collected.note(tensor)
@@ -271,6 +274,8 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._saved.is_noting:
+            return func(*args, **(kwargs or {}))
         began = time.perf_counter()
         output = func(*args, **(kwargs or {}))
         self.communicate |= func.namespace in _COMMUNICATING
@@ -311,11 +316,13 @@ def _changed(func: Any, args: Any, kwargs: Any, names: Storages) -> dict[int, in
 
 
 def _checksum(tensor: torch.Tensor) -> object:
+    """Of the values, without `numpy()`: a storage whose memory numpy has seen is never stored again."""
     if type(tensor.data) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
         return tuple(tensor.shape), str(tensor.dtype)
     with torch.no_grad():
         content = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return tuple(tensor.shape), str(tensor.dtype), xxhash.xxh3_64_intdigest(content.numpy().data)
+    memory = memory_at(storage_address(content) + int(content.storage_offset()), content.numel())
+    return tuple(tensor.shape), str(tensor.dtype), xxhash.xxh3_64_intdigest(memory)
 
 
 def _versions_of(values: Any) -> list[int]:

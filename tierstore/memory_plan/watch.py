@@ -60,11 +60,13 @@ class _Step(NamedTuple):
 
     Attributes:
         waited_seconds: how long the training waited for the store in it.
+        is_short: memory was returned to the system, since it was short.
     """
 
     seconds: float
     peak_bytes: int
     waited_seconds: float
+    is_short: bool = False
 
 
 class StepWatch:
@@ -164,6 +166,7 @@ class StepWatch:
         peak_bytes = max(measured.peak_bytes for measured in self._measured)
         seconds = statistics.median_low(measured.seconds for measured in self._measured)
         waited_seconds = statistics.median_low(measured.waited_seconds for measured in self._measured)
+        is_short = any(measured.is_short for measured in self._measured)
         self._measured.clear()
         expected = self._expected
         is_slow = abs(seconds / expected.step_seconds - 1) > TIME_MISS
@@ -195,8 +198,9 @@ class StepWatch:
             if self._store is not None and self._meter.is_of_host:
                 self._store.plans.keep_within(self, expected.limit_bytes, 0)
             self._num_steps, seconds = 0, again.step_seconds
-            # Its allocators will keep as much beside what is alive as they did before.
-            peak_bytes = min(peak_bytes + again.peak_bytes - decision.peak_bytes, expected.limit_bytes)
+            # Its allocators will keep as much beside what is alive as they did before, or all that they may.
+            more_bytes = 0 if is_short else again.peak_bytes - decision.peak_bytes
+            peak_bytes = min(peak_bytes + more_bytes, expected.limit_bytes)
         self._expected = expected._replace(peak_bytes=peak_bytes, step_seconds=seconds, decision=again)
         self._tell(_Step(seconds, peak_bytes, waited_seconds))
 
@@ -220,7 +224,7 @@ class _Running:
 
     Args:
         meter: None: nothing is measured.
-        store: tells how long the training waited; None: there is none.
+        store: tells how long the training waited, and what was returned; None: there is none.
 
     Attributes:
         num_calls: of the model so far.
@@ -241,7 +245,7 @@ class _Running:
         if meter is not None:
             _Running._last = weakref.ref(self)
             meter.reset()
-        self._waited_seconds = self._waited()
+        self._waited_seconds, self._returned_bytes = self._of_store()
         self._began = time.perf_counter()
 
     def watch_backward(self, result: object) -> None:
@@ -266,11 +270,16 @@ class _Running:
         if self._meter is not None and _Running._last is not None and _Running._last() is self:
             peak_bytes = self._meter.peak()  # waits for the device
             seconds = time.perf_counter() - self._began
-            self.measured = _Step(seconds, peak_bytes, self._waited() - self._waited_seconds)
+            waited_seconds, returned_bytes = self._of_store()
+            is_short = self._meter.is_of_host and returned_bytes > self._returned_bytes
+            self.measured = _Step(seconds, peak_bytes, waited_seconds - self._waited_seconds, is_short)
 
-    def _waited(self) -> float:
-        """Seconds that the training has waited for the store so far."""
-        return 0.0 if self._store is None or self._meter is None else sum(self._store.stats().stall_seconds.values())
+    def _of_store(self) -> tuple[float, int]:
+        """So far: seconds that the training has waited for the store, and memory that was returned to the system."""
+        if self._store is None or self._meter is None:
+            return 0.0, 0
+        stats = self._store.stats()
+        return sum(stats.stall_seconds.values()), stats.returned_bytes
 
 
 class _WatchedCalls:

@@ -85,10 +85,10 @@ class Returner:
 
         While there is one, memory is returned even if the store keeps nothing, and only when it is short: the allocator
         returns none by itself. Heaps are filled by small pages: a huge page is resident as a whole, so memory would be
-        short, and be returned, more often.
+        short, and be returned, more often. After the thread has failed there is no limit: nobody would keep it.
         """
-        self._limit_bytes = nbytes
-        if not self.is_on or (nbytes is not None) == (id(self) in _limited):
+        self._limit_bytes = nbytes if self._failure is None else None
+        if not self.is_on or (self._limit_bytes is not None) == (id(self) in _limited):
             return
         _limited.symmetric_difference_update({id(self)})
         if self._allocator.keep_freed is not None:
