@@ -60,6 +60,9 @@ class Records:
             ProtocolError: the session has stored no such record.
         """
         record = session.records.get(message.key)
+        if record is None and session.was_taken_up:  # it was stored: its entry was dropped as damaged, or was cleared
+            session.totals["corrupt_records"] += 1
+            return messages.Bad(message.request, "the index", f"a record of {message.num_bytes} bytes", "none")
         if record is None or record.num_bytes != message.num_bytes:
             raise ProtocolError(
                 session.peer,

@@ -116,7 +116,7 @@ class Registry:
             _log.warning("a damaged session was dropped", extra={"session": number})
             await self._disk.delete_lease(number)
         for number, lease in found.leases.items():
-            self.sessions[number] = self._session_of_lease(lease)
+            self.sessions[number] = self._session_of_lease(lease, was_taken_up=True)
         nobodys = []
         for disk_key, location in self._disk.found_locations().items():
             session = self.sessions.get(disk_key >> KEY_BITS)
@@ -199,11 +199,11 @@ class Registry:
             raise StorageIOError("open", "a session", reason, "those that are open go on")
         return NUMBERS.start
 
-    def _session_of_lease(self, lease: Lease) -> Session:
+    def _session_of_lease(self, lease: Lease, *, was_taken_up: bool = False) -> Session:
         quota_bytes = self.limits.session_disk_bytes
         if quota_bytes is None:
             quota_bytes = self._disk.usage().budget_bytes
-        return Session(lease, quota_bytes, self.limits.session_queued_bytes)
+        return Session(lease, quota_bytes, self.limits.session_queued_bytes, was_taken_up=was_taken_up)
 
     def _start_grace(self, session: Session) -> None:
         loop = asyncio.get_running_loop()

@@ -146,7 +146,7 @@ class Daemon:
                 accepting.cancel()
                 await self._drain(registry, acceptor, disk)
                 stage.is_open = False
-            await disk.close(keep=bool(registry.sessions) and disk.index_damage is None)
+            await disk.close(keep=bool(registry.sessions))
             self._complain_of_damage(disk)
         finally:
             threads.shutdown(wait=not stage.is_ending_at_once)
@@ -185,22 +185,27 @@ class Daemon:
     def _about(self, homes: Sequence[NamedHome], registry: Registry, watch: Watch | None) -> dict[str, object]:
         page = None if watch is None else f"http://{watch.address}/metrics"
         where = {"path": self.settings.place, "socket": str(self.settings.socket), "metrics": page}
-        return where | {"found": ", ".join(home.found for home in homes), "sessions": len(registry.sessions)}
+        return where | {"found": self._found(homes), "sessions": len(registry.sessions)}
+
+    def _found(self, homes: Sequence[NamedHome]) -> str:
+        if len(homes) == 1:
+            return homes[0].found
+        return "; ".join(f"{path}: {home.found}" for path, home in zip(self.settings.paths, homes, strict=True))
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _end_if_damaged(self, disk: LocalTier) -> None:
-        """End if the index is damaged: it would refuse every new session, and keep the space of freed records."""
-        damage = disk.index_damage
-        if damage is not None and not self._stage.is_ending:
-            _log.error("the index is damaged (%s): this daemon ends, and what it has stored is cleared", damage)
+        """End if an index is damaged: it would refuse every new session, and keep the space of freed records."""
+        if self._stage.is_ending:
+            return
+        for place, damage in disk.damaged_indexes.items():
+            _log.error("the index under %s is damaged (%s): this daemon ends and clears it", place, damage)
             self._stage.end()
 
     def _complain_of_damage(self, disk: LocalTier) -> None:
-        damage = disk.index_damage
-        if damage is not None:
-            kept = "what was stored was cleared; start the daemon again"
-            raise StorageIOError("write", f"the index under {self.settings.place}", str(damage), kept) from damage
+        for place, damage in disk.damaged_indexes.items():
+            kept = "what was stored there was cleared; start the daemon again"
+            raise StorageIOError("write", f"the index under {place}", str(damage), kept) from damage
 
     async def _drain(self, registry: Registry, acceptor: Acceptor, disk: LocalTier) -> None:
         """Take no more, finish and answer what was taken, then close every connection: clients come back later."""
@@ -215,7 +220,7 @@ class Daemon:
             _log.warning("ended before everything was written; the clients still have it")
             quiet.cancel()
             # Jobs of the disk tier cannot be stopped; what is committed is found again, as after a kill.
-            os._exit(0 if disk.index_damage is None else 1)
+            os._exit(1 if disk.damaged_indexes else 0)
         acceptor.end_when_sent()
 
 

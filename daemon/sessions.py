@@ -130,12 +130,16 @@ class Session:
         writes: those that are not answered.
         lost_at: the loop's time at which its connection ended; None: it has one.
         is_ended: the session is over; jobs that still run for it must leave nothing behind.
+        was_taken_up: an earlier daemon opened it, and may have stored records whose entries are lost since.
         totals: for statistics.
         num_jobs: jobs, queued or running.
     """
 
-    def __init__(self, lease: Lease, quota_bytes: int, most_queued_bytes: int | None) -> None:
+    def __init__(
+        self, lease: Lease, quota_bytes: int, most_queued_bytes: int | None, *, was_taken_up: bool = False
+    ) -> None:
         self.lease = lease
+        self.was_taken_up = was_taken_up
         self.quota_bytes = quota_bytes
         self.records: dict[int, KeptRecord] = {}
         self.being_written: set[int] = set()

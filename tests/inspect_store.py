@@ -325,6 +325,10 @@ class InsideDrives:
         """The lengths of a record's parts."""
         return [part.num_bytes for part in self._tier._parts_of[key]]
 
+    def places_of(self, key: int) -> list[tuple[LocalDisk, int]]:
+        """Of each part of a record: the tier that has it, and its key there."""
+        return [(part.drive.disk, part.key) for part in self._tier._parts_of[key]]
+
     def set_clock(self, clock: Callable[[], float]) -> None:
         """Time by which the drives measure and rest."""
         for drive in self._tier._drives:

@@ -11,7 +11,7 @@ import torch
 from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import END_SECONDS, DaemonProcess, StartDaemon
 from tests.daemon.training import gradients, make_model, nothing
-from tierstore import DaemonUnavailableError, TierStore
+from tierstore import CorruptDataError, DaemonUnavailableError, TierStore
 from tierstore.disk.home import FOLDER_NAME
 
 PAGE_BYTES, NUM_META_PAGES = 4096, 2
@@ -56,14 +56,36 @@ def test_index_that_fails_when_it_is_changed_ends_the_daemon_and_the_next_is_cle
         daemon = start_daemon(daemon.path, daemon.socket, codec="none")
         assert connect_until_it_ends(daemon) == 1
         assert 'found="taken up: 1 records" sessions=1' in daemon.log
-        assert "the index is damaged" in daemon.log
-        assert "what was stored was cleared; start the daemon again" in daemon.log
+        assert f"the index under {daemon.path} is damaged" in daemon.log
+        assert "what was stored there was cleared; start the daemon again" in daemon.log
         assert "a bug" not in daemon.log
         assert list(daemon.path.iterdir()) == []
         daemon = start_daemon(daemon.path, daemon.socket, codec="none")
         with pytest.raises(DaemonUnavailableError, match="is lost"):
             store.get(handle)
     assert_clean(daemon)
+
+
+def test_record_whose_entry_is_dropped_is_told_as_damaged_and_the_session_goes_on(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(codec="none")
+    with TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=2) as store:
+        contents, handles = [torch.full((1 << 17,), float(number)) for number in range(2)], []
+        for content in contents:
+            handles.append(store.put(content.clone()))
+            store.flush()
+        daemon.kill()
+        (segment,) = (daemon.path / FOLDER_NAME).glob("segment-*")
+        os.truncate(segment, contents[0].nbytes)  # the second one lies beyond
+        daemon = start_daemon(daemon.path, daemon.socket, codec="none")
+        daemon.wait_until_open()
+        assert "taken up: 1 records; 1 damaged ones were dropped" in daemon.log
+        assert torch.equal(store.get(handles[0]), contents[0])
+        with pytest.raises(CorruptDataError, match="the index: expected a record of 524288 bytes, found none") as told:
+            store.get(handles[1])
+        assert told.value.key == handles[1].record.key
+        handles[1] = store.put(contents[1].clone())
+        store.flush()
+        assert all(torch.equal(store.get(handle), content) for handle, content in zip(handles, contents, strict=True))
 
 
 def test_index_damaged_under_a_running_daemon_ends_it_and_others_learn_why(start_daemon: StartDaemon) -> None:

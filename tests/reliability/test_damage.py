@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -30,21 +31,22 @@ from tierstore.disk.home import FOLDER_NAME
 from tierstore.residency.handle import Handle
 
 FEW = range(6)
-MANY = range(100, 700)
+MANY, MANY_ON_TWO_DRIVES = range(100, 700), range(100, 300)
 FEW_DAEMONS = range(1)
-MANY_DAEMONS = range(10, 50)
+MANY_DAEMONS, MANY_DAEMONS_ON_TWO_DRIVES = range(10, 50), range(10, 25)
 LMDB_DEATHS = frozenset({6, 7, 11})
 """SIGABRT (its own assertions), SIGBUS, SIGSEGV: how damaged pages end the process that maps them."""
 KILLED, SAID_DAMAGE = -9, 1
 MOST_TRIES = 20
+ONLY, FIRST, SECOND = "its drive", "the first drive", "the second drive"
 REFUSED, NOT_CONNECTED = "refused: the index is damaged", "not connected"
 
 
 # --- an embedded store, whose files have no names -------------------------------------------------------------------
 
 
-def outcomes_of(what: str, directory: Path, seeds: Iterable[int], seconds: int) -> list[Outcome]:
-    command = [sys.executable, "-m", "tests.reliability.damage_process", what, str(directory), *map(str, seeds)]
+def outcomes_of(what: str, directories: Path, seeds: Iterable[int], seconds: int) -> list[Outcome]:
+    command = [sys.executable, "-m", "tests.reliability.damage_process", what, str(directories), *map(str, seeds)]
     env = environment_of_tests(OMP_NUM_THREADS="1")
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=env)
     assert done.returncode == 0, done.stderr
@@ -66,42 +68,50 @@ def count(census: Census, suite: str, outcomes: list[Outcome]) -> None:
         census.count(suite, f"processes ended by signal {number}", times)
 
 
-def check_payload(directory: Path, seeds: Iterable[int], census: Census) -> None:
-    outcomes = outcomes_of("payload", directory, seeds, 500)
-    count(census, "payload flipped under an embedded store", outcomes)
+def are_two(directories: Path) -> bool:
+    return os.pathsep in str(directories)
+
+
+def under(directories: Path) -> str:
+    return "under an embedded store" + (" on two drives" if are_two(directories) else "")
+
+
+def check_payload(directories: Path, seeds: Iterable[int], census: Census) -> None:
+    outcomes = outcomes_of("payload", directories, seeds, 500)
+    count(census, f"payload flipped {under(directories)}", outcomes)
     assert_none_is_wrong(outcomes)
     assert [outcome.signal for outcome in outcomes] == [0] * len(outcomes)
     assert all(outcome.corrupt == 2 * outcome.hit > 0 for outcome in outcomes), "each of them, each time"
 
 
-def check_index(directory: Path, seeds: Iterable[int], census: Census) -> None:
-    outcomes = outcomes_of("index", directory, seeds, 500)
-    count(census, "LMDB's file flipped under an embedded store", outcomes)
+def check_index(directories: Path, seeds: Iterable[int], census: Census) -> None:
+    outcomes = outcomes_of("index", directories, seeds, 500)
+    count(census, f"LMDB's file flipped {under(directories)}", outcomes)
     assert_none_is_wrong(outcomes)
-    assert all(outcome.extents_done for outcome in outcomes), "what lives in an extent does not need LMDB's pages"
+    assert all(outcome.sound_done for outcome in outcomes), "extents, and other drives, do not need LMDB's pages"
     died = [outcome for outcome in outcomes if outcome.signal]
     assert {outcome.signal for outcome in died} <= LMDB_DEATHS
     assert len(died) <= max(3, len(outcomes) // 4)
 
 
-def test_payload_flipped_under_an_embedded_store_is_refused(store_directory: Path, census: Census) -> None:
-    check_payload(store_directory, FEW, census)
+def test_payload_flipped_under_an_embedded_store_is_refused(directories: Path, census: Census) -> None:
+    check_payload(directories, FEW, census)
 
 
-def test_index_flipped_under_an_embedded_store_gives_no_wrong_value(store_directory: Path, census: Census) -> None:
-    check_index(store_directory, FEW, census)
-
-
-@pytest.mark.many
-@pytest.mark.timeout(600)
-def test_payload_flipped_many_times_is_refused(store_directory: Path, census: Census) -> None:
-    check_payload(store_directory, MANY, census)
+def test_index_flipped_under_an_embedded_store_gives_no_wrong_value(directories: Path, census: Census) -> None:
+    check_index(directories, FEW, census)
 
 
 @pytest.mark.many
 @pytest.mark.timeout(600)
-def test_index_flipped_many_times_gives_no_wrong_value(store_directory: Path, census: Census) -> None:
-    check_index(store_directory, MANY, census)
+def test_payload_flipped_many_times_is_refused(directories: Path, census: Census) -> None:
+    check_payload(directories, MANY_ON_TWO_DRIVES if are_two(directories) else MANY, census)
+
+
+@pytest.mark.many
+@pytest.mark.timeout(600)
+def test_index_flipped_many_times_gives_no_wrong_value(directories: Path, census: Census) -> None:
+    check_index(directories, MANY_ON_TWO_DRIVES if are_two(directories) else MANY, census)
 
 
 # --- a daemon, whose files have names -------------------------------------------------------------------------------
@@ -135,9 +145,7 @@ def flip_in_files(folder: Path, content: torch.Tensor) -> str:
 
 def flip_wherever(folder: Path, content: torch.Tensor) -> set[str]:
     """Likewise; the names of the files, and none if the tensor does not lie there."""
-    raw = content.numpy().tobytes()
-    middle = len(raw) // 2
-    needle = raw[middle : middle + 64]
+    needle = middle_of(content)
     names = set()
     for file in folder.iterdir():
         place, found = -1, file.read_bytes()
@@ -146,6 +154,16 @@ def flip_wherever(folder: Path, content: torch.Tensor) -> set[str]:
                 os.pwrite(opened.fileno(), bytes([needle[0] ^ 0x10]), place)
                 names.add(file.name)
     return names
+
+
+def middle_of(content: torch.Tensor) -> bytes:
+    raw = content.numpy().tobytes()
+    return raw[len(raw) // 2 :][:64]
+
+
+def is_in_files(folder: Path, content: torch.Tensor) -> bool:
+    """Whether a tensor lies there."""
+    return any(middle_of(content) in file.read_bytes() for file in folder.iterdir())
 
 
 @pytest.mark.parametrize("when", ["running", "killed", pytest.param("stopped", marks=pytest.mark.many)])
@@ -202,12 +220,12 @@ def assert_trains(store: TierStore) -> None:
     assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
 
 
-def flip_structure(folder: Path, steps: random.Random) -> int:
-    """Change bytes in a tenth of the index's pages, where LMDB keeps what it follows; how many."""
+def flip_structure(folder: Path, steps: random.Random, share: float) -> int:
+    """Change bytes in a share of the index's pages, where LMDB keeps what it follows; how many."""
     num_flips = 0
     with (folder / "index").open("r+b", buffering=0) as file:
         for page in range(0, os.fstat(file.fileno()).st_size, 4096):
-            if steps.random() < 0.1:
+            if steps.random() < share:
                 for _ in range(8):
                     at = page + steps.randrange(256)
                     (old,) = os.pread(file.fileno(), 1, at) or b"\0"
@@ -216,32 +234,48 @@ def flip_structure(folder: Path, steps: random.Random) -> int:
     return num_flips
 
 
-def check_daemon(start_daemon: StartDaemon, path: Path, seeds: Iterable[int], when: str, census: Census) -> None:
-    suite = f"index flipped under a daemon that is {when}"
+def check_daemon(
+    start_daemon: StartDaemon, path: Path, seeds: Iterable[int], when: str, census: Census, which: str
+) -> None:
+    suite = f"index of {which} flipped under a daemon that is {when}"
     for seed in seeds:
         steps = random.Random(seed)
-        with SupervisedDaemon(start_daemon, path / f"{when}-{seed}", codec="none", disk_bytes="64MiB") as daemon:
+        drives = [path / f"{when}-{seed}-{number}" for number in range(1 if which == ONLY else 2)]
+        for drive in drives:
+            drive.mkdir()
+        options = {"codec": "none", "disk_bytes": "64MiB", "arguments": [f"--path={drive}" for drive in drives[:-1]]}
+        with SupervisedDaemon(start_daemon, drives[-1], **options) as daemon:
             census.count(suite, "daemons")
             stores = TierStore.connect(daemon.current.socket, host_bytes=0, reconnect_seconds=5)
             with stores as store:
                 stored = Stored(store, 0, [LARGE] * 3 + [SMALL] * 60)
                 if when == "killed":
                     os.kill(daemon.current.process.pid, 19)  # SIGSTOP: nothing is started before it is damaged
-                    census.count(suite, "bytes flipped", flip_structure(path / f"{when}-{seed}" / FOLDER_NAME, steps))
+                sound = [is_sound(stored.contents[place], drives, which) for place in range(len(stored.handles))]
+                hit = drives[-1 if which == SECOND else 0]
+                share = 0.1 * len(drives) ** 2  # an index of two has half the pages
+                census.count(suite, "bytes flipped", flip_structure(hit / FOLDER_NAME, steps, share))
+                if when == "killed":
                     daemon.restart()
-                else:
-                    census.count(suite, "bytes flipped", flip_structure(path / f"{when}-{seed}" / FOLDER_NAME, steps))
-                for place in range(len(stored.handles)):
-                    census.count(suite, f"records {outcome_of_get(stored, place)}")
+                for place, must_be_right in enumerate(sound):
+                    outcome = outcome_of_get(stored, place, MOST_TRIES if must_be_right else 1)
+                    census.count(suite, f"records {outcome}" + (" on the other drive" if must_be_right else ""))
+                    assert outcome == "right" or not must_be_right, daemon.log()
                 census.count(suite, f"steps after it {outcome_of_step(store)}")
             daemon.restart()
             serve_a_new_client(daemon, suite, census)
             for code in daemon.codes:
                 census.count(suite, f"daemons ended by signal {-code}" if code < 0 else f"daemons ended with {code}")
             assert all(-code in LMDB_DEATHS or code in (KILLED, SAID_DAMAGE) for code in daemon.codes), daemon.log()
-            assert daemon.codes.count(SAID_DAMAGE) <= daemon.log().count("what was stored was cleared")
+            told = daemon.log().count(f"failed at the index under {hit}:")
+            assert daemon.codes.count(SAID_DAMAGE) <= told, daemon.log()
             found = daemon.current.log
-            assert any(words in found for words in ("found=nothing", 'found="taken up', 'found="cleared')), found
+            assert re.search(r'found="?(\S+: )?(nothing|taken up|cleared)', found), found
+
+
+def is_sound(content: torch.Tensor, drives: list[Path], which: str) -> bool:
+    """Whether it must be read, because the first drive has it and the sessions, and the second one is damaged."""
+    return which == SECOND and is_in_files(drives[0] / FOLDER_NAME, content)
 
 
 def serve_a_new_client(daemon: SupervisedDaemon, suite: str, census: Census) -> None:
@@ -259,12 +293,14 @@ def serve_a_new_client(daemon: SupervisedDaemon, suite: str, census: Census) -> 
     raise AssertionError(daemon.log())
 
 
-def outcome_of_get(stored: Stored, place: int) -> str:
+def outcome_of_get(stored: Stored, place: int, most_tries: int) -> str:
     try:
         assert torch.equal(stored.get(place), stored.contents[place]), "wrong values"
     except CorruptDataError:
         return "refused as damaged"
-    except (StorageIOError, DaemonUnavailableError) as error:
+    except (StorageIOError, DaemonUnavailableError) as error:  # the latter: the daemon is being started again
+        if most_tries > 1:
+            return outcome_of_get(stored, place, most_tries - 1)
         return f"refused by {type(error).__name__}"
     return "right"
 
@@ -285,17 +321,20 @@ def outcome_of_new_client(daemon: DaemonProcess) -> str:
         return REFUSED if "no session can be opened" in str(error) else NOT_CONNECTED
 
 
+@pytest.mark.parametrize("which", [ONLY, FIRST, SECOND])
 @pytest.mark.parametrize("when", ["running", "killed"])
 def test_index_flipped_under_a_daemon_gives_no_wrong_value(
-    start_daemon: StartDaemon, tmp_path: Path, when: str, census: Census
+    start_daemon: StartDaemon, tmp_path: Path, when: str, which: str, census: Census
 ) -> None:
-    check_daemon(start_daemon, tmp_path, FEW_DAEMONS, when, census)
+    check_daemon(start_daemon, tmp_path, FEW_DAEMONS, when, census, which)
 
 
 @pytest.mark.many
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("which", [ONLY, FIRST, SECOND])
 @pytest.mark.parametrize("when", ["running", "killed"])
 def test_index_flipped_under_many_daemons_gives_no_wrong_value(
-    start_daemon: StartDaemon, tmp_path: Path, when: str, census: Census
+    start_daemon: StartDaemon, tmp_path: Path, when: str, which: str, census: Census
 ) -> None:
-    check_daemon(start_daemon, tmp_path, MANY_DAEMONS, when, census)
+    seeds = MANY_DAEMONS if which == ONLY else MANY_DAEMONS_ON_TWO_DRIVES
+    check_daemon(start_daemon, tmp_path, seeds, when, census, which)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -13,10 +14,11 @@ import torch
 from tests.census import Census
 from tests.daemon.clients import sessions_of
 from tests.daemon.conftest import DaemonProcess, StartDaemon
+from tests.daemon.test_damaged_index import misnumber_pages
 from tests.daemon.training import gradients, make_model, nothing
 from tests.reliability.conftest import DRIVE_BYTES, OpenStore
 from tests.reliability.drives import MIB, fill_up, mounted_drive, used_bytes
-from tests.reliability.test_damage import LARGE, Stored, assert_trains, flip_wherever
+from tests.reliability.test_damage import LARGE, SMALL, Stored, assert_trains, flip_wherever, is_in_files
 from tests.reliability.test_failing_drive import shut_down
 from tests.reliability.test_full_disk import SETTINGS, Graphs, assert_says_where_the_data_is
 from tests.reliability.test_kills import WAIT_SECONDS, check_daemon_killed_at_random, trainers
@@ -246,6 +248,89 @@ def test_payload_flipped_on_either_drive_of_a_daemon_is_refused_and_others_are_r
         stored.check(range(8, 16))
         assert_trains(store)
         stored.handles.clear()
+    assert daemon.stop() == 0, daemon.log
+    assert "a bug" not in daemon.log, daemon.log
+
+
+def told_of_each(stored: Stored) -> list[str]:
+    """Of each record, that it is right, or the error."""
+    told = []
+    for place in range(len(stored.handles)):
+        try:
+            stored.check([place])
+            told.append("right")
+        except (CorruptDataError, DaemonUnavailableError) as error:
+            error.__traceback__ = None
+            told.append(str(error))
+    return told
+
+
+LOST_ENTRY = "damaged data in the index: expected a record of"
+LOST_SESSION = "it has no such session: its lease has ended, or its data was cleared"
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["the first drive", "the second drive"])
+def test_index_that_cannot_be_read_on_one_drive_costs_the_records_of_that_drive(
+    drives: Drives, start_daemon: StartDaemon, place: int
+) -> None:
+    """The first drive also has the list of sessions, so all records are lost with it."""
+    daemon = start_on(drives, start_daemon, disk_bytes=100 * MIB)
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        stored = Stored(store, 0, [LARGE] * 6 + [SMALL] * 30)
+        on_first = [is_in_files(drives[0] / FOLDER_NAME, content) for content in stored.contents]
+        assert len(set(on_first)) == 2, "each drive had some"
+        daemon.kill()
+        index = drives[place] / FOLDER_NAME / "index"
+        index.write_bytes(index.read_bytes()[:8192].ljust(index.stat().st_size, b"\0"))  # LMDB's two heads alone
+        daemon = start_on(drives, start_daemon, daemon.socket, disk_bytes=100 * MIB)
+        told = told_of_each(stored)
+        assert f"{drives[place]}: cleared: the index is damaged" in daemon.log
+        assert f"{drives[1 - place]}: taken up: " in daemon.log
+        if place == 0:
+            assert all(LOST_SESSION in each for each in told)
+        else:
+            assert [each == "right" for each in told] == on_first
+            assert all(LOST_ENTRY in each for each in told if each != "right")
+            assert_trains(store)
+        stored.handles.clear()
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        assert_trains(store)
+    assert daemon.stop() == 0, daemon.log
+    assert "a bug" not in daemon.log, daemon.log
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["the first drive", "the second drive"])
+def test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_drive_is_cleared(
+    drives: Drives, start_daemon: StartDaemon, place: int
+) -> None:
+    daemon = start_on(drives, start_daemon, disk_bytes=100 * MIB)
+    with TierStore.connect(daemon.socket, host_bytes=0, reconnect_seconds=2) as store:
+        stored = Stored(store, 0, [LARGE] * 6 + [SMALL] * 30)
+        on_first = [is_in_files(drives[0] / FOLDER_NAME, content) for content in stored.contents]
+        misnumber_pages(drives[place] / FOLDER_NAME / "index")
+        while daemon.process.poll() is None:  # the change that first frees such a page tells of it
+            gone = on_first.index(place == 0)
+            del stored.handles[gone], stored.contents[gone], on_first[gone]
+            with contextlib.suppress(DaemonUnavailableError):
+                store.flush()
+        assert daemon.process.returncode == 1
+        told = daemon.log.replace("\n", "")
+        assert f"write failed at the index under {drives[place]}: " in told
+        assert "what was stored there was cleared; start the daemon again" in told
+        assert str(drives[1 - place]) + " is damaged" not in told
+        has_files = [(drive / FOLDER_NAME).exists() for drive in drives]
+        assert has_files == [place == 1, False], "without a list of sessions, what the second drive has is nobody's"
+        daemon = start_on(drives, start_daemon, daemon.socket, disk_bytes=100 * MIB)
+        told_of = told_of_each(stored)
+        if place == 0:
+            assert all(LOST_SESSION in each for each in told_of)
+        else:
+            assert [each == "right" for each in told_of] == on_first
+            assert all(LOST_ENTRY in each for each in told_of if each != "right")
+            assert_trains(store)
+        stored.handles.clear()
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        assert_trains(store)
     assert daemon.stop() == 0, daemon.log
     assert "a bug" not in daemon.log, daemon.log
 

@@ -179,10 +179,11 @@ class Drives:
             drive.disk.abandon_after_fork()
 
     async def close(self, *, keep: bool = False) -> None:
-        """See `LocalDisk.close`."""
+        """See `LocalDisk.close`. If the first drive loses its leases, nothing stays on the others: it is nobody's."""
         if self._closed_because is None:
             self._closed_because = "it was closed"
             self._parts_of.clear()
+            keep = keep and not self._first.damaged_indexes
             closings = (drive.disk.close(keep=keep) for drive in self._drives)
             results_of(await asyncio.gather(*closings, return_exceptions=True))
 
@@ -202,9 +203,9 @@ class Drives:
         ]
 
     @property
-    def index_damage(self) -> Exception | None:
-        """See `LocalDisk.index_damage`: that of the first drive that has any."""
-        return next((drive.disk.index_damage for drive in self._drives if drive.disk.index_damage is not None), None)
+    def damaged_indexes(self) -> Mapping[str, Exception]:
+        """See `LocalDisk.damaged_indexes`."""
+        return {name: damage for drive in self._drives for name, damage in drive.disk.damaged_indexes.items()}
 
     @property
     def is_empty(self) -> bool:

@@ -190,12 +190,12 @@ class LocalDisk:
         return [DriveUsage(str(self._directory), self.usage(), self._written_bytes, self._read_bytes, day_bytes)]
 
     @property
-    def index_damage(self) -> Exception | None:
-        """The damage that a change has found in the index: after it, storing or freeing records may fail.
+    def damaged_indexes(self) -> Mapping[str, Exception]:
+        """By directory, the damage that a change has found in the index: after it, changes may fail.
 
-        None: no damage was found. Records in extents can still be read as long as this tier is open.
+        Empty: no damage was found. Records in extents can still be read as long as this tier is open.
         """
-        return self._index.damage
+        return {} if self._index.damage is None else {str(self._directory): self._index.damage}
 
     @property
     def is_empty(self) -> bool:
@@ -230,11 +230,11 @@ class LocalDisk:
         """Free everything; idempotent. No other call may be in progress.
 
         Args:
-            keep: leave named files for the next process.
+            keep: leave named files for the next process, unless the index is damaged.
         """
         if self._closed_because is None:
             self._closed_because = "it was closed"
-            await to_the_end(self._close(keep))
+            await to_the_end(self._close(keep and not self.damaged_indexes))
 
     def codec_choices(self) -> Mapping[str, Mapping[str, int]]:
         """How many records were stored with each codec, by kind ("dtype origin"). Any thread."""

@@ -281,7 +281,7 @@ class Failed(_Message, frozen=True):
 
 
 class Bad(_Message, frozen=True):
-    """The record's bytes are damaged, and lost; the range holds garbage.
+    """The record's bytes are damaged, or its entry was lost since an earlier daemon stored it; the range holds garbage.
 
     Attributes:
         request: that it answers.
