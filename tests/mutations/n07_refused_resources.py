@@ -74,4 +74,23 @@ MUTATIONS = {
             "ExtentSpace._refuse", "if refusal is not None and ...: ..."
         ),
     },
+    (
+        "test_descriptors_used_up_while_a_store_is_opened_say_so_and_nothing_is_left[embedded-two drives]",
+        "test_descriptors_used_up_while_a_store_is_opened_say_so_and_nothing_is_left[sidecar-two drives]",
+    ): {
+        "descriptors that suffice for one drive alone leave nothing of it open": drop(
+            "Drives.open", "await asyncio.gather(*closings, return_exceptions=True)"
+        ),
+    },
+    (
+        "test_descriptors_used_up_beneath_an_open_store_keep_the_bytes_in_memory[two drives]",
+        "test_limit_on_sizes_of_files_beneath_an_open_store_keeps_the_bytes_in_memory[two drives]",
+    ): {
+        "what all drives refuse is told of as failed": never("Drives._error_of", "isinstance(error, StorageIOError)"),
+    },
+    "test_addresses_for_a_longer_index_refused_its_records_can_be_read_and_deleted[two drives]": {
+        "two indexes that may not grow are told of with what to do": replace(
+            "Drives._error_of", "'; '.join(error.reason for error in full)", "''"
+        ),
+    },
 }

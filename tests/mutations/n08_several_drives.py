@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .changes import always, drop, never, replace
 
+_DELETED = "test_directory_of_one_of_two_drives_deleted_leaves_the_writes_to_the_other"
 MUTATIONS = {
     "test_small_records_are_whole_and_large_ones_are_divided": {
         "a large record is divided": always("Drives._parts_for", "num_bytes < _LEAST_DIVIDED_BYTES"),
@@ -109,6 +110,33 @@ MUTATIONS = {
     "test_drive_of_two_that_is_shut_down_takes_its_own_records_alone": {
         "the others take what a drive that was shut down refuses": replace(
             "Drives._write_parts", "(StoreFullError, StorageIOError)", "StoreFullError"
+        ),
+    },
+    (
+        f"{_DELETED}[embedded-the first drive-two drives]",
+        f"{_DELETED}[embedded-the second drive-two drives]",
+        f"{_DELETED}[sidecar-the first drive-two drives]",
+        f"{_DELETED}[sidecar-the second drive-two drives]",
+    ): {
+        "the others take what a drive whose directory is deleted refuses": replace(
+            "Drives._write_parts", "(StoreFullError, StorageIOError)", "StoreFullError"
+        ),
+        "so with a part of a divided record": replace(
+            "Drives._write_divided", "raise _RefusedError(refusals)", "results_of(outcomes)"
+        ),
+    },
+    "test_index_that_cannot_be_read_on_one_drive_costs_the_records_of_that_drive": {
+        "a session goes on without the records of one drive": never(
+            "Records.read", "record is None and session.was_taken_up"
+        ),
+        "it is said which drive was cleared": replace("Daemon._found", "f'{path}: {home.found}'", "home.found"),
+    },
+    "test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_drive_is_cleared": {
+        "a drive whose index is damaged is cleared": drop("LocalDisk.close", "not self.damaged_indexes"),
+        "the others are not": replace("Drives.close", "self._first.damaged_indexes", "self.damaged_indexes"),
+        "unless nobody owns what is on them": drop("Drives.close", "not self._first.damaged_indexes"),
+        "damage is told with its drive": replace(
+            "Daemon._complain_of_damage", "f'the index under {place}'", "f'the index under {self.settings.place}'"
         ),
     },
     "test_daemon_on_two_drives_goes_on_after_a_kill": {
