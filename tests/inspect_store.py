@@ -335,9 +335,9 @@ class InsideDrives:
             set_existing(drive, _clock=clock)
 
     def set_speeds(self, speeds: list[float]) -> None:
-        """As if that had been measured for long."""
+        """As if that had been measured for long, until now."""
         for drive, speed in zip(self._tier._drives, speeds, strict=True):
-            set_existing(drive.speed, _num_bytes=1e6 * speed, _seconds=1e6)
+            set_existing(drive.speed, _num_bytes=1e6 * speed, _seconds=1e6, measured_at=drive._clock())
 
 
 class InsideScope:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .changes import always, drop, never, replace
 
 _DELETED = "test_directory_of_one_of_two_drives_deleted_leaves_the_writes_to_the_other"
+
 MUTATIONS = {
     "test_small_records_are_whole_and_large_ones_are_divided": {
         "a large record is divided": always("Drives._parts_for", "num_bytes < _LEAST_DIVIDED_BYTES"),
@@ -91,8 +92,11 @@ MUTATIONS = {
         "leases of other drives are not used later": drop("Drives._take_up", "await drive.disk.delete_lease(number)"),
     },
     "test_record_found_on_two_drives_is_kept_on_the_first": {
-        "a record is kept on one drive": drop("Drives._take_up", "await drive.discard(twice)"),
-        "on the first": always("Drives._take_up", "key not in self._parts_of"),
+        "a record is kept on one drive": drop("Drives._take_up", "await free(...)"),
+        "on the first": never("Drives._take_up", "await is_sound(kept)"),
+    },
+    "test_record_found_on_two_drives_is_kept_where_it_is_not_damaged": {
+        "unless it is damaged there": always("Drives._take_up", "await is_sound(kept)"),
     },
     "test_drive_that_cannot_be_opened_closes_the_others": {
         "the drives that were opened are closed": drop(

@@ -25,7 +25,7 @@ from .drive import QueuedDrive, divided, with_least_queue
 from .jobs import to_the_end
 from .local import LocalDisk
 from .location import Location
-from .parts import Part, Parts, free, length_of, loaded, pieces, results_of, stored
+from .parts import Part, Parts, free, is_sound, length_of, loaded, pieces, results_of, stored
 from .tier import DiskUsage, DriveUsage, Kind, Loaded, Stored
 
 __all__ = ["Drives", "LocalTier"]
@@ -227,23 +227,22 @@ class Drives:
         await self._first.delete_lease(number)
 
     async def _take_up(self) -> None:
-        """Note where the records lie that were found. One found on two drives is kept on the first.
+        """Note where the records lie that were found. One found on two drives is kept on the first that can read it.
 
+        A damaged index can claim a record of another drive; the checksum tells, because the key is part of it.
         Leases on another drive than the first are deleted: they are from a time when that one was the first.
         """
         for drive in self._drives:
             if drive.disk is not self._first:
                 for number in drive.disk.leases:
                     await drive.disk.delete_lease(number)
-            found = drive.disk.found_locations()
-            twice = [key for key in found if key in self._parts_of]
-            self._parts_of |= {
-                key: (Part(drive, key, location.logical_bytes),)
-                for key, location in found.items()
-                if key not in self._parts_of
-            }
-            if twice:
-                await drive.discard(twice)
+            for key, location in drive.disk.found_locations().items():
+                part = Part(drive, key, location.logical_bytes)
+                (kept,) = self._parts_of.setdefault(key, (part,))
+                if kept is not part:
+                    kept, other = (kept, part) if await is_sound(kept) else (part, kept)
+                    self._parts_of[key] = (kept,)
+                    await free([other])
 
     # --- writing --------------------------------------------------------------------------------------------------
 

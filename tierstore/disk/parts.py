@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from ..errors import CorruptDataError
+from ..errors import CorruptDataError, StorageIOError
 from .drive import QueuedDrive
 from .tier import Loaded, Stored
 
-__all__ = ["Part", "Parts", "free", "length_of", "loaded", "pieces", "results_of", "stored"]
+__all__ = ["Part", "Parts", "free", "is_sound", "length_of", "loaded", "pieces", "results_of", "stored"]
 
 _T = TypeVar("_T")
 
@@ -46,6 +46,17 @@ async def free(parts: Iterable[Part]) -> None:
     for part in parts:
         by_drive.setdefault(part.drive, []).append(part.key)
     await asyncio.gather(*(drive.discard(keys) for drive, keys in by_drive.items()))
+
+
+async def is_sound(part: Part) -> bool:
+    """Whether its bytes are not damaged, as far as they can be read."""
+    try:
+        await part.drive.read(part.key, memoryview(bytearray(part.num_bytes)))
+    except (CorruptDataError, MemoryError, OverflowError):  # the latter two: the length is damaged
+        return False
+    except StorageIOError:
+        pass  # it may be asked for again
+    return True
 
 
 def results_of(outcomes: Sequence[_T | BaseException]) -> list[_T]:
