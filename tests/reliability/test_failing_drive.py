@@ -36,11 +36,6 @@ def store(request: pytest.FixtureRequest, small_drive: Path) -> Iterator[TierSto
     assert "a bug" not in daemon.log, daemon.log
 
 
-@pytest.fixture
-def device(small_drive: Path) -> str:
-    return device_of(small_drive)
-
-
 def device_of(drive: Path) -> str:
     """The loop device of a small drive; skips the test if it has none, because it cannot be made to fail then."""
     for line in Path("/proc/mounts").read_text().splitlines():
@@ -58,6 +53,13 @@ def shut_down(drive: Path) -> None:
         fcntl.ioctl(descriptor, _EXT4_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
     finally:
         os.close(descriptor)
+
+
+def make_read_only(drive: Path) -> None:
+    """As ext4 does when it finds its own structures damaged (mount option errors=remount-ro)."""
+    device = device_of(drive)
+    subprocess.run(["mount", "-o", "remount,errors=remount-ro", str(drive)], check=True)
+    Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("1")
 
 
 def _filled(store: TierStore) -> Graphs:
@@ -86,19 +88,15 @@ def _fails_to_write(store: TierStore) -> str:
 
 
 def test_drive_that_becomes_read_only_is_told_of_and_what_it_has_can_be_read(
-    store: TierStore, small_drive: Path, device: str
+    store: TierStore, small_drive: Path
 ) -> None:
-    """As ext4 does when it finds its own structures damaged (mount option errors=remount-ro)."""
     graphs = _filled(store)
-    subprocess.run(["mount", "-o", "remount,errors=remount-ro", str(small_drive)], check=True)
-    Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("1")
+    make_read_only(small_drive)
     assert "Read-only file system" in _fails_to_write(store)
     graphs.check()
 
 
-def test_drive_that_is_shut_down_is_told_of_by_whatever_needs_it(
-    store: TierStore, small_drive: Path, device: str
-) -> None:
+def test_drive_that_is_shut_down_is_told_of_by_whatever_needs_it(store: TierStore, small_drive: Path) -> None:
     """Every transfer fails from then on, as when a cable is pulled."""
     graphs = _filled(store)
     shut_down(small_drive)

@@ -19,7 +19,7 @@ from tests.daemon.training import gradients, make_model, nothing
 from tests.reliability.conftest import DRIVE_BYTES, OpenStore
 from tests.reliability.drives import MIB, fill_up, mounted_drive, used_bytes
 from tests.reliability.test_damage import LARGE, SMALL, Stored, assert_trains, flip_wherever, is_in_files
-from tests.reliability.test_failing_drive import shut_down
+from tests.reliability.test_failing_drive import make_read_only, shut_down
 from tests.reliability.test_full_disk import SETTINGS, Graphs, assert_says_where_the_data_is
 from tests.reliability.test_kills import WAIT_SECONDS, check_daemon_killed_at_random, trainers
 from tierstore import (
@@ -163,9 +163,8 @@ def check_all(groups: list[Graphs]) -> None:
         graphs.check()
 
 
-def test_drive_of_two_that_is_shut_down_takes_its_own_records_alone(drives: Drives, open_over_both: OpenStore) -> None:
-    """Every transfer of it fails from then on. Training goes on; what had been stored there is told of."""
-    store = open_over_both(disk_bytes="1GiB", **SETTINGS)
+def stored_on_both(drives: Drives, store: TierStore) -> list[Graphs]:
+    """Graphs whose records lie on both drives. The first has room for more."""
     empty_bytes = {drive: used_bytes(drive) for drive in drives}
     groups: list[Graphs] = []
     while not all(used_bytes(drive) > empty_bytes[drive] + MIB for drive in drives):  # they go where it seems faster
@@ -174,16 +173,39 @@ def test_drive_of_two_that_is_shut_down_takes_its_own_records_alone(drives: Driv
         for _ in range(12):
             groups[-1].add(store)
         store.flush()
-    if used_bytes(drives[0]) > DRIVE_BYTES // 2:  # the other one is to break, and this one to have room then
+    if used_bytes(drives[0]) > DRIVE_BYTES // 2:
         del groups[:-1]
         store.flush()
-    broken = drives.pop()  # nothing can be freed on it; the first one has a daemon's list of sessions
-    shut_down(broken)
+    return groups
+
+
+def add_more(store: TierStore) -> None:
+    """What is saved now is stored, and right."""
     more = Graphs()
     for _ in range(12):
         more.add(store)
     store.flush()
     more.check()
+
+
+def test_drive_of_two_that_becomes_read_only_is_read_and_the_other_takes_all_writes(
+    drives: Drives, open_over_both: OpenStore
+) -> None:
+    store = open_over_both(disk_bytes="1GiB", **SETTINGS)
+    groups = stored_on_both(drives, store)
+    make_read_only(drives.pop())  # nothing can be freed on it; the first one has a daemon's list of sessions
+    add_more(store)
+    check_all(groups)
+    assert_trains(store)
+
+
+def test_drive_of_two_that_is_shut_down_takes_its_own_records_alone(drives: Drives, open_over_both: OpenStore) -> None:
+    """Every transfer of it fails from then on. Training goes on; what had been stored there is told of."""
+    store = open_over_both(disk_bytes="1GiB", **SETTINGS)
+    groups = stored_on_both(drives, store)
+    broken = drives.pop()  # nothing can be freed on it; the first one has a daemon's list of sessions
+    shut_down(broken)
+    add_more(store)
     with pytest.raises(StorageIOError, match="the record is still") as told:
         check_all(groups)
     assert str(broken) in str(told.value)

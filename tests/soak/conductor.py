@@ -29,6 +29,7 @@ _GRACE_SECONDS = 60.0
 _SHORT_GRACE_SECONDS = 0.3
 _WARM_ROUNDS = 3
 _QUOTA = "2MiB"
+_DRIVES, _SHAKY_DRIVES = ("drive", "second drive"), ("shaky drive", "second shaky drive")
 _WATCHED = "anon_inode:[eventpoll]"  # the loop has one, and each connection
 
 _Heard = Queue[tuple[TrainerProcess, Said | None]]
@@ -86,10 +87,10 @@ class Conductor:
     def __enter__(self) -> Conductor:
         self._before = surroundings(self._folder)
         with ExitStack() as started:
-            for name in ("drive", "steady drive", "shaky drive"):
+            for name in (*_DRIVES, *_SHAKY_DRIVES, "steady drive"):
                 (self._folder / name).mkdir()
             options = {"grace_seconds": _SHORT_GRACE_SECONDS, "disk_bytes": "2GiB"}
-            self._steady = start_daemon(self._folder / "steady drive", self._folder, "steady", **options)
+            self._steady = start_daemon([self._folder / "steady drive"], self._folder, "steady", **options)
             started.callback(self._steady.kill)
             self._trainer = TrainerProcess("trainer", self._folder, self._hear)
             started.callback(self._trainer.end)
@@ -132,20 +133,24 @@ class Conductor:
         self.summary.counts[f"rounds: {plan.disturbance}"] += 1
 
     def _run(self, plan: RoundPlan, ending: ExitStack) -> None:
-        drive, shaky_drive = self._folder / "drive", self._folder / "shaky drive"
+        drives, shaky_drives = (
+            [self._folder / name for name in names[: plan.num_drives]] for names in (_DRIVES, _SHAKY_DRIVES)
+        )
         self._heard = Queue()  # the last words of an earlier round's trainers go nowhere
         if plan.disturbance.startswith("small drive"):
             small = ending.enter_context(small_drive(self._folder))
             if small is not None:
-                drive, shaky_drive = (small, shaky_drive) if plan.disturbance == "small drive" else (drive, small)
-        round_ = _Round(plan, self._folder, shaky_drive, self._heard, ending)
+                drives, shaky_drives = (
+                    ([small], shaky_drives) if plan.disturbance == "small drive" else (drives, [small])
+                )
+        round_ = _Round(plan, self._folder, shaky_drives, self._heard, ending)
         trainers = [
             self._trainer,
             *(round_.start_trainer(f"fresh-{number}") for number in range(1, len(plan.trainers))),
         ]
         begun = [None, *(self._wait_for(trainer, "ready").census for trainer in trainers[1:])]
         for trainer, each in zip(trainers, plan.trainers, strict=True):
-            trainer.order(Order(each, str(self._place_of(each, drive, round_.daemon))))
+            trainer.order(Order(each, list(map(str, self._places_of(each, drives, round_.daemon)))))
         told = round_.listen(trainers)
         self._judge_trainers(plan, trainers, begun, told, round_.killed)
         for trainer in trainers[1:]:
@@ -153,9 +158,10 @@ class Conductor:
                 raise SoakFailure(f"{trainer.name} ended with {code}: {trainer.dump()}")
         self._judge_daemons(round_)
         self._check_folders()
+        self.summary.counts["rounds on two drives"] += plan.num_drives == 2
 
-    def _place_of(self, plan: TrainerPlan, drive: Path, shaky: DaemonProcess) -> Path:
-        return {"embedded": drive, "steady": self._steady.socket, "shaky": shaky.socket}[plan.home]
+    def _places_of(self, plan: TrainerPlan, drives: list[Path], shaky: DaemonProcess) -> list[Path]:
+        return {"embedded": drives, "steady": [self._steady.socket], "shaky": [shaky.socket]}[plan.home]
 
     def _judge_trainers(
         self,
@@ -198,7 +204,7 @@ class Conductor:
             raise SoakFailure(f"the shaky daemon left {left}")
 
     def _check_folders(self) -> None:
-        for name in ("drive", "shaky drive"):
+        for name in (*_DRIVES, *_SHAKY_DRIVES):
             if left := files_under(self._folder / name):
                 raise SoakFailure(f"left in the {name}: {left}")
 
@@ -243,7 +249,9 @@ def _settled_census(daemon: DaemonProcess) -> Census:
 class _Round:
     """The processes of one round, and its disturbance."""
 
-    def __init__(self, plan: RoundPlan, folder: Path, shaky_drive: Path, heard: _Heard, ending: ExitStack) -> None:
+    def __init__(
+        self, plan: RoundPlan, folder: Path, shaky_drives: list[Path], heard: _Heard, ending: ExitStack
+    ) -> None:
         self.killed: set[TrainerProcess] = set()
         self._plan = plan
         self._folder = folder
@@ -259,7 +267,7 @@ class _Round:
             self._options["session_disk_bytes"] = _QUOTA
         if plan.disturbance == "daemon away":
             self._options["grace_seconds"] = _SHORT_GRACE_SECONDS
-        self._shaky_drive = shaky_drive
+        self._shaky_drives = shaky_drives
         self._start_daemon()
 
     def start_trainer(self, name: str) -> TrainerProcess:
@@ -323,5 +331,5 @@ class _Round:
             self._heard.put(each)
 
     def _start_daemon(self) -> None:
-        self.daemon = start_daemon(self._shaky_drive, self._folder, "shaky", **self._options)
+        self.daemon = start_daemon(self._shaky_drives, self._folder, "shaky", **self._options)
         self._ending.callback(self.daemon.kill)

@@ -15,11 +15,11 @@ class Order(msgspec.Struct, frozen=True):
 
     Attributes:
         plan: of it.
-        place: a directory, or a daemon's socket.
+        places: a directory, or two, or a daemon's socket.
     """
 
     plan: TrainerPlan
-    place: str
+    places: list[str]
 
 
 class Said(msgspec.Struct, frozen=True):

@@ -62,6 +62,7 @@ class RoundPlan(msgspec.Struct, frozen=True):
         after_episodes: the disturbance comes when so many episodes have ended, of all trainers together.
         daemon_codec: of the shaky daemon.
         trainers: the first is the one that lives as long as the soak; the last is the one that may be killed.
+        num_drives: that embedded stores and the shaky daemon use.
     """
 
     number: int
@@ -69,6 +70,7 @@ class RoundPlan(msgspec.Struct, frozen=True):
     after_episodes: int
     daemon_codec: str
     trainers: list[TrainerPlan]
+    num_drives: int
 
 
 def plan_of(seed: int, number: int, num_episodes: int, num_trainers: int) -> RoundPlan:
@@ -77,7 +79,9 @@ def plan_of(seed: int, number: int, num_episodes: int, num_trainers: int) -> Rou
     disturbance = DISTURBANCES[number % len(DISTURBANCES)]
     trainers = [_trainer(chance, disturbance, num_episodes) for _ in range(num_trainers)]
     after = chance.randint(2, max(3, num_episodes * num_trainers // 2))
-    return RoundPlan(number, disturbance, after, chance.choice(_CODECS), trainers)
+    codec = chance.choice(_CODECS)
+    num_drives = 1 if disturbance.startswith("small drive") else chance.choice((1, 2))
+    return RoundPlan(number, disturbance, after, codec, trainers, num_drives)
 
 
 def _trainer(chance: random.Random, disturbance: str, num_episodes: int) -> TrainerPlan:

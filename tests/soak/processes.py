@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -110,13 +110,19 @@ def _environment() -> dict[str, str]:
     return environment_of_tests(**alone) | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
 
 
-def start_daemon(path: Path, folder: Path, name: str, **options: object) -> DaemonProcess:
-    """One that is ready, on the directory `path`; its socket and log are in `folder`."""
+def start_daemon(paths: Sequence[Path], folder: Path, name: str, **options: object) -> DaemonProcess:
+    """One that is ready, on these directories; its socket and log are in `folder`."""
     socket, log_file = folder / name / "t.sock", folder / f"{name}.log"
-    command = [sys.executable, "-m", "tierstore.cli", "serve", *words_of({"path": path, "socket": socket} | options)]
+    command = [
+        sys.executable,
+        "-m",
+        "tierstore.cli",
+        "serve",
+        *words_of({"path": [*paths], "socket": socket} | options),
+    ]
     with log_file.open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=_environment(), cwd=ROOT)
-    daemon = DaemonProcess(process, path, socket, log_file)
+    daemon = DaemonProcess(process, paths[0], socket, log_file)
     try:
         daemon.wait_until_ready()
     except BaseException:

@@ -72,7 +72,7 @@ def test_trainer_without_room_for_a_session_connects_again_on_a_small_drive_and_
         daemon.wait_until_open()
         filler = fill_up(drive)
         with pytest.raises(DaemonUnavailableError, match="its drive has no room"):
-            trainer._open(Order(replace(plan, allowed=()), str(daemon.socket)), counts)
+            trainer._open(Order(replace(plan, allowed=()), [str(daemon.socket)]), counts)
         assert not counts
 
         def make_room() -> None:
@@ -82,7 +82,7 @@ def test_trainer_without_room_for_a_session_connects_again_on_a_small_drive_and_
 
         making_room = threading.Thread(target=make_room, daemon=True)
         making_room.start()
-        trainer._open(Order(plan, str(daemon.socket)), counts).close()
+        trainer._open(Order(plan, [str(daemon.socket)]), counts).close()
         making_room.join()
         assert counts["no room for a session"] > 0
         assert daemon.stop() == 0, daemon.log

@@ -76,11 +76,11 @@ def _open(order: Order, counts: Counter[str]) -> TierStore:
     """A store; on a small drive a daemon may have no room for a session while others fill it: then again."""
     plan = order.plan
     if plan.home == "embedded":
-        return TierStore(order.place, **plan.options)
+        return TierStore(order.places, **plan.options)
     ends = time.monotonic() + _ROOM_SECONDS
     while True:
         try:
-            return TierStore.connect(order.place, name="soak", **plan.options)
+            return TierStore.connect(order.places[0], name="soak", **plan.options)
         except DaemonUnavailableError as error:
             is_full = "StoreFullError" in plan.allowed and "its drive has no room" in str(error)
             if not is_full or time.monotonic() > ends:

@@ -78,15 +78,21 @@ class Case(NamedTuple):
         """Whether it strikes where the files are: in the daemon, where there is one."""
         return self.operation in SYSTEM_CALLS
 
-    @property
-    def promise(self) -> Promise:
+    def promise(self, num_drives: int = 1) -> Promise:
         """What is to come of it."""
         fault = FAULTS[self.fault]
+        if num_drives > 1 and isinstance(fault, Fails) and self.is_of_one_write:
+            return RIGHT  # another drive takes what one has refused
         if isinstance(fault, Fails):
             return _PROMISES[self.stage, fault.number]
         if isinstance(fault, Torn):
             return _TORN
         return RIGHT._replace(ends_the_store=self.stage == "close")
+
+    @property
+    def is_of_one_write(self) -> bool:
+        """Whether it strikes one system call of those that write."""
+        return self.operation in ("pwritev", "fallocate") and self.occurrence != "every"
 
 
 class Promise(NamedTuple):

@@ -1,7 +1,8 @@
-"""Every fault at every stage of a step, under a store on a directory: right bits or the promised error, and no leak."""
+"""Every fault at every stage of a step, under a store on directories: right bits or the promised error, and no leak."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -23,13 +24,34 @@ from tierstore.testing import FaultyStore, SimulatedCopies
 CASES = list(cases())
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_fault_in_a_step_right_bits_or_the_promised_error(store_directory: Path, census: Census, case: Case) -> None:
+def on_two_drives(case: Case) -> object:
+    """By default, faults of one drive alone: of its system calls."""
+    is_usual = case.is_of_system_calls and case.codec == "none" and "latency" not in case.fault
+    return pytest.param(case, 2, id=f"{case}-two drives", marks=() if is_usual else pytest.mark.many)
+
+
+@pytest.fixture
+def directories(tmp_path: Path, num_drives: int) -> Iterator[list[Path]]:
+    """Empty, and empty again at the end."""
+    found = [tmp_path / f"drive {number}" for number in range(num_drives)]
+    for directory in found:
+        directory.mkdir()
+    yield found
+    assert not [path for directory in found for path in directory.iterdir()], "files were left behind"
+
+
+@pytest.mark.parametrize(
+    ("case", "num_drives"), [*(pytest.param(case, 1, id=str(case)) for case in CASES), *map(on_two_drives, CASES)]
+)
+def test_fault_in_a_step_right_bits_or_the_promised_error(
+    directories: list[Path], census: Census, case: Case, num_drives: int
+) -> None:
+    promise = case.promise(num_drives)
     training = training_of(192 if case.is_of_system_calls else 64)
     needs_device = case.stage in ("offload", "reload")
     with SimulatedCopies() if needs_device else nullcontext() as copies:
         store = FaultyStore(
-            store_directory,
+            directories,
             host_bytes=0,
             disk_bytes="1GiB",
             staging_bytes=training.nbytes if case.stage in ("pack", "offload") else "16MiB",
@@ -39,10 +61,10 @@ def test_fault_in_a_step_right_bits_or_the_promised_error(store_directory: Path,
         try:
             step = FaultyStep(training, store, LocalFaults(store.faults))
             step.run(case.stage, case.plan)
-            step.assert_is_as_promised(case.promise)
-            census.count(f"injected faults, embedded, at {case.stage}", count_of(step))
+            step.assert_is_as_promised(promise)
+            census.count(f"injected faults, {num_drives} drives, at {case.stage}", count_of(step))
             step.forget()
-            assert_store_goes_on(training, store, case.promise)
+            assert_store_goes_on(training, store, promise)
         finally:
             close_quietly(store)
         assert_nothing_is_held(store)

@@ -94,10 +94,10 @@ def test_fault_in_a_step_right_bits_or_the_promised_error(daemon: Daemon, census
         try:
             step = FaultyStep(training, store, faults)
             step.run(case.stage, case.plan)
-            step.assert_is_as_promised(case.promise, is_told=case.is_of_system_calls)
+            step.assert_is_as_promised(case.promise(), is_told=case.is_of_system_calls)
             census.count(f"injected faults, sidecar, at {case.stage}", count_of(step))
             step.forget()
-            assert_store_goes_on(training, store, case.promise)
+            assert_store_goes_on(training, store, case.promise())
         finally:
             close_quietly(store)
         assert_nothing_is_held(store)
