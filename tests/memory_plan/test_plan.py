@@ -88,6 +88,23 @@ def arounds(model: nn.Module) -> list[object]:
     return [around_calls_of(module) for module in model.modules() if around_calls_of(module) is not None]
 
 
+def test_blocks_that_are_never_recomputed_are_listed_by_reason(store: TierStore) -> None:
+    class Remembers(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.means: list[float] = []
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            self.means.append(batch.mean().item())
+            return super().forward(batch)
+
+    model = Model()
+    model.blocks[1], model.blocks[4] = Remembers(), Remembers()
+    told = " ".join(str(planned(model, store, far_above())).split())
+    reason = "its forward changes its module, or an argument, in place"
+    assert told.endswith(f"Never recomputed, as {reason}: blocks.1, blocks.4.")
+
+
 def test_what_fits_is_left_alone(store: TierStore) -> None:
     model = Model()
     expected = steps(copy.deepcopy(model))
@@ -180,7 +197,7 @@ def test_kernel_does_not_end_planning_where_a_block_cannot_be_computed_again(tmp
             [*begin, *program], capture_output=True, text=True, check=False, env=environment_of_tests()
         )
     assert done.returncode == 0, done.stderr
-    assert "0 is never recomputed: that takes more memory than the limit." in " ".join(done.stdout.split())
+    assert "Never recomputed, as that takes more memory than the limit: 0, 1." in " ".join(done.stdout.split())
 
 
 class Shard(torch.Tensor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -36,10 +36,18 @@ def plan_text(plan: MemoryPlan) -> str:
     parts: list[Text | Table] = [*lines, Text(), _strategies(plan)]
     if plan.is_needed:
         parts += [Text(), _blocks(plan.blocks)]
-    reasons = [Text(f"{block.name} is never recomputed: {block.differs}.") for block in plan.blocks if block.differs]
     out = io.StringIO()
-    Console(file=out, width=_WIDTH, color_system=None).print(Group(*parts, *reasons))
+    Console(file=out, width=_WIDTH, color_system=None).print(Group(*parts, *_reasons(plan.blocks)))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _reasons(blocks: Iterable[BlockPlan]) -> list[Text]:
+    """Why some are never computed again."""
+    names: dict[str, list[str]] = {}
+    for block in blocks:
+        if block.differs:
+            names.setdefault(block.differs, []).append(block.name or "the model")
+    return [Text(f"Never recomputed, as {reason}: {', '.join(several)}.") for reason, several in names.items()]
 
 
 def _strategies(plan: MemoryPlan) -> Table:
