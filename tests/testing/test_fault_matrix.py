@@ -25,8 +25,8 @@ CASES = list(cases())
 
 
 def on_two_drives(case: Case) -> object:
-    """By default, faults of one drive alone: of its system calls."""
-    is_usual = case.is_of_system_calls and case.codec == "none" and "latency" not in case.fault
+    """By default, those in which a drive refuses or damages what is written."""
+    is_usual = case.operation == "pwritev" and case.codec == "none" and case.fault in ("EIO", "ENOSPC", "torn")
     return pytest.param(case, 2, id=f"{case}-two drives", marks=() if is_usual else pytest.mark.many)
 
 
