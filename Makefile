@@ -4,6 +4,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 RUNTIME := .venv/.runtime
 DEV := .venv/.dev
+WORKERS = $(shell $(BIN)/python -c "import os; print(min(4, len(os.sched_getaffinity(0)) + 1))")
+# One more than there are cores, as tests wait for drives and processes; at most four.
 DOCS := $(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 
 MINUTES ?= 10
@@ -21,7 +23,7 @@ demo: $(RUNTIME)        ## train a small language model with and without the sto
 	$(BIN)/tierstore demo
 
 test: $(DEV)            ## run the test suite
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: $(DEV)           ## check style, types, directions of imports, documentation
 	$(BIN)/ruff check .
