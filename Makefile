@@ -4,8 +4,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 RUNTIME := .venv/.runtime
 DEV := .venv/.dev
-WORKERS = $(shell $(BIN)/python -c "import os; print(min(4, len(os.sched_getaffinity(0)) + 1))")
 # One more than there are cores, as tests wait for drives and processes; at most four.
+WORKERS = $(shell $(BIN)/python -c "import os; print(min(4, len(os.sched_getaffinity(0)) + 1))")
 DOCS := $(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 
 MINUTES ?= 10

@@ -56,6 +56,7 @@ def main(directory: str) -> None:
         plan = plan_memory(model, lambda: model(torch.randn(32, 64)).square().sum(), store=store, limit="64GiB")
         assert plan._live is not None
         print(f"planned as blocks that communicate: {plan._live.corrected.prices.communicates}")
+        print(f"saved by each block: {plan.blocks[0].saved_bytes} bytes")
         print(f"not computed again: {[block.differs for block in plan.blocks if block.differs]}")
     dist.destroy_process_group()
 

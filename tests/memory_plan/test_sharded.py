@@ -33,6 +33,7 @@ def test_each_action_around_sharded_blocks_has_the_same_bits(store_directory: Pa
         "recompute, stored: same bits, 0 handles",
         "stored: True",
         "planned as blocks that communicate: True",
+        "saved by each block: 57344 bytes",
         "not computed again: []",
     ]
 
