@@ -291,6 +291,23 @@ LOST_ENTRY = "damaged data in the index: expected a record of"
 LOST_SESSION = "it has no such session: its lease has ended, or its data was cleared"
 
 
+def check_what_is_told(told: list[str], on_first: list[bool], place: int) -> None:
+    """Of each record, where the index of the first drive (`place` 0) or of the second is lost."""
+    if place == 0:
+        assert all(LOST_SESSION in each for each in told)
+    else:
+        assert [each == "right" for each in told] == on_first
+        assert all(LOST_ENTRY in each for each in told if each != "right")
+
+
+def check_new_client(daemon: DaemonProcess) -> None:
+    """It trains, and the daemon ends as it should."""
+    with TierStore.connect(daemon.socket, host_bytes=0) as store:
+        assert_trains(store)
+    assert daemon.stop() == 0, daemon.log
+    assert "a bug" not in daemon.log, daemon.log
+
+
 @pytest.mark.parametrize("place", [0, 1], ids=["the first drive", "the second drive"])
 def test_index_that_cannot_be_read_on_one_drive_costs_the_records_of_that_drive(
     drives: Drives, start_daemon: StartDaemon, place: int
@@ -308,17 +325,11 @@ def test_index_that_cannot_be_read_on_one_drive_costs_the_records_of_that_drive(
         told = told_of_each(stored)
         assert f"{drives[place]}: cleared: the index is damaged" in daemon.log
         assert f"{drives[1 - place]}: taken up: " in daemon.log
-        if place == 0:
-            assert all(LOST_SESSION in each for each in told)
-        else:
-            assert [each == "right" for each in told] == on_first
-            assert all(LOST_ENTRY in each for each in told if each != "right")
+        check_what_is_told(told, on_first, place)
+        if place == 1:
             assert_trains(store)
         stored.handles.clear()
-    with TierStore.connect(daemon.socket, host_bytes=0) as store:
-        assert_trains(store)
-    assert daemon.stop() == 0, daemon.log
-    assert "a bug" not in daemon.log, daemon.log
+    check_new_client(daemon)
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["the first drive", "the second drive"])
@@ -344,17 +355,11 @@ def test_index_that_cannot_be_changed_on_one_drive_ends_the_daemon_and_that_driv
         assert has_files == [place == 1, False], "without a list of sessions, what the second drive has is nobody's"
         daemon = start_on(drives, start_daemon, daemon.socket, disk_bytes=100 * MIB)
         told_of = told_of_each(stored)
-        if place == 0:
-            assert all(LOST_SESSION in each for each in told_of)
-        else:
-            assert [each == "right" for each in told_of] == on_first
-            assert all(LOST_ENTRY in each for each in told_of if each != "right")
+        check_what_is_told(told_of, on_first, place)
+        if place == 1:
             assert_trains(store)
         stored.handles.clear()
-    with TierStore.connect(daemon.socket, host_bytes=0) as store:
-        assert_trains(store)
-    assert daemon.stop() == 0, daemon.log
-    assert "a bug" not in daemon.log, daemon.log
+    check_new_client(daemon)
 
 
 # --- kills ------------------------------------------------------------------------------------------------------------

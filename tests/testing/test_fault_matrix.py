@@ -62,7 +62,7 @@ def test_fault_in_a_step_right_bits_or_the_promised_error(
             step = FaultyStep(training, store, LocalFaults(store.faults))
             step.run(case.stage, case.plan)
             step.assert_is_as_promised(promise)
-            census.count(f"injected faults, {num_drives} drives, at {case.stage}", count_of(step))
+            census.count(f"injected faults, drives: {num_drives}, at {case.stage}", count_of(step))
             step.forget()
             assert_store_goes_on(training, store, promise)
         finally:
