@@ -240,9 +240,9 @@ def test_thread_refused_to_a_trace_says_so_and_the_next_one_is_whole(store_direc
 
 
 def test_descriptors_used_up_while_a_store_is_opened_say_so_and_nothing_is_left(
-    open_one: Open, daemon: DaemonProcess | None
+    open_one: Open, daemon: DaemonProcess | None, drives: Drives
 ) -> None:
-    were_opened = _open_with(open_one, descriptors_left, 40)
+    were_opened = _open_with(open_one, descriptors_left, 20 + 10 * len(drives))
     assert were_opened[:6] == [False] * 6
     if daemon is not None:
         num_sessions = json.loads(inspect_daemon(daemon.socket))["num_sessions_opened"]
