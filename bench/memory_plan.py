@@ -46,7 +46,7 @@ PLAN = "plan"
 STRATEGIES = (PLAIN, *SINGLE, PLAN)
 CASES = {f"{model} at {share} %": (model, share) for share in SHARES for model in MODELS}
 ALL = "all cases"
-WARM_UP_STEPS, PLAN_WARM_UP_STEPS, TURNS = 2, 5, 2
+WARM_UP_STEPS, PLAN_WARM_UP_STEPS, TURNS = 2, 5, 3
 """The plan may decide again after four steps."""
 
 

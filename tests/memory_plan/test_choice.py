@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tierstore.memory_plan.choice import Corrected, TriedDecision, choose
-from tierstore.memory_plan.decision import Decision, Moment, StepCosts
+from tierstore.memory_plan.decision import NARROW_BYTES, Decision, Moment, StepCosts
 from tierstore.memory_plan.menu import Action, Option
 from tierstore.memory_plan.prices import Prices
 from tierstore.memory_plan.steps import MeasuredStep
@@ -56,6 +56,28 @@ def test_peak_beyond_the_limit_is_learned_whatever_was_slow(corrected: Corrected
     assert corrected.offset_bytes == 51 * MIB
 
 
+@pytest.mark.parametrize(
+    ("peak_mib", "store_mib", "is_narrow"),
+    [(60, 34, False), (60, 40, True), (60, 60, None)],
+    ids=["has room", "has room for a narrow window", "has no room"],
+)
+def test_window_is_narrowed_only_if_nothing_else_fits(peak_mib: int, store_mib: int, is_narrow: bool | None) -> None:
+    """A margin is 16 MiB, and a narrow window spares 16 MiB."""
+    saved = {1: 64 * MIB}
+    options = {"block": [Option(Action("keep"), saved, {}, 0.0), Option(STORE, {}, saved, 0.0)]}
+    moments = [Moment(peak_mib * MIB, frozenset({"block"}), "block", peak_mib * MIB)]
+    costs = StepCosts(1.0, 0.0, store_mib * MIB, 16 * MIB)
+    corrected = Corrected(Prices(options, moments, costs, {}, {}, {}, 0, 1, False), 110 * MIB)
+    decision, fitting = corrected.decide(), corrected.fitting({"block": STORE})
+    assert decision == fitting
+    assert (None if decision is None else decision.is_narrow) == is_narrow
+    if is_narrow:
+        assert decision is not None
+        assert decision.peak_bytes == (peak_mib + store_mib - 16) * MIB
+        assert decision.staging_bytes == NARROW_BYTES
+        assert corrected.decide(0.9) is None, "a part of the limit is only tried if there is room"
+
+
 def many_blocks() -> Prices:
     """64 blocks of 32 MiB. A step without them takes 16 MiB and a second; each adds 0.1 s if it is computed again."""
     names = [f"block {number}" for number in range(64)]
@@ -80,7 +102,7 @@ class TrialsThatSlowDown:
         return MeasuredStep((1 + is_short) * seconds, decision.peak_bytes, is_short * MIB)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.85, 0.7])
+@pytest.mark.parametrize("share", [1.0, 0.94, 0.85, 0.7])
 def test_decision_that_leaves_room_is_kept_to_where_steps_near_the_limit_are_slower(share: float) -> None:
     limit_bytes = 1600 * MIB
     corrected, most_bytes = Corrected(many_blocks(), limit_bytes), int((share - 0.05) * limit_bytes)
@@ -89,6 +111,39 @@ def test_decision_that_leaves_room_is_kept_to_where_steps_near_the_limit_are_slo
     assert best.share == share
     assert most_bytes - 64 * MIB < best.decision.peak_bytes <= most_bytes
     assert decided(corrected).peak_bytes == best.decision.peak_bytes, "it is decided again for the same share"
+
+
+class TrialsNearTheLimit:
+    """Memory is returned in all of them; beside what is alive, a part of the limit is resident."""
+
+    def __init__(self, beside_bytes: int) -> None:
+        self._beside_bytes = beside_bytes
+        self.most_alive_bytes = 0
+
+    def take(self, decision: Decision, _: Prices) -> MeasuredStep:
+        self.most_alive_bytes = max(self.most_alive_bytes, decision.peak_bytes)
+        return MeasuredStep(decision.step_seconds, decision.peak_bytes + self._beside_bytes, MIB)
+
+
+@pytest.mark.parametrize(("beside_mib", "most_mib"), [(96, 1404), (240, 1404)], ids=["fits", "does not fit at first"])
+def test_where_memory_is_short_no_trial_is_for_the_whole_limit(beside_mib: int, most_mib: int) -> None:
+    """0.94 of 1600 MiB without a margin are 1404."""
+    limit_bytes, trials = 1600 * MIB, TrialsNearTheLimit(beside_mib * MIB)
+    best = choose(trials, Corrected(many_blocks(), limit_bytes), limit_bytes, [])  # type: ignore[arg-type]
+    assert trials.most_alive_bytes <= most_mib * MIB
+    assert best is not None
+    assert best.measured.peak_bytes <= limit_bytes
+
+
+def test_the_whole_limit_is_used_if_less_does_not_do(corrected: Corrected) -> None:
+    """Of 100 MiB, 50 are needed in any case, and the margin is 16."""
+    saved = {1: 64 * MIB}
+    options = {"block": [Option(Action("keep"), saved, {}, 0.0), Option(RECOMPUTE, {1: 32 * MIB}, {}, 0.2)]}
+    tight = Corrected(corrected.prices._replace(options=options), LIMIT_BYTES)
+    assert tight.decide(0.94) is None
+    best = choose(TrialsNearTheLimit(0), tight, LIMIT_BYTES, [])  # type: ignore[arg-type]
+    assert best is not None
+    assert best.share == 1
 
 
 class NotingPrices(Corrected):

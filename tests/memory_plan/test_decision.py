@@ -37,7 +37,8 @@ def random_problem(rng: random.Random) -> tuple[dict[str, list[Option]], list[Mo
         moments.append(moment(rng, frozenset(called[: number + 1]), name))
     backward = reversed(range(len(called)))
     moments += [moment(rng, frozenset(called[:number]), called[number]) for number in backward]
-    costs = StepCosts(1 + rng.random(), rng.random() / (64 * MIB), rng.randint(0, 32) * MIB)
+    store_bytes = rng.randint(0, 32) * MIB
+    costs = StepCosts(1 + rng.random(), rng.random() / (64 * MIB), store_bytes, store_bytes // 2)
     return options, moments, costs
 
 
@@ -49,7 +50,9 @@ def moment(rng: random.Random, holders: frozenset[str], block: str) -> Moment:
     return Moment(rng.randint(0, 64) * MIB, holders, block, rng.randint(0, 64) * MIB)
 
 
-def all_decisions(options: dict[str, list[Option]], moments: list[Moment], costs: StepCosts) -> list[Decision]:
+def all_decisions(
+    options: dict[str, list[Option]], moments: list[Moment], costs: StepCosts, *, is_narrow: bool = False
+) -> list[Decision]:
     """Counted here by themselves: which storages there are at each moment, and which are stored."""
     found = []
     for chosen in itertools.product(*options.values()):
@@ -60,7 +63,7 @@ def all_decisions(options: dict[str, list[Option]], moments: list[Moment], costs
             kept = {name: size for holder in at.holders for name, size in by_name[holder].kept.items()}
             is_storing = at.block is not None and by_name[at.block].action.kind == "store"
             peak_bytes = max(peak_bytes, sum(kept.values()) + (at.stored_bytes if is_storing else at.bytes))
-        peak_bytes += costs.store_bytes if stored else 0
+        peak_bytes += costs.store_bytes - is_narrow * costs.spared_bytes if stored else 0
         added_seconds = sum(one.seconds for one in chosen) + costs.store_seconds * sum(stored.values())
         found.append(Decision(by_name, peak_bytes, costs.step_seconds + added_seconds, sum(stored.values())))
     return found
@@ -84,19 +87,22 @@ def test_the_fastest_choice_within_every_limit(seed: int) -> None:
         assert found == decision_of(found.chosen, moments, costs)
 
 
+@pytest.mark.parametrize("is_narrow", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_the_least_peak(seed: int) -> None:
+def test_the_least_peak(seed: int, is_narrow: bool) -> None:
     problem = random_problem(random.Random(seed))
-    least_bytes = min(decision.peak_bytes for decision in all_decisions(*problem))
-    found = decide(*problem, None)
+    least_bytes = min(decision.peak_bytes for decision in all_decisions(*problem, is_narrow=is_narrow))
+    found = decide(*problem, None, is_narrow=is_narrow)
     assert found is not None
     assert found.peak_bytes <= least_bytes * (1 + GAP)
 
 
+@pytest.mark.parametrize("is_narrow", [False, True])
 @pytest.mark.parametrize("seed", range(10))
-def test_what_a_decision_costs(seed: int) -> None:
+def test_what_a_decision_costs(seed: int, is_narrow: bool) -> None:
     options, moments, costs = random_problem(random.Random(seed))
-    for expected in all_decisions(options, moments, costs):
-        found = decision_of(expected.chosen, moments, costs)
+    for expected in all_decisions(options, moments, costs, is_narrow=is_narrow):
+        found = decision_of(expected.chosen, moments, costs, is_narrow=is_narrow)
+        assert found.is_narrow == (is_narrow and found.stored_bytes > 0 and costs.spared_bytes > 0)
         assert (found.peak_bytes, found.stored_bytes) == (expected.peak_bytes, expected.stored_bytes)
         assert found.step_seconds == pytest.approx(expected.step_seconds)

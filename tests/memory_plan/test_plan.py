@@ -22,6 +22,8 @@ from tests.memory_plan.blocks import Mlp as SmallMlp
 from tierstore import ConfigError, MemoryPlan, StoreClosedError, TierStore, offload_module, plan_memory
 from tierstore.hooks.in_place import around_calls_of
 from tierstore.memory_plan import meter
+from tierstore.memory_plan.choice import TriedDecision
+from tierstore.memory_plan.menu import Action
 from tierstore.memory_plan.meter import ResidentMeter
 from tierstore.memory_plan.prices import Trials, measure_prices
 from tierstore.residency.torch_names import current_backward
@@ -182,7 +184,7 @@ def test_block_too_large_to_be_computed_again_is_not_even_tried(
             return super().forward(batch)
 
     model.blocks = nn.ModuleList(Counting() for _ in range(NUM_BLOCKS))
-    prices, _ = measure_prices(Trials(model, lambda: loss_of(model), store, ResidentMeter()), limit_bytes)
+    prices, _ = measure_prices(Trials(model, lambda: loss_of(model), store, ResidentMeter(), limit_bytes))
     assert num_computed[True] == num_again
     assert set(prices.differs.values()) == (set() if num_again else {"that takes more memory than the limit"})
 
@@ -208,8 +210,30 @@ def test_block_too_large_to_be_computed_again_is_tried_if_it_communicates(store:
     """Other ranks wait for what it sends, and may have more memory."""
     model = Model()
     model.blocks[0].inner.shard = nn.Parameter(torch.ones(1).as_subclass(Shard))
-    prices, _ = measure_prices(Trials(model, lambda: loss_of(model), store, ResidentMeter()), limit_bytes=1)
+    prices, _ = measure_prices(Trials(model, lambda: loss_of(model), store, ResidentMeter(), 1))
     assert set(prices.differs) == {f"blocks.{number}" for number in range(1, NUM_BLOCKS)}
+
+
+def test_within_the_tightest_limits_the_store_moves_less_at_a_time(make_store: MakeStore, tmp_path: Path) -> None:
+    store, model = make_store(staging_bytes="64MiB"), Model()
+    expected = steps(copy.deepcopy(model), 3)
+    live, limits = planned(model, store, far_above())._live, store.residency.window_limits
+    assert live is not None
+    prices = live.corrected.prices
+    decision = prices.decision_for(dict.fromkeys(prices.options, Action("store")), is_narrow=True)
+    assert decision is not None
+    choice = TriedDecision.untried(decision)
+    plan = MemoryPlan.of(choice, live.corrected, far_above(), 0, ResidentMeter(), store)
+    assert plan.staging_bytes == 32 * MIB
+    assert "The store moves at most 32 MiB at a time meanwhile." in str(plan)
+    plan.apply(model)
+    assert store.residency.window_limits == (0, 32 * MIB)
+    assert_same_bits(steps(model, 3), expected)
+    plan.remove(model)
+    assert store.residency.window_limits == limits
+    plan.save(tmp_path / "plan.toml")
+    MemoryPlan.load(tmp_path / "plan.toml").apply(model, store=store)
+    assert store.residency.window_limits == (0, 32 * MIB)
 
 
 def test_within_a_limit_same_bits(store: TierStore) -> None:

@@ -289,7 +289,7 @@ class OfADevice(ResidentMeter):
 
 def trials_of(given: GivenSteps, meter: ResidentMeter) -> Trials:
     model = Chain(Mlp)
-    trials = Trials(model, lambda: step(model), given, meter)  # type: ignore[arg-type]
+    trials = Trials(model, lambda: step(model), given, meter, 2**40)  # type: ignore[arg-type]
     trials.steps = given  # type: ignore[assignment]
     return trials
 
@@ -317,7 +317,8 @@ def test_trial_of_a_decision_goes_on_while_its_peak_still_rises(
     trials = trials_of(given, ResidentMeter())
     trials.store = store
     prices = Prices({}, [], StepCosts(0.0, 0.0, 0), {}, {}, {}, 0, 1, False)
-    assert trials.take(Decision({}, 0, 0.0, 0), prices).peak_bytes == 10 * peak
+    with trials:
+        assert trials.take(Decision({}, 0, 0.0, 0), prices).peak_bytes == 10 * peak
 
 
 def test_trial_that_all_ranks_take_has_four_steps() -> None:

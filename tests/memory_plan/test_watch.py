@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -200,8 +201,10 @@ def test_prediction_that_missed_is_corrected_and_told(store: TierStore) -> None:
     assert not store.stats().memory_plan
 
 
-def test_peak_above_the_limit_other_actions_and_the_same_bits(make_store: MakeStore) -> None:
-    model, store = Model(), make_store(host_bytes="64MiB")
+@pytest.mark.parametrize("is_narrow", [False, True])
+def test_peak_above_the_limit_other_actions_and_the_same_bits(make_store: MakeStore, is_narrow: bool) -> None:
+    """Something has to be stored, for which there is only room with a narrow window, or there is room for all ways."""
+    model, store = Model(), make_store(host_bytes="64MiB", staging_bytes="48MiB")
     expected = train(model, 1)
     plan = planned(model, store, far_above())
     live = plan._live
@@ -209,13 +212,18 @@ def test_peak_above_the_limit_other_actions_and_the_same_bits(make_store: MakeSt
     measured_bytes = live.decision.peak_bytes + 50 * MIB
     limit_bytes = measured_bytes - MIB
     set_existing(live.corrected, _limit_bytes=limit_bytes)
+    if is_narrow:
+        prices = live.corrected.prices
+        few = {name: [one for one in own if one.action.kind != "recompute"] for name, own in prices.options.items()}
+        costs = replace(prices.costs, store_bytes=2**30, spared_bytes=2**30)
+        live.corrected.prices = prices._replace(options=few, costs=costs)
     watch, calls = watched(plan, store, model, Told(measured_bytes), limit_bytes=limit_bytes, peak_bytes=1)
     assert train(model, 4) == expected
     assert {call.action.kind for call in calls.values()} == {"keep"}
     assert train(model, 1) == expected
     assert store.stats().memory_plan["num_corrections"] >= 1
     assert {call.action.kind for call in calls.values()} != {"keep"}
-    assert store.residency.window_limits[0] == 0, "what is stored now would stay in host memory"
+    assert store.residency.window_limits == (0, 32 * MIB if is_narrow else 48 * MIB), "it would stay in host memory"
     watch.end()
 
 

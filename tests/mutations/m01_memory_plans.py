@@ -124,7 +124,7 @@ MUTATIONS = {
     },
     "test_what_returning_memory_took_is_no_price_in_the_end": {
         "what returning memory takes is no price of a block": never(
-            "choice:choose", "last is not None and last.is_short"
+            "choice:choose", "trials_of_shares and trials_of_shares[-1].is_short"
         ),
     },
     "test_choice_known_before_the_trials_is_measured_again": {
@@ -137,8 +137,27 @@ MUTATIONS = {
     },
     "test_of_several_plans_the_least_limits_hold_until_they_end": {
         "of several plans the least limits hold": replace(
-            "PlansOfStore._least_limits", "min(host, ...)", "max(host, ...)"
+            "PlansOfStore._least_limits", "min(..., default=None)", "max(..., default=None)"
         ),
+    },
+    "test_window_is_narrowed_only_if_nothing_else_fits": {
+        "the store moves less at a time only if nothing else fits": replace(
+            "Corrected.decide", "ways.append(...)", "ways.insert(0, (min(_MARGINS), True))"
+        ),
+        "the store moves less at a time if nothing else fits": drop(
+            "Corrected.decide", "ways.append((min(_MARGINS), True))"
+        ),
+    },
+    "test_within_the_tightest_limits_the_store_moves_less_at_a_time": {
+        "a plan narrows the window of the store": replace("MemoryPlan.apply", "(0, self.staging_bytes)", "(0, None)"),
+    },
+    "test_peak_above_the_limit_other_actions_and_the_same_bits": {
+        "a plan that is decided again narrows the window of the store": replace(
+            "StepWatch._correct", "again.staging_bytes", "None"
+        ),
+    },
+    "test_store_moves_no_more_at_a_time_than_its_plans_allow": {
+        "the window of a store can be narrowed": replace("HostWindows.limit", "staging_bytes", "2**26"),
     },
     "test_store_after_its_plan_died_holds_what_it_was_opened_for": {
         "a plan that has died limits nothing": never("_Wishes.are_over", "self.plan() is None"),

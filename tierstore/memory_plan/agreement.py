@@ -43,8 +43,8 @@ def agreed(corrected: Corrected, own: Decision | None) -> Decision | None:
         )
     decisions = [own, *map(prices.uniform, _EVERYWHERE)]
     proposals = _gathered([decision.actions for decision in decisions if decision is not None])
-    candidates = [prices.decision_for(actions) for of_rank in proposals for actions in of_rank]
-    seconds_of_ranks = _gathered([corrected.seconds_if_fits(candidate) for candidate in candidates])
+    candidates = [corrected.fitting(actions) for of_rank in proposals for actions in of_rank]
+    seconds_of_ranks = _gathered([math.inf if one is None else one.step_seconds for one in candidates])
     slowest = [max(seconds) for seconds in zip(*seconds_of_ranks, strict=True)]
     best = min(range(len(slowest)), key=slowest.__getitem__)
     return None if math.isinf(slowest[best]) else candidates[best]

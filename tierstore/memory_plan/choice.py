@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,10 +20,14 @@ _MARGINS = (1 / 16, 1 / 50)
 until it is short, so a step takes all of the limit, whatever is alive. The thread that returns what is freed needs some
 tens of milliseconds on a busy machine, in which a training may take 100 MiB."""
 _LEAST_MARGIN_BYTES = 16 * 2**20
-_SHARES = (1.0, 1.0, 0.85, 0.7)
-"""Decisions for these shares of the limit are tried, the second with what the first has taught. Those below 1 follow
-only where memory had to be returned to the system: to get it back may cost more than to move a little more. Heaps with
-holes may hold a third more than what is alive; within 0.7 there is room for that, and hardly anything returned."""
+_MOST, _WHOLE, _LESS = 0.94, 1.0, (0.85, 0.7)
+_SHARES = (_MOST, _MOST, _WHOLE, _WHOLE, *_LESS)
+"""Decisions for these shares of the limit are tried, the second of two with what the first has taught.
+
+Heaps have holes: under decisions for the whole limit, 0.06 to 0.07 of it were resident beside what was alive, and the
+kernel has killed a plan. So the whole limit is used only if less does not do, or if no memory had to be returned to the
+system. Where some had to be, to get it back may cost more than to move a little more, so less is tried. Heaps may hold
+a third more than what is alive; within 0.7 there is room for that, and hardly anything is returned."""
 PEAK_MISS, TIME_MISS = 0.03, 0.05
 """Misses of a prediction by more than these shares are corrected."""
 
@@ -77,25 +81,40 @@ class Corrected:
         self._share = share
 
     def decide(self, share: float | None = None) -> Decision | None:
-        """The fastest decision within a share of the limit (`keep_within`); None: there is none."""
+        """The fastest decision within a share of the limit (`keep_within`); None: there is none.
+
+        The store's staging window is narrowed only if nothing else fits into the whole limit.
+        """
         prices, began, decision = self.prices, time.perf_counter(), None
         share = self._share if share is None else share
-        for margin in _MARGINS:
+        ways = [(margin, False) for margin in _MARGINS]
+        if share >= 1 and prices.costs.spared_bytes:
+            ways.append((min(_MARGINS), True))
+        for margin, is_narrow in ways:
             target_bytes = int(share * self._limit_bytes) - _margin(margin, self._limit_bytes) - self.offset_bytes
-            decision = decision or decide(prices.options, prices.moments, prices.costs, target_bytes)
+            decision = decision or decide(
+                prices.options, prices.moments, prices.costs, target_bytes, is_narrow=is_narrow
+            )
         self.decision_seconds += time.perf_counter() - began
         return decision
+
+    def least(self) -> Decision | None:
+        """The decision with the least peak, with a narrow staging window."""
+        prices = self.prices
+        return decide(prices.options, prices.moments, prices.costs, None, is_narrow=True)
 
     def seconds_of(self, decision: Decision) -> float:
         """How long a step takes under a decision, by the prices as they are now."""
         now = self.prices.decision_for(decision.actions)
         return math.inf if now is None else now.step_seconds
 
-    def seconds_if_fits(self, decision: Decision | None) -> float:
-        """How long a step takes, by the prices; infinite: there is no decision, or it is not within the limit."""
-        if decision is None or self.needed_bytes(decision) > self._limit_bytes:
-            return math.inf
-        return decision.step_seconds
+    def fitting(self, actions: Mapping[str, Action]) -> Decision | None:
+        """The decision for an action of each block, if it is within the limit; narrow only if that has to be."""
+        for is_narrow in (False, True):
+            decision = self.prices.decision_for(actions, is_narrow=is_narrow)
+            if decision is not None and self.needed_bytes(decision) <= self._limit_bytes:
+                return decision
+        return None
 
     def needed_bytes(self, decision: Decision) -> int:
         """The least limit for which a decision would be made."""
@@ -166,19 +185,20 @@ def choose(trials: Trials, corrected: Corrected, limit_bytes: int, known: list[T
         corrected.learn(tried[-1].decision, tried[-1].measured)
         if tried[-1].measured.peak_bytes <= limit_bytes:
             return tried[-1]
-    last, prices = None, corrected.prices
+    trials_of_shares: list[TriedDecision] = []
+    prices = corrected.prices
     for share in _SHARES:
-        if last is not None and share < last.share and not last.is_short:
-            break
-        if share < 1:
+        if not _is_worth_a_trial(share, trials_of_shares, limit_bytes):
+            continue
+        if share in _LESS:
             corrected.prices = prices  # what returning memory takes is no price of a block
         decision = corrected.decide(share)
-        if decision is None or any(decision.actions == choice.decision.actions for choice in tried):
+        if decision is None or any(decision.does_the_same(choice.decision) for choice in [*tried, *trials_of_shares]):
             continue
-        last = TriedDecision(decision, trials.take(decision, corrected.prices), share)
-        tried.append(last)
-        corrected.learn(decision, last.measured)
-    if last is not None and last.is_short:
+        trials_of_shares.append(TriedDecision(decision, trials.take(decision, corrected.prices), share))
+        corrected.learn(decision, trials_of_shares[-1].measured)
+    tried += trials_of_shares
+    if trials_of_shares and trials_of_shares[-1].is_short:
         corrected.prices = prices
     best = _best(tried, corrected, limit_bytes)
     if best is not None and best in known:  # that was before heaps had the holes that trials leave
@@ -188,6 +208,15 @@ def choose(trials: Trials, corrected: Corrected, limit_bytes: int, known: list[T
     if best is not None:
         corrected.keep_within(best.share)
     return best
+
+
+def _is_worth_a_trial(share: float, before: Sequence[TriedDecision], limit_bytes: int) -> bool:
+    """Whether to try a decision for that share after the trials `before`. See `_SHARES`."""
+    if not before or share == _MOST:
+        return True
+    if share == _WHOLE:
+        return not before[-1].is_short or all(choice.measured.peak_bytes > limit_bytes for choice in before)
+    return before[-1].is_short
 
 
 def _best(tried: list[TriedDecision], corrected: Corrected, limit_bytes: int) -> TriedDecision | None:

@@ -79,6 +79,7 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         strategies: of each single strategy, by its name.
         blocks: what is done with each block.
         num_calls: how often a step calls the model.
+        staging_bytes: of the store's staging window meanwhile; 0: as it was opened.
     """
 
     format: int
@@ -90,6 +91,7 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strategies: dict[str, Predicted]
     blocks: tuple[BlockPlan, ...]
     num_calls: int = 1
+    staging_bytes: int = 0
 
 
 def contents_of(
@@ -115,6 +117,7 @@ def contents_of(
         strategies,
         blocks,
         prices.num_calls,
+        choice.decision.staging_bytes or 0,
     )
 
 

@@ -8,14 +8,16 @@ come. A storage that several blocks keep counts once, until the last of them has
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import highspy
 
 from .menu import Action, Option
 
-__all__ = ["Decision", "Moment", "StepCosts", "decide", "decision_of"]
+__all__ = ["NARROW_BYTES", "Decision", "Moment", "StepCosts", "decide", "decision_of"]
 
+NARROW_BYTES = 32 * 2**20
+"""A narrow staging window of a store. What is larger passes through it alone, which is slow."""
 _SOLVER_SECONDS = 8.0
 _GAP = 1e-3
 _LATER = 1e-3
@@ -53,11 +55,18 @@ class StepCosts:
         step_seconds: of a step in which everything is kept.
         store_seconds: for each byte that goes to the store and comes back.
         store_bytes: memory that the store itself needs, if anything goes to it.
+        spared_bytes: so much less it needs with a narrow staging window.
     """
 
     step_seconds: float
     store_seconds: float
     store_bytes: int
+    spared_bytes: int = 0
+
+    @property
+    def narrow(self) -> StepCosts:
+        """With a narrow staging window."""
+        return replace(self, store_bytes=self.store_bytes - self.spared_bytes, spared_bytes=0)
 
 
 @dataclass(frozen=True)
@@ -68,12 +77,23 @@ class Decision:
         chosen: the options.
         peak_bytes, step_seconds: as predicted.
         stored_bytes: go to the store in a step.
+        is_narrow: the store's staging window is `NARROW_BYTES` meanwhile.
     """
 
     chosen: Mapping[str, Option]
     peak_bytes: int
     step_seconds: float
     stored_bytes: int
+    is_narrow: bool = False
+
+    @property
+    def staging_bytes(self) -> int | None:
+        """Of the store's staging window; None: as it was opened."""
+        return NARROW_BYTES if self.is_narrow else None
+
+    def does_the_same(self, other: Decision) -> bool:
+        """Whether both do the same, whatever they were expected to cost."""
+        return self.actions == other.actions and self.is_narrow == other.is_narrow
 
     @property
     def actions(self) -> dict[str, Action]:
@@ -82,22 +102,33 @@ class Decision:
 
 
 def decide(
-    options: Mapping[str, Sequence[Option]], moments: Sequence[Moment], costs: StepCosts, limit_bytes: int | None
+    options: Mapping[str, Sequence[Option]],
+    moments: Sequence[Moment],
+    costs: StepCosts,
+    limit_bytes: int | None,
+    *,
+    is_narrow: bool = False,
 ) -> Decision | None:
     """The fastest decision whose peak is within the limit; None: there is none.
 
     Args:
         options: of each block.
         limit_bytes: None: the decision with the least peak is wanted instead.
+        is_narrow: with a narrow staging window.
     """
-    program = _Program(options, moments, costs, limit_bytes)
+    program = _Program(options, moments, costs.narrow if is_narrow else costs, limit_bytes)
     chosen = program.solve()
-    return None if chosen is None else decision_of(chosen, moments, costs)
+    return None if chosen is None else decision_of(chosen, moments, costs, is_narrow=is_narrow)
 
 
-def decision_of(chosen: Mapping[str, Option], moments: Sequence[Moment], costs: StepCosts) -> Decision:
-    """What a choice costs."""
-    return Decision(chosen, _peak_of(chosen, moments, costs), _seconds_of(chosen, costs), sum(_stored(chosen).values()))
+def decision_of(
+    chosen: Mapping[str, Option], moments: Sequence[Moment], costs: StepCosts, *, is_narrow: bool = False
+) -> Decision:
+    """What a choice costs, with a narrow staging window if something is stored and that is wanted."""
+    stored_bytes = sum(_stored(chosen).values())
+    is_narrow = is_narrow and stored_bytes > 0 and costs.spared_bytes > 0
+    peak_bytes = _peak_of(chosen, moments, costs.narrow if is_narrow else costs)
+    return Decision(chosen, peak_bytes, _seconds_of(chosen, costs), stored_bytes, is_narrow)
 
 
 def _peak_of(chosen: Mapping[str, Option], moments: Iterable[Moment], costs: StepCosts) -> int:

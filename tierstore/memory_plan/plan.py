@@ -51,6 +51,8 @@ class MemoryPlan:
         predicted: peak and step under the plan.
         strategies: peak and step of each single strategy, by its name.
         blocks: what is done with each block.
+        staging_bytes: the store's staging window while the plan is applied: 32 MiB if nothing fits within the limit
+            otherwise; None: as the store was opened.
         is_needed: False: everything fits, and nothing is done.
     """
 
@@ -107,6 +109,11 @@ class MemoryPlan:
         return self._contents.tier
 
     @property
+    def staging_bytes(self) -> int | None:
+        """The store's staging window while the plan is applied; None: as the store was opened."""
+        return self._contents.staging_bytes or None
+
+    @property
     def is_needed(self) -> bool:
         """Whether anything is done. If not, everything fits."""
         return any(block.action != "keep" for block in self.blocks)
@@ -156,7 +163,8 @@ class MemoryPlan:
         self._put_around(model, self._watch.around(calls.get("")))
         meter.tidy()
         if store is not None and meter.is_of_host:
-            store.plans.keep_within(self._watch, self.limit_bytes, 0 if self.is_needed else None)
+            windows = (0, self.staging_bytes) if self.is_needed else (None, None)
+            store.plans.keep_within(self._watch, self.limit_bytes, *windows)
         return model
 
     def _put_around(self, module: nn.Module, around: Around) -> None:

@@ -12,7 +12,7 @@ from ..errors import ConfigError, ConfigTypeError
 from ..store.tier_store import TierStore
 from .agreement import agreed
 from .choice import Corrected, TriedDecision, choose
-from .decision import Decision, decide
+from .decision import Decision
 from .meter import Meter, meter_of
 from .plan import MemoryPlan
 from .prices import Trials, measure_prices
@@ -68,15 +68,10 @@ def plan_memory(
     limit_bytes, reserve_bytes = parse_size(limit, "limit"), parse_size(reserve, "reserve")
     usable_bytes = limit_bytes - reserve_bytes
     meter = _checked_meter_of(model, limit)
-    is_on_host = meter.is_of_host
-    trials = Trials(model, run, store, meter)
-    store.plans.keep_within(trials, usable_bytes if is_on_host else None, 0 if is_on_host else None)
-    try:
-        prices, measured = measure_prices(trials, usable_bytes)
+    with Trials(model, run, store, meter, usable_bytes) as trials:
+        prices, measured = measure_prices(trials)
         corrected = Corrected(prices, usable_bytes)
         choice = _choose(trials, corrected, usable_bytes, measured)
-    finally:
-        store.plans.keep_within(trials, None, None)
     if choice is None:
         raise ConfigError("limit", limit, _why_not(corrected, reserve_bytes, meter))
     return MemoryPlan.of(choice, corrected, limit_bytes, reserve_bytes, meter, store)
@@ -103,6 +98,6 @@ def _choose(
 
 
 def _why_not(corrected: Corrected, reserve_bytes: int, meter: Meter) -> str:
-    least = decide(corrected.prices.options, corrected.prices.moments, corrected.prices.costs, None)
+    least = corrected.least()
     least_bytes = 0 if least is None else corrected.needed_bytes(least) + reserve_bytes
     return f"it cannot fit: the least is {format_bytes(least_bytes)} of {meter.unit}"

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ from ..store.tier_store import TierStore
 from .applied import BlockTraits, PlannedCalls
 from .blocks import blocks_of
 from .call_tree import CallTree, Storages
-from .decision import Decision, Moment, StepCosts, decision_of
+from .decision import NARROW_BYTES, Decision, Moment, StepCosts, decision_of
 from .menu import Action, Option, options_of
 from .meter import Meter
 from .recording import BlockRecorder, BlockRecording, RecordedCall
@@ -79,7 +79,7 @@ class Prices(NamedTuple):
     num_calls: int
     communicates: bool
 
-    def decision_for(self, actions: Mapping[str, Action]) -> Decision | None:
+    def decision_for(self, actions: Mapping[str, Action], *, is_narrow: bool = False) -> Decision | None:
         """The decision for an action of each block; None: a block does not have it."""
         chosen = {}
         for name, several in self.options.items():
@@ -87,7 +87,7 @@ class Prices(NamedTuple):
             if option is None:
                 return None
             chosen[name] = option
-        return decision_of(chosen, self.moments, self.costs)
+        return decision_of(chosen, self.moments, self.costs, is_narrow=is_narrow)
 
     def uniform(self, action: Action) -> Decision:
         """The decision for this action in each block; blocks that cannot be computed again are stored instead."""
@@ -105,11 +105,26 @@ class Trials:
         model, run: as `plan_memory`'s.
         store: takes what is stored.
         meter: of the tier that is limited.
+        limit_bytes: for the peak.
     """
 
-    def __init__(self, model: nn.Module, run: Callable[[], torch.Tensor], store: TierStore, meter: Meter) -> None:
-        self.model, self.store, self.meter = model, store, meter
+    def __init__(
+        self, model: nn.Module, run: Callable[[], torch.Tensor], store: TierStore, meter: Meter, limit_bytes: int
+    ) -> None:
+        self.model, self.store, self.meter, self.limit_bytes = model, store, meter, limit_bytes
         self.steps = Steps(model, run, meter)
+
+    def __enter__(self) -> Self:
+        self._limit_store(None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.store.plans.keep_within(self, None, None)
+
+    def _limit_store(self, staging_bytes: int | None) -> None:
+        """Have the store return memory before the limit, and keep nothing there but what moves."""
+        if self.meter.is_of_host:
+            self.store.plans.keep_within(self, self.limit_bytes, 0, staging_bytes)
 
     def tidy(self) -> None:
         """Wait until what is stored has left memory, and return what is free."""
@@ -136,6 +151,7 @@ class Trials:
 
     def take(self, decision: Decision, prices: Prices) -> MeasuredStep:
         """A trial of the decision: four steps, and up to four more while their peak still rises."""
+        self._limit_store(decision.staging_bytes)
         return self._take(self.calls_of(decision.actions, prices.traits, prices.min_bytes), _MOST_STEPS)
 
     def take_four(self, calls: Mapping[str, Around]) -> MeasuredStep:
@@ -165,7 +181,7 @@ def _still_rises(steps: Sequence[MeasuredStep]) -> bool:
     return last > (1 + _STILL_RISES) * max(before)
 
 
-def measure_prices(trials: Trials, limit_bytes: int) -> tuple[Prices, list[tuple[Decision, MeasuredStep]]]:
+def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, MeasuredStep]]]:
     """Find out the prices, within the limit. Also returns the decisions that were measured on the way.
 
     Raises:
@@ -186,7 +202,7 @@ def measure_prices(trials: Trials, limit_bytes: int) -> tuple[Prices, list[tuple
     calls = {name: several for name, several in calls.items() if several}
     min_bytes = _min_bytes(recording)
     traits = {name: _traits_of(several) for name, several in calls.items()}
-    moments = _moments(trials, calls, traits, min_bytes, limit_bytes)
+    moments = _moments(trials, calls, traits, min_bytes)
     again = _again(calls)
     steps.take(trials.calls_of(again, traits, min_bytes))  # takes back the memory that was returned before
     planned = trials.calls_of(again, traits, min_bytes)
@@ -201,7 +217,7 @@ def measure_prices(trials: Trials, limit_bytes: int) -> tuple[Prices, list[tuple
     differs = {name: call.differs for name, several in calls.items() for call in several if call.differs}
     num_calls = max(1, tree.num_calls)
     prices = Prices(options, moments, nothing, kinds, traits, differs, min_bytes, num_calls, communicates)
-    costs = _costs(prices, recompute_step.seconds - sum(recompute_seconds.values()), store_step.seconds, store)
+    costs = _costs(prices, recompute_step.seconds - sum(recompute_seconds.values()), store_step.seconds, trials)
     prices = prices._replace(costs=costs)
     strategies = {Action("recompute", stores=True): recompute_step, Action("store"): store_step}
     return prices, [(prices.uniform(action), measured) for action, measured in strategies.items()]
@@ -243,18 +259,16 @@ def _again(calls: Calls) -> dict[str, Action]:
     return {name: Action("store") if name in differing else Action("recompute", stores=True) for name in calls}
 
 
-def _moments(
-    trials: Trials, calls: Calls, traits: Mapping[str, BlockTraits], min_bytes: int, limit_bytes: int
-) -> list[Moment]:
+def _moments(trials: Trials, calls: Calls, traits: Mapping[str, BlockTraits], min_bytes: int) -> list[Moment]:
     """The memory of each moment beside what blocks keep: measured with all stored, and with all computed again.
 
     From then on `calls` says of blocks that are too large to be computed again within the limit that they are.
     """
     stored = _timeline(trials, dict.fromkeys(calls, Action("store")), traits, min_bytes)
     saved_bytes = {name: max(sum(call.saved.values()) for call in several) for name, several in calls.items()}
-    _refuse_large(calls, stored, saved_bytes, limit_bytes)
+    _refuse_large(calls, stored, saved_bytes, trials.limit_bytes)
     recomputed = _timeline(trials, _again(calls), traits, min_bytes)
-    _refuse_large(calls, recomputed, dict.fromkeys(calls, _bytes_of_store(trials.store)), limit_bytes)
+    _refuse_large(calls, recomputed, dict.fromkeys(calls, _bytes_of_store(trials.store)), trials.limit_bytes)
     names = recomputed.names
     moments = [Moment(recomputed.first_bytes, frozenset())]
     for number, name in enumerate(names):
@@ -304,7 +318,7 @@ def _options(
     return found
 
 
-def _costs(prices: Prices, recompute_base_seconds: float, store_seconds: float, store: TierStore) -> StepCosts:
+def _costs(prices: Prices, recompute_base_seconds: float, store_seconds: float, trials: Trials) -> StepCosts:
     """The time of a plain step and of a stored byte, from two steps that store unequal numbers of bytes."""
     all_bytes = prices.uniform(Action("store")).stored_bytes
     inputs_bytes = prices.uniform(Action("recompute", stores=True)).stored_bytes
@@ -312,7 +326,8 @@ def _costs(prices: Prices, recompute_base_seconds: float, store_seconds: float, 
     if all_bytes - inputs_bytes > _LEAST_DIFFERENCE * all_bytes:
         per_byte = max((store_seconds - recompute_base_seconds) / (all_bytes - inputs_bytes), _LEAST_SECONDS)
     step_seconds = store_seconds - per_byte * all_bytes
-    return StepCosts(step_seconds, per_byte, _bytes_of_store(store))
+    spared_bytes = max(0, trials.store.staging_bytes - NARROW_BYTES) if trials.meter.is_of_host else 0
+    return StepCosts(step_seconds, per_byte, _bytes_of_store(trials.store), spared_bytes)
 
 
 def _bytes_of_store(store: TierStore) -> int:

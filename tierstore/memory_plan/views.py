@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -37,17 +37,21 @@ def plan_text(plan: MemoryPlan) -> str:
     if plan.is_needed:
         parts += [Text(), _blocks(plan.blocks)]
     out = io.StringIO()
-    Console(file=out, width=_WIDTH, color_system=None).print(Group(*parts, *_reasons(plan.blocks)))
+    Console(file=out, width=_WIDTH, color_system=None).print(Group(*parts, *_remarks(plan)))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
-def _reasons(blocks: Iterable[BlockPlan]) -> list[Text]:
-    """Why some are never computed again."""
+def _remarks(plan: MemoryPlan) -> list[Text]:
+    """How large the store's window is if that is not as usual, and why some are never computed again."""
+    remarks = []
+    if plan.staging_bytes is not None:
+        remarks.append(Text(f"The store moves at most {format_bytes(plan.staging_bytes)} at a time meanwhile."))
     names: dict[str, list[str]] = {}
-    for block in blocks:
+    for block in plan.blocks:
         if block.differs:
             names.setdefault(block.differs, []).append(block.name or "the model")
-    return [Text(f"Never recomputed, as {reason}: {', '.join(several)}.") for reason, several in names.items()]
+    remarks += (Text(f"Never recomputed, as {reason}: {', '.join(several)}.") for reason, several in names.items())
+    return remarks
 
 
 def _strategies(plan: MemoryPlan) -> Table:
@@ -118,14 +122,16 @@ def draw_plan(plan: MemoryPlan, corrected: Corrected) -> Figure:
 def _curve(plan: MemoryPlan, corrected: Corrected) -> list[tuple[float, float]]:
     """Limits in GiB and the seconds of a step that are predicted for a plan within each."""
     prices = corrected.prices
-    least = decide(prices.options, prices.moments, prices.costs, None)
+    least = corrected.least()
     if least is None:
         return []
     most_bytes = plan.strategies["keep everything"].peak_bytes
     points = []
     for place in range(_NUM_POINTS):
         limit_bytes = least.peak_bytes + (most_bytes - least.peak_bytes) * place // (_NUM_POINTS - 1)
-        decision = decide(prices.options, prices.moments, prices.costs, limit_bytes)
-        if decision is not None:
-            points.append((limit_bytes / 2**30, decision.step_seconds))
+        for is_narrow in (False, True):
+            decision = decide(prices.options, prices.moments, prices.costs, limit_bytes, is_narrow=is_narrow)
+            if decision is not None:
+                points.append((limit_bytes / 2**30, decision.step_seconds))
+                break
     return points

@@ -192,11 +192,11 @@ class StepWatch:
             )
         if again is None or (again.step_seconds > (1 - TIME_MISS) * seconds and peak_bytes <= expected.limit_bytes):
             again = decision  # nothing is gained by a change: only what is expected was wrong
-        if again.chosen != decision.chosen:
+        if not again.does_the_same(decision):
             for name, option in again.chosen.items():
                 self._calls[name].action = option.action
             if self._store is not None and self._meter.is_of_host:
-                self._store.plans.keep_within(self, expected.limit_bytes, 0)
+                self._store.plans.keep_within(self, expected.limit_bytes, 0, again.staging_bytes)
             self._num_steps, seconds = 0, again.step_seconds
             # Its allocators will keep as much beside what is alive as they did before, or all that they may.
             more_bytes = 0 if is_short else again.peak_bytes - decision.peak_bytes

@@ -370,10 +370,10 @@ class Residency(HandingOut):
         return self.rules.windows.limits
 
     @whole
-    def limit_host(self, nbytes: int) -> None:
-        """Keep at most `nbytes` in host memory from now on, staging aside."""
+    def limit_windows(self, host_bytes: int, staging_bytes: int) -> None:
+        """Keep at most `host_bytes` in host memory from now on, and `staging_bytes` more for what is being moved."""
         with self.lock:
-            self.rules.windows.limit_host(nbytes)
+            self.rules.windows.limit(host_bytes, staging_bytes)
 
     @whole
     def keep_on_device(self, device_bytes: int) -> None:

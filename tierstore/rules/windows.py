@@ -93,7 +93,7 @@ class HostWindows:
         grows: staging may take room for several of the largest tensors from host: see NOTE [Large tensors].
 
     Attributes:
-        host_bytes: the limit of host, as given to the constructor or to `limit_host`.
+        host_bytes: the limit of host, as given to the constructor or to `limit`.
         grows: as above.
         host_bytes_peak: the most bytes that were ever charged to host and to the part that staging took from it.
         noted_bytes, most_noted_bytes: charged to staging for noted tensors, and the limit: see NOTE [Small tensors].
@@ -129,10 +129,10 @@ class HostWindows:
         """Bytes that host still holds in the part that staging took."""
         return max(0, self.host.used_bytes - self.host_bytes + self._taken_bytes)
 
-    def limit_host(self, nbytes: int) -> None:
-        """Set the limit of host from now on. What it holds beyond that stays until it is let go of or moved."""
-        self.host_bytes = nbytes
-        self._taken_bytes = min(self._taken_bytes, nbytes // _MOST_TAKEN)
+    def limit(self, host_bytes: int, staging_bytes: int) -> None:
+        """Set both limits from now on. What a window holds beyond its limit stays until it is let go of or moved."""
+        self.host_bytes, self._staging_bytes = host_bytes, staging_bytes
+        self._taken_bytes = min(self._taken_bytes, host_bytes // _MOST_TAKEN)
         self.host.limit_bytes, self.staging.limit_bytes = self.limits
 
     def grow_staging(self, nbytes: int) -> None:

@@ -66,7 +66,8 @@ class Core:
         )
         self.engine.serve(self.residency)
         self.returner = Returner(options.return_memory, self.residency.has_any)
-        self.plans = PlansOfStore(self.returner.limit, self.residency.limit_host, options.host_bytes)
+        windows = options.host_bytes, options.staging_bytes
+        self.plans = PlansOfStore(self.returner.limit, self.residency.limit_windows, *windows)
         settings = _settings(options, self.engine.disk.usage(), num_lanes)
         self.traces = Recordings(self.residency, partial(header_of, settings))
         watch_over(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 __all__ = ["PlansOfStore"]
 
@@ -16,17 +17,21 @@ class PlansOfStore:
 
     Args:
         limit_process: sets a limit of the process's resident memory, before which freed memory is returned; None: none.
-        limit_host: sets the host memory that the store may hold, staging aside.
-        host_bytes: what the store was opened with.
+        limit_windows: sets the host memory that the store may hold, and its staging window.
+        host_bytes, staging_bytes: what the store was opened with.
     """
 
     def __init__(
-        self, limit_process: Callable[[int | None], None], limit_host: Callable[[int], None], host_bytes: int
+        self,
+        limit_process: Callable[[int | None], None],
+        limit_windows: Callable[[int, int], None],
+        host_bytes: int,
+        staging_bytes: int,
     ) -> None:
-        self._limit_process, self._limit_host, self._host_bytes = limit_process, limit_host, host_bytes
+        self._limit_process, self._limit_windows = limit_process, limit_windows
         self._wishes: dict[_Wishes, None] = {}  # those of the plan that told last are the last
-        self._opened_limits: tuple[int | None, int] = None, host_bytes
-        self._limits: tuple[int | None, int] = self._opened_limits  # as they were set last
+        self._opened = _Limits(None, host_bytes, staging_bytes)
+        self._limits = self._opened  # as they were set last
 
     @property
     def figures(self) -> Mapping[str, float]:
@@ -36,18 +41,20 @@ class PlansOfStore:
     @property
     def limits_process(self) -> bool:
         """Whether a plan limits the process's resident memory now."""
-        return any(wishes.limit_bytes is not None for wishes in self._living())
+        return any(wishes.limits.process_bytes is not None for wishes in self._living())
 
-    def keep_within(self, plan: object, limit_bytes: int | None, host_bytes: int | None) -> None:
-        """Set the limits of a plan; both None: it has none any more. Of several plans, the least limits hold.
+    def keep_within(
+        self, plan: object, limit_bytes: int | None, host_bytes: int | None, staging_bytes: int | None = None
+    ) -> None:
+        """Set the limits of a plan; all None: it has none any more. Of several plans, the least limits hold.
 
         Args:
             plan: whose limits these are; they are gone with it.
             limit_bytes: of the resident memory of the process.
-            host_bytes: what the store may hold, staging aside. None: as it was opened.
+            host_bytes, staging_bytes: what the store may hold, and beside that its staging window. None: as it was
+                opened.
         """
-        wishes = self._wishes_of(plan)
-        wishes.limit_bytes, wishes.host_bytes = limit_bytes, host_bytes
+        self._wishes_of(plan).limits = _Limits(limit_bytes, host_bytes, staging_bytes)
         self.drain()
 
     def tell(self, plan: object, figures: Mapping[str, float]) -> None:
@@ -60,22 +67,21 @@ class PlansOfStore:
 
     def drain(self) -> None:
         """Forget the plans that have ended or died, and set the limits of the others. Cheap if there is no plan."""
-        if not self._wishes and self._limits == self._opened_limits:
+        if not self._wishes and self._limits == self._opened:
             return  # every `put` comes here
         for wishes in list(self._wishes):
             if wishes.are_over:
                 self._wishes.pop(wishes, None)
         # If two threads set limits at once, the one that sets them last looks again.
         while self._limits != (limits := self._least_limits()):
-            self._limit_process(limits[0])
-            self._limit_host(limits[1])
+            self._limit_process(limits.process_bytes)
+            self._limit_windows(limits.host_bytes or 0, limits.staging_bytes or 0)
             self._limits = limits
 
-    def _least_limits(self) -> tuple[int | None, int]:
-        living = self._living()
-        limits = [wishes.limit_bytes for wishes in living if wishes.limit_bytes is not None]
-        host = [wishes.host_bytes for wishes in living if wishes.host_bytes is not None]
-        return min(limits, default=None), min(host, default=self._host_bytes)
+    def _least_limits(self) -> _Limits:
+        several = [self._opened, *(wishes.limits for wishes in self._living())]
+        kinds = zip(*several, strict=True)
+        return _Limits(*(min((nbytes for nbytes in kind if nbytes is not None), default=None) for kind in kinds))
 
     def _living(self) -> list[_Wishes]:
         return [wishes for wishes in list(self._wishes) if not wishes.are_over]
@@ -88,23 +94,34 @@ class PlansOfStore:
         return found
 
 
+class _Limits(NamedTuple):
+    """Limits of memory; None: none of its own.
+
+    Attributes:
+        process_bytes: of the resident memory of the process.
+        host_bytes, staging_bytes: of the store's two windows.
+    """
+
+    process_bytes: int | None = None
+    host_bytes: int | None = None
+    staging_bytes: int | None = None
+
+
 class _Wishes:
     """What a plan has asked for.
 
     Attributes:
         plan: refers to it weakly.
-        limit_bytes: of the resident memory of the process; None: none.
-        host_bytes: what the store may hold; None: as it was opened.
+        limits: what it wants to be kept.
         figures: what the plan told last.
     """
 
     def __init__(self, plan: object) -> None:
         self.plan = weakref.ref(plan)
-        self.limit_bytes: int | None = None
-        self.host_bytes: int | None = None
+        self.limits = _Limits()
         self.figures: Mapping[str, float] = {}
 
     @property
     def are_over(self) -> bool:
         """Whether the plan is gone, or wants nothing any more."""
-        return self.plan() is None or not (self.figures or self.limit_bytes is not None or self.host_bytes is not None)
+        return self.plan() is None or not (self.figures or self.limits != _Limits())
