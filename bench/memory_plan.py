@@ -58,6 +58,7 @@ def variant_of(case: str, strategy: str) -> str:
 def _goals(case: str) -> list[Goal]:
     plan = variant_of(case, PLAN)
     return [
+        Goal(f"{case}: trains, and is not killed", "trains", plan, at_least=1.0),
         Goal(f"{case}: peak, of the limit", "peak_to_limit", plan, at_most=1.0),
         Goal(f"{case}: peak, off the predicted", "peak_off_predicted", plan, at_most=0.03),
         Goal(f"{case}: step, off the predicted", "step_off_predicted", plan, at_most=0.05),

@@ -200,3 +200,14 @@ def test_choice_known_before_the_trials_is_measured_again(corrected: Corrected) 
     assert best is not None
     assert trials.tried == ["store", "recompute"]
     assert best.decision.actions == {"block": STORE}
+
+
+def test_each_choice_known_before_the_trials_is_measured_again(corrected: Corrected) -> None:
+    """All seemed to be faster than what is tried."""
+    ways = [RECOMPUTE, STORE]
+    known = [TriedDecision(corrected.prices.uniform(way), MeasuredStep(0.5, 50 * MIB)) for way in ways]
+    trials = Measured({"store": 1.1, "recompute": 1.4})
+    best = choose(trials, corrected, LIMIT_BYTES, known)  # type: ignore[arg-type]
+    assert best is not None
+    assert sorted(trials.tried) == ["recompute", "store"]
+    assert best.measured.seconds == 1.1

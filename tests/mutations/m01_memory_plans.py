@@ -128,7 +128,7 @@ MUTATIONS = {
         ),
     },
     "test_choice_known_before_the_trials_is_measured_again": {
-        "a choice is measured as the trials left the heaps": never("choice:choose", "best in known"),
+        "a choice is measured as the trials left the heaps": never("choice:choose", "best in outdated"),
     },
     "test_the_fastest_choice_within_every_limit": {
         "a storage that several blocks keep counts once": replace(
@@ -138,6 +138,16 @@ MUTATIONS = {
     "test_of_several_plans_the_least_limits_hold_until_they_end": {
         "of several plans the least limits hold": replace(
             "PlansOfStore._least_limits", "min(..., default=None)", "max(..., default=None)"
+        ),
+    },
+    "test_where_memory_is_short_no_trial_is_for_the_whole_limit": {
+        "where memory is short, no decision for the whole limit is tried": replace(
+            "_is_worth_a_trial", "not before[-1].is_short or all(...)", "True"
+        ),
+    },
+    "test_the_whole_limit_is_used_if_less_does_not_do": {
+        "the whole limit is used if less does not do": replace(
+            "_is_worth_a_trial", "not before or share == _MOST", "share != _WHOLE"
         ),
     },
     "test_window_is_narrowed_only_if_nothing_else_fits": {

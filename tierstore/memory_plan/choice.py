@@ -200,8 +200,9 @@ def choose(trials: Trials, corrected: Corrected, limit_bytes: int, known: list[T
     tried += trials_of_shares
     if trials_of_shares and trials_of_shares[-1].is_short:
         corrected.prices = prices
-    best = _best(tried, corrected, limit_bytes)
-    if best is not None and best in known:  # that was before heaps had the holes that trials leave
+    best, outdated = _best(tried, corrected, limit_bytes), list(known)
+    while best is not None and best in outdated:  # that was before heaps had the holes that trials leave
+        outdated.remove(best)
         tried.remove(best)
         tried.append(best._replace(measured=trials.take(best.decision, corrected.prices)))
         best = _best(tried, corrected, limit_bytes)
