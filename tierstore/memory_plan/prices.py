@@ -80,7 +80,7 @@ class Prices(NamedTuple):
     communicates: bool
 
     def decision_for(self, actions: Mapping[str, Action], *, is_narrow: bool = False) -> Decision | None:
-        """The decision for an action of each block; None: a block does not have it."""
+        """The decision for an action of each block; None: a block does not have it. `is_narrow`: as `decide`'s."""
         chosen = {}
         for name, several in self.options.items():
             option = next((option for option in several if option.action == actions[name]), None)
