@@ -19,6 +19,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -206,13 +207,16 @@ def train(name: str, strategy: str, limit_bytes: int | None, budget: float, scra
         torch.manual_seed(1)
         for _ in sys.stdin:
             Path("/proc/self/clear_refs").write_text("5")
-            began = time.perf_counter()
+            used, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
             loss = loss_of()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            seconds = time.perf_counter() - began
+            seconds, now = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
             figures = {"step_seconds": seconds, "peak_bytes": _peak_bytes(), "last_loss": loss.item()}
+            figures["user_seconds"] = now.ru_utime - used.ru_utime
+            figures["system_seconds"] = now.ru_stime - used.ru_stime
+            figures["num_page_faults"] = now.ru_minflt - used.ru_minflt
             losses.append(loss.item())
             figures["fourth_loss"] = losses[min(3, len(losses) - 1)]
             del loss
