@@ -19,7 +19,9 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -51,7 +53,7 @@ BENCHMARK = Benchmark(
 
 
 def measure(variant: str, scratch: Path) -> dict[str, float]:
-    """Seconds of each way, of what threads waited for, and the most memory that the process had."""
+    """Seconds of each way, CPU time in it, what threads waited for, and the most memory that the process had."""
     if shutil.disk_usage(scratch).free < SAVED_BYTES * 1.05:
         raise RuntimeError(f"the drive has no room for {SAVED_BYTES / 2**30:.0f} GiB")
     if variant == STORE:
@@ -66,18 +68,19 @@ def with_store(scratch: Path) -> dict[str, float]:
     start = torch.rand(VALUES_BYTES // 4, requires_grad=True)
     factor = torch.tensor(1.01, requires_grad=True)
     with TierStore(scratch, host_bytes=HOST_BYTES) as store:
-        began = time.perf_counter()
+        times = [_Times.now()]
         values = start
         with tiered_offload(store):
             for _ in range(NUM_STEPS):
                 values = torch.sin(values * factor)
             total = values.sum()
-        turned = time.perf_counter()
+        times.append(_Times.now())
         total.backward()
-        ended = time.perf_counter()
+        times.append(_Times.now())
         stats = store.stats()
     waits = {f"{cause.replace(' ', '_')}_seconds": seconds for cause, seconds in stats.stall_seconds.items()}
-    return {"forward_seconds": turned - began, "backward_seconds": ended - turned} | waits
+    forward, backward = (later.since(earlier, way) for way, (earlier, later) in zip(WAYS, pairwise(times), strict=True))
+    return forward | backward | waits
 
 
 @torch.no_grad()
@@ -102,21 +105,37 @@ def with_bare_threads(scratch: Path, *, is_like_saved: bool) -> dict[str, float]
     sources = private_buffers(TENSOR_BYTES, NUM_SMALL, pages=mmap.MADV_NOHUGEPAGE) if is_like_saved else None
     with raw_device(scratch, num_blocks, sources=sources, has_checksums=is_like_saved) as mover:
         ways = ((forward, mover.spill), (backward, mover.restore))
-        return {
-            f"{name}_{figure}": seconds
-            for name, (compute, move) in zip(WAYS, ways, strict=True)
-            for figure, seconds in _both(compute, move).items()
-        }
+        figures: dict[str, float] = {}
+        for way, (compute, move) in zip(WAYS, ways, strict=True):
+            figures |= _both(way, compute, move)
+        return figures
 
 
-def _both(compute: Callable[[], None], move: Callable[[], None]) -> dict[str, float]:
-    began = time.perf_counter()
+def _both(way: str, compute: Callable[[], None], move: Callable[[], None]) -> dict[str, float]:
+    began = _Times.now()
     mover = threading.Thread(target=move)
     mover.start()
     compute()
-    computed = time.perf_counter()
+    compute_seconds = time.perf_counter() - began.wall
     mover.join()
-    return {"seconds": time.perf_counter() - began, "compute_seconds": computed - began}
+    return _Times.now().since(began, way) | {f"{way}_compute_seconds": compute_seconds}
+
+
+class _Times(NamedTuple):
+    """Seconds: on the clock, and of the process's threads in their own code and in the kernel."""
+
+    wall: float
+    user: float
+    system: float
+
+    @classmethod
+    def now(cls) -> _Times:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(time.perf_counter(), used.ru_utime, used.ru_stime)
+
+    def since(self, before: _Times, way: str) -> dict[str, float]:
+        names = (f"{way}_seconds", f"{way}_user_seconds", f"{way}_system_seconds")
+        return {name: now - then for name, now, then in zip(names, self, before, strict=True)}
 
 
 if __name__ == "__main__":

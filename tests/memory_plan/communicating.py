@@ -18,7 +18,7 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from tests.memory_plan.test_plan import Block, far_above
+from tests.memory_plan.planned_model import Block, far_above
 from tierstore import ConfigError, MemoryPlan, TierStore, plan_memory
 
 

@@ -19,45 +19,17 @@ from tests.conftest import MakeStore
 from tests.daemon.conftest import environment_of_tests
 from tests.hooks.programs import all_bits, assert_same_bits, forget_after_error, grads
 from tests.memory_plan.blocks import Mlp as SmallMlp
+from tests.memory_plan.planned_model import NUM_BLOCKS, Block, Model, far_above, loss_of, planned, planned_by
 from tierstore import ConfigError, MemoryPlan, StoreClosedError, TierStore, offload_module, plan_memory
 from tierstore.hooks.in_place import around_calls_of
 from tierstore.memory_plan import meter
-from tierstore.memory_plan.choice import TriedDecision
+from tierstore.memory_plan.choice import Corrected, TriedDecision
 from tierstore.memory_plan.menu import Action
 from tierstore.memory_plan.meter import ResidentMeter
 from tierstore.memory_plan.prices import Trials, measure_prices
 from tierstore.residency.torch_names import current_backward
 
-WIDTH, ROWS, NUM_BLOCKS = 256, 2048, 6
 MIB = 2**20
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        hidden = self.norm(self.inner(batch)).sin().exp().tanh()
-        return nn.functional.dropout(hidden, 0.1) * hidden.cos()
-
-
-class Model(nn.Module):
-    """Saves some 100 MiB."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(NUM_BLOCKS))
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            batch = batch + block(batch * 0.5)
-        return batch
-
-
-def loss_of(model: nn.Module) -> torch.Tensor:
-    batch = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
-    return model(batch).square().mean()  # type: ignore[no-any-return]
 
 
 def steps(model: nn.Module, num_steps: int = 2) -> list[Any]:
@@ -70,20 +42,6 @@ def steps(model: nn.Module, num_steps: int = 2) -> list[Any]:
         found += all_bits(grads(model))
         optimizer.step()
     return [*found, *all_bits(model.state_dict().values())]
-
-
-def planned(model: nn.Module, store: TierStore, limit: object, **options: Any) -> MemoryPlan:
-    return plan_memory(model, lambda: loss_of(model), store=store, limit=limit, **options)  # type: ignore[arg-type]
-
-
-def far_above() -> int:
-    return ResidentMeter().level() + 2**31
-
-
-@pytest.fixture
-def easy(store: TierStore) -> MemoryPlan:
-    """Of a model that fits."""
-    return planned(Model(), store, far_above())
 
 
 def arounds(model: nn.Module) -> list[object]:
@@ -214,10 +172,12 @@ def test_block_too_large_to_be_computed_again_is_tried_if_it_communicates(store:
     assert set(prices.differs) == {f"blocks.{number}" for number in range(1, NUM_BLOCKS)}
 
 
-def test_within_the_tightest_limits_the_store_moves_less_at_a_time(make_store: MakeStore, tmp_path: Path) -> None:
+def test_within_the_tightest_limits_the_store_moves_less_at_a_time(
+    corrected: Corrected, make_store: MakeStore, tmp_path: Path
+) -> None:
     store, model = make_store(staging_bytes="64MiB"), Model()
     expected = steps(copy.deepcopy(model), 3)
-    live, limits = planned(model, store, far_above())._live, store.residency.window_limits
+    live, limits = planned_by(corrected, store)._live, store.residency.window_limits
     assert live is not None
     prices = live.corrected.prices
     decision = prices.decision_for(dict.fromkeys(prices.options, Action("store")), is_narrow=True)
@@ -382,10 +342,10 @@ def test_apply_twice_refused(easy: MemoryPlan, store: TierStore, tmp_path: Path)
     easy.apply(model)
 
 
-def test_store_closed_apply_refuses_and_remove_works(make_store: MakeStore) -> None:
+def test_store_closed_apply_refuses_and_remove_works(corrected: Corrected, make_store: MakeStore) -> None:
     store = make_store()
     model = Model()
-    plan = planned(model, store, far_above())
+    plan = planned_by(corrected, store)
     plan.apply(model)
     store.close()
     steps(model)
@@ -428,10 +388,10 @@ def test_error_in_the_middle_of_planning_leaves_all_as_found(store: TierStore) -
 # --- several plans on one store -------------------------------------------------------------------------------------
 
 
-def test_two_plans_on_one_store_the_least_limits_hold(store: TierStore) -> None:
+def test_two_plans_on_one_store_the_least_limits_hold(corrected: Corrected, store: TierStore) -> None:
     models = Model(), Model()
     limits = far_above(), far_above() + 2**30
-    plans = [planned(model, store, limit) for model, limit in zip(models, limits, strict=True)]
+    plans = [planned_by(corrected, store, limit) for limit in limits]
     returner = store._core.returner
     for plan, model in zip(plans, models, strict=True):
         plan.apply(model)

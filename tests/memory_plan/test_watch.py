@@ -15,8 +15,9 @@ from tests.conftest import MakeStore
 from tests.existing import set_existing
 from tests.hooks.programs import all_bits, grads
 from tests.inspect_store import inspect
-from tests.memory_plan.test_plan import WIDTH, Model, far_above, loss_of, planned
+from tests.memory_plan.planned_model import WIDTH, Model, far_above, loss_of, planned_by
 from tierstore import MemoryPlan, TierStore, TierStoreWarning, plan_memory
+from tierstore.memory_plan.choice import Corrected
 from tierstore.memory_plan.meter import ResidentMeter
 from tierstore.memory_plan.watch import Expected, StepWatch
 
@@ -34,12 +35,6 @@ def train(model: torch.nn.Module, num_steps: int) -> list[Any]:
 
 
 PAUSE, LONG_PAUSE = 0.05, 1.0
-
-
-@pytest.fixture
-def easy(store: TierStore) -> MemoryPlan:
-    """Of a model that fits."""
-    return planned(Model(), store, far_above())
 
 
 def measured_of(store: TierStore) -> float | None:
@@ -187,10 +182,9 @@ def watched(
     return watch, calls
 
 
-def test_prediction_that_missed_is_corrected_and_told(store: TierStore) -> None:
+def test_prediction_that_missed_is_corrected_and_told(easy: MemoryPlan, store: TierStore) -> None:
     model = Model()
-    plan = planned(model, store, far_above())
-    watch, _ = watched(plan, store, model, peak_bytes=1, step_seconds=1e-9)
+    watch, _ = watched(easy, store, model, peak_bytes=1, step_seconds=1e-9)
     assert store.stats().memory_plan["num_corrections"] == 0
     train(model, 5)  # the first is not measured; the fifth begins after the three that are
     told = store.stats().memory_plan
@@ -202,11 +196,13 @@ def test_prediction_that_missed_is_corrected_and_told(store: TierStore) -> None:
 
 
 @pytest.mark.parametrize("is_narrow", [False, True])
-def test_peak_above_the_limit_other_actions_and_the_same_bits(make_store: MakeStore, is_narrow: bool) -> None:
+def test_peak_above_the_limit_other_actions_and_the_same_bits(
+    corrected: Corrected, make_store: MakeStore, is_narrow: bool
+) -> None:
     """Something has to be stored, for which there is only room with a narrow window, or there is room for all ways."""
     model, store = Model(), make_store(host_bytes="64MiB", staging_bytes="48MiB")
     expected = train(model, 1)
-    plan = planned(model, store, far_above())
+    plan = planned_by(corrected, store)
     live = plan._live
     assert live is not None
     measured_bytes = live.decision.peak_bytes + 50 * MIB
@@ -228,10 +224,12 @@ def test_peak_above_the_limit_other_actions_and_the_same_bits(make_store: MakeSt
 
 
 @pytest.mark.parametrize("is_short", [True, False])
-def test_where_memory_is_returned_other_actions_change_no_peak(make_store: MakeStore, is_short: bool) -> None:
+def test_where_memory_is_returned_other_actions_change_no_peak(
+    corrected: Corrected, make_store: MakeStore, is_short: bool
+) -> None:
     """Then it is the limit that says how much is resident, and not what is alive."""
     model, store = Model(), make_store(host_bytes="64MiB")
-    plan = planned(model, store, far_above())
+    plan = planned_by(corrected, store)
     live = plan._live
     assert live is not None
     limit_bytes = live.decision.peak_bytes + 49 * MIB
@@ -246,13 +244,12 @@ def test_where_memory_is_returned_other_actions_change_no_peak(make_store: MakeS
     watch.end()
 
 
-def test_peak_above_the_limit_and_nothing_takes_less_is_told_once(store: TierStore) -> None:
+def test_peak_above_the_limit_and_nothing_takes_less_is_told_once(easy: MemoryPlan, store: TierStore) -> None:
     model = Model()
-    plan = planned(model, store, far_above())
-    live = plan._live
+    live = easy._live
     assert live is not None
     set_existing(live.corrected, _limit_bytes=MIB)
-    watch, calls = watched(plan, store, model, limit_bytes=MIB, peak_bytes=1)
+    watch, calls = watched(easy, store, model, limit_bytes=MIB, peak_bytes=1)
     train(model, 4)
     with pytest.warns(TierStoreWarning, match=r"a step took .*B, more than the limit of 1 MiB, and .* no decision"):
         train(model, 1)
@@ -261,16 +258,15 @@ def test_peak_above_the_limit_and_nothing_takes_less_is_told_once(store: TierSto
     watch.end()
 
 
-def test_reserve_is_counted_once(store: TierStore) -> None:
+def test_reserve_is_counted_once(easy: MemoryPlan, store: TierStore) -> None:
     """What an optimizer has taken meanwhile is part of what is measured, and was left free by the decision."""
     model, reserve_bytes = Model(), 200 * MIB
-    plan = planned(model, store, far_above())
-    live = plan._live
+    live = easy._live
     assert live is not None
     peak_bytes = live.decision.peak_bytes + reserve_bytes
     set_existing(live.corrected, _limit_bytes=live.decision.peak_bytes + 50 * MIB)
     watch, calls = watched(
-        plan,
+        easy,
         store,
         model,
         Told(peak_bytes),

@@ -1,0 +1,59 @@
+"""A model that saves some 100 MiB, and plans for it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from tierstore import MemoryPlan, TierStore, plan_memory
+from tierstore.memory_plan.choice import Corrected, TriedDecision
+from tierstore.memory_plan.menu import Action
+from tierstore.memory_plan.meter import ResidentMeter
+
+WIDTH, ROWS, NUM_BLOCKS = 256, 2048, 6
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.inner(batch)).sin().exp().tanh()
+        return nn.functional.dropout(hidden, 0.1) * hidden.cos()
+
+
+class Model(nn.Module):
+    """Saves some 100 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(NUM_BLOCKS))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            batch = batch + block(batch * 0.5)
+        return batch
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    batch = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+    return model(batch).square().mean()  # type: ignore[no-any-return]
+
+
+def planned(model: nn.Module, store: TierStore, limit: object, **options: Any) -> MemoryPlan:
+    return plan_memory(model, lambda: loss_of(model), store=store, limit=limit, **options)  # type: ignore[arg-type]
+
+
+def far_above() -> int:
+    return ResidentMeter().level() + 2**31
+
+
+def planned_by(corrected: Corrected, store: TierStore, limit_bytes: int | None = None) -> MemoryPlan:
+    """A plan that keeps everything, by prices that were measured before. It has a copy of them."""
+    own = copy.deepcopy(corrected)
+    keep = TriedDecision.untried(own.prices.uniform(Action("keep")))
+    return MemoryPlan.of(keep, own, limit_bytes or far_above(), 0, ResidentMeter(), store)
