@@ -81,7 +81,7 @@ MUTATIONS = {
             "DaemonLink._resume_on_new_connection", "for request in self._pending.values(): ..."
         ),
     },
-    "test_daemon_lost_in_a_step_for_good_is_told_in_time_and_what_comes_back_is_used_again[spill-write-1]": {
+    "test_daemon_lost_in_a_step_for_good_is_told_in_time_and_what_comes_back_is_used_again[spill-write-1-one drive]": {
         "who waits for a daemon that stays away is told in time": drop("Reconnecting._resume_late", "self._tell(...)"),
     },
 }

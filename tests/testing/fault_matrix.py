@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+import pytest
 
 from tierstore import CorruptDataError, DaemonUnavailableError, StorageIOError, StoreClosedError, StoreFullError
 from tierstore.testing import Bandwidth, Fails, Fault, FaultPlan, Late, Latency, Operation, Rule, Short, Signal, Torn
@@ -151,6 +153,18 @@ def cases_of_a_daemon() -> Iterator[Case]:
         if case.is_of_system_calls and (case.codec != "none" or case.occurrence == "3rd"):
             continue
         yield case
+
+
+def on_one_drive_and_two(several: Sequence[Case]) -> list[object]:
+    """Parameters (case, number of drives). On two by default: those in which a drive refuses or damages a write."""
+    return [pytest.param(case, 1, id=str(case)) for case in several] + [
+        pytest.param(case, 2, id=f"{case}-two drives", marks=() if _is_usual(case) else pytest.mark.many)
+        for case in several
+    ]
+
+
+def _is_usual(case: Case) -> bool:
+    return case.operation == "pwritev" and case.codec == "none" and case.fault in ("EIO", "ENOSPC", "torn")
 
 
 def _reason_against(case: Case) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.census import Census
-from tests.testing.fault_matrix import LOST, Case, cases, cases_of_a_daemon
+from tests.testing.fault_matrix import LOST, Case, cases, cases_of_a_daemon, on_one_drive_and_two
 from tests.testing.faulty_step import (
     FaultyStep,
     LocalFaults,
@@ -24,12 +24,6 @@ from tierstore.testing import FaultyStore, SimulatedCopies
 CASES = list(cases())
 
 
-def on_two_drives(case: Case) -> object:
-    """By default, those in which a drive refuses or damages what is written."""
-    is_usual = case.operation == "pwritev" and case.codec == "none" and case.fault in ("EIO", "ENOSPC", "torn")
-    return pytest.param(case, 2, id=f"{case}-two drives", marks=() if is_usual else pytest.mark.many)
-
-
 @pytest.fixture
 def directories(tmp_path: Path, num_drives: int) -> Iterator[list[Path]]:
     """Empty, and empty again at the end."""
@@ -40,9 +34,7 @@ def directories(tmp_path: Path, num_drives: int) -> Iterator[list[Path]]:
     assert not [path for directory in found for path in directory.iterdir()], "files were left behind"
 
 
-@pytest.mark.parametrize(
-    ("case", "num_drives"), [*(pytest.param(case, 1, id=str(case)) for case in CASES), *map(on_two_drives, CASES)]
-)
+@pytest.mark.parametrize(("case", "num_drives"), on_one_drive_and_two(CASES))
 def test_fault_in_a_step_right_bits_or_the_promised_error(
     directories: list[Path], census: Census, case: Case, num_drives: int
 ) -> None:

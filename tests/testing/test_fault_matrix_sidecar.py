@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -16,7 +16,15 @@ import pytest
 
 from tests.census import Census
 from tests.daemon.conftest import DaemonProcess, environment_of_tests
-from tests.testing.fault_matrix import GONE, LOST, RIGHT, Case, cases_of_a_daemon, lost_daemon
+from tests.testing.fault_matrix import (
+    GONE,
+    LOST,
+    RIGHT,
+    Case,
+    cases_of_a_daemon,
+    lost_daemon,
+    on_one_drive_and_two,
+)
 from tests.testing.faulty_step import (
     FaultyStep,
     LocalFaults,
@@ -36,18 +44,19 @@ SMALL = {"host_bytes": 0, "window_bytes": "4MiB"}
 class Daemon(DaemonProcess):
     """A daemon that takes plans of faults on its standard input. `SetsPlans`, for its system calls."""
 
-    def __init__(self, folder: Path) -> None:
-        path = folder / "drive"
-        path.mkdir(exist_ok=True)
-        super().__init__(self._start(folder), path, folder / "d" / "t.sock", folder / "log")
+    def __init__(self, folder: Path, num_drives: int) -> None:
         self.folder = folder
+        self.paths = [folder / f"drive-{number}" for number in range(num_drives)]
+        for path in self.paths:
+            path.mkdir()
+        super().__init__(self._start(), self.paths[0], folder / "d" / "t.sock", folder / "log")
         self.num_injected = 0
         self.wait_until_ready()
 
-    def _start(self, folder: Path) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tierstore.testing.faulty_daemon", "-"]
-        command += [f"--path={folder / 'drive'}", f"--socket={folder / 'd' / 't.sock'}"]
-        with (folder / "log").open("ab") as log:
+        command += [f"--socket={self.folder / 'd' / 't.sock'}", *(f"--path={path}" for path in self.paths)]
+        with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment_of_tests()
             )
@@ -62,7 +71,7 @@ class Daemon(DaemonProcess):
     def start_again(self) -> None:
         """It was killed: the next one, on the same files."""
         self.end()
-        self.process = self._start(self.folder)
+        self.process = self._start()
         self.num_injected = 0
         self.wait_until_ready()
 
@@ -74,16 +83,38 @@ class Daemon(DaemonProcess):
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
+def daemons() -> Iterator[Callable[[int], Daemon]]:
+    """By the number of their drives; each is started once."""
+    started: dict[int, Daemon] = {}
     with tempfile.TemporaryDirectory(prefix="ts-") as folder:  # a socket's path has 107 bytes at most (unix(7))
-        started = Daemon(Path(folder))
-        yield started
-        started.end()
-        shutil.rmtree(started.path)  # a killed daemon leaves gigabytes, as it should
+
+        def of(num_drives: int) -> Daemon:
+            if num_drives not in started:
+                own = Path(folder) / str(num_drives)
+                own.mkdir()
+                started[num_drives] = Daemon(own, num_drives)
+            return started[num_drives]
+
+        yield of
+        for daemon in started.values():
+            daemon.end()
+            for path in daemon.paths:
+                shutil.rmtree(path)  # a killed daemon leaves gigabytes, as it should
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_fault_in_a_step_right_bits_or_the_promised_error(daemon: Daemon, census: Census, case: Case) -> None:
+@pytest.fixture
+def daemon(daemons: Callable[[int], Daemon], num_drives: int) -> Daemon:
+    return daemons(num_drives)
+
+
+NUM_DRIVES = [pytest.param(1, id="one drive"), pytest.param(2, id="two drives", marks=pytest.mark.many)]
+
+
+@pytest.mark.parametrize(("case", "num_drives"), on_one_drive_and_two(CASES))
+def test_fault_in_a_step_right_bits_or_the_promised_error(
+    daemon: Daemon, census: Census, case: Case, num_drives: int
+) -> None:
+    promise = case.promise(num_drives)
     # A torn write over the very same bytes, which an earlier case has left there, would be no damage.
     seed = 1 + CASES.index(case) if case.fault == "torn" else 0
     training = training_of(192 if case.is_of_system_calls else 64, seed)
@@ -94,15 +125,16 @@ def test_fault_in_a_step_right_bits_or_the_promised_error(daemon: Daemon, census
         try:
             step = FaultyStep(training, store, faults)
             step.run(case.stage, case.plan)
-            step.assert_is_as_promised(case.promise(), is_told=case.is_of_system_calls)
-            census.count(f"injected faults, sidecar, at {case.stage}", count_of(step))
+            step.assert_is_as_promised(promise, is_told=case.is_of_system_calls)
+            census.count(f"injected faults, sidecar, drives: {num_drives}, at {case.stage}", count_of(step))
             step.forget()
-            assert_store_goes_on(training, store, case.promise())
+            assert_store_goes_on(training, store, promise)
         finally:
             close_quietly(store)
         assert_nothing_is_held(store)
 
 
+@pytest.mark.parametrize("num_drives", NUM_DRIVES)
 @pytest.mark.parametrize(("stage", "operation", "occurrence"), LOST)
 def test_daemon_lost_in_a_step_that_comes_back_right_bits(
     daemon: Daemon, census: Census, stage: str, operation: Operation, occurrence: int
@@ -134,6 +166,7 @@ def test_daemon_lost_in_a_step_that_comes_back_right_bits(
     assert_nothing_is_held(store)
 
 
+@pytest.mark.parametrize("num_drives", NUM_DRIVES)
 @pytest.mark.parametrize(("stage", "operation", "occurrence"), LOST)
 def test_daemon_lost_in_a_step_for_good_is_told_in_time_and_what_comes_back_is_used_again(
     daemon: Daemon, census: Census, stage: str, operation: Operation, occurrence: int
