@@ -18,8 +18,10 @@ def one_thread_per_operation() -> Iterator[None]:
     """The tensors here are small: more threads would only wait for each other."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(autouse=True)
