@@ -147,7 +147,7 @@ def test_heaps_are_filled_by_small_pages_only_while_there_is_a_limit() -> None:
 
 def test_allocator_keeps_what_is_freed_only_while_a_store_has_a_limit() -> None:
     releases = Releases()
-    with running("auto", releases) as (one, _), running("auto", releases) as (other, _):
+    with running("always", releases) as (one, _), running("always", releases) as (other, _):
         one.limit(2**50)
         other.limit(2**50)
         one.limit(2**49)
@@ -157,6 +157,24 @@ def test_allocator_keeps_what_is_freed_only_while_a_store_has_a_limit() -> None:
         other.request_stop()  # all that happens if nobody closes it
         other.stop(SECONDS)
         assert not releases.told_to_keep[-1]
+
+
+@pytest.mark.parametrize("mode", ["auto", "always"])
+def test_allocator_keeps_what_is_freed_only_while_a_store_returns_what_is_short(
+    mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject, "_IDLE_AFTER_SECONDS", 0.2)
+    releases, is_busy = Releases(), threading.Event()
+    with running(mode, releases, is_busy) as (_, looks):
+        for is_set in (True, False, True):
+            is_busy.set() if is_set else is_busy.clear()
+            looks.wait_for(3)
+            told = [is_set] if mode == "auto" else []
+            for _ in range(100):
+                if releases.told_to_keep[-1:] != told:
+                    looks.wait_for(1)
+            assert releases.told_to_keep[-1:] == told
+    assert releases.told_to_keep[-1:] == ([False] if mode == "auto" else [])
 
 
 def test_nobody_keeps_what_is_freed_where_nobody_returns_it() -> None:

@@ -34,6 +34,10 @@ _one_at_a_time = threading.Lock()
 """Held by the store that returns memory: the process's other stores need not return it again."""
 _limited: set[int] = set()
 """The `id` of each `Returner` that has a limit."""
+_keeping: set[int] = set()
+"""The `id` of each `Returner` for which the allocator keeps what is free at the end of a heap."""
+_telling = threading.RLock()
+"""Held while those two change, and the allocator is told. A signal handler may close a store meanwhile."""
 _in_children: list[Callable[[], None]] = []
 """Has the allocator return by itself what is free, as before there was a limit."""
 
@@ -79,21 +83,34 @@ class Returner:
         self.return_seconds = 0.0
         self._has_told = False
         self._limit_bytes: int | None = None
+        self._is_in_use = False
 
     def limit(self, nbytes: int | None) -> None:
         """Treat `nbytes` of resident memory as a limit of this process, beside those of the system; None: no more.
 
-        While there is one, memory is returned even if the store keeps nothing, and only when it is short: the allocator
-        returns none by itself. Heaps are filled by small pages: a huge page is resident as a whole, so memory would be
-        short, and be returned, more often. After the thread has failed there is no limit: nobody would keep it.
+        While there is one, memory is returned even if the store keeps nothing, and only when it is short. Heaps are
+        filled by small pages: a huge page is resident as a whole, so memory would be short, and be returned, more
+        often. After the thread has failed there is no limit: nobody would keep it.
         """
         self._limit_bytes = nbytes if self._failure is None else None
-        if not self.is_on or (self._limit_bytes is not None) == (id(self) in _limited):
+        self._tell_allocator()
+
+    def _tell_allocator(self) -> None:
+        """Have it return nothing by itself while memory is returned when it is short.
+
+        The end of a heap is free once in a step or more. glibc would return it each time, if it is large, and the next
+        layers would take it again, page by page.
+        """
+        if not self.is_on:
             return
-        _limited.symmetric_difference_update({id(self)})
-        if self._allocator.keep_freed is not None:
-            self._allocator.keep_freed(bool(_limited))
-            _in_children[:] = [partial(self._allocator.keep_freed, False)]
+        with _telling:
+            is_limited = self._limit_bytes is not None
+            _note(_limited, self, is_limited)
+            if not _note(_keeping, self, is_limited or (self._is_in_use and self._mode == "auto")):
+                return
+            if self._allocator.keep_freed is not None:
+                self._allocator.keep_freed(bool(_keeping))
+                _in_children[:] = [partial(self._allocator.keep_freed, False)]
 
     @property
     def description(self) -> str:
@@ -171,10 +188,14 @@ class Returner:
                 if self._is_busy() or self._limit_bytes is not None:
                     was_busy_at = time.monotonic()
                 is_idle = time.monotonic() - was_busy_at > _IDLE_AFTER_SECONDS
+                if self._is_in_use is is_idle:
+                    self._is_in_use = not is_idle
+                    self._tell_allocator()
                 pause = _IDLE_SECONDS if is_idle else self._try_to_look()
         except Exception as error:  # noqa: BLE001 - told by `why_memory_stays`, on the thread that trains
             self._failure = f"its thread ended with {error!r}"
         finally:
+            self._is_in_use = False
             self.limit(None)
 
     def _try_to_look(self) -> float:
@@ -224,12 +245,21 @@ class Returner:
         self._policy.returned(ended, ended - began, after)
 
 
+def _note(noted: set[int], returner: Returner, belongs: bool) -> bool:
+    """Have a set contain a returner, or not; gives whether that is new."""
+    if (id(returner) in noted) == belongs:
+        return False
+    noted.symmetric_difference_update({id(returner)})
+    return True
+
+
 def _in_child() -> None:
-    """A fork may come while the thread of a store holds the lock, and there is no such thread in the child."""
-    global _one_at_a_time
-    _one_at_a_time = threading.Lock()
-    if _limited:
-        _limited.clear()
+    """A fork may come while the thread of a store holds a lock, and there is no such thread in the child."""
+    global _one_at_a_time, _telling
+    _one_at_a_time, _telling = threading.Lock(), threading.RLock()
+    _limited.clear()
+    if _keeping:
+        _keeping.clear()
         for return_by_itself in _in_children:
             return_by_itself()
 
