@@ -1,13 +1,16 @@
 """Planned training under limits that the kernel enforces, beside each single strategy.
 
 Three models at 75, 50 and 35 % of the resident memory that each takes when it is trained plainly. The kernel enforces
-the limit by a memory cgroup. Each strategy trains in a process of its own; they take turns, a step each, and ratios
-count within a turn. A strategy that the kernel kills has no step.
+the limit by a memory cgroup. Each strategy trains in a process of its own. First all of them take turns, a step each,
+which finds the best single strategy. Then the plan and that one alone take turns. In each turn a training takes two
+steps, of which the second counts: steps of a training follow each other, as those do by which a plan predicts. Ratios
+count within a turn, and are told as medians with what is 95 % sure. The best of several medians is lower than what it
+is a median of: so the first turns only choose. A strategy that the kernel kills has no step.
 
 * *checkpoint*: every block by `torch.utils.checkpoint`; *every other*: every second one.
 * *offload*: `tiered_offload(TierStore(directory))`, with default options.
 * *budget*: `torch.compile` with the backend "aot_eager_decomp_partition" and an `activation_memory_budget` of 0, which
-  keeps least. Its step is compared as a ratio to plain training compiled by the same backend.
+  keeps least. Its step is compared as a ratio to plain training compiled by the same backend, if it is not killed.
 * *plan*: `plan_memory(..., limit=)`, which is told the limit and nothing else, then `apply`.
 
 Times are medians; a peak is the most of all measured steps. All use SGD and the default environment. The losses of the
@@ -20,7 +23,6 @@ import gc
 import json
 import re
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -38,6 +40,7 @@ from .cgroup import memory_cgroup
 from .goals import Goal
 from .harness import Benchmark, Record, main_of_one_variant
 from .memory_limit import Figures, Training
+from .paired import median_of
 from .plan_models import MODELS, blocks_of_model
 
 SHARES = (50, 35, 75)
@@ -47,8 +50,10 @@ PLAN = "plan"
 STRATEGIES = (PLAIN, *SINGLE, PLAN)
 CASES = {f"{model} at {share} %": (model, share) for share in SHARES for model in MODELS}
 ALL = "all cases"
-WARM_UP_STEPS, PLAN_WARM_UP_STEPS, TURNS = 2, 5, 3
+WARM_UP_STEPS, PLAN_WARM_UP_STEPS = 2, 5
 """The plan may decide again after four steps."""
+TURNS, TURNS_OF_TWO = 3, 5
+"""Of all strategies; of the plan and the best single one."""
 
 
 def variant_of(case: str, strategy: str) -> str:
@@ -77,7 +82,7 @@ BENCHMARK = Benchmark(
     rounds=1,
     compare="none",
     settings={
-        "turns": TURNS,
+        "turns": (TURNS, TURNS_OF_TWO),
         "warm_up_steps": (WARM_UP_STEPS, PLAN_WARM_UP_STEPS),
         "num_threads": torch.get_num_threads(),
     },
@@ -111,52 +116,91 @@ def _conclude(records: Sequence[Record]) -> dict[str, Figures]:
 def measure(case: str, scratch: Path) -> dict[str, Figures]:
     """Medians of the steps of each strategy within the case's limit, and their highest peak."""
     model, share = CASES[case]
-    plain_bytes = plain_peak(model, scratch)
-    limit_bytes = plain_bytes * share // 100
+    limit_bytes = plain_peak(model, scratch) * share // 100
+    limits: dict[str, int | None] = {PLAIN: None}
+    limits |= dict.fromkeys(("checkpoint", "every other", "offload", PLAN), limit_bytes)
     budget = _with_least_budget(model, limit_bytes, scratch)
-    wanted: dict[str, tuple[int | None, float]] = {
-        PLAIN: (None, 0),
-        COMPILED: (None, 0),
-        **dict.fromkeys(("checkpoint", "every other", "offload", PLAN), (limit_bytes, 0)),
-    }
     if budget["out_of_memory_kills"] == 0:
-        wanted["budget"] = limit_bytes, 0.0
+        limits |= {COMPILED: None, "budget": limit_bytes}
     with ExitStack() as stack:
         trainings: dict[str, Training] = {}
-        for strategy, (limit, value) in wanted.items():  # one begins when the one before has warmed up
-            trainings[strategy] = stack.enter_context(training_within(model, strategy, limit, value, scratch))
+        for strategy, limit in limits.items():  # one begins when the one before has warmed up
+            trainings[strategy] = stack.enter_context(training_within(model, strategy, limit, 0.0, scratch))
             for _ in range(PLAN_WARM_UP_STEPS if strategy == PLAN else WARM_UP_STEPS):
                 trainings[strategy].step()
-        turns = []
-        for turn in range(TURNS):
-            order = list(trainings) if turn % 2 else list(trainings)[::-1]
-            turns.append({strategy: trainings[strategy].step() for strategy in order})
-        found = {strategy: trainings[strategy].figures([turn[strategy] for turn in turns]) for strategy in trainings}
+        turns = [
+            {strategy: trainings[strategy].step() for strategy in order} for order in _orders(list(trainings), TURNS)
+        ]
+        best = _best_single(turns)
+        rivals = [PLAN] if best is None else [best, PLAN]
+        turns_of_two = [
+            {strategy: _second_step(trainings[strategy]) for strategy in order}
+            for order in _orders(rivals, TURNS_OF_TWO)
+        ]
+        found = {
+            name: each.figures([turn[name] for turn in (turns_of_two if name == PLAN else turns)])
+            for name, each in trainings.items()
+        }
     for strategy, figures in found.items():
-        if turns[-1][strategy]:
-            figures["fourth_loss"] = turns[-1][strategy]["fourth_loss"]
-            figures["peak_bytes"] = max(turn[strategy]["peak_bytes"] for turn in turns)
-    _add_ratios(found, turns, limit_bytes)
+        _add_figures_of_turns(strategy, figures, turns, limit_bytes)
+    _compare(found[PLAN], turns_of_two, best)
     found.setdefault("budget", budget | {"trains": 0.0})
+    found.setdefault(COMPILED, {})
     return {variant_of(case, strategy): found[strategy] for strategy in STRATEGIES}
 
 
-def _add_ratios(found: dict[str, Figures], turns: list[dict[str, Figures]], limit_bytes: int) -> None:
-    seconds = {strategy: [turn[strategy]["step_seconds"] for turn in turns if turn.get(strategy)] for strategy in found}
-    for strategy, figures in found.items():
-        figures["trains"] = float(len(seconds[strategy]) == TURNS)
-        if figures["trains"]:
-            against = seconds[COMPILED if strategy == "budget" else PLAIN]
-            ratios = [own / plain for own, plain in zip(seconds[strategy], against, strict=True)]
-            figures["step_to_plain"] = statistics.median(ratios)
-            figures["peak_to_limit"] = figures["peak_bytes"] / limit_bytes
-    best = min((found[name]["step_to_plain"] for name in SINGLE if found.get(name, {}).get("trains")), default=None)
-    plan = found[PLAN]
+def _orders(strategies: list[str], num_turns: int) -> list[list[str]]:
+    """Who goes first in one turn goes last in the next."""
+    return [strategies if turn % 2 else strategies[::-1] for turn in range(num_turns)]
+
+
+def _second_step(training: Training) -> Figures:
+    """The second of two steps; its peak is that of both."""
+    first, second = training.step(), training.step()
+    return second and second | {"peak_bytes": max(first["peak_bytes"], second["peak_bytes"])}
+
+
+def _to_plain(strategy: str, turns: Sequence[dict[str, Figures]]) -> float | None:
+    """Its step, of plain training's, by turns; None: it was killed."""
+    against = COMPILED if strategy == "budget" else PLAIN
+    if not all(turn.get(strategy) for turn in turns):
+        return None
+    return median_of([turn[strategy]["step_seconds"] / turn[against]["step_seconds"] for turn in turns]).median
+
+
+def _best_single(turns: Sequence[dict[str, Figures]]) -> str | None:
+    """The single strategy with the fastest step; None: all were killed."""
+    found = {strategy: _to_plain(strategy, turns) for strategy in SINGLE}
+    return min((name for name in SINGLE if found[name] is not None), key=lambda name: found[name] or 0.0, default=None)
+
+
+def _add_figures_of_turns(
+    strategy: str, figures: Figures, turns: Sequence[dict[str, Figures]], limit_bytes: int
+) -> None:
+    to_plain = _to_plain(strategy, turns)
+    figures["trains"] = float(to_plain is not None)
+    if to_plain is not None:
+        figures["fourth_loss"] = turns[-1][strategy]["fourth_loss"]
+        figures["peak_bytes"] = max(figures["peak_bytes"], *(turn[strategy]["peak_bytes"] for turn in turns))
+        figures["peak_to_limit"] = figures["peak_bytes"] / limit_bytes
+        figures["step_to_plain"] = to_plain
+
+
+def _compare(plan: Figures, turns: Sequence[dict[str, Figures]], best: str | None) -> None:
+    """Add what was predicted, and the best single strategy, to the figures of the plan."""
+    plan["trains"] = float(bool(plan["trains"]) and all(turn[PLAN] for turn in turns))
     if plan["trains"]:
         plan["peak_off_predicted"] = abs(plan["peak_bytes"] / plan["predicted_bytes"] - 1)
         plan["step_off_predicted"] = abs(plan["step_seconds"] / plan["predicted_seconds"] - 1)
-        if best is not None:
-            plan["step_to_best"] = plan["step_to_plain"] / best
+        if best is not None and all(turn[best] for turn in turns):
+            ratio = median_of([turn[PLAN]["step_seconds"] / turn[best]["step_seconds"] for turn in turns])
+            plan |= {"step_to_best": ratio.median, "step_to_best_low": ratio.low, "step_to_best_high": ratio.high}
+            plan["cpu_to_best"] = median_of([_cpu_seconds(turn[PLAN]) / _cpu_seconds(turn[best]) for turn in turns])[0]
+            plan["best_single"] = float(SINGLE.index(best))
+
+
+def _cpu_seconds(step: Figures) -> float:
+    return step["user_seconds"] + step["system_seconds"]
 
 
 def plain_peak(model: str, scratch: Path) -> int:

@@ -4,10 +4,14 @@
 sharded by FSDP2 over both, so that their parameters are gathered when a block is computed again.
 
 `communicating DIRECTORY unequal-models`: they have other blocks.
+
+`communicating DIRECTORY unequal-bits`: a block computes other bits each time, in one of them.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import itertools
 import sys
 from typing import Any
 
@@ -31,6 +35,16 @@ class Summed(nn.Module):
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         return batch + all_reduce(self.block(batch), "sum", group=dist.group.WORLD).tanh()
+
+
+class Unequal(Summed):
+    """Computes other bits each time, in the second rank alone."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return super().forward(batch) + next(_CALLS) * dist.get_rank()
+
+
+_CALLS = itertools.count()
 
 
 def step(model: nn.Module) -> list[torch.Tensor]:
@@ -68,6 +82,7 @@ def unequal_limits(number: int, store: TierStore) -> None:
     if number == 0:
         print(f"the same in both: {told[0] == told[1]}, same bits: {same}")
         print(f"needed: {generous.is_needed}, then {plan.is_needed}")
+        print(f"not computed again: {[block.differs for block in plan.blocks if block.differs]}")
 
 
 def unequal_models(number: int, store: TierStore) -> None:
@@ -83,17 +98,28 @@ def unequal_models(number: int, store: TierStore) -> None:
         print(f"refused where they have other blocks: {told[0]}, {told[1]}")
 
 
+def unequal_bits(number: int, store: TierStore) -> None:
+    model = nn.Sequential(Summed(), Unequal(), Summed())
+    plan = planned(model, store, far_above())
+    told = gathered({block.name: block.differs for block in plan.blocks})
+    if number == 0:
+        print(f"not computed again: {told}")
+
+
 def planned(model: nn.Module, store: TierStore, limit_bytes: int) -> MemoryPlan:
     return plan_memory(model, lambda: model(torch.randn(2048, 256)).square().mean(), store=store, limit=limit_bytes)
 
 
 def rank(number: int, directory: str, work: str) -> None:
+    faulthandler.dump_traceback_later(110, exit=True)  # if it waits for ever: for what
     dist.init_process_group("gloo", init_method=f"file://{directory}.ranks", rank=number, world_size=2)
     torch.manual_seed(0)
     with TierStore(directory, host_bytes=0) as store:
-        {"unequal-limits": unequal_limits, "unequal-models": unequal_models}[work](number, store)
+        WORK[work](number, store)
     dist.destroy_process_group()
 
+
+WORK = {"unequal-limits": unequal_limits, "unequal-models": unequal_models, "unequal-bits": unequal_bits}
 
 if __name__ == "__main__":
     multiprocessing.spawn(rank, (sys.argv[1], sys.argv[2]), nprocs=2)

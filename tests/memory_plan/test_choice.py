@@ -89,7 +89,17 @@ def many_blocks() -> Prices:
     return Prices(options, moments, StepCosts(1.0, 0.0, 0), {}, {}, {}, 0, 1, False)
 
 
-class TrialsThatSlowDown:
+class ByTurns:
+    """Steps by turns take as long as trials do."""
+
+    def take_by_turns(self, decisions: list[Decision], prices: Prices) -> list[list[MeasuredStep]]:
+        return [[self.take(decision, prices)] * 3 for decision in decisions]
+
+    def take(self, decision: Decision, prices: Prices) -> MeasuredStep:
+        raise NotImplementedError
+
+
+class TrialsThatSlowDown(ByTurns):
     """Steps of a second and the blocks' options; where what is alive takes more than a part of the limit, memory is
     returned, and they take twice that."""
 
@@ -113,7 +123,7 @@ def test_decision_that_leaves_room_is_kept_to_where_steps_near_the_limit_are_slo
     assert decided(corrected).peak_bytes == best.decision.peak_bytes, "it is decided again for the same share"
 
 
-class TrialsNearTheLimit:
+class TrialsNearTheLimit(ByTurns):
     """Memory is returned in all of them; beside what is alive, a part of the limit is resident."""
 
     def __init__(self, beside_bytes: int) -> None:
@@ -167,7 +177,7 @@ def test_what_returning_memory_took_is_no_price_in_the_end() -> None:
     assert [prices == many_blocks() for prices in corrected.decided_by] == [True, False, True, True]
 
 
-class Measured:
+class Measured(ByTurns):
     """Trials that take these seconds, by what is done with the block, and note what was tried."""
 
     def __init__(self, seconds: dict[str, float], returned_bytes: int = 0) -> None:
@@ -189,7 +199,9 @@ def test_prices_learn_from_trials_in_which_nothing_was_returned(
     assert trials.tried == ["store", "recompute"]
     assert best is not None
     assert best.decision.actions == {"block": STORE}
-    assert corrected.seconds_of(best.decision) == pytest.approx(seconds)
+    now = corrected.prices.decision_for(best.decision.actions)
+    assert now is not None
+    assert now.step_seconds == pytest.approx(seconds)
 
 
 def test_choice_known_before_the_trials_is_measured_again(corrected: Corrected) -> None:
@@ -198,7 +210,7 @@ def test_choice_known_before_the_trials_is_measured_again(corrected: Corrected) 
     trials = Measured({"store": 1.1, "recompute": 1.4})
     best = choose(trials, corrected, LIMIT_BYTES, [known])  # type: ignore[arg-type]
     assert best is not None
-    assert trials.tried == ["store", "recompute"]
+    assert trials.tried == ["store", "store", "recompute"]
     assert best.decision.actions == {"block": STORE}
 
 
@@ -211,3 +223,56 @@ def test_each_choice_known_before_the_trials_is_measured_again(corrected: Correc
     assert best is not None
     assert sorted(trials.tried) == ["recompute", "store"]
     assert best.measured.seconds == 1.1
+
+
+class MachineThatSlowsDown(ByTurns):
+    """Each trial takes longer than the one before, and more so than decisions differ. By turns, the machine slows down
+    from turn to turn."""
+
+    def __init__(self, seconds: dict[str, float], returned_bytes: dict[str, int]) -> None:
+        self._seconds, self._returned_bytes = seconds, returned_bytes
+        self._slowness = 1.0
+
+    def take(self, decision: Decision, _: Prices) -> MeasuredStep:
+        kind = decision.actions["block"].kind
+        self._slowness *= 1.08
+        return MeasuredStep(self._slowness * self._seconds[kind], decision.peak_bytes, self._returned_bytes[kind])
+
+    def take_by_turns(self, decisions: list[Decision], _: Prices) -> list[list[MeasuredStep]]:
+        kinds = [decision.actions["block"].kind for decision in decisions]
+        return [
+            [MeasuredStep(slow * self._seconds[kind], 50 * MIB, self._returned_bytes[kind]) for slow in (1, 1.4, 1.8)]
+            for kind in kinds
+        ]
+
+
+@pytest.mark.parametrize(
+    ("store_seconds", "store_returns", "best_action"),
+    [(1.0, 0, STORE), (1.04, 0, RECOMPUTE), (1.01, 0, STORE), (0.99, MIB, RECOMPUTE)],
+    ids=["faster", "slower", "as fast", "as fast, but memory is short"],
+)
+def test_choices_whose_trials_tell_little_apart_take_turns(
+    corrected: Corrected, store_seconds: float, store_returns: int, best_action: Action
+) -> None:
+    """To store is tried first, when the machine is faster. What is computed again took 1 s before, without holes."""
+    known = TriedDecision(corrected.prices.uniform(RECOMPUTE), MeasuredStep(1.0, 50 * MIB))
+    returned_bytes = {"store": store_returns, "recompute": 0 if store_returns else MIB}
+    trials = MachineThatSlowsDown({"store": store_seconds, "recompute": 1.0}, returned_bytes)
+    best = choose(trials, corrected, LIMIT_BYTES, [known])  # type: ignore[arg-type]
+    assert best is not None
+    assert best.decision.actions == {"block": best_action}
+
+
+def test_choice_whose_steps_by_turns_exceed_the_limit_is_not_taken(corrected: Corrected) -> None:
+    class Exceeding(Measured):
+        def take_by_turns(self, decisions: list[Decision], prices: Prices) -> list[list[MeasuredStep]]:
+            steps = super().take_by_turns(decisions, prices)
+            return [
+                [step._replace(peak_bytes=LIMIT_BYTES + (decision.actions["block"] == STORE)) for step in own]
+                for decision, own in zip(decisions, steps, strict=True)
+            ]
+
+    known = TriedDecision(corrected.prices.uniform(RECOMPUTE), MeasuredStep(1.0, 50 * MIB))
+    best = choose(Exceeding({"store": 1.0, "recompute": 1.05}), corrected, LIMIT_BYTES, [known])  # type: ignore[arg-type]
+    assert best is not None
+    assert best.decision.actions == {"block": RECOMPUTE}

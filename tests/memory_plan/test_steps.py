@@ -324,3 +324,15 @@ def test_trial_of_a_decision_goes_on_while_its_peak_still_rises(
 def test_trial_that_all_ranks_take_has_four_steps() -> None:
     given = GivenSteps(*(MeasuredStep(1.0, peak) for peak in (100, 110, 120, 130, 140)))
     assert trials_of(given, ResidentMeter()).take_four({}).peak_bytes == 130
+
+
+def test_decisions_take_two_steps_by_turns_and_the_second_counts(store: TierStore) -> None:
+    """Who went first goes last in the next turn."""
+    given = GivenSteps(*(MeasuredStep(float(number), 100 - number) for number in range(12)))
+    trials = trials_of(given, ResidentMeter())
+    trials.store = store
+    prices = Prices({}, [], StepCosts(0.0, 0.0, 0), {}, {}, {}, 0, 1, False)
+    with trials:
+        one, other = trials.take_by_turns([Decision({}, 0, 0.0, 0), Decision({}, 0, 0.0, 0)], prices)
+    assert [(step.seconds, step.peak_bytes) for step in one] == [(1, 100), (7, 94), (9, 92)]
+    assert [(step.seconds, step.peak_bytes) for step in other] == [(3, 98), (5, 96), (11, 90)]

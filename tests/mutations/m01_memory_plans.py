@@ -122,13 +122,32 @@ MUTATIONS = {
     "test_allocator_keeps_what_is_freed_only_while_a_store_has_a_limit": {
         "a heap keeps its free end only while a plan limits the process": drop("Returner._run", "self.limit(None)"),
     },
+    "test_allocator_keeps_what_is_freed_only_while_a_store_returns_what_is_short[always]": {
+        "where all is returned that is free, a heap keeps nothing": always(
+            "Returner._tell_allocator", "self._mode == 'auto'"
+        ),
+    },
+    "test_allocator_keeps_what_is_freed_only_while_a_store_returns_what_is_short[auto]": {
+        "a heap keeps its free end only while a store is in use": drop("Returner._run", "self._tell_allocator()"),
+    },
     "test_what_returning_memory_took_is_no_price_in_the_end": {
         "what returning memory takes is no price of a block": never(
             "choice:choose", "trials_of_shares and trials_of_shares[-1].is_short"
         ),
     },
     "test_choice_known_before_the_trials_is_measured_again": {
-        "a choice is measured as the trials left the heaps": never("choice:choose", "best in outdated"),
+        "a choice is measured as the trials left the heaps": replace("choice:choose", "outdated=known", "outdated=[]"),
+    },
+    "test_choices_whose_trials_tell_little_apart_take_turns": {
+        "the steps of the same turn are compared": replace(
+            "_fastest_first", "turn[place].seconds / sum(step.seconds for step in turn)", "-place"
+        ),
+        "of equal choices, memory is not short in the first": replace(
+            "_fastest_first", "rivals[place].is_short", "False"
+        ),
+    },
+    "test_choice_whose_steps_by_turns_exceed_the_limit_is_not_taken": {
+        "a peak by turns counts, too": always("_fastest", "rivals[place].measured.peak_bytes <= limit_bytes"),
     },
     "test_the_fastest_choice_within_every_limit": {
         "a storage that several blocks keep counts once": replace(
@@ -196,6 +215,9 @@ MUTATIONS = {
     },
     "test_ranks_whose_blocks_communicate_do_the_same": {
         "ranks whose blocks communicate agree": drop("plan_memory:_choose", "decision = agreed(corrected, decision)"),
+    },
+    "test_a_block_that_differs_in_one_rank_is_computed_again_in_none": {
+        "ranks tell each other which blocks differ": never("measure_prices", "communicates and are_several()"),
     },
 }
 

@@ -10,7 +10,8 @@ Start with `plan_memory.py`. The way of a plan:
   operators, `meter.py` the memory. `menu.py` makes the options of each block from that.
 * `decision.py` chooses among the options. `choice.py` tries what was chosen, and corrects the prices.
 * `plan.py` applies it: calls of a block go through `applied.py`. `watch.py` compares the training's steps with it.
-  `contents.py` is what a file has of it. Ranks whose blocks communicate decide together: `agreement.py`.
+  `contents.py` is what a file has of it.
+* Ranks whose blocks communicate tell each other what they found (`ranks.py`), and decide together (`agreement.py`).
 * A block is computed again as it was: `module_state.py`, `looking.py`, `generators.py`.
 """
 

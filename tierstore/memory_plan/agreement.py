@@ -1,20 +1,17 @@
 """One decision for all ranks, where blocks exchange data between them.
 
-If one rank computes such a block again and another does not, the first waits for what nobody sends. So all of them take
-one decision: the fastest that fits everywhere. They do not correct it later.
+If one rank computes such a block again and another does not, the first waits for what nobody sends. So all of them
+measure the same steps, and take one decision: the fastest that fits everywhere. They do not correct it later.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import torch.distributed as dist
-
-from ..errors import ConfigError
 from .choice import Corrected
 from .decision import Decision
 from .menu import Action
+from .ranks import gathered
 
 __all__ = ["agreed"]
 
@@ -31,26 +28,11 @@ def agreed(corrected: Corrected, own: Decision | None) -> Decision | None:
 
     Returns:
         The decision, by this rank's prices. None, in all ranks: nothing fits everywhere.
-
-    Raises:
-        ConfigError: in all ranks: they have other blocks.
     """
-    prices = corrected.prices
-    blocks = _gathered(list(prices.options))
-    if any(names != blocks[0] for names in blocks):
-        raise ConfigError(
-            "model", "another one in each rank", "its blocks communicate: plan the same model in all ranks"
-        )
-    decisions = [own, *map(prices.uniform, _EVERYWHERE)]
-    proposals = _gathered([decision.actions for decision in decisions if decision is not None])
+    decisions = [own, *map(corrected.prices.uniform, _EVERYWHERE)]
+    proposals = gathered([decision.actions for decision in decisions if decision is not None])
     candidates = [corrected.fitting(actions) for of_rank in proposals for actions in of_rank]
-    seconds_of_ranks = _gathered([math.inf if one is None else one.step_seconds for one in candidates])
+    seconds_of_ranks = gathered([math.inf if one is None else one.step_seconds for one in candidates])
     slowest = [max(seconds) for seconds in zip(*seconds_of_ranks, strict=True)]
     best = min(range(len(slowest)), key=slowest.__getitem__)
     return None if math.isinf(slowest[best]) else candidates[best]
-
-
-def _gathered(value: Any) -> list[Any]:
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found

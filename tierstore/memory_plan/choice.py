@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +28,10 @@ Heaps have holes: under decisions for the whole limit, 0.06 to 0.07 of it were r
 kernel has killed a plan. So the whole limit is used only if less does not do, or if no memory had to be returned to the
 system. Where some had to be, to get it back may cost more than to move a little more, so less is tried. Heaps may hold
 a third more than what is alive; within 0.7 there is room for that, and hardly anything is returned."""
+_CLOSE, _MOST_RIVALS = 0.1, 3
+"""Decisions whose trials differ by less than this share are compared by turns, so many at most."""
+_EQUAL = 0.02
+"""Nor does a smaller difference by turns say anything."""
 PEAK_MISS, TIME_MISS = 0.03, 0.05
 """Misses of a prediction by more than these shares are corrected."""
 
@@ -102,11 +106,6 @@ class Corrected:
         """The decision with the least peak, with a narrow staging window."""
         prices = self.prices
         return decide(prices.options, prices.moments, prices.costs, None, is_narrow=True)
-
-    def seconds_of(self, decision: Decision) -> float:
-        """How long a step takes under a decision, by the prices as they are now."""
-        now = self.prices.decision_for(decision.actions)
-        return math.inf if now is None else now.step_seconds
 
     def fitting(self, actions: Mapping[str, Action]) -> Decision | None:
         """The decision for an action of each block, if it is within the limit; narrow only if that has to be."""
@@ -200,12 +199,7 @@ def choose(trials: Trials, corrected: Corrected, limit_bytes: int, known: list[T
     tried += trials_of_shares
     if trials_of_shares and trials_of_shares[-1].is_short:
         corrected.prices = prices
-    best, outdated = _best(tried, corrected, limit_bytes), list(known)
-    while best is not None and best in outdated:  # that was before heaps had the holes that trials leave
-        outdated.remove(best)
-        tried.remove(best)
-        tried.append(best._replace(measured=trials.take(best.decision, corrected.prices)))
-        best = _best(tried, corrected, limit_bytes)
+    best = _fastest(trials, corrected, tried, limit_bytes, outdated=known)
     if best is not None:
         corrected.keep_within(best.share)
     return best
@@ -220,22 +214,53 @@ def _is_worth_a_trial(share: float, before: Sequence[TriedDecision], limit_bytes
     return before[-1].is_short
 
 
-def _best(tried: list[TriedDecision], corrected: Corrected, limit_bytes: int) -> TriedDecision | None:
-    """The fastest that has stayed within the limit.
+def _fastest(
+    trials: Trials,
+    corrected: Corrected,
+    tried: Sequence[TriedDecision],
+    limit_bytes: int,
+    outdated: Sequence[TriedDecision],
+) -> TriedDecision | None:
+    """The fastest that stays within the limit; None: none does.
 
-    Differences within the noise of single steps say nothing. Then those are preferred in which no memory was returned,
-    and of these, what was predicted to be faster is.
+    One trial follows the other, and a machine may be faster in one minute than in the next. So those whose trials tell
+    little apart take steps by turns, and what they took of each turn decides. The trials of `outdated` ones tell
+    nothing: they were before heaps had the holes that trials leave.
     """
     fitting = [choice for choice in tried if choice.measured.peak_bytes <= limit_bytes]
-    fastest = min((choice.measured.seconds for choice in fitting), default=0.0)
-    as_fast = [choice for choice in fitting if choice.measured.seconds <= (1 + TIME_MISS) * fastest]
+    left = sorted(fitting, key=lambda choice: (choice in outdated, choice.measured.seconds))
+    while left:
+        most_seconds = (1 + _CLOSE) * left[0].measured.seconds
+        rivals = [choice for choice in left if choice.measured.seconds <= most_seconds][:_MOST_RIVALS]
+        left = [choice for choice in left if choice not in rivals]
+        if len(rivals) == 1 and rivals[0] not in outdated:
+            return rivals[0]
+        steps = trials.take_by_turns([choice.decision for choice in rivals], corrected.prices)
+        rivals = [choice._replace(measured=_measured_in(own)) for choice, own in zip(rivals, steps, strict=True)]
+        for place in _fastest_first(rivals, steps):
+            if rivals[place].measured.peak_bytes <= limit_bytes:
+                return rivals[place]
+    return None
 
-    def rank(choice: TriedDecision) -> tuple[bool, float]:
-        if choice.is_short:
-            return True, choice.measured.seconds
-        return False, corrected.seconds_of(choice.decision)
 
-    return min(as_fast, key=rank, default=None)
+def _fastest_first(rivals: Sequence[TriedDecision], steps: Sequence[Sequence[MeasuredStep]]) -> list[int]:
+    """The places of the rivals, by what the steps of each took of the turns. Of equal ones, memory is not short in the
+    first."""
+    turns = list(zip(*steps, strict=True))
+    shares = [
+        statistics.median(turn[place].seconds / sum(step.seconds for step in turn) for turn in turns)
+        for place in range(len(rivals))
+    ]
+    most = (1 + _EQUAL) * min(shares)
+    return sorted(range(len(rivals)), key=lambda place: (shares[place] > most, rivals[place].is_short, shares[place]))
+
+
+def _measured_in(steps: Sequence[MeasuredStep]) -> MeasuredStep:
+    return MeasuredStep(
+        statistics.median(step.seconds for step in steps),
+        max(step.peak_bytes for step in steps),
+        sum(step.returned_bytes for step in steps),
+    )
 
 
 def _scaled(options: Mapping[str, list[Option]], factor: float) -> dict[str, list[Option]]:

@@ -16,6 +16,7 @@ from .decision import Decision
 from .meter import Meter, meter_of
 from .plan import MemoryPlan
 from .prices import Trials, measure_prices
+from .ranks import are_several
 from .steps import MeasuredStep
 
 __all__ = ["plan_memory"]
@@ -37,7 +38,7 @@ def plan_memory(
         print(plan)
         plan.apply(model)
 
-    Takes thirty to fifty steps of forward and backward, each within the limit as far as that is possible, and leaves
+    Takes thirty to seventy steps of forward and backward, each within the limit as far as that is possible, and leaves
     the model as it was: gradients, buffers and random generators are put back. The decision itself takes seconds.
 
     Args:
@@ -88,7 +89,7 @@ def _checked_meter_of(model: nn.Module, limit: SizeLike) -> Meter:
 def _choose(
     trials: Trials, corrected: Corrected, limit_bytes: int, measured: Iterable[tuple[Decision, MeasuredStep]]
 ) -> TriedDecision | None:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if are_several():
         decision = corrected.decide()  # all ranks have to take the same number of steps: none is tried
         if corrected.prices.communicates:
             decision = agreed(corrected, decision)

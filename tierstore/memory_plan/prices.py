@@ -33,6 +33,7 @@ from .call_tree import CallTree, Storages
 from .decision import NARROW_BYTES, Decision, Moment, StepCosts, decision_of
 from .menu import Action, Option, options_of
 from .meter import Meter
+from .ranks import are_several, share_differences
 from .recording import BlockRecorder, BlockRecording, RecordedCall
 from .steps import MeasuredStep, Steps, StepTimeline
 
@@ -50,6 +51,7 @@ _LEAST_DIFFERENCE = 0.2
 """Two steps tell what the store costs if they differ by this share of the bytes."""
 _NUM_STEPS, _MOST_STEPS = 4, 8
 """Of a trial."""
+_NUM_TURNS = 3
 _STILL_RISES = 0.01
 """A peak that is above all before it by this share has not settled: heaps get more holes with each step."""
 
@@ -154,6 +156,23 @@ class Trials:
         self._limit_store(decision.staging_bytes)
         return self._take(self.calls_of(decision.actions, prices.traits, prices.min_bytes), _MOST_STEPS)
 
+    def take_by_turns(self, decisions: Sequence[Decision], prices: Prices) -> list[list[MeasuredStep]]:
+        """Steps of each decision. They take turns, since a machine may be faster in one minute than in the next.
+
+        In each turn a decision has two steps, of which the second counts: the first finds the memory as another
+        decision has left it. Who goes first in one turn goes last in the next.
+        """
+        calls = [self.calls_of(decision.actions, prices.traits, prices.min_bytes) for decision in decisions]
+        steps: list[list[MeasuredStep]] = [[] for _ in decisions]
+        for turn in range(_NUM_TURNS):
+            for place in range(len(decisions))[:: -1 if turn % 2 else 1]:
+                self._limit_store(decisions[place].staging_bytes)
+                returned_before = self._returned_bytes()
+                first, second = self.steps.take(calls[place]), self.steps.take(calls[place])
+                peak_bytes, returned_bytes = max(first.peak_bytes, second.peak_bytes), self._returned_bytes()
+                steps[place].append(MeasuredStep(second.seconds, peak_bytes, returned_bytes - returned_before))
+        return steps
+
     def take_four(self, calls: Mapping[str, Around]) -> MeasuredStep:
         """Four steps, whatever their peaks: several ranks have to take the same number."""
         return self._take(calls, _NUM_STEPS)
@@ -198,6 +217,9 @@ def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, Measure
     if not names:
         raise ConfigError("model", type(model).__name__, "its modules save no tensors that could be moved")
     recording = _record(trials, names)
+    communicates = any(call.communicates for call in recording.calls)
+    if communicates and are_several():
+        share_differences(recording.calls)
     calls = {name: [call for call in recording.calls if call.name == name] for name in names}
     calls = {name: several for name, several in calls.items() if several}
     min_bytes = _min_bytes(recording)
@@ -212,7 +234,6 @@ def measure_prices(trials: Trials) -> tuple[Prices, list[tuple[Decision, Measure
     store_step = trials.take_four(stored)
     options = {name: _options(calls[name], recompute_seconds[name], recording, min_bytes) for name in calls}
     kinds = {name: type(model.get_submodule(name)).__name__ for name in calls}
-    communicates = any(call.communicates for call in recording.calls)
     nothing = StepCosts(0.0, 0.0, 0)
     differs = {name: call.differs for name, several in calls.items() for call in several if call.differs}
     num_calls = max(1, tree.num_calls)
