@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,9 @@ from tests.hooks.programs import all_bits, grads
 from tests.inspect_store import inspect
 from tests.memory_plan.planned_model import WIDTH, Model, far_above, loss_of, planned_by
 from tierstore import MemoryPlan, TierStore, TierStoreWarning, plan_memory
+from tierstore.memory_plan import watch as subject
 from tierstore.memory_plan.choice import Corrected
+from tierstore.memory_plan.menu import Action
 from tierstore.memory_plan.meter import ResidentMeter
 from tierstore.memory_plan.watch import Expected, StepWatch
 
@@ -241,6 +245,30 @@ def test_where_memory_is_returned_other_actions_change_no_peak(
         loss.backward()
     assert {call.action.kind for call in calls.values()} != {"keep"}
     assert (store.stats().memory_plan["predicted_peak_bytes"] == limit_bytes) == is_short
+    watch.end()
+
+
+@pytest.mark.parametrize(("expected_seconds", "kind"), [(1.0, "keep"), (2.0, "recompute")])
+def test_where_steps_take_what_was_expected_prices_overrule_no_trial(
+    corrected: Corrected, store: TierStore, monkeypatch: pytest.MonkeyPatch, expected_seconds: float, kind: str
+) -> None:
+    """Steps take a second. By the prices, to compute everything again takes a tenth of that. The peak was another."""
+    clock = itertools.count()
+    monkeypatch.setattr(subject, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    model = Model()
+    plan = planned_by(corrected, store)
+    live = plan._live
+    assert live is not None
+    prices = live.corrected.prices
+    free = {
+        name: [replace(one, seconds=0.0) for one in own if one.action == Action("recompute")]
+        for name, own in prices.options.items()
+    }
+    live.corrected.prices = prices._replace(options=free, costs=replace(prices.costs, step_seconds=0.1))
+    watch, calls = watched(plan, store, model, Told(99 * MIB), peak_bytes=MIB, step_seconds=expected_seconds)
+    train(model, 5)
+    assert store.stats().memory_plan["num_corrections"] == 1
+    assert {call.action.kind for call in calls.values()} == {kind}
     watch.end()
 
 

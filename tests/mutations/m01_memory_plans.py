@@ -79,6 +79,9 @@ MUTATIONS = {
     "test_trial_of_a_decision_goes_on_while_its_peak_still_rises": {
         "a trial ends when its peak has settled": never("Trials._take", "_still_rises(steps)"),
     },
+    "test_where_steps_take_what_was_expected_prices_overrule_no_trial[1.0-keep]": {
+        "a trial tells more than prices": always("StepWatch._correct", "is_slow", inside="is_gain = ..."),
+    },
     "test_where_memory_is_returned_other_actions_change_no_peak": {
         "where memory is short, the limit says what is resident": replace(
             "StepWatch._correct", "0 if is_short else ...", "again.peak_bytes - decision.peak_bytes"

@@ -159,14 +159,15 @@ class Trials:
     def take_by_turns(self, decisions: Sequence[Decision], prices: Prices) -> list[list[MeasuredStep]]:
         """Steps of each decision. They take turns, since a machine may be faster in one minute than in the next.
 
-        In each turn a decision has two steps, of which the second counts: the first finds the memory as another
-        decision has left it. Who goes first in one turn goes last in the next.
+        In each turn a decision has two steps, of which the second counts: before the first, what another decision has
+        left free is returned. Who goes first in one turn goes last in the next.
         """
         calls = [self.calls_of(decision.actions, prices.traits, prices.min_bytes) for decision in decisions]
         steps: list[list[MeasuredStep]] = [[] for _ in decisions]
         for turn in range(_NUM_TURNS):
             for place in range(len(decisions))[:: -1 if turn % 2 else 1]:
                 self._limit_store(decisions[place].staging_bytes)
+                self.tidy()
                 returned_before = self._returned_bytes()
                 first, second = self.steps.take(calls[place]), self.steps.take(calls[place])
                 peak_bytes, returned_bytes = max(first.peak_bytes, second.peak_bytes), self._returned_bytes()

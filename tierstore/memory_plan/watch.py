@@ -190,8 +190,10 @@ class StepWatch:
                 TierStoreWarning,
                 stacklevel=stacklevel_of_user(),
             )
-        if again is None or (again.step_seconds > (1 - TIME_MISS) * seconds and peak_bytes <= expected.limit_bytes):
-            again = decision  # nothing is gained by a change: only what is expected was wrong
+        is_gain = again is not None and is_slow and again.step_seconds <= (1 - TIME_MISS) * seconds
+        if again is None or (not is_gain and peak_bytes <= expected.limit_bytes):
+            # Only what is expected was wrong. If the time was right, trials have overruled what the prices prefer.
+            again = decision
         if not again.does_the_same(decision):
             for name, option in again.chosen.items():
                 self._calls[name].action = option.action
