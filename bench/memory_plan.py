@@ -23,6 +23,7 @@ import gc
 import json
 import re
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -165,13 +166,13 @@ def _to_plain(strategy: str, turns: Sequence[dict[str, Figures]]) -> float | Non
     against = COMPILED if strategy == "budget" else PLAIN
     if not all(turn.get(strategy) for turn in turns):
         return None
-    return median_of([turn[strategy]["step_seconds"] / turn[against]["step_seconds"] for turn in turns]).median
+    return statistics.median(turn[strategy]["step_seconds"] / turn[against]["step_seconds"] for turn in turns)
 
 
 def _best_single(turns: Sequence[dict[str, Figures]]) -> str | None:
     """The single strategy with the fastest step; None: all were killed."""
-    found = {strategy: _to_plain(strategy, turns) for strategy in SINGLE}
-    return min((name for name in SINGLE if found[name] is not None), key=lambda name: found[name] or 0.0, default=None)
+    found = {strategy: ratio for strategy in SINGLE if (ratio := _to_plain(strategy, turns)) is not None}
+    return min(found, key=found.__getitem__, default=None)
 
 
 def _add_figures_of_turns(
@@ -195,8 +196,8 @@ def _compare(plan: Figures, turns: Sequence[dict[str, Figures]], best: str | Non
         if best is not None and all(turn[best] for turn in turns):
             ratio = median_of([turn[PLAN]["step_seconds"] / turn[best]["step_seconds"] for turn in turns])
             plan |= {"step_to_best": ratio.median, "step_to_best_low": ratio.low, "step_to_best_high": ratio.high}
-            plan["cpu_to_best"] = median_of([_cpu_seconds(turn[PLAN]) / _cpu_seconds(turn[best]) for turn in turns])[0]
-            plan["best_single"] = float(SINGLE.index(best))
+            cpu_ratios = [_cpu_seconds(turn[PLAN]) / _cpu_seconds(turn[best]) for turn in turns]
+            plan["cpu_to_best"] = statistics.median(cpu_ratios)
 
 
 def _cpu_seconds(step: Figures) -> float:
@@ -204,12 +205,9 @@ def _cpu_seconds(step: Figures) -> float:
 
 
 def plain_peak(model: str, scratch: Path) -> int:
-    """Measured once for all limits of a model."""
-    noted = scratch / f"plain peak of {model}"
-    if not noted.exists():
-        with training_within(model, PLAIN, None, 0, scratch) as training:
-            noted.write_text(str(int(max(training.step()["peak_bytes"] for _ in range(3)))))
-    return int(noted.read_text())
+    """The most memory in three plain steps."""
+    with training_within(model, PLAIN, None, 0, scratch) as training:
+        return int(max(training.step()["peak_bytes"] for _ in range(3)))
 
 
 def _with_least_budget(model: str, limit_bytes: int, scratch: Path) -> Figures:

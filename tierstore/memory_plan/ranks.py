@@ -14,7 +14,7 @@ __all__ = ["are_several", "gathered", "share_differences"]
 
 
 def are_several() -> bool:
-    """Whether this process is a rank of several, or may be."""
+    """Whether `torch.distributed` is in use: this process may be one rank of several."""
     return dist.is_available() and dist.is_initialized()
 
 
