@@ -70,9 +70,10 @@ def _train(
     before = store.stats() if store is not None else None
     parts: list[list[float]] = []
     whole: list[float] = []
+    queueing: list[float] = []
     for _ in range(num_steps):
         watch, began = Stopwatch(device), time.perf_counter()
-        _step(model, batch, prepared, watch)
+        queueing.append(_step(model, batch, prepared, watch))
         parts.append(watch.seconds())
         whole.append(time.perf_counter() - began)
     figures: Figures = {
@@ -80,6 +81,7 @@ def _train(
         "most_step_seconds": max(whole),
         "least_step_seconds": min(whole),
         "forward_seconds": statistics.median(part[0] for part in parts),
+        "forward_queueing_seconds": statistics.median(queueing),
         "backward_seconds": statistics.median(part[1] for part in parts),
         "warm_up_seconds": warm_up_seconds,
         "peak_bytes": peak_bytes(device),
@@ -95,14 +97,18 @@ def _train(
     return figures
 
 
-def _step(model: nn.Module, batch: tuple[torch.Tensor, ...], prepared: Prepared, watch: Stopwatch) -> None:
+def _step(model: nn.Module, batch: tuple[torch.Tensor, ...], prepared: Prepared, watch: Stopwatch) -> float:
+    """Returns how long the thread that trains was busy with forward; the device may be so for longer."""
     model.zero_grad()
     watch.mark()
+    began = time.perf_counter()
     with prepared.around():
         loss = model(*batch)
+    queueing_seconds = time.perf_counter() - began
     watch.mark()
     loss.backward()
     watch.mark()
+    return queueing_seconds
 
 
 def _saved(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> Figures:

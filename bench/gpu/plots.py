@@ -45,7 +45,7 @@ def _finding(found: Mapping[str, Mapping[str, Any]], workloads: list[str]) -> st
     """What of plain's memory the store needs, and what of its time it takes; over the workloads that have both."""
     couples = [(found.get(f"{each}: tierstore"), found.get(f"{each}: none")) for each in workloads]
     ratios = {
-        name: [ours[name] / plain[name] for ours, plain in couples if ours and plain]
+        name: [ours[name] / plain[name] for ours, plain in couples if ours and plain and plain[name]]
         for name in ("peak_bytes", "step_seconds")
     }
     if not ratios["peak_bytes"]:

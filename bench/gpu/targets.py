@@ -73,9 +73,18 @@ def _of_workload(workload: str, found: Found, floors: Figures | None, window_byt
     if none and (covered := found.get("tierstore, as much as compute covers")):
         beside = covered["step_seconds"] / none["step_seconds"]
         yield Verdict(f"{workload}: as much as compute covers, step beside none", beside, 1.03)
+        added_seconds = covered["forward_queueing_seconds"] - none["forward_queueing_seconds"]
+        share = added_seconds / none["forward_seconds"]
+        yield Verdict(f"{workload}: as much as compute covers, packs beside the device's forward", share, 0.05)
+    if none and (a_third := found.get("tierstore, a third leaves")):
+        beside = a_third["step_seconds"] / none["step_seconds"]
+        yield Verdict(f"{workload}: a third leaves, step beside none", beside, 1.1)
     if none and (found_by_itself := found.get('tierstore, device_bytes="auto"')):
         beside = found_by_itself["step_seconds"] / none["step_seconds"]
         yield Verdict(f'{workload}: device_bytes="auto", step beside none', beside, 1.03)
     if (alone := found.get("checkpoint")) and (both := found.get("tierstore, checkpoint")):
         beside = both["step_seconds"] / alone["step_seconds"]
         yield Verdict(f"{workload}: checkpointing with its inputs offloaded, step beside without", beside, 1.03)
+    if (alone := found.get("checkpoint")) and (on_disk := found.get("tierstore, checkpoint to disk")):
+        beside = on_disk["step_seconds"] / alone["step_seconds"]
+        yield Verdict(f"{workload}: checkpointing with its inputs on disk, step beside without", beside, 1.01)

@@ -54,7 +54,7 @@ def prepare(
     """Open what the variant needs; ends it with the block.
 
     Args:
-        options: `host_bytes` and `device_bytes` of the store, as `TierStore` and `tiered_offload` take them.
+        options: `host_bytes`, `staging_bytes` and `device_bytes`, as `TierStore` and `tiered_offload` take them.
 
     Raises:
         MissingPeerError: the variant is of a package that is not installed.
@@ -77,12 +77,14 @@ def prepare(
 
 @contextmanager
 def _store(variant: str, scratch: Path, options: Options) -> Iterator[TierStore]:
-    host_bytes = options["host_bytes"]
+    memory = {"host_bytes": options["host_bytes"]}
+    if "staging_bytes" in options:
+        memory["staging_bytes"] = options["staging_bytes"]
     if "sidecar" in variant:
-        with daemon(scratch) as server, TierStore.connect(server.socket, host_bytes=host_bytes) as store:
+        with daemon(scratch) as server, TierStore.connect(server.socket, **memory) as store:
             yield store
     else:
-        with TierStore(scratch, host_bytes=host_bytes, codec="none") as store:
+        with TierStore(scratch, **memory) as store:
             yield store
 
 

@@ -84,6 +84,7 @@ WORKLOADS = {
     "decoder 2048 wide, 4k tokens": _decoder(16, 2048, 4096),
     "decoder 2048 wide, 8k tokens": _decoder(16, 2048, 8192),
     "decoder 4096 wide, 8k tokens": _decoder(8, 4096, 8192),
+    "decoder 4096 wide, 64k tokens": _decoder(8, 4096, 65_536),
     "tiny resnet": Workload(ResNetShape((1, 1, 1, 1), 8, 2, 32), torch.float32),
     "tiny decoder": Workload(_TINY, torch.bfloat16, _TINY.tokens),
 }

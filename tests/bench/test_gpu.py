@@ -149,6 +149,8 @@ def test_run_tests_how_each_ended_is_told(capfd: pytest.CaptureFixture[str]) -> 
 def test_case_without_the_plain_step_is_left_out() -> None:
     needs = [case for case in TINY_CASES if case.variant.startswith("tierstore")]
     for case in needs:
+        if case.label == "tierstore, checkpoint to disk":  # for a model that is trained only so
+            continue
         with pytest.raises(CaseLeftOutError):
             case.options({}, case.workload)
 
@@ -173,6 +175,9 @@ def test_verdicts_only_of_what_was_measured() -> None:
     _, speed_up, peak = verdicts(found, 10)
     assert speed_up.value == pytest.approx(1.1)
     assert (peak.value, peak.at_most, peak.is_met) == (30.0, 4 + 10 + 15, False)
+    found["net: tierstore, as much as compute covers"] = {"step_seconds": 5.1, "forward_queueing_seconds": 0.7}
+    found["net: none"] = NONE | {"step_seconds": 5.0, "forward_queueing_seconds": 0.5}
+    assert [verdict.is_met for verdict in verdicts(found, 10)][-2:] == [True, False]
     found["net: checkpoint"], found["net: tierstore, checkpoint"] = {"step_seconds": 10.0}, {"step_seconds": 10.5}
     assert [verdict.is_met for verdict in verdicts(found, 10)][-1] is False
 

@@ -61,7 +61,8 @@ def test_peak_is_what_may_stay_and_what_is_in_flight(make_store: MakeStore, devi
     working = 6 * SAVED_BYTES  # a layer's input, output and gradients, and what is not settled yet
     assert plain >= LAYERS * SAVED_BYTES
     assert peak <= device_bytes + FLIGHT_BYTES + RELOAD_BYTES + gradients + working
-    assert store.stats().kept_bytes.keys() <= {"parameter", "small", "alive elsewhere"}
+    kept = {reason for reason, nbytes in store.stats().kept_bytes.items() if nbytes}
+    assert kept <= {"parameter", "small", "alive elsewhere"}
 
 
 def test_two_hundred_steps_nothing_grows(make_store: MakeStore) -> None:
@@ -108,6 +109,7 @@ def test_auto_keeps_what_the_link_does_not_carry_meanwhile(make_store: MakeStore
     assert stats.device_bytes == 0
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("device_bytes", [0, "auto"])
 def test_pack_asks_for_no_synchronisation(make_store: MakeStore, device_bytes: int | str) -> None:
     store = make_store(host_bytes="4GiB")
@@ -116,8 +118,8 @@ def test_pack_asks_for_no_synchronisation(make_store: MakeStore, device_bytes: i
         _step(model, batch, store, device_bytes)
         inspect(store).slab.wait_until_pinned()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         with tiered_offload(store, device_bytes=device_bytes):
             loss = model(batch).square().mean()
     finally:

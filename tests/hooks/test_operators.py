@@ -171,16 +171,22 @@ NUM_PARTS = 16
 def test_operators_on_the_device_everything_saved_on_disk_same_bits(
     part: int, store: TierStore, census: Census
 ) -> None:
-    """What plain PyTorch does not repeat on the device (sums by atomic additions) is counted, and named."""
+    """An operator that plain PyTorch does not repeat on the device (sums by atomic additions) is named, and counted.
+
+    One sample that is seen to differ without the store is enough: whether the others do in a few runs is chance.
+    """
     before = _totals(store)
     wrong = []
     for name in list(ENTRIES)[part::NUM_PARTS]:
+        differences, num_unsteady = [], 0
         for dtype in dtypes_of(ENTRIES[name], "cuda"):
             for kind, verdict in _compare_all(name, "cuda", dtype, store, census):
-                if verdict.differences and verdict.num_unsteady == len(verdict.differences):
-                    census.exception("operators on cuda", name, "plain PyTorch differs between runs")
-                else:
-                    wrong += [f"{name}, {dtype}, {kind}, {difference}" for difference in verdict.differences]
+                differences += [f"{name}, {dtype}, {kind}, {difference}" for difference in verdict.differences]
+                num_unsteady += verdict.num_unsteady
+        if num_unsteady:
+            census.exception("operators on cuda", name, "plain PyTorch differs between runs")
+        else:
+            wrong += differences
     assert not wrong, "\n".join(wrong)
     torch.cuda.synchronize()
     assert _totals(store).spilled_bytes > before.spilled_bytes

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
 from tests.hooks.virtual_accelerator import VirtualAccelerator
+from tierstore.residency import graph_times
 from tierstore.residency.graph_times import GraphTimes
 from tierstore.rules.coverage import Coverage, Measured
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The host's time, which stands still: `clock.seconds`."""
+    host = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(graph_times, "perf_counter", lambda: host.seconds)
+    return host
 
 
 def _measured(forward_wait: float = 0.0, backward_wait: float = 0.0) -> Measured:
@@ -59,6 +69,26 @@ def test_measured_is_what_was_waited_for_and_copied_in_forward_and_in_backward()
     engine.computes(5)  # after its last unpack
     engine.synchronize()
     assert times.measured() == Measured(14, 4, 1000, 30, 10, 800)
+
+
+def test_measured_what_the_host_takes_to_queue_a_wait_is_not_waited_for(clock: SimpleNamespace) -> None:
+    """The device has nothing to do until the host has queued the second mark."""
+    engine = VirtualAccelerator(1.0)
+    times = _times_on(engine)
+
+    def wait(seconds: float) -> None:
+        clock.seconds += 3
+        engine.computes(max(3, seconds))
+
+    times.waits(engine.compute, lambda: wait(0))
+    times.waits(engine.compute, lambda: wait(5))
+    engine.computes(100)
+    times.asked_for(engine.compute)
+    times.waits(engine.compute, lambda: wait(2))
+    engine.computes(100)
+    times.asked_for(engine.compute)
+    engine.synchronize()
+    assert times.measured() == Measured(108, 2, 0, 103, 0, 0)
 
 
 def test_times_are_over_when_the_last_mark_is() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import random
 import threading
 import weakref
@@ -635,6 +636,28 @@ def test_reload_beyond_its_bound_forgets_the_oldest(accelerator: Accelerator, sl
     for record in records:
         tier.release(record)
     assert tier.has_room_to_reload(2 * NBYTES)
+
+
+def test_reload_beyond_its_bound_forgets_what_backward_needs_last(accelerator: Accelerator, slab: Slab) -> None:
+    tier = DeviceTier(accelerator, reload_bytes=2 * NBYTES)
+    handles = [_save(tier, accelerator.computed(i), i) for i in range(4)]
+    records = [handle.record for handle in handles]
+    for record in records:
+        _offload(tier, slab, record)
+    _poll_until(tier, lambda: all(record.state is State.HOST for record in records))
+    first, second, third, fourth = records
+    _reload(tier, first)
+    _reload(tier, second)
+    assert not tier.has_room_to_reload(NBYTES, lambda record: record in (first, second))
+    assert tier.has_room_to_reload(NBYTES, lambda record: record is first)
+    ranks = {second: 7, first: 3, third: 9}
+    tier.reload(third, next_rank=lambda record: ranks[record])
+    assert [record.has_device_bytes for record in records] == [True, False, True, False]
+    tier.reload(fourth, next_rank=lambda record: math.inf if record is first else 9)
+    assert [record.has_device_bytes for record in records] == [False, False, True, True]
+    for record in records:
+        tier.release(record)
+    _poll_until(tier, lambda: not tier.is_busy)
 
 
 def test_slot_is_not_free_before_the_last_copy_from_it(accelerator: Accelerator, slab: Slab) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -272,6 +273,7 @@ def test_lookahead_knows_what_is_needed_before_what_it_fetches() -> None:
     ahead.begin([third, second, first, first], [3, 2, 1, 0])
     ahead.asked_for(3)
     assert ahead.needs_first(first), "it is being asked for"
+    assert [ahead.next_rank(record) for record in (first, second, third)] == [0, 2, 3]
     ahead.advance(0)
     assert ahead.peek() is second
     assert ahead.needs_first(first)
@@ -279,6 +281,7 @@ def test_lookahead_knows_what_is_needed_before_what_it_fetches() -> None:
     ahead.asked_for(1)
     assert not ahead.needs_first(first)
     assert not ahead.needs_first(third)
+    assert [ahead.next_rank(record) for record in (first, second, third)] == [math.inf, 2, 3]
 
 
 def test_lookahead_knows_records_that_come_in_later() -> None:

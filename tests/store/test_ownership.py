@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from tierstore import Handle, TierStore
 from tierstore.residency.handle import Record
 from tierstore.residency.layout import layout_of
 from tierstore.residency.ownership import claims_of, is_sole_owner, unclaim
+from tierstore.residency.storages import is_foreign
 
 
 def _handle(store: TierStore, tensor: torch.Tensor) -> Handle:
@@ -22,6 +25,17 @@ def _handle(store: TierStore, tensor: torch.Tensor) -> Handle:
 def _saved_by_a_graph(tensor: torch.Tensor) -> object:
     leaf = torch.ones(1, requires_grad=True)
     return leaf * tensor
+
+
+@pytest.mark.parametrize(("is_resizable", "is_foreign_memory"), [(True, False), (False, True)])
+def test_cuda_calls_all_its_storages_shared_only_those_made_from_a_pointer_are_foreign(
+    is_resizable: bool, is_foreign_memory: bool
+) -> None:
+    """As `UntypedStorage.is_shared` answers on a device; on a real one: tests/gpu/."""
+    storage: Any = SimpleNamespace(
+        device=torch.device("cuda", 0), is_shared=lambda: True, resizable=lambda: is_resizable
+    )
+    assert is_foreign(storage) == is_foreign_memory
 
 
 HOLDERS: dict[str, Callable[[torch.Tensor], object]] = {

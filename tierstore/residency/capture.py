@@ -11,8 +11,7 @@ query an event that was itself recorded in a capture; the store records none whi
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -29,25 +28,28 @@ def is_capturing(device: torch.device) -> bool:
     Asks for the device's own current stream. The one of this thread's current device may be a default stream, which
     must not be queried while other threads capture. A default stream itself never captures.
     """
-    if device.type != "cuda" or torch.accelerator.current_stream(device).stream_id == 0:
+    if device.type != "cuda" or torch.accelerator.current_stream(device.index).stream_id == 0:
         return False
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
 
 
-@contextmanager
-def beside_captures(device: torch.device) -> Iterator[None]:
+class beside_captures:  # noqa: N801 - a context manager; not `contextmanager`'s, as each pack enters two
     """Inside the context, asking the device's driver does not break the captures of other threads."""
-    exchange = _exchange_mode() if device.type == "cuda" else None
-    if exchange is None:
-        yield
-        return
-    mode = ctypes.c_int(_RELAXED)
-    exchange(ctypes.byref(mode))  # leaves the previous mode in `mode`
-    try:
-        yield
-    finally:
-        exchange(ctypes.byref(mode))
+
+    __slots__ = ("_exchange", "_mode")
+
+    def __init__(self, device: torch.device) -> None:
+        self._exchange = _exchange_mode() if device.type == "cuda" else None
+
+    def __enter__(self) -> None:
+        if self._exchange is not None:
+            self._mode = ctypes.byref(ctypes.c_int(_RELAXED))
+            self._exchange(self._mode)  # leaves the previous mode in it
+
+    def __exit__(self, *error: object) -> None:
+        if self._exchange is not None:
+            self._exchange(self._mode)
 
 
 @cache

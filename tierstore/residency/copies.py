@@ -92,15 +92,16 @@ def _asking(device: torch.device) -> Iterator[None]:
 class _Point:
     """An event of an accelerator, for any thread. A `Marker`."""
 
-    __slots__ = ("device", "event")
+    __slots__ = ("_was_over", "device", "event")
 
     def __init__(self, event: torch.Event, device: torch.device) -> None:
         self.event = event
         self.device = device
+        self._was_over = False
 
     def query(self) -> bool:
         """See `Marker`. False while this thread captures a graph, since a capture forbids the query."""
-        return not is_capturing(self.device) and self._is_over()
+        return self._was_over or (not is_capturing(self.device) and self._is_over())
 
     def synchronize(self) -> None:
         """See `Marker`.
@@ -114,8 +115,13 @@ class _Point:
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
 
     def _is_over(self) -> bool:
-        with _asking(self.device):
-            return self.event.query()
+        if torch.accelerator.current_device_index() == self.device.index:  # nearly always; each pack asks
+            with beside_captures(self.device):
+                self._was_over = self.event.query()
+        else:
+            with _asking(self.device):
+                self._was_over = self.event.query()
+        return self._was_over
 
 
 def _point(marker: Marker) -> _Point:
@@ -141,7 +147,7 @@ class AcceleratorCopies:
 
     def current_stream(self, device: torch.device) -> torch.Stream:
         """See `Copies`."""
-        return torch.accelerator.current_stream(device)
+        return torch.accelerator.current_stream(device.index)
 
     def copy_out(self, source: torch.Tensor, target: torch.Tensor, stream: torch.Stream) -> _Point:
         """See `Copies`."""

@@ -1,12 +1,15 @@
 """The times of one step of a graph on its accelerator, from marks in the stream that computes.
 
-The host runs ahead of the device and cannot measure them. See NOTE [What compute covers] in `rules/coverage.py`.
+Where the host runs ahead of the device it cannot measure them. Where it does not, the device waits for the host, also
+between two marks around a wait for a copy. The time that the host takes from one to the other is not the copy's.
+See NOTE [What compute covers] in `rules/coverage.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..rules.coverage import Measured
 
@@ -16,6 +19,14 @@ if TYPE_CHECKING:
     from .copies import Copies, Marker
 
 __all__ = ["GraphTimes"]
+
+
+class _Wait(NamedTuple):
+    """A wait for a copy: the marks before and after it, and the seconds that the host took to queue it."""
+
+    before: Marker
+    after: Marker
+    queueing_seconds: float
 
 
 class GraphTimes:
@@ -35,7 +46,7 @@ class GraphTimes:
         self.is_open = True
         self._is_whole = True
         self._out_bytes = self._in_bytes = 0
-        self._waits: tuple[list[tuple[Marker, Marker]], list[tuple[Marker, Marker]]] = [], []  # of forward, of backward
+        self._waits: tuple[list[_Wait], list[_Wait]] = [], []  # of forward, of backward
         self._began = self._mark(stream)
         self._turned: Marker | None = None
         self._ended: Marker | None = None
@@ -62,11 +73,12 @@ class GraphTimes:
 
     def waits(self, stream: Any, wait: Callable[[], None]) -> None:
         """Call `wait`, which makes the stream wait, and mark the stream before and after it."""
+        began = perf_counter()
         before = self._mark(stream)
         wait()
         after = self._mark(stream)
         if before is not None and after is not None:
-            self._waits[self._turned is not None].append((before, after))
+            self._waits[self._turned is not None].append(_Wait(before, after, perf_counter() - began))
             if self._turned is not None:
                 self._ended = after
 
@@ -98,14 +110,17 @@ class GraphTimes:
     def _marks(self) -> list[Marker]:
         points = self._began, self._turned, self._ended
         marks = [mark for mark in points if mark is not None]
-        return marks + [mark for waits in self._waits for pair in waits for mark in pair]
+        return marks + [mark for waits in self._waits for each in waits for mark in (each.before, each.after)]
 
     def measured(self) -> Measured | None:
         """The figures of the step, once `is_over`; None: they are incomplete or spoilt."""
         if not self._is_whole or self._began is None or self._turned is None or self._ended is None:
             return None
         between = self._copies.seconds_between
-        forward, backward = (sum(between(*pair) for pair in waits) for waits in self._waits)
+        forward, backward = (
+            sum(max(0.0, between(each.before, each.after) - each.queueing_seconds) for each in waits)
+            for waits in self._waits
+        )
         return Measured(
             between(self._began, self._turned), forward, self._out_bytes,
             between(self._turned, self._ended), backward, self._in_bytes,

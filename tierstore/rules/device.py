@@ -6,6 +6,7 @@ there, and simulated ones in `tierstore/simulator/device.py`.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -102,6 +103,14 @@ class _Reload(Generic[R]):
         self.streams: list[Any] = []
 
 
+def _unknown_rank(record: RuledRecord) -> float:
+    return math.inf
+
+
+def _is_not_needed(record: RuledRecord) -> bool:
+    return False
+
+
 class DeviceRules(Generic[R]):
     """The records with bytes on accelerators. Guarded by the store's lock; no call blocks the host.
 
@@ -193,10 +202,11 @@ class DeviceRules(Generic[R]):
         if record.has_device_bytes and record.key not in self._reloaded:
             self._memory.forget(record)
 
-    def reload(self, record: R, *, must: bool = False) -> bool:
+    def reload(self, record: R, *, must: bool = False, next_rank: Callable[[R], float] = _unknown_rank) -> bool:
         """Begin to copy the record's slot back to the device. Call `hand_over` before the bytes are used.
 
         False: the device has no room. With `must`, its error is raised instead.
+        `next_rank`: when backward asks for a record next. Beyond the window, what is needed last is forgotten.
         """
         copy = self._memory.copy_back(record, must=must)
         if copy is None:
@@ -206,7 +216,8 @@ class DeviceRules(Generic[R]):
         self._note_peak()
         self._num_ahead += 1
         while self.window.reloads_too_much() and len(self._reloaded) > 2:  # one in use, and the next
-            self._forget(next(iter(self._reloaded.values())).record)
+            others = [reload.record for reload in self._reloaded.values() if reload.record is not record]
+            self._forget(max(others, key=next_rank))
         return True
 
     def hand_over(self, record: R) -> None:
@@ -239,9 +250,19 @@ class DeviceRules(Generic[R]):
                 self._note_awaited(reload)
             self._forget(reload.record)
 
-    def has_room_to_reload(self, nbytes: int) -> bool:
-        """Whether `nbytes` more may be copied back before they are asked for."""
-        return self.window.fits_reload(nbytes) or not self._num_ahead
+    def has_room_to_reload(self, nbytes: int, is_needed_first: Callable[[R], bool] = _is_not_needed) -> bool:
+        """Whether `nbytes` more may be copied back before they are asked for.
+
+        `is_needed_first`: whether backward uses a record, or asks for it before these bytes. Such records are not to be
+        forgotten for them. One of them may be there even if both together are too large.
+        """
+        if self.window.fits_reload(nbytes):
+            return True
+        if self._num_ahead:
+            return False
+        others = [reload for reload in self._reloaded.values() if not is_needed_first(reload.record)]
+        num_needed = len(self._reloaded) - len(others)
+        return num_needed <= 1 or self.window.fits_reload(nbytes - sum(reload.nbytes for reload in others))
 
     def _forget(self, record: R) -> None:
         self.unload(record)

@@ -8,6 +8,7 @@ sequence of saved tensors comes along. Either order is a guess: if it is wrong, 
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -170,6 +171,10 @@ class Lookahead(Generic[R]):
     def needs_first(self, record: R) -> bool:
         """Whether the record was the latest asked for, or will be asked for before the one that `peek` names."""
         return any(self._position <= rank < self._next for rank in self._ranks_of(record))
+
+    def next_rank(self, record: R) -> float:
+        """The rank in the order at which the record is asked for now or will be next; infinite: not again."""
+        return next((rank for rank in self._ranks_of(record) if rank >= self._position), math.inf)
 
     def peek(self) -> R | None:
         """The next record to fetch; None: far enough, or nothing left."""

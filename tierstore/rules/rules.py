@@ -84,7 +84,7 @@ class Rules(Up[R]):
     def hand_over(self, record: R, reload_ahead: Lookahead[R] | None, index: int) -> None:
         """The record, whose bytes are in memory, is handed to the thread that asked for pack `index`."""
         if record.device is not None:
-            self.reload_demanded(record)
+            self.reload_demanded(record, reload_ahead)
             self.device.hand_over(record)
             if reload_ahead is not None:
                 reload_ahead.asked_for(index)

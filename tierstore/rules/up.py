@@ -124,21 +124,23 @@ class Up(Down[R]):
 
     # --- from host memory to the device -------------------------------------------------------------------------
 
-    def reload_demanded(self, record: R) -> None:
+    def reload_demanded(self, record: R, ahead: Lookahead[R] | None = None) -> None:
         """Copy a record's bytes, which are in host memory, to its device now.
 
+        `ahead`: tells which other copies backward needs soon.
         If the device has no room, all its other copies are dropped, and the copy is tried once more. The error of that
         is raised; the bytes are still in host memory.
         """
-        if not self._reload(record):
+        if not self._reload(record, ahead):
             self.device.make_room()
-            self._reload(record, must=True)
+            self._reload(record, ahead, must=True)
 
-    def _reload(self, record: R, *, must: bool = False) -> bool:
+    def _reload(self, record: R, ahead: Lookahead[R] | None, *, must: bool = False) -> bool:
         """Copy a record's bytes, which are in host memory, to its device, unless they are there. False: no room."""
         if record.device is None or not record.is_alive or record.slot is None or record.has_device_bytes:
             return True
-        if not self.device.reload(record, must=must):
+        known = {} if ahead is None else {"next_rank": ahead.next_rank}
+        if not self.device.reload(record, must=must, **known):
             return False
         self.counters.reloaded_bytes += record.nbytes
         self.observer.reloaded(record.key, record.nbytes)
@@ -152,9 +154,11 @@ class Up(Down[R]):
         while (record := ahead.peek()) is not None:
             fetched_bytes = 0
             if record.device is not None and not record.has_device_bytes and record.is_alive:
-                if record.state not in _IN_HOST_MEMORY or not self.device.has_room_to_reload(record.nbytes):
+                if record.state not in _IN_HOST_MEMORY:
                     return
-                if not self._reload(record):
+                if not self.device.has_room_to_reload(record.nbytes, ahead.needs_first):
+                    return
+                if not self._reload(record, ahead):
                     ahead.give_up()
                     return
                 fetched_bytes = record.nbytes
