@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import matplotlib
 matplotlib.use("Agg")  # a file, never a window
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 __all__ = ["draw"]
 
-_OURS, _OTHERS = "#1f6f9f", "#7d8790"
+_NUM_COLUMNS = 3
+_OURS, _OTHERS = "o", "X"
 
 
 def draw(found: Mapping[str, Mapping[str, Any]], device: str, file: Path) -> None:
@@ -22,22 +25,34 @@ def draw(found: Mapping[str, Mapping[str, Any]], device: str, file: Path) -> Non
     workloads = list(dict.fromkeys(name.partition(": ")[0] for name in found if ": " in name))
     if not workloads:
         return
-    figure = Figure(figsize=(5.2 * len(workloads), 4.2), layout="constrained")
-    for workload, panel in zip(workloads, figure.subplots(1, len(workloads), squeeze=False)[0], strict=True):
-        for name, figures in found.items():
-            if not name.startswith(f"{workload}: "):
-                continue
-            variant = name.partition(": ")[2]
-            x, y = figures["peak_bytes"] / 2**30, figures["step_seconds"]
-            panel.plot([x], [y], "o", color=_OURS if variant.startswith("tierstore") else _OTHERS)
-            panel.annotate(variant, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7)
+    num_rows = -(-len(workloads) // _NUM_COLUMNS)
+    figure = Figure(figsize=(12, 3.4 * num_rows + 1.6), layout="constrained")
+    panels = figure.subplots(num_rows, _NUM_COLUMNS, squeeze=False).flat
+    variants = list(dict.fromkeys(name.partition(": ")[2] for name in found if ": " in name))
+    colours = dict(zip(variants, itertools.cycle(matplotlib.color_sequences["tab20"]), strict=False))
+    for workload, panel in itertools.zip_longest(workloads, panels):
+        if workload is None:
+            panel.set_axis_off()
+            continue
+        for variant in variants:
+            figures = found.get(f"{workload}: {variant}")
+            if figures is not None:
+                marker = _OURS if variant.startswith("tierstore") else _OTHERS
+                x, y = figures["peak_bytes"] / 2**30, figures["step_seconds"]
+                panel.plot([x], [y], marker, color=colours[variant], markersize=9)
         panel.set_xlabel("peak of device memory (GiB)")
         panel.set_ylabel("step (s)")
         panel.set_xlim(left=0)
-        panel.set_ylim(bottom=0)
+        panel.set_yscale("log")
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.yaxis.set_minor_formatter("{x:g}")
         panel.set_title(workload, fontsize=9)
-    figure.suptitle(_finding(found, workloads), fontsize=11, fontweight="bold")
-    figure.supxlabel(device, fontsize=7, color="#666666")
+    points = [
+        Line2D([], [], marker=_OURS if name.startswith("tierstore") else _OTHERS, color=colour, linestyle="none")
+        for name, colour in colours.items()
+    ]
+    figure.legend(points, variants, loc="outside lower center", ncols=4, fontsize=8)
+    figure.suptitle(f"{_finding(found, workloads)}\n{device}", fontsize=11)
     figure.savefig(file, dpi=110, facecolor="white", metadata={"Software": None})
 
 
@@ -51,4 +66,4 @@ def _finding(found: Mapping[str, Mapping[str, Any]], workloads: list[str]) -> st
     if not ratios["peak_bytes"]:
         return "Memory and time of a step"
     memory, seconds = (f"{min(values):.2f} to {max(values):.2f}" for values in ratios.values())
-    return f"With the store a step needs {memory} of plain's memory and takes {seconds} of its time"
+    return f"With everything offloaded a step needs {memory} of plain's memory and takes {seconds} of its time"
