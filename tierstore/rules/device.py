@@ -6,10 +6,10 @@ there, and simulated ones in `tierstore/simulator/device.py`.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from .device_window import DeviceWindow
@@ -17,6 +17,9 @@ from .record import R, RuledRecord
 from .state import State
 
 __all__ = ["CopyBack", "CopyEnd", "CopyOut", "DeviceMemory", "DeviceRules"]
+
+_MOST_COMPARED = 64
+"""Copies back; with a retained graph and small tensors there may be thousands."""
 
 
 class CopyEnd(Protocol):
@@ -101,14 +104,6 @@ class _Reload(Generic[R]):
         self.memory: object | None = copy.memory
         self.end = copy.end
         self.streams: list[Any] = []
-
-
-def _unknown_rank(record: RuledRecord) -> float:
-    return math.inf
-
-
-def _is_not_needed(record: RuledRecord) -> bool:
-    return False
 
 
 class DeviceRules(Generic[R]):
@@ -202,11 +197,12 @@ class DeviceRules(Generic[R]):
         if record.has_device_bytes and record.key not in self._reloaded:
             self._memory.forget(record)
 
-    def reload(self, record: R, *, must: bool = False, next_rank: Callable[[R], float] = _unknown_rank) -> bool:
+    def reload(self, record: R, *, must: bool = False, next_rank: Callable[[R], float] | None = None) -> bool:
         """Begin to copy the record's slot back to the device. Call `hand_over` before the bytes are used.
 
         False: the device has no room. With `must`, its error is raised instead.
-        `next_rank`: when backward asks for a record next. Beyond the window, what is needed last is forgotten.
+        `next_rank`: when backward asks for a record next; None: not known. Beyond the window, what it needs last is
+        forgotten, the oldest of several; of many records only the oldest are compared.
         """
         copy = self._memory.copy_back(record, must=must)
         if copy is None:
@@ -216,8 +212,9 @@ class DeviceRules(Generic[R]):
         self._note_peak()
         self._num_ahead += 1
         while self.window.reloads_too_much() and len(self._reloaded) > 2:  # one in use, and the next
-            others = [reload.record for reload in self._reloaded.values() if reload.record is not record]
-            self._forget(max(others, key=next_rank))
+            oldest = [reload.record for reload in islice(self._reloaded.values(), _MOST_COMPARED)]
+            others = [other for other in oldest if other is not record]
+            self._forget(others[0] if next_rank is None else max(others, key=next_rank))
         return True
 
     def hand_over(self, record: R) -> None:
@@ -250,19 +247,25 @@ class DeviceRules(Generic[R]):
                 self._note_awaited(reload)
             self._forget(reload.record)
 
-    def has_room_to_reload(self, nbytes: int, is_needed_first: Callable[[R], bool] = _is_not_needed) -> bool:
+    def has_room_to_reload(self, nbytes: int, is_needed_first: Callable[[R], bool] | None = None) -> bool:
         """Whether `nbytes` more may be copied back before they are asked for.
 
-        `is_needed_first`: whether backward uses a record, or asks for it before these bytes. Such records are not to be
-        forgotten for them. One of them may be there even if both together are too large.
+        `is_needed_first`: whether backward uses a record, or asks for it before these bytes; None: not known. Such
+        records are not to be forgotten for them. One may be there even if both together are too large.
         """
         if self.window.fits_reload(nbytes):
             return True
         if self._num_ahead:
             return False
-        others = [reload for reload in self._reloaded.values() if not is_needed_first(reload.record)]
-        num_needed = len(self._reloaded) - len(others)
-        return num_needed <= 1 or self.window.fits_reload(nbytes - sum(reload.nbytes for reload in others))
+        num_needed = forgettable_bytes = 0
+        for reload in self._reloaded.values():
+            if is_needed_first is not None and is_needed_first(reload.record):
+                num_needed += 1
+            else:
+                forgettable_bytes += reload.nbytes
+                if self.window.fits_reload(nbytes - forgettable_bytes):
+                    return True
+        return num_needed <= 1
 
     def _forget(self, record: R) -> None:
         self.unload(record)

@@ -139,8 +139,7 @@ class Up(Down[R]):
         """Copy a record's bytes, which are in host memory, to its device, unless they are there. False: no room."""
         if record.device is None or not record.is_alive or record.slot is None or record.has_device_bytes:
             return True
-        known = {} if ahead is None else {"next_rank": ahead.next_rank}
-        if not self.device.reload(record, must=must, **known):
+        if not self.device.reload(record, must=must, next_rank=None if ahead is None else ahead.next_rank):
             return False
         self.counters.reloaded_bytes += record.nbytes
         self.observer.reloaded(record.key, record.nbytes)
