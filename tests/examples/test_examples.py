@@ -140,7 +140,9 @@ def test_examples_each_has_a_check_and_a_row_in_the_table() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.many if name == "within_a_limit.py" else ()) for name in EXAMPLES]
+)
 def test_example_in_a_given_directory_right_figures_and_nothing_left(
     name: str, store_directory: Path, tmp_path: Path
 ) -> None:

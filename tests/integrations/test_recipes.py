@@ -177,7 +177,7 @@ def test_two_ranks_with_stores_of_their_own_and_with_a_daemon(
     assert of_daemon["disk"]["num_records"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.many
 def test_ray_train_on_two_nodes_a_worker_is_killed_and_started_again(
     store_directory: Path, short_directory: Path, tmp_path: Path, start_daemon: StartDaemon
 ) -> None:

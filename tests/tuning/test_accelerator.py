@@ -18,7 +18,7 @@ from tests.tuning.conftest import HARDWARE
 from tierstore import ConfigError, TierStore, tiered_offload
 from tierstore.hardware import AcceleratorLink, Hardware, hardware_text
 from tierstore.hooks import owners, recorded
-from tierstore.residency import parts
+from tierstore.residency import graph_times, parts
 from tierstore.residency.device import DeviceTier
 from tierstore.simulator.device import SimulatedDevice
 from tierstore.tracing import recorder
@@ -69,6 +69,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Make:
         simulated = partial(SimulatedDevice, **small)
         monkeypatch.setattr(sys.modules["tierstore.simulator.simulate"], "SimulatedDevice", simulated)
         monkeypatch.setattr(owners, "time", SimpleNamespace(perf_counter_ns=now))
+        monkeypatch.setattr(graph_times, "perf_counter", lambda: 0.0)  # the host takes no time
         monkeypatch.setattr(recorded, "_now", now)
         monkeypatch.setattr(recorder, "_now", now)
         return engine

@@ -93,7 +93,7 @@ def test_tune_program_ends_with_a_file_a_table_and_a_heat_map(
     assert list((working_directory / "temporary").iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.many
 @pytest.mark.timeout(400)
 def test_tune_program_on_an_accelerator_tries_its_memory_too(
     command: Command, training: Sequence[str], tmp_path: Path, working_directory: Path

@@ -115,7 +115,8 @@ class _Point:
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
 
     def _is_over(self) -> bool:
-        if torch.accelerator.current_device_index() == self.device.index:  # nearly always; each pack asks
+        index = self.device.index
+        if index is None or torch.accelerator.current_device_index() == index:  # nearly always; each pack asks
             with beside_captures(self.device):
                 self._was_over = self.event.query()
         else:
