@@ -224,8 +224,12 @@ MUTATIONS = {
     },
     "test_reload_beyond_its_bound_forgets_what_backward_needs_last": {
         "what is needed last is forgotten first": replace(
-            "DeviceRules.reload", "others[0] if next_rank is None else max(...)", "others[0]"
+            "DeviceRules.reload", "oldest[0] if next_rank is None else max(...)", "oldest[0]"
         ),
+    },
+    "test_reload_ahead_what_was_handed_over_last_stays_even_if_the_order_does_not_know_it": {
+        "what was handed over last is not forgotten": drop("DeviceRules.reload", "other.key != self._asked_last"),
+        "nor counted as room": replace("DeviceRules.has_room_to_reload", "record.key == self._asked_last", "False"),
     },
     "test_measured_what_the_host_takes_to_queue_a_wait_is_not_waited_for": {
         "a host that is slow is not taken for a link that is": replace(

@@ -245,6 +245,15 @@ def _offloaded(tier: DeviceTier, slab: Slab, tensor: torch.Tensor) -> Handle:
     return handle
 
 
+def _offloaded_many(tier: DeviceTier, slab: Slab, accelerator: Accelerator, number: int) -> list[Handle]:
+    """So many records whose copies out are over."""
+    handles = [_save(tier, accelerator.computed(i), i) for i in range(number)]
+    for handle in handles:
+        _offload(tier, slab, handle.record)
+    _poll_until(tier, lambda: all(handle.record.state is State.HOST for handle in handles))
+    return handles
+
+
 def _reload(tier: DeviceTier, record: Record) -> torch.Tensor:
     assert record.source is not None
     assert record.slot is not None
@@ -528,11 +537,8 @@ def test_reload_ahead_one_that_is_larger_than_the_bound_while_another_is_in_use(
     accelerator: Accelerator, slab: Slab
 ) -> None:
     tier = DeviceTier(accelerator, reload_bytes=NBYTES // 2)
-    handles = [_save(tier, accelerator.computed(i), i) for i in range(3)]
+    handles = _offloaded_many(tier, slab, accelerator, 3)
     records = [handle.record for handle in handles]
-    for record in records:
-        _offload(tier, slab, record)
-    _poll_until(tier, lambda: all(record.state is State.HOST for record in records))
     _reload(tier, records[0])
     assert tier.has_room_to_reload(NBYTES)
     for record in records[1:]:
@@ -549,11 +555,8 @@ def test_reload_ahead_one_that_is_larger_than_the_bound_while_another_is_in_use(
 
 def test_reload_ahead_does_not_take_the_place_of_what_was_asked_for_last(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator, reload_bytes=2 * NBYTES)
-    handles = [_save(tier, accelerator.computed(i), i) for i in range(3)]
+    handles = _offloaded_many(tier, slab, accelerator, 3)
     records = [handle.record for handle in handles]
-    for record in records:
-        _offload(tier, slab, record)
-    _poll_until(tier, lambda: all(record.state is State.HOST for record in records))
     for record in records[:2]:
         assert tier.reload(record)
     tier.hand_over(records[0])
@@ -621,11 +624,8 @@ def test_reload_into_memory_a_kernel_still_uses_comes_after_it(accelerator: Acce
 
 def test_reload_beyond_its_bound_forgets_the_oldest(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator, reload_bytes=2 * NBYTES)
-    handles = [_save(tier, accelerator.computed(i), i) for i in range(5)]
+    handles = _offloaded_many(tier, slab, accelerator, 5)
     records = [handle.record for handle in handles]
-    for record in records:
-        _offload(tier, slab, record)
-    _poll_until(tier, lambda: all(record.state is State.HOST for record in records))
     assert tier.has_room_to_reload(2 * NBYTES)
     results = [accelerator.read_by_kernel(_reload(tier, record)) for record in records]
     assert [record.has_device_bytes for record in records] == [False, False, False, True, True]
@@ -640,21 +640,38 @@ def test_reload_beyond_its_bound_forgets_the_oldest(accelerator: Accelerator, sl
 
 def test_reload_beyond_its_bound_forgets_what_backward_needs_last(accelerator: Accelerator, slab: Slab) -> None:
     tier = DeviceTier(accelerator, reload_bytes=2 * NBYTES)
-    handles = [_save(tier, accelerator.computed(i), i) for i in range(4)]
+    handles = _offloaded_many(tier, slab, accelerator, 4)
     records = [handle.record for handle in handles]
-    for record in records:
-        _offload(tier, slab, record)
-    _poll_until(tier, lambda: all(record.state is State.HOST for record in records))
     first, second, third, fourth = records
     _reload(tier, first)
     _reload(tier, second)
     assert not tier.has_room_to_reload(NBYTES, lambda record: record in (first, second))
-    assert tier.has_room_to_reload(NBYTES, lambda record: record is first)
+    assert tier.has_room_to_reload(NBYTES, lambda record: record is second)
+    tier.hand_over(first)
     ranks = {second: 7, first: 3, third: 9}
     tier.reload(third, next_rank=lambda record: ranks[record])
     assert [record.has_device_bytes for record in records] == [True, False, True, False]
+    tier.hand_over(third)
     tier.reload(fourth, next_rank=lambda record: math.inf if record is first else 9)
     assert [record.has_device_bytes for record in records] == [False, False, True, True]
+    for record in records:
+        tier.release(record)
+    _poll_until(tier, lambda: not tier.is_busy)
+
+
+def test_reload_ahead_what_was_handed_over_last_stays_even_if_the_order_does_not_know_it(
+    accelerator: Accelerator, slab: Slab
+) -> None:
+    """The thread that asked for it has still to take its bytes."""
+    tier = DeviceTier(accelerator, reload_bytes=2 * NBYTES)
+    handles = _offloaded_many(tier, slab, accelerator, 3)
+    records = [handle.record for handle in handles]
+    first, second, third = records
+    _reload(tier, first)
+    _reload(tier, second)
+    assert not tier.has_room_to_reload(NBYTES, lambda record: record is first)
+    tier.reload(third, next_rank=lambda record: math.inf if record is second else 3)
+    assert [record.has_device_bytes for record in records] == [False, True, True]
     for record in records:
         tier.release(record)
     _poll_until(tier, lambda: not tier.is_busy)

@@ -124,6 +124,7 @@ class DeviceRules(Generic[R]):
         self.peak_bytes = 0
         self._flights: deque[_Flight[R]] = deque()
         self._reloaded: OrderedDict[int, _Reload[R]] = OrderedDict()
+        self._asked_last = 0  # key of the record that was handed over last; it may be in use right now
         self._num_ahead = 0  # those in `_reloaded` that nobody has asked for yet
         self._busy: deque[tuple[CopyEnd, Callable[[], None]]] = deque()
         self._may_ask = True
@@ -201,8 +202,9 @@ class DeviceRules(Generic[R]):
         """Begin to copy the record's slot back to the device. Call `hand_over` before the bytes are used.
 
         False: the device has no room. With `must`, its error is raised instead.
-        `next_rank`: when backward asks for a record next; None: not known. Beyond the window, what it needs last is
-        forgotten, the oldest of several; of many records only the oldest are compared.
+        `next_rank`: when backward asks for a record next. Beyond the window, what it needs last is forgotten, the
+        oldest of several, but not what was handed over last; of many records only the oldest are compared. None: not
+        known, and the oldest is forgotten.
         """
         copy = self._memory.copy_back(record, must=must)
         if copy is None:
@@ -213,12 +215,13 @@ class DeviceRules(Generic[R]):
         self._num_ahead += 1
         while self.window.reloads_too_much() and len(self._reloaded) > 2:  # one in use, and the next
             oldest = [reload.record for reload in islice(self._reloaded.values(), _MOST_COMPARED)]
-            others = [other for other in oldest if other is not record]
-            self._forget(others[0] if next_rank is None else max(others, key=next_rank))
+            others = [other for other in oldest if other is not record and other.key != self._asked_last]
+            self._forget(oldest[0] if next_rank is None else max(others, key=next_rank))
         return True
 
     def hand_over(self, record: R) -> None:
         """Order this thread's stream: work that is queued on it from now on finds the record's bytes on the device."""
+        self._asked_last = record.key
         stream = self._memory.asked_on(record)
         reload = self._reloaded.get(record.key)
         if reload is None or not record.is_alive:
@@ -259,7 +262,8 @@ class DeviceRules(Generic[R]):
             return False
         num_needed = forgettable_bytes = 0
         for reload in self._reloaded.values():
-            if is_needed_first is not None and is_needed_first(reload.record):
+            record = reload.record
+            if record.key == self._asked_last or (is_needed_first is not None and is_needed_first(record)):
                 num_needed += 1
             else:
                 forgettable_bytes += reload.nbytes
