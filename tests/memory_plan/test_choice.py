@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tierstore.memory_plan.choice import Corrected, TriedDecision, choose
 from tierstore.memory_plan.decision import NARROW_BYTES, Decision, Moment, StepCosts
-from tierstore.memory_plan.menu import Action, Option
+from tierstore.memory_plan.menu import Action, Kind, Option
 from tierstore.memory_plan.prices import Prices
 from tierstore.memory_plan.steps import MeasuredStep
 
@@ -163,9 +165,10 @@ class NotingPrices(Corrected):
         super().__init__(prices, limit_bytes)
         self.decided_by: list[Prices] = []
 
-    def decide(self, share: float | None = None) -> Decision | None:
-        self.decided_by.append(self.prices)
-        return super().decide(share)
+    def decide(self, share: float | None = None, *, without: Kind | None = None) -> Decision | None:
+        if without is None:
+            self.decided_by.append(self.prices)
+        return super().decide(share, without=without)
 
 
 def test_what_returning_memory_took_is_no_price_in_the_end() -> None:
@@ -223,6 +226,74 @@ def test_each_choice_known_before_the_trials_is_measured_again(corrected: Correc
     assert best is not None
     assert sorted(trials.tried) == ["recompute", "store"]
     assert best.measured.seconds == 1.1
+
+
+@pytest.fixture
+def two_blocks() -> Corrected:
+    """Blocks of 64 MiB. To store one adds 0.1 s; to compute it again, 0.05 s for the first and 0.17 for the second."""
+    options = {
+        name: [
+            Option(Action("keep"), {key: 64 * MIB}, {}, 0.0),
+            Option(STORE, {}, {key: 64 * MIB}, 0.0),
+            Option(RECOMPUTE, {}, {}, seconds),
+        ]
+        for key, (name, seconds) in enumerate({"first": 0.05, "second": 0.17}.items())
+    }
+    moments = [Moment(50 * MIB, frozenset(options), "second", 50 * MIB)]
+    costs = StepCosts(1.0, 0.1 / (64 * MIB), 0)
+    return Corrected(Prices(options, moments, costs, {}, {}, {}, 0, 1, False), LIMIT_BYTES)
+
+
+class TwoBlocks(ByTurns):
+    """Trials that take these seconds, by what is done with both blocks, and note what was tried."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+        self.tried: list[str] = []
+
+    def take(self, decision: Decision, _: Prices) -> MeasuredStep:
+        self.tried.append(" and ".join(action.kind for action in decision.actions.values()))
+        return MeasuredStep(self._seconds[self.tried[-1]], decision.peak_bytes)
+
+
+@pytest.mark.parametrize(
+    ("fastest", "seconds"),
+    [("store and store", (1.6, 1.2, 1.5)), ("recompute and recompute", (1.6, 1.5, 1.2))],
+    ids=["to recompute takes longer", "to store takes longer"],
+)
+def test_where_a_mixture_is_slower_than_predicted_one_way_alone_is_followed(
+    two_blocks: Corrected, fastest: str, seconds: tuple[float, float, float]
+) -> None:
+    kinds = "recompute and store", "store and store", "recompute and recompute"
+    trials = TwoBlocks(dict(zip(kinds, seconds, strict=True)))
+    best = choose(trials, two_blocks, LIMIT_BYTES, [])  # type: ignore[arg-type]
+    assert best is not None
+    assert best.decision.actions == dict(zip(("first", "second"), map(Action, fastest.split(" and ")), strict=True))  # type: ignore[arg-type]
+
+
+def test_one_way_alone_is_not_tried_if_it_is_predicted_to_be_much_slower(two_blocks: Corrected) -> None:
+    """Predicted are 1.15 s for the mixture, 1.2 if both are stored, and 1.5 if both are computed again."""
+    prices = two_blocks.prices
+    slow = [
+        option if option.action != RECOMPUTE else replace(option, seconds=0.45) for option in prices.options["second"]
+    ]
+    corrected = Corrected(prices._replace(options={**prices.options, "second": slow}), LIMIT_BYTES)
+    trials = TwoBlocks({"recompute and store": 1.15, "store and store": 1.2})
+    best = choose(trials, corrected, LIMIT_BYTES, [])  # type: ignore[arg-type]
+    assert best is not None
+    assert best.measured.seconds == 1.15
+    assert set(trials.tried) == {"recompute and store", "store and store"}
+
+
+@pytest.mark.parametrize("without", ["store", "recompute"])
+def test_nothing_is_decided_without_what_a_block_needs(without: Kind) -> None:
+    saved = {1: 64 * MIB}
+    only = [Option(STORE, {}, saved, 0.0)] if without == "store" else [Option(RECOMPUTE, {}, {}, 0.2)]
+    moments = [Moment(50 * MIB, frozenset({"block"}), "block", 50 * MIB)]
+    prices = Prices({"block": only}, moments, StepCosts(1.0, 0.0, 0), {}, {}, {}, 0, 1, False)
+    corrected = Corrected(prices, LIMIT_BYTES)
+    assert corrected.decide() is not None
+    assert corrected.decide(without=without) is None
 
 
 class MachineThatSlowsDown(ByTurns):

@@ -134,8 +134,21 @@ MUTATIONS = {
         "a heap keeps its free end only while a store is in use": drop("Returner._run", "self._tell_allocator()"),
     },
     "test_what_returning_memory_took_is_no_price_in_the_end": {
-        "what returning memory takes is no price of a block": never(
-            "choice:choose", "trials_of_shares and trials_of_shares[-1].is_short"
+        "what returning memory takes is no price of a block": never("choice:choose", "here and here[-1].is_short"),
+    },
+    "test_where_a_mixture_is_slower_than_predicted_one_way_alone_is_followed": {
+        "nothing is recomputed in a decision that does without": replace(
+            "_options_without", "action.kind != kind", "True"
+        ),
+    },
+    "test_nothing_is_decided_without_what_a_block_needs": {
+        "nothing is stored in a decision that does without": replace(
+            "_options_without", "not action.uses_store", "True"
+        ),
+    },
+    "test_one_way_alone_is_not_tried_if_it_is_predicted_to_be_much_slower": {
+        "what is predicted to be much slower is not tried": never(
+            "choice:choose", "trial.without and _is_hopeless(decision, here)"
         ),
     },
     "test_choice_known_before_the_trials_is_measured_again": {

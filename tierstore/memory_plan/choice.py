@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from .decision import Decision, decide
-from .menu import Action, Option
+from .menu import Action, Kind, Option
 from .prices import Prices, Trials
 from .steps import MeasuredStep
 
@@ -21,15 +21,36 @@ until it is short, so a step takes all of the limit, whatever is alive. The thre
 tens of milliseconds on a busy machine, in which a training may take 100 MiB."""
 _LEAST_MARGIN_BYTES = 16 * 2**20
 _MOST, _WHOLE, _LESS = 0.94, 1.0, (0.85, 0.7)
-_SHARES = (_MOST, _MOST, _WHOLE, _WHOLE, *_LESS)
-"""Decisions for these shares of the limit are tried, the second of two with what the first has taught.
+
+
+class _Trial(NamedTuple):
+    """What to decide for: a share of the limit, and a kind of action to do without."""
+
+    share: float
+    without: Kind | None = None
+
+
+_TRIALS = (
+    _Trial(_MOST),
+    _Trial(_MOST, without="recompute"),
+    _Trial(_MOST, without="store"),
+    _Trial(_MOST),
+    _Trial(_WHOLE),
+    _Trial(_WHOLE),
+    *(_Trial(share) for share in _LESS),
+)
+"""The second of two alike is made with what those before it have taught.
+
+Prices of storing and of recomputing come from different steps. Where one of them is too low, a mixture of both is
+slower than predicted, and what does without that one may be faster.
 
 Heaps have holes: under decisions for the whole limit, 0.06 to 0.07 of it were resident beside what was alive, and the
 kernel has killed a plan. So the whole limit is used only if less does not do, or if no memory had to be returned to the
 system. Where some had to be, to get it back may cost more than to move a little more, so less is tried. Heaps may hold
 a third more than what is alive; within 0.7 there is room for that, and hardly anything is returned."""
 _CLOSE, _MOST_RIVALS = 0.1, 3
-"""Decisions whose trials differ by less than this share are compared by turns, so many at most."""
+"""Decisions whose trials differ by less than this share are compared by turns, so many at most. One without a kind of
+action is not tried if it is predicted to be slower by more."""
 _EQUAL = 0.02
 """Nor does a smaller difference by turns say anything."""
 PEAK_MISS, TIME_MISS = 0.03, 0.05
@@ -84,21 +105,23 @@ class Corrected:
         """Decide for this share of the limit from now on."""
         self._share = share
 
-    def decide(self, share: float | None = None) -> Decision | None:
+    def decide(self, share: float | None = None, *, without: Kind | None = None) -> Decision | None:
         """The fastest decision within a share of the limit (`keep_within`); None: there is none.
 
         The store's staging window is narrowed only if nothing else fits into the whole limit.
+
+        Args:
+            without: "store": nothing is stored; "recompute": nothing is recomputed.
         """
         prices, began, decision = self.prices, time.perf_counter(), None
+        options = prices.options if without is None else _options_without(without, prices.options)
         share = self._share if share is None else share
         ways = [(margin, False) for margin in _MARGINS]
         if share >= 1 and prices.costs.spared_bytes:
             ways.append((min(_MARGINS), True))
         for margin, is_narrow in ways:
             target_bytes = int(share * self._limit_bytes) - _margin(margin, self._limit_bytes) - self.offset_bytes
-            decision = decision or decide(
-                prices.options, prices.moments, prices.costs, target_bytes, is_narrow=is_narrow
-            )
+            decision = decision or decide(options, prices.moments, prices.costs, target_bytes, is_narrow=is_narrow)
         self.decision_seconds += time.perf_counter() - began
         return decision
 
@@ -184,20 +207,22 @@ def choose(trials: Trials, corrected: Corrected, limit_bytes: int, known: list[T
         corrected.learn(tried[-1].decision, tried[-1].measured)
         if tried[-1].measured.peak_bytes <= limit_bytes:
             return tried[-1]
-    trials_of_shares: list[TriedDecision] = []
+    here: list[TriedDecision] = []
     prices = corrected.prices
-    for share in _SHARES:
-        if not _is_worth_a_trial(share, trials_of_shares, limit_bytes):
+    for trial in _TRIALS:
+        if not _is_worth_a_trial(trial.share, here, limit_bytes):
             continue
-        if share in _LESS:
+        if trial.share in _LESS:
             corrected.prices = prices  # what returning memory takes is no price of a block
-        decision = corrected.decide(share)
-        if decision is None or any(decision.does_the_same(choice.decision) for choice in [*tried, *trials_of_shares]):
+        decision = corrected.decide(trial.share, without=trial.without)
+        if decision is None or any(decision.does_the_same(choice.decision) for choice in [*tried, *here]):
             continue
-        trials_of_shares.append(TriedDecision(decision, trials.take(decision, corrected.prices), share))
-        corrected.learn(decision, trials_of_shares[-1].measured)
-    tried += trials_of_shares
-    if trials_of_shares and trials_of_shares[-1].is_short:
+        if trial.without and _is_hopeless(decision, here):
+            continue
+        here.append(TriedDecision(decision, trials.take(decision, corrected.prices), trial.share))
+        corrected.learn(decision, here[-1].measured)
+    tried += here
+    if here and here[-1].is_short:
         corrected.prices = prices
     best = _fastest(trials, corrected, tried, limit_bytes, outdated=known)
     if best is not None:
@@ -206,12 +231,17 @@ def choose(trials: Trials, corrected: Corrected, limit_bytes: int, known: list[T
 
 
 def _is_worth_a_trial(share: float, before: Sequence[TriedDecision], limit_bytes: int) -> bool:
-    """Whether to try a decision for that share after the trials `before`. See `_SHARES`."""
+    """Whether to try a decision for that share after the trials `before`. See `_TRIALS`."""
     if not before or share == _MOST:
         return True
     if share == _WHOLE:
         return not before[-1].is_short or all(choice.measured.peak_bytes > limit_bytes for choice in before)
     return before[-1].is_short
+
+
+def _is_hopeless(decision: Decision, before: Sequence[TriedDecision]) -> bool:
+    fastest_seconds = min((choice.measured.seconds for choice in before), default=decision.step_seconds)
+    return decision.step_seconds > (1 + _CLOSE) * fastest_seconds
 
 
 def _fastest(
@@ -261,6 +291,13 @@ def _measured_in(steps: Sequence[MeasuredStep]) -> MeasuredStep:
         max(step.peak_bytes for step in steps),
         sum(step.returned_bytes for step in steps),
     )
+
+
+def _options_without(kind: Kind, options: Mapping[str, list[Option]]) -> dict[str, list[Option]]:
+    def is_left(action: Action) -> bool:
+        return not action.uses_store if kind == "store" else action.kind != kind
+
+    return {name: [option for option in several if is_left(option.action)] for name, several in options.items()}
 
 
 def _scaled(options: Mapping[str, list[Option]], factor: float) -> dict[str, list[Option]]:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from .recording import Operator, RecordedCall
 
-__all__ = ["Action", "HeldOutput", "Option", "options_of"]
+__all__ = ["Action", "HeldOutput", "Kind", "Option", "options_of"]
 
 Kind = Literal["keep", "store", "recompute"]
 

@@ -38,7 +38,7 @@ def plan_memory(
         print(plan)
         plan.apply(model)
 
-    Takes thirty to seventy steps of forward and backward, each within the limit as far as that is possible, and leaves
+    Takes thirty to ninety steps of forward and backward, each within the limit as far as that is possible, and leaves
     the model as it was: gradients, buffers and random generators are put back. The decision itself takes seconds.
 
     Args:
