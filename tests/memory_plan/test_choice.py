@@ -228,6 +228,15 @@ def test_each_choice_known_before_the_trials_is_measured_again(corrected: Correc
     assert best.measured.seconds == 1.1
 
 
+@pytest.mark.parametrize(("limit_mib", "is_kept"), [(130, True), (129, False)], ids=["with a margin", "without"])
+def test_all_is_kept_only_if_that_leaves_a_margin(corrected: Corrected, limit_mib: int, is_kept: bool) -> None:
+    """Kept, the block makes the peak 114 MiB, and the margin is 16. A trial beyond the limit may be killed."""
+    trials = Measured({"keep": 1.0, "store": 1.1, "recompute": 1.2})
+    best = choose(trials, Corrected(corrected.prices, limit_mib * MIB), limit_mib * MIB, [])  # type: ignore[arg-type]
+    assert best is not None
+    assert ("keep" in trials.tried) == is_kept
+
+
 @pytest.fixture
 def two_blocks() -> Corrected:
     """Blocks of 64 MiB. To store one adds 0.1 s; to compute it again, 0.05 s for the first and 0.17 for the second."""

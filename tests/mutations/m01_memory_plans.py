@@ -146,6 +146,11 @@ MUTATIONS = {
             "_options_without", "not action.uses_store", "True"
         ),
     },
+    "test_all_is_kept_only_if_that_leaves_a_margin": {
+        "a trial that keeps everything leaves a margin": replace(
+            "choice:choose", "_margin(max(_MARGINS), limit_bytes)", "0"
+        ),
+    },
     "test_one_way_alone_is_not_tried_if_it_is_predicted_to_be_much_slower": {
         "what is predicted to be much slower is not tried": never(
             "choice:choose", "trial.without and _is_hopeless(decision, here)"

@@ -202,7 +202,7 @@ def choose(trials: Trials, corrected: Corrected, limit_bytes: int, known: list[T
     for choice in known:
         corrected.learn_peak(choice.decision, choice.measured)
     keep = corrected.prices.uniform(Action("keep"))
-    if keep.peak_bytes <= limit_bytes:
+    if keep.peak_bytes + _margin(max(_MARGINS), limit_bytes) <= limit_bytes:  # else the kernel may kill the trial
         tried.append(TriedDecision(keep, trials.take(keep, corrected.prices)))
         corrected.learn(tried[-1].decision, tried[-1].measured)
         if tried[-1].measured.peak_bytes <= limit_bytes:
