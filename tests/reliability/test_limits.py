@@ -128,20 +128,23 @@ def room_for(num_bytes: int) -> Iterator[None]:
 
 
 @contextmanager
-def descriptors_left(number: int) -> Iterator[None]:
-    """So many that can still be opened."""
+def descriptors_left(number: int) -> Iterator[Callable[[], None]]:
+    """So many that can still be opened. Yields what takes all that can be opened now."""
     held: list[int] = []
-    with limit_on(resource.RLIMIT_NOFILE, max(map(int, os.listdir("/proc/self/fd"))) + 64):
+
+    def use_up() -> None:
         try:
             while True:
                 held.append(os.open(os.devnull, os.O_RDONLY))
         except OSError:
             pass
+
+    with limit_on(resource.RLIMIT_NOFILE, max(map(int, os.listdir("/proc/self/fd"))) + 64):
         try:
-            while number:
+            use_up()
+            for _ in range(number):
                 os.close(held.pop())
-                number -= 1
-            yield
+            yield use_up
         finally:
             for descriptor in held:
                 os.close(descriptor)
@@ -287,28 +290,33 @@ def endless_daemon(drives: Drives, tmp_path: Path, short_directory: Path) -> Ite
         shell.wait()
 
 
-@pytest.fixture
-def descriptor_not_copied(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once a descriptor that was to go along with a message could not be copied."""
+@contextmanager
+def _no_descriptor_to_copy_one(use_up: Callable[[], None]) -> Iterator[threading.Event]:
+    """None is left when one is to go along with a message: garbage of other tests may have freed some until then.
+
+    Yields what is set once a copy was refused.
+    """
     refused = threading.Event()
     send_with = Channel.send_with
 
     def send_or_note(*given: Any) -> None:
+        if not refused.is_set():
+            use_up()
         try:
             send_with(*given)
         except OSError:
             refused.set()
             raise
 
-    monkeypatch.setattr(Channel, "send_with", send_or_note)
-    return refused
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Channel, "send_with", send_or_note)
+        yield refused
 
 
 def test_descriptors_used_up_while_a_client_reconnects_are_waited_for(
     endless_daemon: Path,
     drives: Drives,
     tmp_path: Path,
-    descriptor_not_copied: threading.Event,
     content: torch.Tensor,
 ) -> None:
     """It has two again when the connection is lost; a third is for the copy of the window's that goes along."""
@@ -317,9 +325,9 @@ def test_descriptors_used_up_while_a_client_reconnects_are_waited_for(
         handle = store.put(content.clone())
         store.flush()
         num_descriptors = len(descriptors_of())
-        with descriptors_left(0):
+        with descriptors_left(0) as use_up, _no_descriptor_to_copy_one(use_up) as refused:
             os.kill(daemon, signal.SIGKILL)
-            until(descriptor_not_copied.is_set)  # the session is resumed: two were enough for that
+            until(refused.is_set)  # the session is resumed: two were enough for that
             until(lambda: "Too many open files" in inspect(store).daemon_lost_because)
             got = thread.submit(store.get, handle)
             until(lambda: inspect(store).waits_for_daemon)
