@@ -2,19 +2,21 @@
 
 The models, the strategies and the limits of `memory_plan`, which the kernel enforces by a memory cgroup. A limit is
 searched by halving, in steps of 5 % of the resident memory of plain training. A strategy trains within a limit if it
-takes three steps there; one that the kernel kills does not, nor does a plan that says it cannot fit.
+takes three steps there. One that the kernel kills does not, nor does a plan that says it cannot fit: the highest limits
+at which these happened are told apart.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from .goals import Goal
 from .harness import Benchmark, main_of_one_variant
-from .memory_plan import PLAN, SINGLE, plain_peak, training_within, variant_of
+from .memory_plan import variant_of
 from .plan_models import MODELS
+from .plan_trainings import PLAN, REFUSED, SINGLE, plain_peak, training_within
 
 PERCENTS = tuple(range(15, 70, 5))
 NUM_STEPS = 3
@@ -47,23 +49,36 @@ BENCHMARK = Benchmark(
 def measure(model: str, scratch: Path) -> dict[str, dict[str, float]]:
     """The lowest share of plain training's memory for each strategy."""
     plain_bytes = plain_peak(model, scratch)
-    found = {}
-    for strategy in STRATEGIES:
-        trains = partial(_trains, model, strategy, plain_bytes, scratch)
-        place = bisect_left(PERCENTS, True, key=trains)
-        percent = PERCENTS[place] if place < len(PERCENTS) else 100
-        found[variant_of(model, strategy)] = {"lowest_to_plain": percent / 100, "plain_bytes": float(plain_bytes)}
-    return found
+    return {
+        variant_of(model, strategy): {"plain_bytes": plain_bytes} | _lowest(model, strategy, plain_bytes, scratch)
+        for strategy in STRATEGIES
+    }
 
 
-def _trains(model: str, strategy: str, plain_bytes: int, scratch: Path, percent: int) -> bool:
-    with training_within(model, strategy, plain_bytes * percent // 100, 0.0, scratch) as training:
+def _lowest(model: str, strategy: str, plain_bytes: int, scratch: Path) -> dict[str, float]:
+    ended: dict[str, float] = {}
+
+    def trains(percent: int) -> bool:
+        how = _how_it_ends(model, strategy, plain_bytes * percent // 100, scratch)
+        if how is not None:
+            name = f"highest_{how}_to_plain"
+            ended[name] = max(ended.get(name, 0), percent / 100)
+        return how is None
+
+    place = bisect_left(PERCENTS, True, key=trains)
+    percent = PERCENTS[place] if place < len(PERCENTS) else 100
+    return {"lowest_to_plain": percent / 100} | ended
+
+
+def _how_it_ends(model: str, strategy: str, limit_bytes: int, scratch: Path) -> Literal["killed", "refused"] | None:
+    """None: it trains."""
+    with training_within(model, strategy, limit_bytes, scratch) as training:
         try:
-            return all(training.step() for _ in range(NUM_STEPS))
+            return None if all(training.step() for _ in range(NUM_STEPS)) else "killed"
         except RuntimeError:
-            if strategy != PLAN:
+            if training.exit_code != REFUSED:
                 raise
-            return False  # it says on standard error that it cannot fit
+            return "refused"
 
 
 if __name__ == "__main__":

@@ -150,6 +150,11 @@ class Training:
         self._process = process
         self._cgroup = cgroup
 
+    @property
+    def exit_code(self) -> int | None:
+        """None: it runs, as far as is known."""
+        return self._process.returncode
+
     def step(self) -> Figures:
         """Have it take one step; returns that step's figures, none if the kernel ended it for want of memory.
 

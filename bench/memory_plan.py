@@ -1,60 +1,50 @@
 """Planned training under limits that the kernel enforces, beside each single strategy.
 
 Three models at 75, 50 and 35 % of the resident memory that each takes when it is trained plainly. The kernel enforces
-the limit by a memory cgroup. Each strategy trains in a process of its own. First all of them take turns, a step each,
-which finds the best single strategy. Then the plan and that one alone take turns. In each turn a training takes two
-steps, of which the second counts: steps of a training follow each other, as those do by which a plan predicts. Ratios
-count within a turn, and are told as medians with what is 95 % sure. The best of several medians is lower than what it
-is a median of: so the first turns only choose. A strategy that the kernel kills has no step.
+the limit by a memory cgroup. Each strategy (`plan_trainings`) trains in a process of its own. First all of them take
+turns, a step each, which finds the best single strategy. The best of several medians is lower than what it is a median
+of, so these turns only choose.
 
-* *checkpoint*: every block by `torch.utils.checkpoint`; *every other*: every second one.
-* *offload*: `tiered_offload(TierStore(directory))`, with default options.
-* *budget*: `torch.compile` with the backend "aot_eager_decomp_partition" and an `activation_memory_budget` of 0, which
-  keeps least. Its step is compared as a ratio to plain training compiled by the same backend, if it is not killed.
-* *plan*: `plan_memory(..., limit=)`, which is told the limit and nothing else, then `apply`.
+Then the plan and that one alone take turns. In each turn a training takes two steps, of which the second counts: steps
+of a training follow each other, as those do by which a plan predicts. Processes of one decision differ by more than
+strategies do, so several pairs of processes are compared: the first has made the plan, the others load it from a file.
+Ratios count within a turn. A pair's is the median of its turns', and a case's the median of its pairs'.
 
-Times are medians; a peak is the most of all measured steps. All use SGD and the default environment. The losses of the
-fourth step are compared with those of plain training.
+A strategy that the kernel kills has no step. If it kills the best single strategy in a pair, the next best is compared.
+
+The budget is 0, which keeps least. Its step is compared as a ratio to plain training compiled by the same backend.
+Times are medians; a peak is the most of all measured steps. The losses of the fourth step are compared with those of
+plain training.
 """
 
 from __future__ import annotations
 
-import gc
-import json
-import re
-import resource
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-from .cgroup import memory_cgroup
 from .goals import Goal
 from .harness import Benchmark, Record, main_of_one_variant
 from .memory_limit import Figures, Training
-from .paired import median_of
-from .plan_models import MODELS, blocks_of_model
+from .plan_models import MODELS
+from .plan_trainings import COMPILED, LOADED_PLAN, PLAIN, PLAN, SINGLE, plain_peak, training_within
 
 SHARES = (50, 35, 75)
-PLAIN, COMPILED = "plain", "plain, compiled"
-SINGLE = ("checkpoint", "every other", "offload", "budget")
-PLAN = "plan"
 STRATEGIES = (PLAIN, *SINGLE, PLAN)
 CASES = {f"{model} at {share} %": (model, share) for share in SHARES for model in MODELS}
 ALL = "all cases"
 WARM_UP_STEPS, PLAN_WARM_UP_STEPS = 2, 5
-"""The plan may decide again after four steps."""
-TURNS, TURNS_OF_TWO = 3, 5
-"""Of all strategies; of the plan and the best single one."""
+"""A plan that was made in its process may decide again after four steps."""
+TURNS = 2
+"""Of all strategies; the fourth step is in the last."""
+PAIRS, TURNS_OF_PAIR = 3, 2
+
+Turn = dict[str, Figures]
+"""A step of each strategy, without figures if the kernel has killed it."""
 
 
 def variant_of(case: str, strategy: str) -> str:
@@ -83,11 +73,12 @@ BENCHMARK = Benchmark(
     rounds=1,
     compare="none",
     settings={
-        "turns": (TURNS, TURNS_OF_TWO),
+        "turns": (TURNS, TURNS_OF_PAIR),
+        "pairs": PAIRS,
         "warm_up_steps": (WARM_UP_STEPS, PLAN_WARM_UP_STEPS),
         "num_threads": torch.get_num_threads(),
     },
-    timeout_seconds=900,
+    timeout_seconds=1800,
     plotted=("step_to_plain", "peak_bytes"),
     goals=(
         *(goal for case in CASES for goal in _goals(case)),
@@ -126,33 +117,74 @@ def measure(case: str, scratch: Path) -> dict[str, Figures]:
     with ExitStack() as stack:
         trainings: dict[str, Training] = {}
         for strategy, limit in limits.items():  # one begins when the one before has warmed up
-            trainings[strategy] = stack.enter_context(training_within(model, strategy, limit, 0.0, scratch))
-            for _ in range(PLAN_WARM_UP_STEPS if strategy == PLAN else WARM_UP_STEPS):
-                trainings[strategy].step()
-        turns = [
-            {strategy: trainings[strategy].step() for strategy in order} for order in _orders(list(trainings), TURNS)
-        ]
-        best = _best_single(turns)
-        rivals = [PLAN] if best is None else [best, PLAN]
-        turns_of_two = [
-            {strategy: _second_step(trainings[strategy]) for strategy in order}
-            for order in _orders(rivals, TURNS_OF_TWO)
-        ]
-        found = {
-            name: each.figures([turn[name] for turn in (turns_of_two if name == PLAN else turns)])
-            for name, each in trainings.items()
-        }
+            trainings[strategy] = stack.enter_context(_warm(model, strategy, limit, scratch))
+        turns = [{name: trainings[name].step() for name in order} for order in _orders(list(trainings), TURNS)]
+        compared = _compared(model, limit_bytes, trainings, turns, scratch)
+        found = {name: each.figures([turn[name] for turn in turns]) for name, each in trainings.items()}
     for strategy, figures in found.items():
         _add_figures_of_turns(strategy, figures, turns, limit_bytes)
-    _compare(found[PLAN], turns_of_two, best)
+    _add_figures_of_pairs(found[PLAN], compared, limit_bytes)
+    if compared.best is not None:
+        found[compared.best]["is_best"] = 1.0
     found.setdefault("budget", budget | {"trains": 0.0})
     found.setdefault(COMPILED, {})
     return {variant_of(case, strategy): found[strategy] for strategy in STRATEGIES}
 
 
+@contextmanager
+def _warm(model: str, strategy: str, limit_bytes: int | None, scratch: Path) -> Iterator[Training]:
+    """A training that has taken its first steps."""
+    with training_within(model, strategy, limit_bytes, scratch) as training:
+        for _ in range(PLAN_WARM_UP_STEPS if strategy == PLAN else WARM_UP_STEPS):
+            training.step()
+        yield training
+
+
 def _orders(strategies: list[str], num_turns: int) -> list[list[str]]:
     """Who goes first in one turn goes last in the next."""
     return [strategies if turn % 2 else strategies[::-1] for turn in range(num_turns)]
+
+
+class Compared(NamedTuple):
+    """The plan beside the best single strategy.
+
+    Attributes:
+        best: that strategy; None: all were killed.
+        pairs: the turns of each pair of processes.
+    """
+
+    best: str | None
+    pairs: list[list[Turn]]
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Of all pairs."""
+        return [turn for pair in self.pairs for turn in pair]
+
+    def lives(self, strategy: str) -> bool:
+        """Whether the kernel has killed it in no pair."""
+        return all(turn[strategy] for turn in self.turns)
+
+
+def _compared(
+    model: str, limit_bytes: int, trainings: dict[str, Training], turns: Sequence[Turn], scratch: Path
+) -> Compared:
+    """Turns of pairs of processes; those in `trainings` are the first pair."""
+    for best in _fastest_first(turns):
+        compared = Compared(best, [_turns_of_pair({best: trainings[best], PLAN: trainings[PLAN]})])
+        while len(compared.pairs) < PAIRS and compared.lives(best) and compared.lives(PLAN):
+            with (
+                _warm(model, best, limit_bytes, scratch) as single,
+                _warm(model, LOADED_PLAN, limit_bytes, scratch) as plan,
+            ):
+                compared.pairs.append(_turns_of_pair({best: single, PLAN: plan}))
+        if compared.lives(best):
+            return compared
+    return Compared(None, [_turns_of_pair({PLAN: trainings[PLAN]})])
+
+
+def _turns_of_pair(pair: dict[str, Training]) -> list[Turn]:
+    return [{name: _second_step(pair[name]) for name in order} for order in _orders(list(pair), TURNS_OF_PAIR)]
 
 
 def _second_step(training: Training) -> Figures:
@@ -161,7 +193,7 @@ def _second_step(training: Training) -> Figures:
     return second and second | {"peak_bytes": max(first["peak_bytes"], second["peak_bytes"])}
 
 
-def _to_plain(strategy: str, turns: Sequence[dict[str, Figures]]) -> float | None:
+def _to_plain(strategy: str, turns: Sequence[Turn]) -> float | None:
     """Its step, of plain training's, by turns; None: it was killed."""
     against = COMPILED if strategy == "budget" else PLAIN
     if not all(turn.get(strategy) for turn in turns):
@@ -169,156 +201,58 @@ def _to_plain(strategy: str, turns: Sequence[dict[str, Figures]]) -> float | Non
     return statistics.median(turn[strategy]["step_seconds"] / turn[against]["step_seconds"] for turn in turns)
 
 
-def _best_single(turns: Sequence[dict[str, Figures]]) -> str | None:
-    """The single strategy with the fastest step; None: all were killed."""
+def _fastest_first(turns: Sequence[Turn]) -> list[str]:
+    """The single strategies that were not killed."""
     found = {strategy: ratio for strategy in SINGLE if (ratio := _to_plain(strategy, turns)) is not None}
-    return min(found, key=found.__getitem__, default=None)
+    return sorted(found, key=found.__getitem__)
 
 
-def _add_figures_of_turns(
-    strategy: str, figures: Figures, turns: Sequence[dict[str, Figures]], limit_bytes: int
-) -> None:
+def _add_figures_of_turns(strategy: str, figures: Figures, turns: Sequence[Turn], limit_bytes: int) -> None:
     to_plain = _to_plain(strategy, turns)
     figures["trains"] = float(to_plain is not None)
     if to_plain is not None:
         figures["fourth_loss"] = turns[-1][strategy]["fourth_loss"]
-        figures["peak_bytes"] = max(figures["peak_bytes"], *(turn[strategy]["peak_bytes"] for turn in turns))
+        figures["peak_bytes"] = max(turn[strategy]["peak_bytes"] for turn in turns)
         figures["peak_to_limit"] = figures["peak_bytes"] / limit_bytes
         figures["step_to_plain"] = to_plain
 
 
-def _compare(plan: Figures, turns: Sequence[dict[str, Figures]], best: str | None) -> None:
-    """Add what was predicted, and the best single strategy, to the figures of the plan."""
-    plan["trains"] = float(bool(plan["trains"]) and all(turn[PLAN] for turn in turns))
-    if plan["trains"]:
-        plan["peak_off_predicted"] = abs(plan["peak_bytes"] / plan["predicted_bytes"] - 1)
-        plan["step_off_predicted"] = abs(plan["step_seconds"] / plan["predicted_seconds"] - 1)
-        if best is not None and all(turn[best] for turn in turns):
-            ratio = median_of([turn[PLAN]["step_seconds"] / turn[best]["step_seconds"] for turn in turns])
-            plan |= {"step_to_best": ratio.median, "step_to_best_low": ratio.low, "step_to_best_high": ratio.high}
-            cpu_ratios = [_cpu_seconds(turn[PLAN]) / _cpu_seconds(turn[best]) for turn in turns]
-            plan["cpu_to_best"] = statistics.median(cpu_ratios)
+def _add_figures_of_pairs(plan: Figures, compared: Compared, limit_bytes: int) -> None:
+    """Of the plan: beside what was predicted, and beside the best single strategy."""
+    plan["trains"] = float(bool(plan["trains"]) and compared.lives(PLAN))
+    if not plan["trains"]:
+        return
+    steps = [turn[PLAN] for turn in compared.turns]
+    highest = max(steps, key=lambda step: step["peak_bytes"])
+    plan["peak_bytes"] = max(plan["peak_bytes"], highest["peak_bytes"])
+    plan["peak_to_limit"] = plan["peak_bytes"] / limit_bytes
+    plan["peak_off_predicted"] = abs(highest["peak_bytes"] / highest["predicted_bytes"] - 1)
+    plan["step_seconds"] = statistics.median(step["step_seconds"] for step in steps)
+    plan["step_off_predicted"] = abs(
+        statistics.median(step["step_seconds"] / step["predicted_seconds"] for step in steps) - 1
+    )
+    if compared.best is not None:
+        ratios = [_to_best(compared.best, turns) for turns in compared.pairs]
+        plan |= {f"step_to_best_in_pair_{place}": ratio for place, ratio in enumerate(ratios, start=1)}
+        plan["step_to_best"] = statistics.median(ratios)
+        plan["cpu_to_best"] = statistics.median(
+            _cpu_seconds(turn[PLAN]) / _cpu_seconds(turn[compared.best]) for turn in compared.turns
+        )
+
+
+def _to_best(best: str, turns: Sequence[Turn]) -> float:
+    return statistics.median(turn[PLAN]["step_seconds"] / turn[best]["step_seconds"] for turn in turns)
 
 
 def _cpu_seconds(step: Figures) -> float:
     return step["user_seconds"] + step["system_seconds"]
 
 
-def plain_peak(model: str, scratch: Path) -> int:
-    """The most memory in three plain steps."""
-    with training_within(model, PLAIN, None, 0, scratch) as training:
-        return int(max(training.step()["peak_bytes"] for _ in range(3)))
-
-
 def _with_least_budget(model: str, limit_bytes: int, scratch: Path) -> Figures:
     """Whether compiled training stays alive at all: it takes minutes, so it is tried alone."""
-    with training_within(model, "budget", limit_bytes, 0.0, scratch) as training:
+    with training_within(model, "budget", limit_bytes, scratch) as training:
         return training.figures([training.step(), training.step()])
 
 
-@contextmanager
-def training_within(
-    model: str, strategy: str, limit_bytes: int | None, budget: float, scratch: Path
-) -> Iterator[Training]:
-    """One of `MODELS` in a process of its own, with a strategy, in a memory cgroup with that limit, if there is one."""
-    request = json.dumps([model, strategy, limit_bytes, budget, str(scratch)])
-    with memory_cgroup() as cgroup:
-        if limit_bytes is not None:
-            cgroup.limit(limit_bytes)
-        command = cgroup.command([sys.executable, "-m", "bench.memory_plan", "--train", request])
-        with (
-            suppress(BrokenPipeError),  # it was killed before it read its last line
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
-        ):
-            yield Training(strategy, process, cgroup)
-
-
-# --- in the cgroup ----------------------------------------------------------------------------------------------------
-
-Loss = Callable[[], torch.Tensor]
-
-
-def train(name: str, strategy: str, limit_bytes: int | None, budget: float, scratch: str) -> None:
-    """One step for each line of standard input, a line of figures for each step."""
-    torch.manual_seed(0)
-    model, batch = MODELS[name]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    losses: list[float] = []
-    with ExitStack() as stack:
-        loss_of, figures_of = _prepared(strategy, model, batch, limit_bytes, budget, scratch, stack)
-        torch.manual_seed(1)
-        for _ in sys.stdin:
-            Path("/proc/self/clear_refs").write_text("5")
-            used, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-            loss = loss_of()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            seconds, now = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
-            figures = {"step_seconds": seconds, "peak_bytes": _peak_bytes(), "last_loss": loss.item()}
-            figures["user_seconds"] = now.ru_utime - used.ru_utime
-            figures["system_seconds"] = now.ru_stime - used.ru_stime
-            figures["num_page_faults"] = now.ru_minflt - used.ru_minflt
-            losses.append(loss.item())
-            figures["fourth_loss"] = losses[min(3, len(losses) - 1)]
-            del loss
-            gc.collect()
-            print(json.dumps(figures | figures_of()), flush=True)
-
-
-def _prepared(
-    strategy: str,
-    model: nn.Module,
-    batch: tuple[Any, ...],
-    limit_bytes: int | None,
-    budget: float,
-    scratch: str,
-    stack: ExitStack,
-) -> tuple[Loss, Callable[[], Figures]]:
-    """What computes the loss, and what else is told of a step."""
-    import tierstore
-
-    loss_of: Loss = lambda: model(*batch)  # noqa: E731 - what follows wraps it
-    if strategy in ("checkpoint", "every other"):
-        for block in blocks_of_model(model)[:: 1 if strategy == "checkpoint" else 2]:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    elif strategy in ("budget", COMPILED):
-        if strategy == "budget":
-            torch._functorch.config.activation_memory_budget = budget
-        compiled = torch.compile(model, backend="aot_eager_decomp_partition")
-        return lambda: compiled(*batch), dict
-    elif strategy == "offload":
-        store = stack.enter_context(tierstore.TierStore(scratch))
-        return tierstore.tiered_offload(store)(loss_of), dict
-    elif strategy == PLAN:
-        store = stack.enter_context(tierstore.TierStore(scratch))
-        began = time.perf_counter()
-        plan = tierstore.plan_memory(model, loss_of, store=store, limit=limit_bytes)
-        planning_seconds = time.perf_counter() - began
-        print(plan, file=sys.stderr)
-        plan.apply(model)
-
-        def told() -> Figures:
-            now = store.stats().memory_plan
-            return {
-                "predicted_bytes": now["predicted_peak_bytes"],
-                "predicted_seconds": now["predicted_step_seconds"],
-                "corrections": now["num_corrections"],
-                "planning_seconds": planning_seconds,
-                "decision_seconds": plan.decision_seconds,
-            }
-
-        return loss_of, told
-    return loss_of, dict
-
-
-def _peak_bytes() -> int:
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) * 1024 if found else 0
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "--train":
-        train(*json.loads(sys.argv[2]))
-    else:
-        main_of_one_variant(measure)
+    main_of_one_variant(measure)

@@ -16,8 +16,8 @@ import torch
 import tierstore
 
 from .harness import RESULTS
-from .memory_plan import plain_peak
 from .plan_models import MODELS
+from .plan_trainings import plain_peak
 
 
 def main(folder: Path) -> None:
