@@ -130,10 +130,12 @@ def _training_step(run: Medians) -> str:
 
 
 def _memory_plan(run: Medians) -> str:
-    slower = _from_to(run.all("step_to_best", _is_plan))
-    trained = run.all("trains", _is_plan)
+    slower, trained = run.all("step_to_best", _is_plan), run.all("trains", _is_plan)
+    num_alone = trained.count(1) - len(slower)
+    alone = f"; {num_alone} plans train where none of these does" if num_alone else ""
     killed = f"; {trained.count(0)} of {len(trained)} plans were killed" if 0 in trained else ""
-    return f"Within the same limit a plan's step takes {slower} times that of the best single strategy{killed}"
+    whole = f"Within the same limit a plan's step takes {_from_to(slower)} times that of the best single strategy"
+    return whole + alone + killed
 
 
 def _is_plan(variant: str) -> bool:

@@ -1,0 +1,201 @@
+"""What the benchmarks of memory plans make of steps, and of processes that end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from subprocess import PIPE, Popen
+
+import pytest
+import torch
+from torch import nn
+
+from bench import lowest_limit, memory_plan, plan_trainings
+from bench.cgroup import CgroupError, memory_cgroup
+from bench.memory_limit import Training
+from bench.memory_plan import Compared, Turn
+from tierstore import TierStore
+
+Around = Callable[..., AbstractContextManager[Training]]
+MIB = 2**20
+
+LIVES = "print(json.dumps(STEP), flush=True)"
+KILLED = f"b'x' * {256 * MIB}"
+REFUSES = f"sys.exit({plan_trainings.REFUSED})"
+FAILS = "sys.exit(1)"
+
+
+def step(seconds: float, *, peak_bytes: int = 90, predicted: tuple[float, int] = (1.0, 100)) -> dict[str, float]:
+    return {
+        "step_seconds": seconds,
+        "peak_bytes": peak_bytes,
+        "predicted_seconds": predicted[0],
+        "predicted_bytes": predicted[1],
+        "user_seconds": seconds,
+        "system_seconds": seconds,
+    }
+
+
+@contextmanager
+def toy(each_step: str) -> Iterator[Training]:
+    """A process that does so whenever it is told to, within 64 MiB."""
+    program = f"import sys, json\nSTEP = {step(1.0)}\nfor _ in sys.stdin:\n  {each_step}"
+    try:
+        with memory_cgroup() as cgroup:
+            cgroup.limit(64 * MIB)
+            with Popen(cgroup.command([sys.executable, "-c", program]), stdin=PIPE, stdout=PIPE, text=True) as process:
+                yield Training("toy", process, cgroup)
+    except CgroupError as error:
+        pytest.skip(str(error))
+
+
+def within(steps: dict[str, str], started: list[str]) -> Around:
+    """In the place of `training_within`: toys by strategy, noted when they start."""
+
+    def training_within(model: str, strategy: str, limit_bytes: int | None, scratch: Path) -> object:
+        started.append(strategy)
+        return toy(steps[strategy])
+
+    return training_within
+
+
+# --- pairs of processes -----------------------------------------------------------------------------------------------
+
+
+def test_a_case_is_the_median_of_its_pairs_not_of_its_turns() -> None:
+    pairs: list[list[Turn]] = [
+        [{"offload": step(1.0), "plan": step(seconds)} for seconds in of_pair]
+        for of_pair in ((0.8, 0.8, 0.8), (1.0, 1.0), (1.1, 1.1, 0.1, 0.1, 5.0))
+    ]
+    plan = {"trains": 1.0, "peak_bytes": 80.0}
+    memory_plan._add_figures_of_pairs(plan, Compared("offload", pairs), 95)
+    assert [plan[f"step_to_best_in_pair_{pair}"] for pair in (1, 2, 3)] == [0.8, 1.0, 1.1]
+    assert plan["step_to_best"] == 1.0
+    assert plan["peak_to_limit"] == pytest.approx(90 / 95)
+
+
+def test_a_plan_is_off_by_the_median_step_and_by_the_highest_peak() -> None:
+    of_pair = [(1.0, 90), (1.2, 104), (1.3, 95)]
+    pair: list[Turn] = [{"plan": step(seconds, peak_bytes=peak_bytes)} for seconds, peak_bytes in of_pair]
+    plan = {"trains": 1.0, "peak_bytes": 80.0}
+    memory_plan._add_figures_of_pairs(plan, Compared(None, [pair]), 100)
+    assert plan["step_off_predicted"] == pytest.approx(0.2)
+    assert plan["peak_off_predicted"] == pytest.approx(0.04)
+    assert "step_to_best" not in plan
+
+
+def test_a_plan_that_is_killed_in_a_pair_does_not_train() -> None:
+    plan = {"trains": 1.0}
+    memory_plan._add_figures_of_pairs(plan, Compared("offload", [[{"offload": step(1.0), "plan": {}}]]), 100)
+    assert plan == {"trains": 0.0}
+
+
+def test_single_strategies_by_their_steps_without_those_that_were_killed() -> None:
+    turn: Turn = {
+        "plain": step(1.0),
+        "plain, compiled": step(0.5),
+        "checkpoint": step(1.4),
+        "every other": {},
+        "offload": step(1.2),
+        "budget": step(0.65),
+    }
+    assert memory_plan._fastest_first([turn, turn]) == ["offload", "budget", "checkpoint"]
+
+
+ALL_LIVE = {"checkpoint": LIVES, "offload": LIVES, "plan": LIVES, "plan from a file": LIVES}
+
+
+@pytest.mark.parametrize(
+    ("killed", "best", "num_pairs", "started"),
+    [
+        (None, "offload", 3, ["offload", "plan from a file"] * 2),
+        ("offload", "checkpoint", 3, ["checkpoint", "plan from a file"] * 2),
+        ("plan", "offload", 1, []),
+        ("plan from a file", "offload", 2, ["offload", "plan from a file"]),
+    ],
+)
+def test_pairs_until_one_is_killed(
+    killed: str | None,
+    best: str,
+    num_pairs: int,
+    started: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    steps = ALL_LIVE | ({} if killed is None else {killed: KILLED})
+    seen: list[str] = []
+    monkeypatch.setattr(memory_plan, "training_within", within(steps, seen))
+    turn: Turn = {"plain": step(1.0), "offload": step(1.2), "checkpoint": step(1.4)}
+    with ExitStack() as stack:
+        trainings = {name: stack.enter_context(toy(steps[name])) for name in ("offload", "checkpoint", "plan")}
+        compared = memory_plan._compared("a model", 100, trainings, [turn], tmp_path)
+    assert (compared.best, len(compared.pairs), seen) == (best, num_pairs, started)
+
+
+def test_without_a_single_strategy_the_plan_goes_on_alone(tmp_path: Path) -> None:
+    with toy(LIVES) as plan:
+        compared = memory_plan._compared("a model", 100, {"plan": plan}, [{"plain": step(1.0)}], tmp_path)
+    assert compared.best is None
+    assert [list(turn) for turn in compared.turns] == [["plan"]] * memory_plan.TURNS_OF_PAIR
+
+
+# --- the lowest limit -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("each_step", "how"), [(LIVES, None), (KILLED, "killed"), (REFUSES, "refused")])
+def test_how_a_training_ends(each_step: str, how: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(lowest_limit, "training_within", within({"plan": each_step}, []))
+    assert lowest_limit._how_it_ends("a model", "plan", 100, tmp_path) == how
+
+
+def test_a_training_that_fails_is_neither_killed_nor_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(lowest_limit, "training_within", within({"plan": FAILS}, []))
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        lowest_limit._how_it_ends("a model", "plan", 100, tmp_path)
+
+
+def test_lowest_limit_and_how_it_ended_below(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def how(model: str, strategy: str, limit_bytes: int, scratch: Path) -> str | None:
+        return "refused" if limit_bytes < 25 else "killed" if limit_bytes < 35 else None
+
+    monkeypatch.setattr(lowest_limit, "_how_it_ends", how)
+    found = lowest_limit._lowest("a model", "plan", 100, tmp_path)
+    assert found == {"lowest_to_plain": 0.35, "highest_refused_to_plain": 0.2, "highest_killed_to_plain": 0.3}
+
+
+# --- in the process ---------------------------------------------------------------------------------------------------
+
+
+class Summed(nn.Module):
+    """Its sum is the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).sum()
+
+
+def test_a_planning_that_cannot_fit_ends_with_the_code_of_a_refusal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, batch = Summed(), torch.randn(8, 64)
+    with TierStore(tmp_path) as store, pytest.raises(SystemExit) as ended:
+        plan_trainings._planned(model, partial(model, batch), store, MIB)
+    assert ended.value.code == plan_trainings.REFUSED
+    assert "cannot fit" in capfd.readouterr().err
+
+
+def test_a_plan_is_loaded_where_another_process_has_saved_it(tmp_path: Path) -> None:
+    batch = (torch.randn(8, 64),)
+    for strategy in (plan_trainings.PLAN, plan_trainings.LOADED_PLAN):
+        with ExitStack() as stack:
+            model = Summed()
+            loss_of, told = plan_trainings._prepared(strategy, model, batch, 2**40, tmp_path, stack)
+            loss_of().backward()
+            assert told()["predicted_bytes"] > 0
+            assert ("planning_seconds" in told()) == (strategy == plan_trainings.PLAN)
