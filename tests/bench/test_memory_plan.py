@@ -159,11 +159,11 @@ def test_a_training_that_fails_is_neither_killed_nor_refused(monkeypatch: pytest
 
 def test_lowest_limit_and_how_it_ended_below(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def how(model: str, strategy: str, limit_bytes: int, scratch: Path) -> str | None:
-        return "refused" if limit_bytes < 25 else "killed" if limit_bytes < 35 else None
+        return "refused" if limit_bytes < 28 else "killed" if limit_bytes < 35 else None
 
     monkeypatch.setattr(lowest_limit, "_how_it_ends", how)
     found = lowest_limit._lowest("a model", "plan", 100, tmp_path)
-    assert found == {"lowest_to_plain": 0.35, "highest_refused_to_plain": 0.2, "highest_killed_to_plain": 0.3}
+    assert found == {"lowest_to_plain": 0.35, "highest_refused_to_plain": 0.25, "highest_killed_to_plain": 0.3}
 
 
 # --- in the process ---------------------------------------------------------------------------------------------------
