@@ -93,7 +93,8 @@ BENCHMARK = Benchmark(
 def _conclude(records: Sequence[Record]) -> dict[str, Figures]:
     """In how many cases the plan is much faster, and in how many it leaves memory that could make it faster.
 
-    One that was killed is neither. Nothing if no case was run.
+    One that was killed is neither. Where no single strategy lived, there is none to be faster than. Nothing if no case
+    was run.
     """
     found = {record.variant: record.figures or {} for record in records}
     plans = [found[variant] for variant in (variant_of(case, PLAN) for case in CASES) if variant in found]

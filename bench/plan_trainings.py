@@ -5,8 +5,8 @@ of figures.
 
 * *checkpoint*: every block by `torch.utils.checkpoint`; *every other*: every second one.
 * *offload*: `tiered_offload(TierStore(directory))`, with default options.
-* *budget*: `torch.compile` with the backend "aot_eager_decomp_partition" and an `activation_memory_budget`; *plain,
-  compiled* is plain training by the same backend.
+* *budget*: `torch.compile` with the backend "aot_eager_decomp_partition" and an `activation_memory_budget` of 0;
+  *plain, compiled* is plain training by the same backend.
 * *plan*: `plan_memory(..., limit=)`, which is told the limit and nothing else, then `apply`. *plan from a file* applies
   the plan that such a process with the same scratch folder has saved.
 """
@@ -141,6 +141,8 @@ def _planned(model: nn.Module, loss_of: Loss, store: TierStore, limit_bytes: int
     try:
         plan = plan_memory(model, loss_of, store=store, limit=limit_bytes)
     except ConfigError as error:
+        if error.option != "limit":
+            raise
         print(error, file=sys.stderr)
         sys.exit(REFUSED)
     print(plan, file=sys.stderr)

@@ -17,7 +17,7 @@ from bench import lowest_limit, memory_plan, plan_trainings
 from bench.cgroup import CgroupError, memory_cgroup
 from bench.memory_limit import Training
 from bench.memory_plan import Compared, Turn
-from tierstore import TierStore
+from tierstore import ConfigError, TierStore
 
 Around = Callable[..., AbstractContextManager[Training]]
 MIB = 2**20
@@ -188,6 +188,12 @@ def test_a_planning_that_cannot_fit_ends_with_the_code_of_a_refusal(
         plan_trainings._planned(model, partial(model, batch), store, MIB)
     assert ended.value.code == plan_trainings.REFUSED
     assert "cannot fit" in capfd.readouterr().err
+
+
+def test_a_planning_that_fails_in_any_other_way_is_no_refusal(tmp_path: Path) -> None:
+    model, batch = nn.Identity(), torch.randn(8, 64, requires_grad=True)
+    with TierStore(tmp_path) as store, pytest.raises(ConfigError, match="save no tensors"):
+        plan_trainings._planned(model, lambda: model(batch).sum(), store, 2**40)
 
 
 def test_a_plan_is_loaded_where_another_process_has_saved_it(tmp_path: Path) -> None:
