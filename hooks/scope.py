@@ -92,8 +92,6 @@ class OffloadScope:
         if self._select is not None and not self._select(tensor):
             return self.keep(tensor, "selected out")
         node = sequence_nr()
-        if self._fresh and node != self._fresh_node:
-            self._settle_fresh()
         log = self._log
         if log.started:
             log = self._begin_log(node)
@@ -101,6 +99,8 @@ class OffloadScope:
         itself = reference if base is None else None if tensor.requires_grad else weakref.ref(tensor)
         if not (is_plain and is_in_host_memory):
             return self._book(tensor, reference, itself, node)
+        if self._fresh and node != self._fresh_node:
+            self._settle_fresh()
         alias, key = tensor.detach(), next(self._keys)
         saved = SavedTensor(alias, version, reference, address, storage._cdata, key, log, itself)
         self._note(saved, node, nbytes)
@@ -149,22 +149,23 @@ class OffloadScope:
         node: int,
     ) -> SavedTensor:
         """Give the tensor a record at once, or a share in one: it is on an accelerator, or lies over restored bytes."""
-        layout, log, kind = layout_of(tensor), self._log, SavedTensor
-        joined = join_record(self._residency, tensor, root, layout)
-        if joined is not None:
-            handle, layout = joined.handle, joined.layout
-            if joined.is_restored:
-                kind = RejoinedTensor
-        else:
+        layout, log, residency = layout_of(tensor), self._log, self._residency
+        fresh = self._fresh if node != self._fresh_node else []
+        joined = join_record(residency, tensor, root, layout)
+        if joined is None:
             handle = self._store.new_handle(tensor, layout, root=root)
-            self._residency.track(handle.record)
-            self._fresh.append(handle.record)
+            record = handle.record
+            index = residency.save(record, log, node, fresh)
+            self._fresh.append(record)
             self._fresh_node = node
-        record = handle.record
+        else:
+            handle, layout = joined.handle, joined.layout
+            record = handle.record
+            index = residency.enter(log, record, node, fresh)
+        kind = RejoinedTensor if joined is not None and joined.is_restored else SavedTensor
         saved = kind(None, tensor._version, root, 0, 0, record.key, log, itself)
         if isinstance(saved, RejoinedTensor):
             saved.guard(tensor, layout)
-        index = self._residency.enter(log, record, node)
         if log.plan is not None or index == 0:
             log.follow_plan(index)
             log.place(record, index)

@@ -77,7 +77,7 @@ MUTATIONS = {
     },
     "test_input_let_go_later_taken_by_later_packs": {
         "what was held is looked at again at each pack": replace(
-            "Residency._relieve", "NUM_EXAMINED_PER_PACK", "0", inside="self.rules.relieve(...)"
+            "Residency._send_out", "NUM_EXAMINED_PER_PACK", "0", inside="self.rules.relieve(...)"
         ),
     },
     "test_moved_before_it_is_booked_stays_where_it_is": {

@@ -22,6 +22,7 @@ from tierstore import Handle, ModifiedInPlaceError, StorageIOError, StoreClosedE
 from tierstore.base.defaults import NUM_RESTORES, NUM_SPILLS
 from tierstore.disk.local import LocalDisk
 from tierstore.disk.tier import Kind, Stored
+from tierstore.hooks.order import LogOptions, PackLog, open_log
 from tierstore.residency.layout import layout_of, memory_at, storage_address
 from tierstore.rules.state import State
 
@@ -30,6 +31,10 @@ NBYTES = 40_000
 
 def _tensor(number: int = 0) -> torch.Tensor:
     return torch.arange(NBYTES // 4, dtype=torch.float32) + number
+
+
+def _log(store: TierStore) -> PackLog:
+    return open_log(store, LogOptions(lookahead_bytes=None, orders=None, device_bytes=0))
 
 
 class HeldDisk(LocalDisk):
@@ -405,12 +410,13 @@ def test_join_once_the_bytes_were_read_is_refused(bench: Bench, stage: str) -> N
 def test_held_again_while_it_is_kept_in_memory_is_left_alone(bench: Bench) -> None:
     store, _ = bench.open(host_bytes=NBYTES)
     first, second = (store.new_handle(tensor, layout_of(tensor)) for tensor in map(_tensor, range(2)))
-    inspect(store).residency.track(first.record)
+    log = _log(store)
+    inspect(store).residency.save(first.record, log, 1, [])
     inspect(store).residency.settle([first.record])
     assert store.stats().host_bytes == NBYTES
     assert first.record.source is not None
     taken = first.record.source.detach()
-    inspect(store).residency.track(second.record)
+    inspect(store).residency.save(second.record, log, 2, [])
     inspect(store).residency.settle([second.record])
     store.flush()
     assert (first.record.state, second.record.state) == (State.PENDING, State.HOST)
@@ -422,9 +428,10 @@ def test_held_again_while_it_waits_for_room_is_left_alone(bench: Bench) -> None:
     store, disk = bench.open(staging_bytes=NBYTES)
     first, second, third = (store.new_handle(tensor, layout_of(tensor)) for tensor in map(_tensor, range(3)))
     disk.hold("write")
-    inspect(store).residency.track(first.record)
-    inspect(store).residency.track(second.record, [first.record])
-    waiting = bench.on_thread(store, inspect(store).residency.track, third.record, [second.record])
+    log = _log(store)
+    inspect(store).residency.save(first.record, log, 1, [])
+    inspect(store).residency.save(second.record, log, 2, [first.record])
+    waiting = bench.on_thread(store, inspect(store).residency.save, third.record, log, 3, [second.record])
     assert second.record.source is not None
     taken = second.record.source.detach()
     disk.let_go()

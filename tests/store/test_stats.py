@@ -12,6 +12,7 @@ from tests.conftest import MakeStore
 from tests.inspect_store import inspect
 from tierstore import ConfigError, StoreStats, TierStore, tiered_offload
 from tierstore.rules.counters import KEPT_REASONS, STALL_CAUSES
+from tierstore.testing import SimulatedCopies
 
 PROMISED = {
     "live_handles", "device_bytes", "host_bytes", "host_bytes_peak", "staging_bytes", "lent_bytes", "disk_bytes",
@@ -176,6 +177,18 @@ def test_summary_tells_of_a_window_larger_than_what_was_saved(make_store: MakeSt
     with tiered_offload(store, min_bytes=0):
         torch.randn(2**18, requires_grad=True).exp().sum().backward()
     assert "(`staging_bytes`) is larger than what was saved at a time" in store.stats().summary()
+
+
+def test_summary_does_not_call_the_window_too_large_where_memory_of_an_accelerator_was_gained(
+    make_store: MakeStore,
+) -> None:
+    with SimulatedCopies() as copies:
+        store = make_store(host_bytes="64MiB", staging_bytes="16MiB", copies=copies)
+        with tiered_offload(store, min_bytes=0):
+            torch.randn(2**18, requires_grad=True).exp().cos().exp().cos().sum().backward()
+        summary = store.stats().summary()
+    assert "MiB copied from the accelerator" in summary
+    assert "staging_bytes" not in summary
 
 
 def test_summary_does_not_call_the_window_too_large_where_the_drive_holds_much_in_little_space(

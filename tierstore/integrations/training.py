@@ -25,6 +25,7 @@ T = TypeVar("T")
 _LOGGED = (
     "packed_gib",
     "kept_gib",
+    "offloaded_gib",
     "spilled_gib",
     "restored_gib",
     "stall_seconds",

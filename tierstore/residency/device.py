@@ -87,6 +87,14 @@ class _Streams:
         self._note_copy = note_copy
         self._streams: defaultdict[torch.device, set[Any]] = defaultdict(set)  # that packed or unpacked there
         self._times: GraphTimes | None = None
+        self._empty: dict[torch.device, torch.Tensor] = {}
+
+    def empty_on(self, device: torch.device) -> torch.Tensor:
+        """A tensor without bytes on the device, the same each time."""
+        if device not in self._empty:
+            with torch.inference_mode(False):  # it is kept
+                self._empty[device] = torch.empty(0, dtype=torch.uint8, device=device)
+        return self._empty[device]
 
     def note_stream(self, record: Record) -> None:
         """Remember the stream that packs the record."""
@@ -125,11 +133,12 @@ class _Streams:
             raise RuntimeError(f"handle {record.key}: offloaded after its release, or without a slot")
         first, end = span
         memory = _bytes_of(source)
-        record.ready = self._copies.copy_out(memory[first:end], slot.as_plain_tensor(), record.stream)
+        part = memory if end - first == memory.numel() else memory[first:end]  # most are whole; a slice takes a while
+        record.ready = self._copies.copy_out(part, slot.as_plain_tensor(), record.stream)
         if (times := self._open_times()) is not None:
             times.copies_out(end - first)
         self._note(slot)
-        return CopyOut(memory, len(memory), record.ready)
+        return CopyOut(memory, memory.numel(), record.ready)
 
     def copy_back(self, record: Record, *, must: bool) -> CopyBack | None:
         """See `DeviceMemory`. With `must`, raises torch.OutOfMemoryError."""
@@ -181,7 +190,7 @@ class _Streams:
         unclaim(record)
         self._lent_views.let_go(record)
         if source is not None:
-            source.data = torch.empty(0, dtype=torch.uint8, device=source.device)
+            source.data = self.empty_on(source.device)
 
     def asked_on(self, record: Record) -> Any:
         """See `DeviceMemory`."""

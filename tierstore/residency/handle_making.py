@@ -25,7 +25,7 @@ class HandleFactory:
     """Makes the handles of one store. Any thread.
 
     Args:
-        residency: of the store. It does not know a record yet when that is made: give it to `track` or `store`.
+        residency: of the store. It does not know a record yet when that is made: give it to `save` or `store`.
 
     Attributes:
         keys: the keys of the next records.

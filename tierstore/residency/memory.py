@@ -16,6 +16,7 @@ slot dies, the slot goes into a queue of `slots.py`; when a log dies, its remain
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -181,7 +182,7 @@ class StoreMemory:
         self._lent_views.let_go(record)
         unclaim(record)
         if source is not None:
-            source.data = self._empty if record.device is None else torch.empty(0, device=record.device)
+            source.data = self._empty if record.device is None else self._devices.streams.empty_on(record.device)
 
     # --- what has died ------------------------------------------------------------------------------------------
 
@@ -204,7 +205,11 @@ class StoreMemory:
 def _cut_span(record: Record, source: torch.Tensor) -> tuple[int, int]:
     """Decide which bytes of the storage are stored; after this no other view can join the record."""
     if record.span is None:
-        first, end = span_of((record.layout, *record.joined), source.untyped_storage().nbytes())
+        storage_bytes, layout = source.untyped_storage().nbytes(), record.layout
+        if layout.offset == 0 and prod(layout.size) * layout.dtype.itemsize == storage_bytes:
+            first, end = 0, storage_bytes  # as a rule: the same as below, but at once
+        else:
+            first, end = span_of((layout, *record.joined), storage_bytes)
         if record.device is None:
             record.phase = (storage_address(source) + first) % _PAGE_BYTES
         else:

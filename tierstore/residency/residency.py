@@ -1,6 +1,6 @@
 """All that the store and the hooks ask of the records: tensors are saved, asked for, counted, and given up.
 
-Training threads call `note`, `track`, `settle`, `fetch` and `flush`, among others; the engine's loop calls the methods
+Training threads call `note`, `save`, `settle`, `fetch` and `flush`, among others; the engine's loop calls the methods
 of `Transfers` (`serving.py`). Who may hold the lock, and who waits, is in `guard.py`; requests are in `handing_out.py`;
 in here is what saves tensors, and waits for room.
 """
@@ -78,7 +78,7 @@ class Residency(HandingOut):
         full.
 
         Raises:
-            StoreFullError, StorageIOError, StoreClosedError: as `track`.
+            StoreFullError, StorageIOError, StoreClosedError: as `save`.
         """
         try:
             if self._lock_is_mine():
@@ -109,10 +109,12 @@ class Residency(HandingOut):
             raise
 
     @whole
-    def track(self, record: Record, settled: Iterable[Record] = ()) -> None:
-        """Register a record. Its bytes are not read before it is settled.
+    def save(self, record: Record, log: NotedLog, node: int, fresh: list[Record]) -> int:
+        """Take in a record that autograd node `node` saved, as the next of the log; returns its index there.
 
-        `settled`: earlier records whose bytes may be read from now on. Waits while the budget is full.
+        Its bytes are not read before it is settled. `fresh`: earlier records, whose bytes may be read from now on; the
+        list is left empty. One call for all that a pack changes, since each call takes some microseconds. Waits while
+        the budget is full.
 
         Raises:
             StoreFullError: host budget and disk are full; everything is where it was.
@@ -124,23 +126,13 @@ class Residency(HandingOut):
             self._drain()
             is_changing = True
             self._register(record)
-            self.rules.pending.settle(settled)
+            self.rules.pending.settle(fresh)
+            fresh.clear()
             try:
-                self._relieve()
+                self._send_out()
             except BaseException:
                 self._withdraw(record)
                 raise
-            is_changing = False  # noqa: F841
-
-    def begin_log(self, log: NotedLog) -> LogRemains:
-        """Register a new log. Any thread, without the lock."""
-        return self._noted.begin(log)
-
-    @whole
-    def enter(self, log: NotedLog, record: Record, node: int) -> int:
-        """Append to the log a record that autograd node `node` saved; returns its index in the log."""
-        with self.lock:
-            is_changing = True
             if not log.nodes:
                 self._noted.drop_ended()  # orders learned from earlier logs are needed for this one
             index = log.append_booked(record, node)
@@ -148,8 +140,26 @@ class Residency(HandingOut):
             return index
 
     @whole
+    def enter(self, log: NotedLog, record: Record, node: int, fresh: list[Record]) -> int:
+        """Append one more tensor, which shares that record, to the log; returns its index there. Does not wait.
+
+        `node`, `fresh`: as for `save`.
+        """
+        with self.lock:
+            is_changing = True
+            self.rules.pending.settle(fresh)
+            fresh.clear()
+            index = log.append_booked(record, node)
+            is_changing = False  # noqa: F841
+            return index
+
+    def begin_log(self, log: NotedLog) -> LogRemains:
+        """Register a new log. Any thread, without the lock."""
+        return self._noted.begin(log)
+
+    @whole
     def store(self, record: Record) -> None:
-        """Like `track`, but the record is stored even if others hold its storage, and from now on."""
+        """Like `save`, but without a log: the record is stored even if others hold its storage, and from now on."""
         with self.lock:
             self._check_open()
             self._drain()
@@ -292,6 +302,9 @@ class Residency(HandingOut):
     def _relieve(self, *, is_planned: bool = False) -> None:
         """Book what may have to leave, and make room; may wait."""
         self._drain()
+        self._send_out(is_planned=is_planned)
+
+    def _send_out(self, *, is_planned: bool = False) -> None:
         is_changing = True
         self.rules.relieve(NUM_EXAMINED_PER_PACK, is_planned=is_planned)
         if self.rules.blocked or self.rules.spill_error is not None:

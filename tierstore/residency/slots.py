@@ -108,7 +108,7 @@ class Slots:
         """
         if not is_for_read:
             self._spare_bytes = 0
-        if self.slab.cached_bytes:
+        if self.slab.cached_bytes and self.slab.gives_pages_back:
             host, staging = self._windows.host, self._windows.staging
             free_host = (host.limit_bytes or 0) - host.used_bytes - self._uncharged_bytes()
             free_staging = (staging.limit_bytes or 0) - staging.used_bytes - self._windows.excess_bytes

@@ -144,7 +144,8 @@ class DeviceRules(Generic[R]):
         self.peak_bytes = self.used_bytes
 
     def _note_peak(self) -> None:
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        if (used_bytes := self.used_bytes) > self.peak_bytes:
+            self.peak_bytes = used_bytes
 
     @property
     def is_busy(self) -> bool:
@@ -169,7 +170,8 @@ class DeviceRules(Generic[R]):
         self._bound_flight()
 
     def _bound_flight(self) -> None:
-        self.poll()
+        if self.window.flies_too_much():
+            self.poll()
         while self.window.flies_too_much() and len(self._flights) > 1:
             self._land_early()
 

@@ -47,6 +47,8 @@ class State(enum.Enum):
     FREED = "freed"
     CLOSED = "closed"
 
+    __hash__ = object.__hash__  # Enum's own is a function of Python, and each move asks for two
+
 
 _END = frozenset({State.FREED, State.CLOSED})
 _JOB_END = frozenset({State.DOOMED, State.CLOSED})

@@ -60,7 +60,8 @@ class Window:
     def charge(self, nbytes: int) -> None:
         """Count bytes in."""
         self.used_bytes += nbytes
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        if self.used_bytes > self.peak_bytes:
+            self.peak_bytes = self.used_bytes
 
     def discharge(self, nbytes: int) -> None:
         """Count bytes out."""

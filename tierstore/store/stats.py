@@ -188,7 +188,7 @@ class StoreStats:
         """One line for people: what was stored, where it went, and how long training waited.
 
         If nothing was stored, it begins with a warning and says why. It also tells when the staging window
-        (`staging_bytes`) is larger than all that was saved at a time.
+        (`staging_bytes`) is larger than all that was saved at a time, and nothing came from an accelerator.
         """
         return _summary_of(self)
 
@@ -239,7 +239,7 @@ def _summary_of(stats: StoreStats) -> str:
     parts.append(f"training waited {sum(stats.stall_seconds.values()):.2f} s in {_duration(stats.open_seconds)}")
     saved_per_written = max(1.0, stats.spilled_bytes / stats.written_bytes) if stats.written_bytes else 1.0
     held_bytes = stats.host_bytes_peak + stats.disk_bytes_peak * saved_per_written  # as far as the drive's codec tells
-    if held_bytes < stats.staging_bytes:
+    if held_bytes < stats.staging_bytes and not stats.offloaded_bytes:
         parts.append(
             f"note: the staging window of {format_bytes(stats.staging_bytes)} (`staging_bytes`) is larger than what "
             "was saved at a time, so no memory was gained"
