@@ -10,6 +10,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from bench.machine import describe_machine, describe_versions
 from tierstore.demo.place import store_directory
 from tierstore.rules.device_window import FLIGHT_BYTES, RELOAD_BYTES
 
-from .cases import CASES, TINY_CASES
+from .cases import CASES, TINY_CASES, Case
 from .runner import Budget, Outcome, run_cases, run_tests
 from .targets import Verdict, verdicts
 
@@ -47,7 +48,11 @@ def main(words: list[str] | None = None) -> int:
     with store_directory(arguments.path) as directory:
         machine = describe_machine(directory)
         outcome = run_cases(
-            TINY_CASES if arguments.tiny else CASES, budget, request, directory, lambda text: print(text, flush=True)
+            _chosen(TINY_CASES if arguments.tiny else CASES, arguments.only),
+            budget,
+            request,
+            directory,
+            lambda text: print(text, flush=True),
         )
     judged = [] if arguments.tiny else list(verdicts(outcome.found, FLIGHT_BYTES + RELOAD_BYTES))
     for verdict in judged:
@@ -63,6 +68,9 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="tiny models: does everything run?")
     parser.add_argument("--seconds", type=float, default=520, help="for all of it; what it is too short for is named")
     parser.add_argument("--steps", type=int, default=5, help="that are measured of each variant, after two others")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="cases with TEXT in their names, and what they need"
+    )
     parser.add_argument("--no-tests", action="store_true", help="the benchmarks alone")
     parser.add_argument("--path", help="a directory on the disk to measure; a temporary one by default")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where to write")
@@ -70,6 +78,16 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     if arguments.steps < 1 or arguments.seconds <= 0:
         parser.error("--steps and --seconds: give more than 0")
     return arguments
+
+
+def _chosen(cases: Sequence[Case], texts: Sequence[str]) -> list[Case]:
+    """Those with one of the texts in their names, and the plain steps and the floors that their options come from."""
+    chosen = [case for case in cases if not texts or any(text in case.name for text in texts)]
+    workloads = {case.workload for case in chosen}
+    return [
+        case for case in cases
+        if case in chosen or case.workload == "floors" or (case.variant == "none" and case.workload in workloads)
+    ]  # fmt: skip
 
 
 def _write(outcome: Outcome, judged: list[Verdict], about: dict[str, Any], directory: Path) -> None:

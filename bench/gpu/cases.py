@@ -70,9 +70,9 @@ def _little_host_memory(found: Found, workload: str) -> Options:
     return {"host_bytes": 2 * 2**30, "staging_bytes": 2**30}  # together less than what the inputs take
 
 
-def _torchtune(found: Found, workload: str) -> Options:
-    if find_spec("torchtune") is None:
-        raise CaseLeftOutError("torchtune is not installed")
+def _offload_activations(found: Found, workload: str) -> Options:
+    if find_spec("torchtune") is None and find_spec("trl") is None:
+        raise CaseLeftOutError("neither torchtune nor TRL is installed")
     return {}
 
 
@@ -99,7 +99,7 @@ class Case(NamedTuple):
     @property
     def is_peer(self) -> bool:
         """Whether it is others' code that is measured, whose failure is none of ours."""
-        return self.variant in ("save_on_cpu", "torchtune", "checkpoint")
+        return self.variant in ("save_on_cpu", "OffloadActivations", "checkpoint")
 
     @property
     def name(self) -> str:
@@ -125,8 +125,8 @@ def _cases(resnet: str, decoder: str, others: tuple[str, ...], long: str) -> tup
         *(() if long == decoder else (Case(long, "checkpoint", expected_seconds=60),)),
         Case(long, "tierstore, checkpoint", "tierstore, checkpoint to disk", _little_host_memory, 60),
         Case(resnet, "checkpoint"),
-        Case(resnet, "torchtune", options=_torchtune, expected_seconds=45),
-        Case(decoder, "torchtune", options=_torchtune, expected_seconds=25),
+        Case(resnet, "OffloadActivations", options=_offload_activations, expected_seconds=45),
+        Case(decoder, "OffloadActivations", options=_offload_activations, expected_seconds=25),
         *(Case(other, "none", expected_seconds=20) for other in others),
         *(Case(other, "tierstore", "tierstore, a third leaves", _keeping(0.67), 25) for other in others),
         *(Case(other, "tierstore", covered, _covered, 25) for other in others),

@@ -23,12 +23,14 @@ Options = dict[str, Any]
 VARIANTS = (
     "none",
     "save_on_cpu",
-    "torchtune",
+    "OffloadActivations",
     "checkpoint",
     "tierstore",
     "tierstore, sidecar",
     "tierstore, checkpoint",
 )
+
+_WHERE_OFFLOAD_ACTIVATIONS_IS = ("torchtune.training", "trl.models.activation_offloading")
 
 
 class MissingPeerError(Exception):
@@ -65,8 +67,8 @@ def prepare(
         yield Prepared(nullcontext)
     elif variant == "save_on_cpu":
         yield Prepared(lambda: save_on_cpu(pin_memory=device.type == "cuda"))
-    elif variant == "torchtune":
-        yield Prepared(_torchtune(device))
+    elif variant == "OffloadActivations":
+        yield Prepared(_offload_activations(device))
     elif variant.startswith("tierstore"):
         with _store(variant, scratch, options) as store:
             scope = {name: options[name] for name in ("device_bytes", "min_bytes") if name in options}
@@ -88,9 +90,13 @@ def _store(variant: str, scratch: Path, options: Options) -> Iterator[TierStore]
             yield store
 
 
-def _torchtune(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    try:
-        module = import_module("torchtune.training")
-    except ImportError as error:
-        raise MissingPeerError("torchtune is not installed") from error
-    return lambda: module.OffloadActivations(use_streams=device.type == "cuda")
+def _offload_activations(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """torchtune's, or TRL's, which goes back to it; with the options that they have by default."""
+    for name in _WHERE_OFFLOAD_ACTIVATIONS_IS:
+        try:
+            module = import_module(name)
+        except ImportError:
+            continue
+        is_cuda = device.type == "cuda"
+        return lambda: module.OffloadActivations(use_pin_memory=is_cuda, use_streams=is_cuda)
+    raise MissingPeerError("neither torchtune nor TRL can be imported")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from bench.gpu import __main__ as command
+from bench.gpu import cases as all_cases
 from bench.gpu.cases import CASES, TINY_CASES, Case, CaseLeftOutError
 from bench.gpu.models import ResNetShape
 from bench.gpu.one import measure
@@ -36,7 +37,7 @@ def test_variants_in_one_process_same_gradients(workload: str, tmp_path: Path) -
     plain = _figures("none", workload, tmp_path)
     assert plain["saved_bytes"] >= plain["largest_saved_bytes"] > 0
     for variant in VARIANTS:
-        if variant in ("none", "torchtune", "tierstore, sidecar"):
+        if variant in ("none", "OffloadActivations", "tierstore, sidecar"):
             continue
         found = _figures(variant, workload, tmp_path, host_bytes=0, device_bytes=0, min_bytes=0)
         assert found["gradients"] == plain["gradients"], variant
@@ -63,17 +64,31 @@ def test_command_tiny_on_the_cpu_runs_each_case_in_a_process_and_writes_it_down(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not all of them here, which takes 40 CPU seconds: `python -m bench.gpu --tiny --device cpu`."""
-    names = ("floors", "tiny resnet: none", "tiny resnet: torchtune")
+    names = ("floors", "tiny resnet: none", "tiny resnet: OffloadActivations")
     some = [case._replace(expected_seconds=80) for case in TINY_CASES if case.name in names]  # also on a busy machine
     monkeypatch.setattr(command, "TINY_CASES", some)
+    monkeypatch.setattr(all_cases, "find_spec", lambda name: None)  # TRL may be installed here
     assert command.main(["--tiny", "--device", "cpu", "--results", str(tmp_path), "--path", str(tmp_path)]) == 0
     (file,) = tmp_path.glob("gpu_*.json")
     document = json.loads(file.read_text())
     assert [run["case"] for run in document["runs"]] == ["floors", "tiny resnet: none"]
-    assert document["left_out"] == {"tiny resnet: torchtune": "torchtune is not installed"}
+    why = "neither torchtune nor TRL is installed"
+    assert document["left_out"] == {"tiny resnet: OffloadActivations": why}
     assert file.with_suffix(".png").exists()
     assert str(tmp_path) not in file.read_text()
-    assert "left out, torchtune is not installed" in capsys.readouterr().out
+    assert f"left out, {why}" in capsys.readouterr().out
+
+
+def test_only_cases_with_one_of_the_texts_and_what_they_need() -> None:
+    chosen = [case.name for case in command._chosen(CASES, ["half to disk", "sidecar"])]
+    assert chosen == [
+        "floors",
+        "resnet152: none",
+        "decoder 2048 wide, 8k tokens: none",
+        "decoder 2048 wide, 8k tokens: tierstore, sidecar",
+        "resnet152: tierstore, half to disk",
+    ]
+    assert command._chosen(CASES, []) == list(CASES)
 
 
 def test_cases_name_workloads_and_variants_that_exist_once_each() -> None:
@@ -110,7 +125,7 @@ def test_run_cases_cut_short_by_the_time_for_all_is_left_out_not_failed(tmp_path
 
 def test_run_cases_peer_that_is_broken_is_not_measured_ours_has_failed(tmp_path: Path) -> None:
     peer, ours = (
-        Case("tiny resnet", "torchtune", expected_seconds=80),
+        Case("tiny resnet", "OffloadActivations", expected_seconds=80),
         Case("tiny resnet", "tierstore", expected_seconds=80),
     )
     outcome = run_cases([peer, ours], Budget(240), REQUEST, tmp_path, print)  # neither can run: no package, no options
