@@ -1,4 +1,7 @@
-"""A program: a model that FSDP2 shards, one process; each action around its blocks gives the plain gradients' bits."""
+"""A program: a model that FSDP2 shards, one process; each action around its blocks gives the plain gradients' bits.
+
+`python -m tests.memory_plan.sharded DIRECTORY [cpu | cuda]`
+"""
 
 from __future__ import annotations
 
@@ -28,32 +31,36 @@ class Block(nn.Module):
         return batch + self.layers(batch)
 
 
-def step(model: nn.Module) -> Sequence[torch.Tensor]:
+def loss_of(model: nn.Module, device: str) -> torch.Tensor:
+    return model(torch.randn(32, 64, device=device)).square().sum()  # type: ignore[no-any-return]
+
+
+def step(model: nn.Module, device: str) -> Sequence[torch.Tensor]:
     model.zero_grad()
     torch.manual_seed(1)
-    model(torch.randn(32, 64)).square().sum().backward()
+    loss_of(model, device).backward()  # type: ignore[no-untyped-call]
     return [parameter.grad.full_tensor().clone() for parameter in model.parameters()]  # type: ignore[union-attr,operator]
 
 
-def main(directory: str) -> None:
+def main(directory: str, device: str = "cpu") -> None:
     store_of_ranks = dist.HashStore()
-    dist.init_process_group("gloo", store=store_of_ranks, rank=0, world_size=1)
+    dist.init_process_group("gloo" if device == "cpu" else "nccl", store=store_of_ranks, rank=0, world_size=1)
     torch.manual_seed(0)
-    model = nn.Sequential(*(Block() for _ in range(3)))
+    model = nn.Sequential(*(Block() for _ in range(3))).to(device)
     for block in model:
         fully_shard(block)
     fully_shard(model)
-    plain = step(model)
+    plain = step(model, device)
     with TierStore(directory, host_bytes=0) as store:
         for action in ACTIONS:
             scope = ModuleScope(store, min_bytes=0)
             calls = {name: PlannedCalls(action, BlockTraits(), scope if action.uses_store else None) for name in "012"}
             with with_calls(model, calls):
-                planned = [step(model), step(model)][-1]
+                planned = [step(model, device), step(model, device)][-1]
             same = all(torch.equal(one, other) for one, other in zip(plain, planned, strict=True))
             print(f"{action}: {'same bits' if same else 'OTHER BITS'}, {store.stats().live_handles} handles")
         print(f"stored: {store.stats().packed_tensors > 0}")
-        plan = plan_memory(model, lambda: model(torch.randn(32, 64)).square().sum(), store=store, limit="64GiB")
+        plan = plan_memory(model, lambda: loss_of(model, device), store=store, limit="64GiB")
         assert plan._live is not None
         print(f"planned as blocks that communicate: {plan._live.corrected.prices.communicates}")
         print(f"saved by each block: {plan.blocks[0].saved_bytes} bytes")
@@ -62,4 +69,4 @@ def main(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
