@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from tests.inspect_store import inspect
 from tierstore import StoreStats, TierStore, offload_module, tiered_offload
 from tierstore.rules.plan import Place
 from tierstore.rules.state import State
+from tierstore.testing import SimulatedCopies
 
 Settle = Callable[[], None]
 
@@ -52,21 +53,39 @@ def test_running_statistics_written_after_they_are_saved_same_bits(store: TierSt
     assert_same_gradients(program, store)
 
 
-def test_what_the_newest_node_saved_is_not_read_before_another_saves(store: TierStore) -> None:
+class Moving(NamedTuple):
+    """A store, and how many bytes have left the place where autograd left them."""
+
+    store: TierStore
+    num_bytes: Callable[[], int]
+
+
+@pytest.fixture(params=["in host memory", "on an accelerator"])
+def moving(make_store: MakeStore, request: pytest.FixtureRequest) -> Iterator[Moving]:
+    if request.param == "in host memory":
+        store = make_store(host_bytes=0)
+        yield Moving(store, lambda: store.stats().spilled_bytes)
+    else:
+        with SimulatedCopies() as copies:
+            store = make_store(host_bytes="1GiB", copies=copies)
+            yield Moving(store, lambda: store.stats().offloaded_bytes)
+
+
+def test_what_the_newest_node_saved_is_not_read_before_another_saves(moving: Moving) -> None:
     """Its kernel may not have run: not even `flush` may look at the bytes, though nobody else holds them."""
     weight = torch.randn(SIDE, SIDE, requires_grad=True)
-    with tiered_offload(store, min_bytes=0):
+    with tiered_offload(moving.store, min_bytes=0):
         total = (weight * 1).sin().sum()
-        store.flush()
-        assert store.stats().spilled_bytes == 0
+        moving.store.flush()
+        assert moving.num_bytes() == 0
         total = total.exp()
-        store.flush()
-        assert store.stats().spilled_bytes == SIDE * SIDE * 4
+        moving.store.flush()
+        assert moving.num_bytes() == SIDE * SIDE * 4
     total.backward()
     assert weight.grad is not None
 
 
-def test_what_the_newest_node_saved_is_not_read_when_it_saves_more(store: TierStore) -> None:
+def test_what_the_newest_node_saved_is_not_read_when_it_saves_more(moving: Moving) -> None:
     """A pack by the same node tells nothing: only the next node's says that the kernel has run."""
 
     class SavesTwo(torch.autograd.Function):
@@ -81,13 +100,13 @@ def test_what_the_newest_node_saved_is_not_read_when_it_saves_more(store: TierSt
             return gradient * (double + triple)
 
     weight = torch.ones(SIDE, SIDE, requires_grad=True)
-    with tiered_offload(store, min_bytes=0):
+    with tiered_offload(moving.store, min_bytes=0):
         total = SavesTwo.apply(weight)
-        store.flush()
-        assert store.stats().spilled_bytes == 0
+        moving.store.flush()
+        assert moving.num_bytes() == 0
         total = total * total
-        store.flush()
-        assert store.stats().spilled_bytes == 2 * SIDE * SIDE * 4
+        moving.store.flush()
+        assert moving.num_bytes() == 2 * SIDE * SIDE * 4
     total.backward()
     assert weight.grad is not None
     assert torch.equal(weight.grad, torch.full_like(weight, 2 * 5 * SIDE * SIDE))

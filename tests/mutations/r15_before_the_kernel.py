@@ -17,6 +17,9 @@ MUTATIONS = {
         "not before the last tensor of the node either": replace(
             "NotedLog.settled", "self.nodes[index] != self.newest_node", "index + 1 < len(self.nodes)"
         ),
+        "nor of one on an accelerator": replace(
+            "OffloadScope._book", "self._fresh if node != self._fresh_node else []", "self._fresh"
+        ),
     },
     "test_input_let_go_later_taken_by_flush": {
         "the end of the scope settles what is left": drop("OffloadScope.settle", "log.settle()"),
