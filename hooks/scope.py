@@ -161,7 +161,7 @@ class OffloadScope:
         else:
             handle, layout = joined.handle, joined.layout
             record = handle.record
-            index = residency.enter(log, record, node, fresh)
+            index = residency.save(record, log, node, fresh, is_new=False)
         kind = RejoinedTensor if joined is not None and joined.is_restored else SavedTensor
         saved = kind(None, tensor._version, root, 0, 0, record.key, log, itself)
         if isinstance(saved, RejoinedTensor):

@@ -7,7 +7,7 @@ from .changes import always, drop, never, replace
 MUTATIONS = {
     "test_known_graph_that_begins_with_restored_bytes_is_known_from_there_on": {
         "what was seen is known when a graph begins with restored bytes": replace(
-            "Residency.enter", "not log.nodes", "log.nodes"
+            "Residency.save", "not log.nodes", "log.nodes"
         ),
     },
     "test_reverse_topological_takes_nodes_backwards_and_their_tensors_forwards": {

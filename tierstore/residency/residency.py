@@ -109,12 +109,12 @@ class Residency(HandingOut):
             raise
 
     @whole
-    def save(self, record: Record, log: NotedLog, node: int, fresh: list[Record]) -> int:
-        """Take in a record that autograd node `node` saved, as the next of the log; returns its index there.
+    def save(self, record: Record, log: NotedLog, node: int, fresh: list[Record], *, is_new: bool = True) -> int:
+        """Enter a record that autograd node `node` saved as the next of the log; returns its index there.
 
-        Its bytes are not read before it is settled. `fresh`: earlier records, whose bytes may be read from now on; the
-        list is left empty. One call for all that a pack changes, since each call takes some microseconds. Waits while
-        the budget is full.
+        A new one is taken in; its bytes are not read before it is settled. Else one more tensor shares it. `fresh`:
+        earlier records, whose bytes may be read from now on; the list is left empty. One call for all that a pack
+        changes, since each takes some microseconds. Waits while the budget is full.
 
         Raises:
             StoreFullError: host budget and disk are full; everything is where it was.
@@ -125,30 +125,17 @@ class Residency(HandingOut):
             self._check_open()
             self._drain()
             is_changing = True
-            self._register(record)
             self.rules.pending.settle(fresh)
             fresh.clear()
-            try:
-                self._send_out()
-            except BaseException:
-                self._withdraw(record)
-                raise
+            if is_new:
+                self._register(record)
+                try:
+                    self._send_out()
+                except BaseException:
+                    self._withdraw(record)
+                    raise
             if not log.nodes:
                 self._noted.drop_ended()  # orders learned from earlier logs are needed for this one
-            index = log.append_booked(record, node)
-            is_changing = False  # noqa: F841
-            return index
-
-    @whole
-    def enter(self, log: NotedLog, record: Record, node: int, fresh: list[Record]) -> int:
-        """Append one more tensor, which shares that record, to the log; returns its index there. Does not wait.
-
-        `node`, `fresh`: as for `save`.
-        """
-        with self.lock:
-            is_changing = True
-            self.rules.pending.settle(fresh)
-            fresh.clear()
             index = log.append_booked(record, node)
             is_changing = False  # noqa: F841
             return index
