@@ -17,9 +17,9 @@ WIDTH, ROWS, NUM_BLOCKS = 256, 2048, 6
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.inner, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.inner, self.norm = nn.Linear(width, width), nn.BatchNorm1d(width)
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         hidden = self.norm(self.inner(batch)).sin().exp().tanh()

@@ -8,6 +8,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+SAME_BITS = [
+    "keep: same bits, 0 handles",
+    "store: same bits, 0 handles",
+    "recompute: same bits, 0 handles",
+    "recompute, stored: same bits, 0 handles",
+    "stored: True",
+    "planned as blocks that communicate: True",
+]
 
 
 def printed_by(program: str, *arguments: object) -> list[str]:
@@ -27,12 +35,7 @@ def printed_by(program: str, *arguments: object) -> list[str]:
 
 def test_each_action_around_sharded_blocks_has_the_same_bits(store_directory: Path) -> None:
     assert printed_by("sharded", store_directory) == [
-        "keep: same bits, 0 handles",
-        "store: same bits, 0 handles",
-        "recompute: same bits, 0 handles",
-        "recompute, stored: same bits, 0 handles",
-        "stored: True",
-        "planned as blocks that communicate: True",
+        *SAME_BITS,
         "saved by each block: 57344 bytes",
         "not computed again: []",
     ]
