@@ -111,6 +111,7 @@ def _cases(resnet: str, decoder: str, others: tuple[str, ...], long: str) -> tup
     covered = "tierstore, as much as compute covers"
     return (
         Case("floors", expected_seconds=20),
+        Case("saved tensor", expected_seconds=25),
         Case(resnet, "none"),
         Case(resnet, "tierstore", options=_host_only, expected_seconds=45),
         Case(resnet, "save_on_cpu", expected_seconds=60),

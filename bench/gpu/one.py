@@ -1,6 +1,6 @@
 """One variant of one workload, measured in this process: `python -m bench.gpu.one REQUEST`, figures as JSON.
 
-The request is JSON too: workload ("floors": those), variant, options, device, steps, scratch.
+The request is JSON too: workload ("floors", "saved tensor": those), variant, options, device, steps, scratch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from .floors import measure_floors
+from .saved_tensor import measure_saved_tensor
 from .timing import Stopwatch, peak_bytes, reset_peak, wait_for
 from .variants import Prepared, prepare
 from .workloads import WORKLOADS
@@ -36,6 +37,8 @@ def measure(request: dict[str, Any]) -> Figures:
     device, scratch = torch.device(request["device"]), Path(request["scratch"])
     if request["workload"] == "floors":
         return measure_floors(device, scratch, tiny=request["tiny"])
+    if request["workload"] == "saved tensor":
+        return measure_saved_tensor(device, scratch, tiny=request["tiny"])
     workload = WORKLOADS[request["workload"]].with_batch(request.get("batch"))
     model, batch = workload.model(device), workload.batch(device)
     with prepare(request["variant"], model, device, scratch, request["options"]) as prepared:

@@ -173,6 +173,10 @@ def _in_short(figures: dict[str, Any]) -> str:
     if "step_seconds" in figures:
         step_ms, peak_mib = figures["step_seconds"] * 1000, figures["peak_bytes"] / 2**20
         return f"batch {figures['batch']}, step {step_ms:.0f} ms, peak {peak_mib:,.0f} MiB"
+    if "stays_pack_us" in figures:
+        return (
+            ", ".join(f"{name.removesuffix('_us').replace('_', ' ')} {us:.1f}" for name, us in figures.items()) + " us"
+        )
     rates = (f"{name.removesuffix('_bytes_per_second')} {rate / 1e9:.1f}" for name, rate in figures.items()
              if name.endswith("_per_second"))  # fmt: skip
     return ", ".join(rates) + " GB/s"

@@ -47,6 +47,10 @@ def verdicts(found: Found, window_bytes: int) -> Iterator[Verdict]:
     Args:
         window_bytes: of device memory that the store may use for what is on its way, both ways together.
     """
+    if saved := found.get("saved tensor"):
+        yield Verdict("saved tensor: microseconds of a pack that stays on the device", saved["stays_pack_us"], 12)
+        yield Verdict("saved tensor: microseconds of a pack that leaves it", saved["leaves_pack_us"], 45)
+        yield Verdict("saved tensor: microseconds of an unpack that brings it back", saved["back_unpack_us"], 50)
     for workload in sorted({name.partition(": ")[0] for name in found if ": " in name}):
         of_workload = {
             name.partition(": ")[2]: figures for name, figures in found.items() if name.startswith(f"{workload}: ")

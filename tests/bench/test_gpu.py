@@ -52,6 +52,14 @@ def test_floors_on_the_cpu_every_rate_is_there(tmp_path: Path) -> None:
     assert all(floors[name] > 0 for name in rates)
 
 
+def test_saved_tensor_on_the_cpu_every_figure_is_judged(tmp_path: Path) -> None:
+    found = measure(REQUEST | {"workload": "saved tensor", "scratch": str(tmp_path)})
+    assert found["nothing_pack_us"] > 0
+    assert found["nothing_unpack_us"] > 0
+    goals = {verdict.goal.split()[-1]: verdict.value for verdict in verdicts({"saved tensor": found}, 0)}
+    assert goals == {"device": found["stays_pack_us"], "it": found["leaves_pack_us"], "back": found["back_unpack_us"]}
+
+
 def test_sidecar_variant_same_gradients() -> None:
     with store_directory(None) as directory:  # a socket's address must be short
         plain = _figures("none", "tiny decoder", directory)
@@ -94,7 +102,7 @@ def test_only_cases_with_one_of_the_texts_and_what_they_need() -> None:
 def test_cases_name_workloads_and_variants_that_exist_once_each() -> None:
     for cases in (CASES, TINY_CASES):
         assert len({case.name for case in cases}) == len(cases)
-        assert {case.workload for case in cases} - {"floors"} <= WORKLOADS.keys()
+        assert {case.workload for case in cases} - {"floors", "saved tensor"} <= WORKLOADS.keys()
         assert {case.variant for case in cases} - {""} <= set(VARIANTS)
 
 
