@@ -10,11 +10,24 @@ DOCS := $(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --nit
 
 MINUTES ?= 10
 SEED ?= 1
+MODULE ?= tierstore/disk/extents.py
+TESTS ?= tests/store/test_extents.py
+SAMPLE ?= 40
 TORCHES ?= oldest newest
 PYTHONS ?= 3.11 3.12 3.13 3.14
 
+# cosmic-ray has no option for it.
+define KEEP_A_SAMPLE
+import sqlite3
+with sqlite3.connect(".mutants/mutants.sqlite") as mutants:
+    chosen = "SELECT job_id FROM mutation_specs ORDER BY random() LIMIT $(SAMPLE)"
+    mutants.execute(f"DELETE FROM mutation_specs WHERE job_id NOT IN ({chosen})")
+    mutants.execute("DELETE FROM work_items WHERE job_id NOT IN (SELECT job_id FROM mutation_specs)")
+endef
+export KEEP_A_SAMPLE
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs matrix bench bench-tuning gpu mutations fuzz soak release-check clean
+.PHONY: help demo test check docs matrix bench bench-tuning gpu mutations mutants fuzz soak release-check clean
 
 help:                   ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,8 +60,16 @@ bench-tuning: $(DEV)    ## compare settings and the simulator (over 20 minutes)
 gpu: $(DEV)             ## test and measure this machine's GPU (9 minutes)
 	$(BIN)/python -m bench.gpu
 
-mutations: $(DEV)       ## break each rule once: which test notices? (30 minutes)
+mutations: $(DEV)       ## break each rule once: which test notices? (20 minutes)
 	$(BIN)/python -m tests.mutations
+
+mutants: $(DEV)         ## change MODULE at SAMPLE random places: do TESTS notice?
+	$(PIP) --quiet -e '.[mutants]'
+	rm -rf .mutants && git clone --quiet . .mutants
+	printf '[cosmic-ray]\nmodule-path = "$(MODULE)"\ntimeout = 120.0\ntest-command = "../$(BIN)/python -m pytest -q -x $(TESTS)"\n[cosmic-ray.distributor]\nname = "local"\n' > .mutants/mutants.toml
+	cd .mutants && ../$(BIN)/cosmic-ray init mutants.toml mutants.sqlite && ../$(BIN)/cosmic-ray baseline mutants.toml
+	$(BIN)/python -c "$$KEEP_A_SAMPLE"
+	cd .mutants && ../$(BIN)/cosmic-ray exec mutants.toml mutants.sqlite && ../$(BIN)/cr-report --surviving-only --show-diff mutants.sqlite
 
 fuzz: $(DEV)            ## feed malformed input to all parsers, for MINUTES
 	$(PIP) --quiet -e '.[fuzz]'
@@ -61,7 +82,7 @@ release-check: $(DEV)   ## build the release, install it, try it (minutes, 3 GB)
 	$(BIN)/python -m tests.release
 
 clean:                  ## remove the virtual environment and all caches
-	rm -rf .venv .matrix build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .matrix .mutants build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(RUNTIME): pyproject.toml constraints.txt
 	@echo "Setting up .venv: tierstore, PyTorch and a few small packages (1 GB and a minute; 5 GB if pip finds PyTorch with CUDA)."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .changes import always, before, drop, never, replace
+from .changes import always, before, drop, replace
 
 MUTATIONS = {
     "test_store_budgets.py": {
@@ -16,14 +16,6 @@ MUTATIONS = {
     ("test_store_budgets.py", "test_residency_stages.py"): {
         "what was fetched ahead is dropped before a pack waits": drop("Down._try_admit", "self._drop(next_to_drop())"),
     },
-    "test_restores_record_without_room_in_backward_are_not_repeated": {
-        "what was fetched ahead is dropped for nobody but who waits": always("Rules.advance", "self.num_packing > 0"),
-    },
-    "test_spills_that_backward_cancelled_are_not_queued_again": {
-        "what backward will ask for is written for nobody but who waits": replace(
-            "Down._try_admit", "order.next_dirty if takes_from_backward else ...", "order.next_dirty"
-        ),
-    },
     "test_residency_stages.py": {
         "whoever waits is woken by what is freed": drop("Guard._advance", "self._progress.notify_all()"),
     },
@@ -35,30 +27,8 @@ MUTATIONS = {
     "test_pack_that_needs_all_of_staging_gets_it_from_the_prefetch": {
         "nothing is prefetched while a pack waits": drop("Rules.go_ahead", "self.num_packing"),
     },
-    "test_slots.py": {
-        "pages of a spare slot count against what is overdrawn": replace(
-            "Slots.trim", "self._spare_bytes + min(0, free_staging)", "self._spare_bytes"
-        ),
-        "pages of a spare slot make way for a write": drop("Slots.trim", "self._spare_bytes = 0"),
-    },
     "test_every_budget_keeps_its_limits_and_the_bytes": {
         "no budget at all is enough": drop("HostWindows.admits_move", "self.staging.used_bytes == 0"),
-    },
-    (
-        "test_small_tensors_stay_only_as_long_as_they_are_few",
-        "test_small_tensors_may_take_as_much_as_the_host_budget",
-    ): {
-        "small tensors beyond the limit are stored": always(
-            "OffloadScope._stays_as_small", "self._log.small_bytes <= self._most_small_bytes"
-        ),
-    },
-    "test_small_tensors_are_held_within_host_and_staging": {
-        "small tensors that stay noted take no room that is used": always(
-            "HostWindows.may_stay_noted", "self.staging.fits(nbytes + self.excess_bytes)"
-        ),
-    },
-    "test_put_has_the_newest_small_tensor_give_way": {
-        "small tensors make way for what has to move": never("Down.examine", "self.windows.noted_bytes"),
     },
     "test_forward_alone_is_held_within_both_budgets_and_one_tensor": {
         "a waiting pack holds no room": before(
@@ -69,20 +39,6 @@ MUTATIONS = {
         "a spill takes its staging before it starts": drop(
             "Down._queue_spill", "self.windows.charge(record, self.windows.staging)"
         ),
-    },
-    "test_what_staging_took_counts_for_what_is_new_only_as_host_lets_go_of_it": {
-        "what starts to move stays within both windows": replace(
-            "HostWindows.admits_move", "nbytes if from_host else ...", "nbytes"
-        ),
-        "what is fetched ahead stays within both windows": replace(
-            "HostWindows.window_for_prefetch", "nbytes + self.excess_bytes", "nbytes"
-        ),
-    },
-    "test_one_tensor_that_overdraws_staging_is_not_counted_as_the_hosts": {
-        "host memory is told within its budget": drop("HostWindows.used_bytes", "self.host_bytes - host"),
-    },
-    "test_several_of_the_largest_are_written_at_once_out_of_the_host_budget": {
-        "several of the largest move at once": drop("Down._try_admit", "self.windows.grow_staging(nbytes)"),
     },
     "test_prefetch_takes_staging_then_host_and_never_overdraws": {
         "what is fetched ahead has its own room": replace(
@@ -115,8 +71,5 @@ MUTATIONS = {
     },
     "test_change_failed_on_the_loop_closes_the_store_before_the_engine_has_ended": {
         "a failed store is not taken for a full one": drop("_or_the_end.call", "self._end_failed(error)"),
-    },
-    "test_small_records_are_written_when_somebody_waits": {
-        "whoever waits has small records written": drop("Guard._wait", "self._engine.hurry()"),
     },
 }

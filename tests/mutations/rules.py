@@ -5,10 +5,7 @@ have to notice them: `{test: {clause of the rule: how it is broken}}`. Its `UNSH
 shows, each with the reason.
 
 R1 to R15 keep gradients right (`ARCHITECTURE.md`). P1 to P6 are the rules of the sidecar's protocol as
-`sidecar/messages.py` numbers them; P7 to P11 are what else holds there. N1 to N8 are the tables of
-`docs/project/internals/reliability.md`: what no rule above has, and a test of the default run looks at. E1 and E2 are
-about what lies between a record and the drive, S1 and S2 about what the simulator is believed for, M1 about plans of
-memory.
+`sidecar/messages.py` numbers them. All other code is sampled at random: `make mutants`.
 """
 
 from __future__ import annotations
