@@ -11,6 +11,7 @@ import struct
 from pathlib import Path
 
 from tierstore.base.address import check_folder
+from tierstore.base.system_words import words_of
 from tierstore.errors import ConfigError
 
 __all__ = ["listen", "stop_listening", "uid_of_peer"]
@@ -45,7 +46,7 @@ def listen(path: Path, group: str | None) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise ConfigError("socket", str(path), f"it cannot be listened on: {error}") from error
+        raise ConfigError("socket", str(path), f"it cannot be listened on: {words_of(error)}") from error
     return listener
 
 
@@ -79,7 +80,7 @@ def _make_folder(folder: Path, gid: int | None) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise ConfigError("socket", str(folder), f"its folder cannot be created: {error}") from error
+        raise ConfigError("socket", str(folder), f"its folder cannot be created: {words_of(error)}") from error
     check_folder(folder)
     status = folder.stat()
     is_open = status.st_mode & (stat.S_IWOTH | (0 if gid is not None and status.st_gid == gid else stat.S_IWGRP))
@@ -97,7 +98,7 @@ def _clear_stale(path: Path) -> None:
         if _is_listened_on(path):
             raise ConfigError("socket", str(path), "a living daemon listens there")
     except OSError as error:
-        raise ConfigError("socket", str(path), f"this socket cannot be examined: {error}") from error
+        raise ConfigError("socket", str(path), f"this socket cannot be examined: {words_of(error)}") from error
     path.unlink(missing_ok=True)
 
 

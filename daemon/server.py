@@ -19,13 +19,15 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tierstore.base.config import check_directories, format_bytes, free_bytes_of_each, free_disk_bytes
 from tierstore.base.defaults import NUM_AT_ONCE
+from tierstore.base.event_loop import new_event_loop
+from tierstore.base.system_words import words_of
 from tierstore.base.threads import IoThreads
 from tierstore.disk.boundary import translated
 from tierstore.disk.budget import divided_budget
@@ -62,11 +64,17 @@ def serve(settings: ServeSettings) -> None:
 
     Raises:
         ConfigError: an option cannot be used, or a living daemon uses the directory or the socket.
-        StorageIOError: the drive refused; or the index was found to be damaged, and all that was stored was cleared.
+        StorageIOError: the drive or the system refused; or the index was found to be damaged, and all that was stored
+            was cleared.
     """
-    import uvloop
-
-    uvloop.run(Daemon(settings).run())
+    runner = asyncio.Runner(loop_factory=new_event_loop)
+    try:
+        runner.run(Daemon(settings).run())
+    except OSError as error:
+        raise StorageIOError("serve", settings.place, words_of(error), "what was stored there still is") from error
+    finally:
+        with suppress(RuntimeError):  # a loop that was refused a call as it began cannot be closed
+            runner.close()
 
 
 class Daemon:
@@ -237,7 +245,7 @@ def _opened_at(path: Path) -> Iterator[None]:
             yield
     except (StoreFullError, StorageIOError) as error:
         free = f"{format_bytes(free_disk_bytes(path))} are free on its file system"
-        raise StorageIOError("open", str(path), f"{error.__cause__}; {free}", kept) from error
+        raise StorageIOError("open", str(path), f"{words_of(error.__cause__ or error)}; {free}", kept) from error
 
 
 def _version() -> str:

@@ -321,7 +321,7 @@ async def test_io_threads_run_jobs_and_deliver_what_they_raise() -> None:
         await threads.submit(divmod, 7, 0)
     leaving = threads.submit(exit)
     await asyncio.wait((leaving,), timeout=20)
-    assert isinstance(leaving.exception(), SystemExit)
+    assert isinstance(getattr(leaving.exception(), "__cause__", None), SystemExit)
     assert await asyncio.get_running_loop().run_in_executor(threads, int) == 0
     threads.shutdown()
 

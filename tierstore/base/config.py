@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ..errors import ConfigError, ConfigTypeError
+from .system_words import words_of
 
 __all__ = [
     "MODES",
     "Mode",
     "SizeLike",
+    "allowed_cores",
     "available_host_bytes",
     "check_directories",
     "check_directory",
@@ -122,13 +124,13 @@ def check_directory(path: object) -> Path:
     try:
         exists = directory.exists()
     except (OSError, ValueError) as error:  # too long, not to be looked into, or with a zero byte
-        raise ConfigError("path", str(path), f"the directory cannot be examined: {error}") from error
+        raise ConfigError("path", str(path), f"the directory cannot be examined: {words_of(error)}") from error
     if not exists:
         raise ConfigError("path", str(path), "no such directory; it is never created (is the drive mounted?)")
     if not directory.is_dir():
         raise ConfigError("path", str(path), "this is not a directory")
     # access() says yes to root even where nobody can write, so the file system's own flag is checked too.
-    read_only = bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
+    read_only = bool(_file_system_of(directory).f_flag & os.ST_RDONLY)
     if read_only or not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigError("path", str(path), "this directory cannot be written to")
     return directory
@@ -163,9 +165,20 @@ def free_bytes_of_each(directories: Sequence[Path]) -> list[int]:
 
 
 def free_disk_bytes(directory: Path) -> int:
-    """Bytes that an ordinary user may still write under `directory`."""
-    status = os.statvfs(directory)
+    """Bytes that an ordinary user may still write under `directory`.
+
+    Raises:
+        ConfigError: the system does not tell.
+    """
+    status = _file_system_of(directory)
     return status.f_bavail * status.f_frsize
+
+
+def _file_system_of(directory: Path) -> os.statvfs_result:
+    try:
+        return os.statvfs(directory)
+    except OSError as error:  # a stale mount, or refused
+        raise ConfigError("path", str(directory), f"its file system cannot be examined: {words_of(error)}") from error
 
 
 def local_world_size(environment: Mapping[str, str] = os.environ) -> int:
@@ -194,6 +207,14 @@ def _is_number(text: str) -> bool:
 def program_name() -> str:
     """The name of the running program, for people: its file's name, or "python"."""
     return Path(sys.argv[0]).name[:64] or "python" if sys.argv else "python"
+
+
+def allowed_cores() -> set[int]:
+    """The cores that this thread may run on; all, if the system does not tell."""
+    try:
+        return os.sched_getaffinity(0)
+    except OSError:  # a filter of system calls may refuse it
+        return set(range(os.cpu_count() or 1))
 
 
 def available_host_bytes() -> int:

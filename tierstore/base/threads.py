@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
@@ -43,15 +44,16 @@ def is_thread_of_store() -> bool:
 
 
 def start_thread(target: Callable[[], None], name: str, *, nice: int = NICE) -> threading.Thread:
-    """Start a daemon thread whose priority is lower than the process's by `nice`.
+    """Start a daemon thread whose priority is lower than the process's by `nice`, as far as the system allows.
 
     Raises:
         OSError: the system allows the process, its user or its control group no more threads.
     """
 
     def run() -> None:
-        of_process = os.getpriority(os.PRIO_PROCESS, os.getpid())  # not that of the thread that starts this one
-        os.setpriority(os.PRIO_PROCESS, 0, min(of_process + nice, 19))
+        with suppress(OSError):  # a wish: a seccomp profile may forbid it, and so may a starter that is nicer (EACCES)
+            of_process = os.getpriority(os.PRIO_PROCESS, os.getpid())  # not that of the thread that starts this one
+            os.setpriority(os.PRIO_PROCESS, 0, min(of_process + nice, 19))
         target()
 
     thread = _StoreThread(target=run, name=name, daemon=True)
@@ -60,7 +62,7 @@ def start_thread(target: Callable[[], None], name: str, *, nice: int = NICE) -> 
     except RuntimeError as error:  # CPython says no more; the system's error was EAGAIN (pthread_create(3))
         reason = (
             "no more threads can be started; see RLIMIT_NPROC (ulimit -u), pids.max of the control group, "
-            "and limits on memory, for their stacks (ulimit -v, -d)"
+            "limits on memory, for their stacks (ulimit -v, -d), and filters of system calls (clone3)"
         )
         raise OSError(errno.EAGAIN, reason) from error
     return thread
@@ -110,17 +112,35 @@ class IoThreads(Executor):
                 thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            future, fn, args, kwargs = job
-            result, error = None, None
-            if not future.cancelled():
-                try:
-                    result = fn(*args, **kwargs)
-                except BaseException as caught:  # noqa: BLE001 - delivered to whoever awaits the job
-                    error = caught
-            self._ended.append((future, result, error))
-            self._tell(future.get_loop())
-            del job, future, fn, args, kwargs, result, error  # an idle thread keeps nobody's memory alive
+        job: _Job | None = None
+        while True:
+            try:
+                for job in iter(self._jobs.get, None):  # in calls of C alone: no job is lost
+                    self._run_job(*job)
+                    job = None  # an idle thread keeps nobody's memory alive
+                return
+            except BaseException as error:  # noqa: BLE001 - delivered; another thread has it raised, between two lines
+                if job is not None:
+                    self._end(job[0], None, error)
+                    job = None
+
+    def _run_job(
+        self, future: asyncio.Future[Any], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        result, error = None, None
+        if not future.cancelled():
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as caught:  # noqa: BLE001 - delivered to whoever awaits the job
+                error = caught
+        self._end(future, result, error)
+
+    def _end(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, Exception):  # no coroutine expects it: it is about this thread
+            told = RuntimeError(f"{error!r} was raised in {threading.current_thread().name}")
+            told.__cause__, error = error, told
+        self._ended.append((future, result, error))
+        self._tell(future.get_loop())
 
     def _tell(self, loop: asyncio.AbstractEventLoop) -> None:
         # Append first, then read the flag; `_deliver` clears the flag first, then empties the queue: nothing is missed.
@@ -130,14 +150,20 @@ class IoThreads(Executor):
                 loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:
                 pass  # the loop is closed: nobody waits any more
+            except BaseException:  # no memory, or raised by another thread: the next one has to tell it
+                self._is_loop_told = False
+                raise
 
     def _deliver(self) -> None:
         self._is_loop_told = False
-        while self._ended:
-            future, result, error = self._ended.popleft()
-            if future.cancelled():
-                continue
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
+        try:
+            while self._ended:
+                future, result, error = self._ended[0]
+                if error is None and not future.done():
+                    future.set_result(result)
+                elif error is not None and not future.done():  # else cancelled, or delivered before
+                    future.set_exception(error)
+                self._ended.popleft()
+        except BaseException:  # raised by another thread, between two lines: the rest comes with the next turn
+            self._tell(asyncio.get_running_loop())
+            raise

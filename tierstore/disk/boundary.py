@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import lmdb
 
+from ..base.system_words import words_of
 from ..errors import CorruptDataError, StorageIOError, StoreFullError
 from .codec.codec import DamagedBytesError
 from .segments import is_out_of_space
@@ -50,5 +51,5 @@ def translated(
         raise CorruptDataError(key, place, error.expected, error.found) from error
     except (OSError, lmdb.Error) as error:
         if means_full(error):
-            raise StoreFullError(num_bytes, *usage, reason=f"{place}: {error}") from error
-        raise StorageIOError(operation, place, str(error), data) from error
+            raise StoreFullError(num_bytes, *usage, reason=f"{place}: {words_of(error)}") from error
+        raise StorageIOError(operation, place, words_of(error), data) from error

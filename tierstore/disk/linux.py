@@ -79,6 +79,12 @@ _release_buffer.restype = None
 _PYBUF_SIMPLE = 0
 
 
+def _refused(call: str, *place: str) -> OSError:
+    """The error of the call that has just failed; `place`: a path that it is about."""
+    number = ctypes.get_errno()
+    return OSError(number, f"{call}: {os.strerror(number)}", *place)
+
+
 def address_of(view: memoryview) -> int:
     """Where a contiguous buffer lies in memory; read-only ones too, which `ctypes.from_buffer` refuses."""
     buffer = _PyBuffer()
@@ -114,7 +120,7 @@ def reserve(descriptor: int, num_bytes: int) -> None:
             os.ftruncate(descriptor, num_bytes)
             return
         if number != errno.EINTR:
-            raise OSError(number, os.strerror(number))
+            raise _refused("fallocate")
 
 
 def file_system_of(directory: Path) -> str:
@@ -125,8 +131,7 @@ def file_system_of(directory: Path) -> str:
     """
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
     if _libc.statfs(os.fsencode(directory), buffer) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(directory))
+        raise _refused("statfs", str(directory))
     return _FILE_SYSTEMS.get(ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF, "")
 
 
@@ -164,8 +169,7 @@ def dont_fork(start: int, num_bytes: int) -> None:
         OSError: the kernel refused.
     """
     if _libc.madvise(start, num_bytes, _MADV_DONTFORK) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise _refused("madvise")
 
 
 def has_addresses_for(num_bytes: int) -> bool:
@@ -201,10 +205,10 @@ def move_pages(source: int, destination: int, num_bytes: int) -> None:
     """
     moved = _libc.mremap(source, num_bytes, num_bytes, _MREMAP_MAYMOVE_FIXED_DONTUNMAP, destination)
     if moved != destination:
-        number = ctypes.get_errno()
+        error = _refused("mremap")
         held = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE
         _libc.mmap(destination, num_bytes, _PROT_NONE, held, -1, 0)  # or others' mappings would be unmapped with ours
-        raise OSError(number, os.strerror(number))
+        raise error
 
 
 def is_new_memory_locked() -> bool:
@@ -221,8 +225,7 @@ def give_back_locked(address: int, num_bytes: int) -> None:
         OSError: the kernel refused (before Linux 5.18 it does); the pages are as they were.
     """
     if _libc.madvise(address, num_bytes, _MADV_DONTNEED_LOCKED) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise _refused("madvise")
 
 
 def make_pages_huge(descriptor: int, num_bytes: int) -> None:
@@ -244,5 +247,4 @@ def make_pages_huge(descriptor: int, num_bytes: int) -> None:
         if mapped == start:
             dont_fork(start, num_bytes)
         if mapped != start or _libc.madvise(start, length, _MADV_COLLAPSE) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+            raise _refused("madvise" if mapped == start else "mmap")

@@ -145,7 +145,8 @@ class NativeTransfers:
             raise
         ended: _Ended = await future
         if ended.error:
-            raise OSError(ended.error, os.strerror(ended.error))
+            call = "pwritev" if direction == "write" else "preadv"
+            raise OSError(ended.error, f"{call}: {os.strerror(ended.error)}")
         return ended
 
     def _deliver(self) -> None:

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from ..base.config import check_directory
 from ..base.interrupts import ended_by_signals
 from ..base.new_file import check_distinct, check_new_file, make_file
-from ..errors import ConfigError
+from ..base.system_words import words_of
+from ..errors import ConfigError, StorageIOError
 from ..hardware import hardware_text
 from .diagnosis import Report, config_text, hardware_of, report_of
 from .drive_findings import unfit_because
@@ -37,6 +38,7 @@ def consult(
         hardware: a file to make with the description of the machine; None: none.
 
     Raises:
+        StorageIOError: the system refuses a call, or a thread.
         ConfigError: the directory cannot be used, or a file is there already or cannot be made. A file that cannot be
             made may be noticed only when it is written, after the report.
 
@@ -52,7 +54,10 @@ def consult(
     messages = Console(stderr=True, highlight=False)
     with ended_by_signals(), _progress(messages) as progress:
         task = progress.add_task("", total=NUM_EXAMINED)
-        machine = examine(directory, socket, seconds, lambda what: progress.update(task, advance=1, description=what))
+        try:
+            machine = examine(directory, socket, seconds, lambda at: progress.update(task, advance=1, description=at))
+        except OSError as error:
+            raise StorageIOError("examine", path, words_of(error), "nothing was changed") from error
     report = report_of(machine)
     _print(report, as_json)
     if config is not None:

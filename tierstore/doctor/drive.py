@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from ..base.system_words import words_of
 from ..base.threads import start_thread
 from ..disk.home import UnnamedHome
 from ..disk.io_mode import IoMode, detect_io_mode
@@ -97,7 +98,7 @@ class _Run:
     began_at: float = field(default_factory=time.monotonic)
     ended_at: float = 0.0
     call_seconds: list[float] = field(default_factory=list)
-    error: OSError | None = None
+    error: Exception | None = None
     numbers: Iterator[int] = field(default_factory=count)
 
     @property
@@ -161,10 +162,13 @@ class _Bench:
         if plan.direction == "read" and not self._mode.direct:
             os.posix_fadvise(self._segment.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         run = _Run(time.monotonic() + plan.seconds)
-        lanes = [
-            start_thread(partial(self._run_lane, plan, run, buffer[: plan.block_bytes]), "tierstore-doctor")
-            for buffer in self._buffers[: plan.depth]
-        ]
+        lanes = []
+        try:
+            for buffer in self._buffers[: plan.depth]:
+                job = partial(self._run_lane, plan, run, buffer[: plan.block_bytes])
+                lanes.append(start_thread(job, "tierstore-doctor"))
+        except OSError as error:  # no more threads; those that were started use the file
+            run.error = error
         for lane in lanes:
             lane.join()
         if run.error is not None:
@@ -189,7 +193,7 @@ class _Bench:
                 run.call_seconds.append(run.ended_at - began_at)
                 if run.ended_at >= run.ends_at:
                     return
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - raised on the thread that waits for the lanes
             run.error = error
 
 
@@ -238,7 +242,7 @@ def _measure(drive: Drive, directory: Path, seconds: float, memory_bytes: int, t
                 for drive in _steps(drive, bench, seconds):  # noqa: B020 - each step adds to what is known
                     tell(drive)
     except OSError as error:
-        tell(replace(drive, error=error.strerror or str(error)))
+        tell(replace(drive, error=words_of(error)))
     except Exception as error:  # noqa: BLE001 - a bug; raised on the waiting thread
         tell(error)
     tell(None)

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ..base.address import default_address, find_address
-from ..base.config import free_disk_bytes, memory_cgroup_limits
+from ..base.config import allowed_cores, free_disk_bytes, memory_cgroup_limits
 from ..demo.place import file_system_of
 from ..disk.codec.load import quota_cores
 from ..errors import DaemonUnavailableError, TierStoreError
@@ -80,7 +80,7 @@ def describe_processor() -> Processor:
     return Processor(
         model=model[1] if model else None,
         num_present=os.cpu_count() or 1,
-        num_allowed=len(os.sched_getaffinity(0)),
+        num_allowed=len(allowed_cores()),
         quota_cores=quota_cores(),
         load=os.getloadavg()[0],
     )

@@ -30,6 +30,7 @@ CALLED_FROM_OUTSIDE = frozenset(f"{__package__}.{name}" for name in ("guard", "h
 """The modules in whose methods all changes of the books begin."""
 
 _PACK_WAITS = STALL_CAUSES[0]
+_LOOK_SECONDS = 1.0
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _G = TypeVar("_G", bound="Guard")
@@ -186,7 +187,9 @@ class Guard:
         self._engine.hurry()
         began = time.perf_counter()
         try:
-            self._progress.wait()
+            while not self._progress.wait(_LOOK_SECONDS) and self.closed is None:
+                if not self._engine.is_running:  # and could not tell
+                    self._end(StoreClosedError(self._name, "its engine's thread has died"))
         except BaseException as interrupt:
             if not self._lock_is_mine():  # the interrupt came as the condition began to wait
                 self._lock.acquire()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,9 @@ class Pinning:
 
     def _take_pages(self) -> None:
         """Touch the pages near the device: Linux takes a page from the node of the CPU that touches it (numa(7))."""
-        if cpus := cpus_near(self._device) & os.sched_getaffinity(0):
-            os.sched_setaffinity(0, cpus)  # for this thread alone
+        with suppress(OSError):  # a wish: the system may forbid it, and pages may come from anywhere
+            if cpus := cpus_near(self._device) & os.sched_getaffinity(0):
+                os.sched_setaffinity(0, cpus)  # for this thread alone
         for start in range(0, self._size_bytes, _STEP_BYTES):
             if self._is_unwanted:
                 return
@@ -86,7 +88,7 @@ class Pinning:
     def _tell_the_driver(self) -> None:
         try:
             self.failure = "the store was closed" if self._is_unwanted else self._register()
-        except Exception as error:  # noqa: BLE001 - reported by `failure`
+        except BaseException as error:  # noqa: BLE001 - reported by `failure`
             self.failure = repr(error)
         finally:
             self._is_over.set()

@@ -61,6 +61,10 @@ class DiskSubmissions(Submissions["Record"], Protocol):
     def disk_budget_bytes(self) -> int:
         """The disk tier's budget."""
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread is alive."""
+
     def hurry(self) -> None:
         """Hold no record back: a thread waits, or wants to see progress."""
 

@@ -192,7 +192,7 @@ class Returner:
                     self._is_in_use = not is_idle
                     self._tell_allocator()
                 pause = _IDLE_SECONDS if is_idle else self._try_to_look()
-        except Exception as error:  # noqa: BLE001 - told by `why_memory_stays`, on the thread that trains
+        except BaseException as error:  # noqa: BLE001 - told by `why_memory_stays`, on the thread that trains
             self._failure = f"its thread ended with {error!r}"
         finally:
             self._is_in_use = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..base.interrupts import is_interrupt
+from ..base.system_words import words_of
 from ..errors import StorageIOError
 from .by_hand import ByHand
 from .down import Down
@@ -52,7 +53,7 @@ class Up(Down[R]):
             if not demanded:
                 return False
             place = f"{record.nbytes} bytes of host memory"
-            raise StorageIOError("read", place, str(error), "the record is on disk") from error
+            raise StorageIOError("read", place, words_of(error), "the record is on disk") from error
         windows.charge(record, window)
         self._memory.trim(is_for_read=True)
         record.move(State.READING)

@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..base.system_words import words_of
 from ..disk.forking import Inode, inode_of, not_while_forking
 from ..errors import DaemonUnavailableError, ProtocolError
 from . import messages
 from .channel import Channel
-from .reconnecting import Reconnecting, RefusedError, words_of
+from .reconnecting import Reconnecting, RefusedError
 from .shared_slab import SharedSlab
 from .silence import Silence
 

@@ -12,7 +12,9 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-__all__ = ["Reconnecting", "RefusedError", "words_of"]
+from ..base.system_words import words_of
+
+__all__ = ["Reconnecting", "RefusedError"]
 
 _SHORTEST_PATIENCE_SECONDS = 1.0  # a loaded machine takes that long to come back to a process that lives
 _FIRST_PAUSE_SECONDS = 0.02
@@ -150,11 +152,6 @@ class Reconnecting:
         if not self._has_requests():
             self._lost_since = None
         return True
-
-
-def words_of(error: Exception) -> str:
-    """The error in words; its kind, if it has none."""
-    return str(error) or type(error).__name__
 
 
 def unasked_pause_seconds(grace_seconds: float) -> float:

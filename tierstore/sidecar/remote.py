@@ -17,6 +17,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import NamedTuple
 
+from ..base.system_words import words_of
 from ..disk.allocator import round_up
 from ..disk.forking import let_go_of
 from ..disk.jobs import run_job, to_the_end
@@ -137,7 +138,7 @@ class RemoteDisk:
         try:
             slab = await run_job(executor, SharedSlab, 0, window_bytes, link.inodes)
         except OSError as error:
-            raise StorageIOError("open", "the shared window", str(error), "nothing was stored") from error
+            raise StorageIOError("open", "the shared window", words_of(error), "nothing was stored") from error
         try:
             await link.open()
             if slab.num_bytes > link.max_slab_bytes:

@@ -10,6 +10,7 @@ import warnings
 from functools import partial
 
 from ..base.defaults import NUM_AT_ONCE, NUM_BESIDE_DEVICE
+from ..base.system_words import words_of
 from ..base.threads import is_thread_of_store
 from ..disk.tier import DiskUsage
 from ..errors import StorageIOError, StoreFullError, TierStoreError, TierStoreWarning
@@ -85,7 +86,7 @@ class Core:
                 on_death=self._store_died,
             )
         except (OSError, StoreFullError) as error:
-            reason = error.reason if isinstance(error, StoreFullError) else str(error)
+            reason = error.reason if isinstance(error, StoreFullError) else words_of(error)
             raise StorageIOError("open", self.name, reason, "nothing was stored") from error
 
     def _start_returner(self) -> None:
@@ -93,7 +94,7 @@ class Core:
             self.returner.start()
         except OSError as error:
             self.close(_OPEN_DEADLINE_SECONDS)
-            raise StorageIOError("open", self.name, str(error), "nothing was stored") from error
+            raise StorageIOError("open", self.name, words_of(error), "nothing was stored") from error
 
     @property
     def open_seconds(self) -> float:

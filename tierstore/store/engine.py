@@ -17,9 +17,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-import uvloop
-
 from ..base.defaults import NUM_RESTORES, NUM_SPILLS
+from ..base.event_loop import new_event_loop
 from ..base.remains import Remains
 from ..base.threads import IoThreads, start_thread
 from ..errors import StorageIOError
@@ -72,7 +71,8 @@ class Engine:
         disk: the disk tier; its coroutines belong to the loop.
 
     Raises:
-        OSError: not all threads can be started. Errors of `open_disk` come as they are. Nothing is left behind.
+        OSError: the loop or not all threads can be started. Errors of `open_disk` come as they are. Nothing is left
+            behind.
     """
 
     def __init__(
@@ -96,6 +96,8 @@ class Engine:
         self._numbers = itertools.count()
         self._awake = False
         self._error: BaseException | None = None
+        self._running: asyncio.Task[Any] | None = None  # `_main`
+        self._failure: BaseException | None = None  # of a callback
         self._opening: SimpleQueue[DiskTier | BaseException] = SimpleQueue()
         self._spills: _Queue = asyncio.PriorityQueue()
         self._restores: _Queue = asyncio.PriorityQueue()
@@ -103,7 +105,7 @@ class Engine:
         self._stop_wanted = asyncio.Event()
         self._may_begin = asyncio.Event()  # to serve, or to stop
         self._on_death = on_death
-        self._loop = uvloop.new_event_loop()
+        self._loop = new_event_loop()
         self._user = None if user is None else self._remains_of(user)
         try:
             self._thread = start_thread(lambda: self._run(open_disk, owner), f"{name}-loop")
@@ -233,8 +235,9 @@ class Engine:
 
     def _run(self, open_disk: OpenDisk, owner: object) -> None:
         error: BaseException | None = None
-        num_threads = self._num_spills + self._num_restores + _NUM_OTHER_THREADS
         try:
+            num_threads = self._num_spills + self._num_restores + _NUM_OTHER_THREADS
+            self._loop.set_exception_handler(self._callback_failed)
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 try:
                     with IoThreads(num_threads, f"{self._name}-io") as self._io_threads:
@@ -242,8 +245,10 @@ class Engine:
                 finally:
                     self._user = None  # the loop takes no more calls
                     self._on_death = _do_nothing  # otherwise a cycle with its owner, which would keep its memory
+                    self._loop.set_exception_handler(None)  # likewise
+                    self._running = None
         except BaseException as failure:  # noqa: BLE001 - delivered: to the constructor, or to every thread that waits
-            error = failure
+            error = self._failure or failure
         finally:
             self._error = error
             if self._transfers is not None:
@@ -252,7 +257,17 @@ class Engine:
                 self._opening.put(error)  # read only if the disk tier is not open yet
             del owner
 
+    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback has failed. What it was to deliver may be lost, and somebody waits for it: the engine ends."""
+        if "handle" not in context:  # it is only about a task that nobody has looked at
+            loop.default_exception_handler(context)
+            return
+        self._failure = context.get("exception")
+        if self._running is not None:
+            self._running.cancel()
+
     async def _main(self, open_disk: OpenDisk) -> None:
+        self._running = asyncio.current_task()
         disk = await open_disk(self._io_threads)
         self._opening.put(disk)
         try:

@@ -9,6 +9,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ..base.config import allowed_cores
 from .events import FORMAT, VERSION, Header, Machine, StoreSettings
 
 __all__ = ["header_of"]
@@ -25,7 +26,7 @@ def _this_machine() -> Machine:
     versions = {"linux": platform.release(), "python": platform.python_version()}
     return Machine(
         cpu=model[1] if model else platform.machine(),
-        num_cores=len(os.sched_getaffinity(0)),
+        num_cores=len(allowed_cores()),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         versions=versions | {name: _version_of(name) for name in ("torch", "tierstore")},
         launches_block=os.environ.get("CUDA_LAUNCH_BLOCKING") == "1",

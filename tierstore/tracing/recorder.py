@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..base.remains import Remains
+from ..base.system_words import words_of
 from ..base.threads import start_thread
 from ..errors import StorageIOError
 from ..rules.observer import Observer
@@ -87,7 +88,7 @@ class Recorder(Observer):
         self._losing = threading.Lock()
         self._is_over = False
         self._reason = "nobody refers to the store any more"
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._orders: SimpleQueue[threading.Event | None] = SimpleQueue()  # None: end
         self._thread = start_thread(self._run, "tierstore-trace")
 
@@ -174,7 +175,7 @@ class Recorder(Observer):
             raise StorageIOError("write", self.place, f"not done within {deadline_seconds:g} s", _CUT_SHORT)
         error, self._error = self._error, None
         if error is not None:
-            reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
+            reason = words_of(error) if isinstance(error, OSError) else repr(error)
             raise StorageIOError("write", self.place, reason, _CUT_SHORT) from error
 
     def abandon(self) -> None:
@@ -271,7 +272,7 @@ class Recorder(Observer):
                 if written is not None:
                     written.set()
             self._write([End(_now(), self._reason)])
-        except Exception as error:  # noqa: BLE001 - delivered: `close` raises it
+        except BaseException as error:  # noqa: BLE001 - delivered: `close` raises it
             self._error = error
         finally:
             self._is_over = True

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
+from ..base.system_words import words_of
 from ..errors import ConfigError, ConfigTypeError, StorageIOError
 from ..rules.observer import Observer
 from .events import Header
@@ -140,7 +141,9 @@ class Recordings:
             recorder = Recorder(place, file, header, self._observed.levels, self._look_away_if_idle)
         except OSError as error:  # its thread cannot be started
             file.close()
-            raise StorageIOError("trace", place, str(error), "nothing is recorded, training is not affected") from error
+            raise StorageIOError(
+                "trace", place, words_of(error), "nothing is recorded, training is not affected"
+            ) from error
         self._begun.add(place)
         return recorder
 

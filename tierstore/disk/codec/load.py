@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from ...base.config import allowed_cores
 from .figures import Load
 
 __all__ = [
@@ -173,7 +174,7 @@ def read_machine() -> Readings:
 
 def _idle_seconds() -> float | None:
     """Idle time of the cores that this process may run on; proc(5): fields 4 and 5 of a core's line in /proc/stat."""
-    allowed = {b"cpu%d" % core for core in os.sched_getaffinity(0)}
+    allowed = {b"cpu%d" % core for core in allowed_cores()}
     try:
         with open("/proc/stat", "rb") as stat:
             lines = [line.split() for line in stat if line.startswith(b"cpu")]
@@ -184,7 +185,7 @@ def _idle_seconds() -> float | None:
 
 def available_cores() -> float:
     """How many cores this process may use: its affinity, and its container's or service's quota."""
-    allowed = float(len(os.sched_getaffinity(0)))
+    allowed = float(len(allowed_cores()))
     return min(allowed, quota_cores() or allowed)
 
 
