@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tierstore.base.config import check_directories, format_bytes, free_bytes_of_each, free_disk_bytes
 from tierstore.base.defaults import NUM_AT_ONCE
-from tierstore.base.threads import IoThreads
+from tierstore.base.threads import IoThreads, refuse_green_threads
 from tierstore.disk.boundary import translated
 from tierstore.disk.budget import divided_budget
 from tierstore.disk.drives import Drives, LocalTier
@@ -61,11 +61,13 @@ def serve(settings: ServeSettings) -> None:
     """Run a daemon until it is told to end (SIGTERM, SIGINT). Blocks.
 
     Raises:
-        ConfigError: an option cannot be used, or a living daemon uses the directory or the socket.
+        ConfigError: an option cannot be used, a living daemon uses the directory or the socket, or the process has
+            greenlets in the place of threads.
         StorageIOError: the drive refused; or the index was found to be damaged, and all that was stored was cleared.
     """
     import uvloop
 
+    refuse_green_threads()
     uvloop.run(Daemon(settings).run())
 
 

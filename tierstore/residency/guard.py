@@ -11,12 +11,14 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Concatenate, Never, ParamSpec, TypeVar
 
 from ..base.interrupts import is_half_changed, is_interrupt
+from ..base.threads import refuse_green_threads, refuse_to_wait
 from ..errors import StoreBusyError, StoreClosedError, TierStoreError
 from ..rules.counters import STALL_CAUSES
 from .handle import Record
@@ -24,12 +26,15 @@ from .layout import is_inside_modes, outside_of_modes
 from .parts import Parts
 from .transfers import DiskSubmissions
 
-__all__ = ["CALLED_FROM_OUTSIDE", "Guard", "copy_of", "whole"]
+__all__ = ["CALLED_FROM_OUTSIDE", "LOCKS", "Guard", "copy_of", "holds_any_lock", "whole"]
 
 CALLED_FROM_OUTSIDE = frozenset(f"{__package__}.{name}" for name in ("guard", "handing_out", "residency", "serving"))
 """The modules in whose methods all changes of the books begin."""
 
 _PACK_WAITS = STALL_CAUSES[0]
+LOCKS: set[weakref.ref[threading.RLock]] = set()
+"""The locks of all stores. A finalizer may run while this thread holds one. If it took another, and another thread took
+them in the other order, both would wait for ever."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _G = TypeVar("_G", bound="Guard")
@@ -89,6 +94,7 @@ class Guard:
         # An RLock because it knows its owner; it is never taken twice: see `lock`.
         self._lock = threading.RLock()
         self._lock_is_mine: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # for Condition
+        LOCKS.add(weakref.ref(self._lock, LOCKS.discard))
         self._progress = threading.Condition(self._lock)
 
     @property
@@ -96,14 +102,19 @@ class Guard:
         """The store's lock, as a context manager.
 
         Raises:
-            StoreBusyError: this thread holds it already.
+            StoreBusyError: this thread holds it already, or that of another store.
         """
-        if self._lock_is_mine():
+        if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):
             self._refuse_handler()
         return self._lock
 
     def _refuse_handler(self) -> Never:
         raise StoreBusyError(self._name)
+
+    def refuse_to_wait(self) -> None:
+        """Raise StoreBusyError or ConfigError if this thread may not wait for the store's, or could not."""
+        refuse_to_wait(self._name)
+        refuse_green_threads()
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
@@ -137,7 +148,7 @@ class Guard:
         if interrupt is self._interrupted_wait:
             self._interrupted_wait = None
             return
-        if not is_interrupt(interrupt) or self._lock_is_mine():  # the latter: a signal handler's call was refused
+        if not is_interrupt(interrupt) or holds_any_lock():  # the latter: a signal handler's call was refused
             return
         if not is_half_changed(interrupt.__traceback__, CALLED_FROM_OUTSIDE):
             return
@@ -181,11 +192,12 @@ class Guard:
     def _wait(self, cause: str, record: Record | None = None) -> None:
         """Wait for progress. Call it only while the engine has a job, or another thread is about to release its bytes.
 
-        `record`: the record whose bytes are waited for; None: the wait is for room.
+        `record`: the record whose bytes are waited for; None: the wait is for room. Raises what `refuse_to_wait` does.
         """
         self._engine.hurry()
         began = time.perf_counter()
         try:
+            self.refuse_to_wait()
             self._progress.wait()
         except BaseException as interrupt:
             if not self._lock_is_mine():  # the interrupt came as the condition began to wait
@@ -239,6 +251,12 @@ class Guard:
             self._lock.acquire()
         self._drain()
         self.rules.disk_is_full = False  # try once more
+
+
+def holds_any_lock() -> bool:
+    """Whether this thread holds the lock of any store."""
+    locks = [reference() for reference in list(LOCKS)]
+    return any(lock is not None and lock._is_owned() for lock in locks)  # type: ignore[attr-defined]
 
 
 def copy_of(error: TierStoreError) -> TierStoreError:

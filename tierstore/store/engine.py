@@ -22,7 +22,7 @@ import uvloop
 from ..base.defaults import NUM_RESTORES, NUM_SPILLS
 from ..base.remains import Remains
 from ..base.threads import IoThreads, start_thread
-from ..errors import StorageIOError
+from ..errors import ConfigError, StorageIOError
 from ..residency.handle import Record
 from ..residency.transfers import Transfers
 from ..rules.state import State
@@ -72,7 +72,7 @@ class Engine:
         disk: the disk tier; its coroutines belong to the loop.
 
     Raises:
-        OSError: not all threads can be started. Errors of `open_disk` come as they are. Nothing is left behind.
+        OSError, ConfigError: not all threads can be started. Errors of `open_disk` come as they are. Nothing is left behind.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Engine:
         self._user = None if user is None else self._remains_of(user)
         try:
             self._thread = start_thread(lambda: self._run(open_disk, owner), f"{name}-loop")
-        except OSError:
+        except (OSError, ConfigError):
             self._user = None  # before the loop takes no more calls
             self._loop.close()
             raise
