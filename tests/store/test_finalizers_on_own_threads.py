@@ -80,8 +80,7 @@ def test_finalizer_on_a_thread_of_the_store_is_refused_what_waits(make_store: An
             return function(inputs)
 
     def fill() -> None:
-        for _ in range(1000):
-            kept.append(store.put(values.clone()))
+        kept.extend(store.put(values.clone()) for _ in range(1000))
 
     def act() -> bool:
         found = {"fill": outcome_of(fill)}

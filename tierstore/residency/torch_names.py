@@ -53,6 +53,7 @@ __all__ = [
     "tree_leaves",
     "tree_map_only",
     "tree_unflatten",
+    "unchecked_strided",
 ]
 
 _TRIED = "2.11 to 2.15"
@@ -80,6 +81,10 @@ storage_use_count: Callable[[int], int] = _torch("torch._C._storage_Use_Count")
 tensor_use_count: Callable[[torch.Tensor], int] = _torch("torch.Tensor._use_count")
 set_conj: Callable[[torch.Tensor, bool], None] = _torch("torch._C._set_conj")
 set_neg: Callable[[torch.Tensor, bool], None] = _torch("torch._C._set_neg")
+unchecked_strided: Callable[[torch.Tensor, Iterable[int], Iterable[int], int], torch.Tensor] = _torch(
+    "torch.ops.inductor._reinterpret_tensor"
+)
+"""(tensor, size, stride, further offset): a tensor over the same storage, which may be too small for it."""
 for _attribute in (
     "torch.Tensor._base",
     "torch.Tensor._post_accumulate_grad_hooks",

@@ -72,7 +72,8 @@ class Engine:
         disk: the disk tier; its coroutines belong to the loop.
 
     Raises:
-        OSError, ConfigError: not all threads can be started. Errors of `open_disk` come as they are. Nothing is left behind.
+        OSError, ConfigError: not all threads can be started. Errors of `open_disk` come as they are. Nothing is left
+            behind.
     """
 
     def __init__(
