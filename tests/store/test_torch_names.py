@@ -24,7 +24,7 @@ ON_TENSORS = {name.split(".")[-1] for name in NAMES if name.startswith(("torch.T
 
 # Each name, and each way to import, in a process of its own: forked from one that has imported torch alone.
 TAKE_AWAY = """
-import json, os, sys, torch, torch._C._dynamo.eval_frame
+import json, os, sys, torch, torch._C._dynamo.eval_frame, torch._C._dynamo.guards
 
 class Missing:
     def __get__(self, instance, owner):

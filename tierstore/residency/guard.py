@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
+from operator import call, methodcaller
 from typing import Concatenate, Never, ParamSpec, TypeVar
 
 from ..base.interrupts import is_half_changed, is_interrupt
@@ -35,6 +36,7 @@ _PACK_WAITS = STALL_CAUSES[0]
 LOCKS: set[weakref.ref[threading.RLock]] = set()
 """The locks of all stores. A finalizer may run while this thread holds one. If it took another, and another thread took
 them in the other order, both would wait for ever."""
+_is_owned = methodcaller("_is_owned")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _G = TypeVar("_G", bound="Guard")
@@ -254,9 +256,8 @@ class Guard:
 
 
 def holds_any_lock() -> bool:
-    """Whether this thread holds the lock of any store."""
-    locks = [reference() for reference in list(LOCKS)]
-    return any(lock is not None and lock._is_owned() for lock in locks)  # type: ignore[attr-defined]
+    """Whether this thread holds the lock of any store. In calls of C alone: a program may trace each line."""
+    return any(map(_is_owned, filter(None, map(call, list(LOCKS)))))
 
 
 def copy_of(error: TierStoreError) -> TierStoreError:

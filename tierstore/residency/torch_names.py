@@ -81,10 +81,6 @@ storage_use_count: Callable[[int], int] = _torch("torch._C._storage_Use_Count")
 tensor_use_count: Callable[[torch.Tensor], int] = _torch("torch.Tensor._use_count")
 set_conj: Callable[[torch.Tensor, bool], None] = _torch("torch._C._set_conj")
 set_neg: Callable[[torch.Tensor, bool], None] = _torch("torch._C._set_neg")
-unchecked_strided: Callable[[torch.Tensor, Iterable[int], Iterable[int], int], torch.Tensor] = _torch(
-    "torch.ops.inductor._reinterpret_tensor"
-)
-"""(tensor, size, stride, further offset): a tensor over the same storage, which may be too small for it."""
 for _attribute in (
     "torch.Tensor._base",
     "torch.Tensor._post_accumulate_grad_hooks",
@@ -132,9 +128,15 @@ MODE_KEYS: tuple[Any, ...] = (
     _torch("torch._C.DispatchKey.Functionalize"),
 )
 
-# TorchDynamo. Its C module is an attribute of its parent only after somebody has imported it.
+# TorchDynamo. Its C modules are attributes of their parent only after somebody has imported them.
 with suppress(ImportError):
     import_module("torch._C._dynamo.eval_frame")
+with suppress(ImportError):
+    import_module("torch._C._dynamo.guards")
+unchecked_strided: Callable[[torch.Tensor, Iterable[int], Iterable[int], int], torch.Tensor] = _torch(
+    "torch._C._dynamo.guards._reinterpret_tensor"
+)
+"""(tensor, size, stride, further offset): a tensor over the same storage, which may be too small for it."""
 get_eval_frame_callback: Callable[[], object] = _torch("torch._C._dynamo.eval_frame.get_eval_frame_callback")
 set_code_exec_strategy: Callable[[Any, Any], None] = _torch("torch._C._dynamo.eval_frame.set_code_exec_strategy")
 FRAME_SKIP: Any = _torch("torch._C._dynamo.eval_frame._FrameAction.SKIP")
