@@ -248,7 +248,7 @@ def rebuild_beyond(source: torch.Tensor, layout: Layout) -> torch.Tensor:
 
     Until then no kernel may read the tensor. PyTorch does not check that either.
     """
-    tensor = torch.ops.aten.alias(source)
+    tensor: torch.Tensor = torch.ops.aten.alias(source)
     nothing = torch.empty(0, dtype=layout.dtype, device=source.device).set_(source.untyped_storage(), 0, (0,), (1,))
     tensor.data = unchecked_strided(nothing, layout.size, layout.stride, layout.offset)
     if layout.conj or layout.neg:
