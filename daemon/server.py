@@ -28,7 +28,7 @@ from tierstore.base.config import check_directories, format_bytes, free_bytes_of
 from tierstore.base.defaults import NUM_AT_ONCE
 from tierstore.base.event_loop import new_event_loop
 from tierstore.base.system_words import words_of
-from tierstore.base.threads import IoThreads
+from tierstore.base.threads import IoThreads, refuse_green_threads
 from tierstore.disk.boundary import translated
 from tierstore.disk.budget import divided_budget
 from tierstore.disk.drives import Drives, LocalTier
@@ -63,10 +63,12 @@ def serve(settings: ServeSettings) -> None:
     """Run a daemon until it is told to end (SIGTERM, SIGINT). Blocks.
 
     Raises:
-        ConfigError: an option cannot be used, or a living daemon uses the directory or the socket.
+        ConfigError: an option cannot be used, a living daemon uses the directory or the socket, or the process has
+            greenlets in the place of threads.
         StorageIOError: the drive or the system refused; or the index was found to be damaged, and all that was stored
             was cleared.
     """
+    refuse_green_threads()
     runner = asyncio.Runner(loop_factory=new_event_loop)
     try:
         runner.run(Daemon(settings).run())

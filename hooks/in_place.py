@@ -29,7 +29,7 @@ __all__ = ["AROUND", "Around", "around_calls_of", "call_plainly", "check_callabl
 AROUND = "_tierstore_scope"
 """The attribute of a module that holds its `Around`."""
 _LOOKS = "_tierstore_looks"
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer may offload a module where its thread holds it
 
 
 class Around(Protocol):

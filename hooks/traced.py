@@ -39,8 +39,16 @@ traced_kept: Callable[..., torch.Tensor] = _operators.kept.default
 def check_unchanged(tensor: torch.Tensor, version: int) -> None:
     """Raise ModifiedInPlaceError if the tensor was changed in place since it had that version."""
     if tensor._version != version:
-        what = f"{str(tensor.dtype).removeprefix('torch.')} tensor of shape {list(tensor.shape)}"
-        raise ModifiedInPlaceError(what, version, tensor._version)
+        raise ModifiedInPlaceError(_in_words(tensor), version, tensor._version)
+
+
+def _in_words(tensor: torch.Tensor) -> str:
+    """Dtype and shape of any kind of tensor, for messages. What a subclass defines is not asked."""
+    dtype = str(torch.Tensor.dtype.__get__(tensor)).removeprefix("torch.")  # type: ignore[attr-defined]
+    try:
+        return f"{dtype} tensor of shape {list(torch.Tensor.size(tensor))}"
+    except Exception:  # noqa: BLE001 - nested tensors of no subclass have no sizes; a wrapper's may raise anything
+        return f"{dtype} nested tensor" if type(tensor) is torch.Tensor else f"{dtype} {type(tensor).__name__}"
 
 
 def _saved(

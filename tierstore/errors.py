@@ -6,7 +6,7 @@
     ├── ConfigError (also a ValueError)           an option, a path or a size is not usable
     │   └── ConfigTypeError (also a TypeError)    a keyword is unknown, or a value is of the wrong type
     ├── StoreClosedError                          the store was closed, or belongs to another process
-    ├── StoreBusyError                            a signal handler or finalizer called the store that it interrupted
+    ├── StoreBusyError                            a signal handler or finalizer called a store where it may not
     ├── StoreFullError (also a MemoryError)       host memory and disk budget are both exhausted
     │   └── QuotaExceededError                    the daemon's quota for this session is used up
     ├── CorruptDataError                          bytes on disk are not the bytes that were written
@@ -123,7 +123,10 @@ class StoreClosedError(TierStoreError):
 
 @dataclass(eq=False)
 class StoreBusyError(TierStoreError):
-    """A signal handler, finalizer or trace function called a store in the middle of this thread's call of it.
+    """A signal handler, finalizer or trace function called a store where it may not.
+
+    It may not in the middle of this thread's call of any store. And on a thread that a store has started, where garbage
+    collection may run finalizers too, it may not do what has to wait: the wait would be for that thread.
 
     Finalizers are those that garbage collection runs; trace functions come from `sys.settrace`. Modes of torch cannot
     cause this error: they do not see what happens inside such a call. Nothing was done. If a handler lets this error
@@ -131,15 +134,16 @@ class StoreBusyError(TierStoreError):
 
     Attributes:
         store: which store (its path or address).
+        place: where it was called, in words.
     """
 
     store: str
+    place: str = "in the middle of another call of this thread"
 
     def __str__(self) -> str:
         return (
-            f"store {self.store}: a signal handler, a finalizer or a trace function called it in the middle of "
-            "another call of this thread; nothing was done. Set a flag in it instead, and call the store where your "
-            "program checks the flag"
+            f"store {self.store}: a signal handler, a finalizer or a trace function called it {self.place}; "
+            "nothing was done. Set a flag in it instead, and call the store where your program checks the flag"
         )
 
 

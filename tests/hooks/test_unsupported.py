@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import Function
 
 from tests.hooks.programs import SIDE, Around, assert_same_bits, bits, run_offloaded, run_plain
-from tierstore import ConfigError, TierStore, tiered_offload
+from tierstore import ConfigError, ModifiedInPlaceError, TierStore, tiered_offload
 
 Settle = Callable[[], None]
 
@@ -67,6 +67,57 @@ def test_unsupported_kind_saved_right_value_and_counted(store: TierStore, make: 
     assert_same_bits(run_offloaded(program, store), run_plain(program))
     assert store.stats().packed_tensors == 0
     assert store.stats().kept_bytes["unsupported"] > 0
+
+
+class Shapeless(torch.Tensor):
+    """Refuses what a message would like to say of it."""
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        raise ValueError("no shape")
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        raise ValueError("no dtype")
+
+
+CHANGES: dict[str, tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], object], str]] = {
+    "sparse coo": (KINDS["sparse coo"], lambda saved: saved.mul_(2), r"float32 tensor of shape \["),
+    "sparse csr": (lambda: torch.eye(SIDE).to_sparse_csr(), lambda saved: saved.mul_(2), r"float32 tensor of shape"),
+    "mkldnn": (KINDS["mkldnn"], lambda saved: saved.add_(saved), r"float32 tensor of shape"),
+    "quantized": (quantized, lambda saved: saved.copy_(saved), r"qint8 tensor of shape"),
+    "meta": (lambda: torch.ones(SIDE, device="meta"), lambda saved: saved.mul_(2), r"float32 tensor of shape"),
+    "subclass": (KINDS["subclass"], lambda saved: saved.mul_(2), r"float32 tensor of shape"),
+    "shapeless subclass": (
+        lambda: torch.ones(SIDE).as_subclass(Shapeless), lambda saved: torch.Tensor.mul_(saved, 2), "float32 tensor of"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize(("make", "change", "words"), CHANGES.values(), ids=CHANGES.keys())
+def test_unsupported_kind_changed_in_place_refused(
+    store: TierStore, make: Callable[[], torch.Tensor], change: Callable[[torch.Tensor], object], words: str
+) -> None:
+    weight, saved = torch.ones(SIDE, requires_grad=True), make()
+    with tiered_offload(store, min_bytes=0):
+        loss = Scale.apply(weight, saved).sum()
+    change(saved)
+    with pytest.raises(ModifiedInPlaceError, match=words):
+        loss.backward()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(("layout", "words"), [(torch.strided, "float32 nested tensor"), (torch.jagged, "shape")])
+def test_nested_tensor_changed_in_place_refused(store: TierStore, layout: torch.layout, words: str) -> None:
+    nested = torch.nested.nested_tensor([torch.randn(length, 8) for length in (3, 5)], layout=layout)
+    weight = torch.randn(8, 8, requires_grad=True)
+    with tiered_offload(store, min_bytes=0):
+        output = torch.nn.functional.linear(nested, weight)
+        loss = torch.nested.to_padded_tensor(output, 0.0).sum()
+    nested.mul_(2)
+    with pytest.raises(ModifiedInPlaceError, match=words):
+        loss.backward()
 
 
 def test_sparse_matrix_product_same_bits(store: TierStore) -> None:

@@ -40,7 +40,8 @@ EXAMPLES: list[tuple[TierStoreError, dict[str, object], str]] = [
     (ConfigTypeError("size", [1], "a number"), {"option": "size", "given": [1]}, r"size=\[1\] .*a number"),
     (StoreClosedError("/nvme"), {"store": "/nvme", "reason": "it was closed"}, "/nvme.*closed.*freed"),
     (StoreClosedError("/nvme", "fork"), {"reason": "fork"}, "/nvme.*fork"),
-    (StoreBusyError("/nvme"), {"store": "/nvme"}, "/nvme.*signal handler.*nothing was done"),
+    (StoreBusyError("/nvme"), {"store": "/nvme"}, "/nvme.*signal handler.*of this thread; nothing was done"),
+    (StoreBusyError("/nvme", "on a thread"), {"place": "on a thread"}, "called it on a thread; nothing was done"),
     (
         StoreFullError(5, 10, 11, 20, 21, reason="no space"),
         {"needed_bytes": 5, "disk_bytes": 10, "disk_budget_bytes": 11, "host_bytes": 20, "host_budget_bytes": 21},

@@ -17,14 +17,15 @@ import tierstore.residency.torch_names
 ROOT = Path(__file__).parents[2]
 HOME = Path(tierstore.residency.torch_names.__file__)
 _FOUND = set(re.findall(r'"(torch\.[\w.]+)"', HOME.read_text(encoding="utf-8")))
-NAMES = sorted(_FOUND - {"torch._C._dynamo.eval_frame", "torch._dynamo"})  # modules that may be imported
+_MODULES = {"torch._C._dynamo.eval_frame", "torch._C._dynamo.guards", "torch._dynamo"}  # that may be imported
+NAMES = sorted(_FOUND - _MODULES)
 SOURCES = [file for folder in ("tierstore", "hooks", "daemon") for file in (ROOT / folder).rglob("*.py")]
 
 ON_TENSORS = {name.split(".")[-1] for name in NAMES if name.startswith(("torch.Tensor.", "torch.UntypedStorage."))}
 
 # Each name, and each way to import, in a process of its own: forked from one that has imported torch alone.
 TAKE_AWAY = """
-import json, os, sys, torch, torch._C._dynamo.eval_frame
+import json, os, sys, torch, torch._C._dynamo.eval_frame, torch._C._dynamo.guards
 
 class Missing:
     def __get__(self, instance, owner):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +20,9 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["NICE", "IoThreads", "is_thread_of_store", "start_thread"]
+from ..errors import ConfigError, StoreBusyError
+
+__all__ = ["NICE", "IoThreads", "is_thread_of_store", "refuse_green_threads", "refuse_to_wait", "start_thread"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,12 +47,37 @@ def is_thread_of_store() -> bool:
     return isinstance(threading.current_thread(), _StoreThread)
 
 
+def refuse_to_wait(store: str) -> None:
+    """Raise StoreBusyError if this thread may not wait for what `store` does, or for whoever uses it.
+
+    A store's own thread may not, whichever store it belongs to: the bytes or the room could have to come from this very
+    thread, or from another store whose thread waits for this one in the same way.
+    """
+    if is_thread_of_store():
+        raise StoreBusyError(store, "on a thread of a store, which must not wait for one")
+
+
+def refuse_green_threads() -> None:
+    """Raise ConfigError if gevent, eventlet or their like have replaced Python's threads or queues by those of
+    greenlets. All greenlets run on one thread, so whoever waits there for a store's thread waits for ever."""
+    for what, found in (("threading", threading.get_ident), ("queue", queue.SimpleQueue)):
+        module = found.__module__
+        if module.partition(".")[0] not in sys.stdlib_module_names:
+            allowed = (
+                "a store needs the system's own threads; exclude them from monkey patching (gevent: "
+                "patch_all(thread=False, queue=False), eventlet: monkey_patch(thread=False)), or use another process"
+            )
+            raise ConfigError(what, module, allowed)
+
+
 def start_thread(target: Callable[[], None], name: str, *, nice: int = NICE) -> threading.Thread:
     """Start a daemon thread whose priority is lower than the process's by `nice`, as far as the system allows.
 
     Raises:
         OSError: the system allows the process, its user or its control group no more threads.
+        ConfigError: see `refuse_green_threads`.
     """
+    refuse_green_threads()
 
     def run() -> None:
         with suppress(OSError):  # a wish: a seccomp profile may forbid it, and so may a starter that is nicer (EACCES)

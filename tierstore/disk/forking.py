@@ -11,7 +11,7 @@ __all__ = ["Inode", "descriptors_of", "inode_of", "let_go_of", "not_while_forkin
 Inode = tuple[int, int]
 """(device, inode): the file that a descriptor refers to."""
 
-not_while_forking = threading.Lock()
+not_while_forking = threading.RLock()  # a finalizer may open a store, or fork, where its thread holds it
 """Held while a file is opened and noted, and by `os.fork`, so a child knows of every file that it inherits."""
 os.register_at_fork(
     before=not_while_forking.acquire,

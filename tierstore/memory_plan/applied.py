@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
+from ..base.threads import refuse_to_wait
 from ..hooks.checkpoints import is_in_checkpoint, pack_inputs
 from ..hooks.module import ModuleScope
 from ..hooks.select import Kept
@@ -185,11 +186,12 @@ class _Again:
 
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-_locks_lock = threading.Lock()
+_locks_lock = threading.RLock()  # a finalizer may call a module where its thread holds it
 
 
 def _lock_of(module: nn.Module) -> threading.RLock:
     """One for each module: while it is put back as it was, no other thread may compute with it, or put it back."""
+    refuse_to_wait(f"of the plan for {type(module).__name__}")
     with _locks_lock:
         return _locks.setdefault(module, threading.RLock())
 

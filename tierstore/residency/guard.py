@@ -11,12 +11,15 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
+from operator import call, methodcaller
 from typing import Concatenate, Never, ParamSpec, TypeVar
 
 from ..base.interrupts import is_half_changed, is_interrupt
+from ..base.threads import refuse_green_threads, refuse_to_wait
 from ..errors import StoreBusyError, StoreClosedError, TierStoreError
 from ..rules.counters import STALL_CAUSES
 from .handle import Record
@@ -24,13 +27,17 @@ from .layout import is_inside_modes, outside_of_modes
 from .parts import Parts
 from .transfers import DiskSubmissions
 
-__all__ = ["CALLED_FROM_OUTSIDE", "Guard", "copy_of", "whole"]
+__all__ = ["CALLED_FROM_OUTSIDE", "LOCKS", "Guard", "copy_of", "holds_any_lock", "whole"]
 
 CALLED_FROM_OUTSIDE = frozenset(f"{__package__}.{name}" for name in ("guard", "handing_out", "residency", "serving"))
 """The modules in whose methods all changes of the books begin."""
 
 _PACK_WAITS = STALL_CAUSES[0]
 _LOOK_SECONDS = 1.0
+LOCKS: set[weakref.ref[threading.RLock]] = set()
+"""The locks of all stores. A finalizer may run while this thread holds one. If it took another, and another thread took
+them in the other order, both would wait for ever."""
+_is_owned = methodcaller("_is_owned")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _G = TypeVar("_G", bound="Guard")
@@ -90,6 +97,7 @@ class Guard:
         # An RLock because it knows its owner; it is never taken twice: see `lock`.
         self._lock = threading.RLock()
         self._lock_is_mine: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]  # for Condition
+        LOCKS.add(weakref.ref(self._lock, LOCKS.discard))
         self._progress = threading.Condition(self._lock)
 
     @property
@@ -97,14 +105,19 @@ class Guard:
         """The store's lock, as a context manager.
 
         Raises:
-            StoreBusyError: this thread holds it already.
+            StoreBusyError: this thread holds it already, or that of another store.
         """
-        if self._lock_is_mine():
+        if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):
             self._refuse_handler()
         return self._lock
 
     def _refuse_handler(self) -> Never:
         raise StoreBusyError(self._name)
+
+    def refuse_to_wait(self) -> None:
+        """Raise StoreBusyError or ConfigError if this thread may not wait for the store's, or could not."""
+        refuse_to_wait(self._name)
+        refuse_green_threads()
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
@@ -138,7 +151,7 @@ class Guard:
         if interrupt is self._interrupted_wait:
             self._interrupted_wait = None
             return
-        if not is_interrupt(interrupt) or self._lock_is_mine():  # the latter: a signal handler's call was refused
+        if not is_interrupt(interrupt) or holds_any_lock():  # the latter: a signal handler's call was refused
             return
         if not is_half_changed(interrupt.__traceback__, CALLED_FROM_OUTSIDE):
             return
@@ -182,11 +195,12 @@ class Guard:
     def _wait(self, cause: str, record: Record | None = None) -> None:
         """Wait for progress. Call it only while the engine has a job, or another thread is about to release its bytes.
 
-        `record`: the record whose bytes are waited for; None: the wait is for room.
+        `record`: the record whose bytes are waited for; None: the wait is for room. Raises what `refuse_to_wait` does.
         """
         self._engine.hurry()
         began = time.perf_counter()
         try:
+            self.refuse_to_wait()
             while not self._progress.wait(_LOOK_SECONDS) and self.closed is None:
                 if not self._engine.is_running:  # and could not tell
                     self._end(StoreClosedError(self._name, "its engine's thread has died"))
@@ -242,6 +256,11 @@ class Guard:
             self._lock.acquire()
         self._drain()
         self.rules.disk_is_full = False  # try once more
+
+
+def holds_any_lock() -> bool:
+    """Whether this thread holds the lock of any store. In calls of C alone: a program may trace each line."""
+    return any(map(_is_owned, filter(None, map(call, list(LOCKS)))))
 
 
 def copy_of(error: TierStoreError) -> TierStoreError:

@@ -26,12 +26,14 @@ from .torch_names import (
     set_conj,
     set_neg,
     storage_address,
+    unchecked_strided,
 )
 
 __all__ = [
     "Layout",
     "alias_of",
     "describe",
+    "fits_in_storage",
     "in_dtype",
     "is_inside_modes",
     "is_same_view",
@@ -39,6 +41,7 @@ __all__ = [
     "memory_at",
     "outside_of_modes",
     "rebuild",
+    "rebuild_beyond",
     "span_of",
     "storage_address",
     "storage_of",
@@ -148,14 +151,24 @@ def span_of(layouts: Iterable[Layout], storage_bytes: int) -> tuple[int, int]:
     for layout in layouts:
         if 0 in layout.size:
             continue
-        reach = sum((n - 1) * stride for n, stride in zip(layout.size, layout.stride, strict=True))
         first = min(first, layout.offset * layout.dtype.itemsize)
-        end = max(end, (layout.offset + reach + 1) * layout.dtype.itemsize)
+        end = max(end, _end_of(layout))
     if end <= first:
         return 0, 0
     first -= first % _SPAN_ALIGNMENT_BYTES
     end += -end % _SPAN_ALIGNMENT_BYTES
     return first, min(end, storage_bytes)
+
+
+def _end_of(layout: Layout) -> int:
+    """The byte of the storage at which a tensor with elements ends."""
+    reach = sum((n - 1) * stride for n, stride in zip(layout.size, layout.stride, strict=True))
+    return (layout.offset + reach + 1) * layout.dtype.itemsize
+
+
+def fits_in_storage(layout: Layout, tensor: torch.Tensor) -> bool:
+    """Whether a tensor of that geometry lies within the storage of `tensor`."""
+    return 0 in layout.size or _end_of(layout) <= tensor.untyped_storage().nbytes()
 
 
 _MODES = reduce(operator.or_, map(DispatchKeySet, MODE_KEYS))
@@ -225,6 +238,19 @@ def rebuild(source: torch.Tensor, layout: Layout, first_byte: int = 0) -> torch.
         whole = storage_bytes - storage_bytes % max(itemsize, source.dtype.itemsize)
         tensor = source.as_strided((whole // source.dtype.itemsize,), (1,), 0).view(layout.dtype)
     tensor = tensor.as_strided(layout.size, layout.stride, layout.offset - first_byte // itemsize)
+    if layout.conj or layout.neg:
+        _set_lazy_bits(tensor, layout.conj, layout.neg)
+    return tensor
+
+
+def rebuild_beyond(source: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """What `rebuild` returns, although the storage is too small for it: somebody has emptied it, and may fill it again.
+
+    Until then no kernel may read the tensor. PyTorch does not check that either.
+    """
+    tensor: torch.Tensor = torch.ops.aten.alias(source)
+    nothing = torch.empty(0, dtype=layout.dtype, device=source.device).set_(source.untyped_storage(), 0, (0,), (1,))
+    tensor.data = unchecked_strided(nothing, layout.size, layout.stride, layout.offset)
     if layout.conj or layout.neg:
         _set_lazy_bits(tensor, layout.conj, layout.neg)
     return tensor

@@ -39,11 +39,10 @@ modulo this: alignment takes part in the choice of a kernel, and so in the order
 
 
 class _Held(NamedTuple):
-    """Memory of torch that a write reads, its address and size when the write began, and the bytes that are read."""
+    """Memory of torch that a write reads, its address when the write began, and the bytes that are read."""
 
     storage: torch.UntypedStorage
     address: int
-    nbytes: int
     span: tuple[int, int]
 
 
@@ -129,7 +128,7 @@ class StoreMemory:
             return record.slot.nbytes
         storage, address = source.untyped_storage(), storage_address(source)
         first, end = span = _cut_span(record, source)
-        record.held = _Held(storage, address, storage.nbytes(), span)  # handle and alias may go while the job runs
+        record.held = _Held(storage, address, span)  # handle and alias may go while the job runs
         return end - first
 
     @staticmethod
@@ -163,7 +162,7 @@ class StoreMemory:
         held, source = record.held, record.source
         if source is None or not isinstance(held, _Held):
             return False
-        return storage_address(source) != held.address or held.storage.nbytes() != held.nbytes
+        return storage_address(source) != record.address or held.storage.nbytes() != record.nbytes
 
     # --- tensors ------------------------------------------------------------------------------------------------
 

@@ -121,5 +121,6 @@ def is_sole_owner(record: Record) -> bool:
     return (
         num_owners == num_claims
         and storage_address(source) == record.address
+        and source.untyped_storage().nbytes() == record.nbytes
         and getrefcount(source.untyped_storage()) == _NUM_REFERENCES_UNSHARED
     )

@@ -21,6 +21,7 @@ import torch
 
 from ..base.threads import start_thread
 from ..disk.linux import populate
+from ..errors import ConfigError
 from .layout import memory_at
 
 __all__ = ["Pinning", "cpus_near"]
@@ -51,7 +52,7 @@ class Pinning:
         self._thread: threading.Thread | None = None
         try:
             self._thread = start_thread(self._run, "tierstore-pin")
-        except OSError:  # no more threads: the caller waits
+        except (OSError, ConfigError):  # no more threads: the caller waits
             self._tell_the_driver()
 
     @property

@@ -17,7 +17,7 @@ from ..rules.counters import STALL_CAUSES, Counters
 from ..rules.observer import Observer
 from ..rules.pending import NUM_EXAMINED_PER_PACK
 from ..rules.state import State
-from .guard import whole
+from .guard import LOCKS, holds_any_lock, whole
 from .handing_out import HandingOut
 from .handle import Record
 from .layout import Layout, memory_at, unseen_by_modes
@@ -81,7 +81,7 @@ class Residency(HandingOut):
             StoreFullError, StorageIOError, StoreClosedError: as `save`.
         """
         try:
-            if self._lock_is_mine():
+            if self._lock_is_mine() or (len(LOCKS) > 1 and holds_any_lock()):  # as `lock` does
                 self._refuse_handler()
             with self._lock:
                 if self.closed is not None:

@@ -94,7 +94,7 @@ class Serving(Guard):
                 pass
         with self.lock:
             self._devices.finish()
-            self._slab.unpin()
+        self._slab.unpin()  # waits for a thread, where a finalizer may want the lock
 
     def _end_failed(self, error: BaseException) -> None:
         closed = StoreClosedError(self._name, f"its engine failed ({error!r})")

@@ -53,6 +53,7 @@ __all__ = [
     "tree_leaves",
     "tree_map_only",
     "tree_unflatten",
+    "unchecked_strided",
 ]
 
 _TRIED = "2.11 to 2.15"
@@ -127,9 +128,15 @@ MODE_KEYS: tuple[Any, ...] = (
     _torch("torch._C.DispatchKey.Functionalize"),
 )
 
-# TorchDynamo. Its C module is an attribute of its parent only after somebody has imported it.
+# TorchDynamo. Its C modules are attributes of their parent only after somebody has imported them.
 with suppress(ImportError):
     import_module("torch._C._dynamo.eval_frame")
+with suppress(ImportError):
+    import_module("torch._C._dynamo.guards")
+unchecked_strided: Callable[[torch.Tensor, Iterable[int], Iterable[int], int], torch.Tensor] = _torch(
+    "torch._C._dynamo.guards._reinterpret_tensor"
+)
+"""(tensor, size, stride, further offset): a tensor over the same storage, which may be too small for it."""
 get_eval_frame_callback: Callable[[], object] = _torch("torch._C._dynamo.eval_frame.get_eval_frame_callback")
 set_code_exec_strategy: Callable[[Any, Any], None] = _torch("torch._C._dynamo.eval_frame.set_code_exec_strategy")
 FRAME_SKIP: Any = _torch("torch._C._dynamo.eval_frame._FrameAction.SKIP")

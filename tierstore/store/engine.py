@@ -21,7 +21,7 @@ from ..base.defaults import NUM_RESTORES, NUM_SPILLS
 from ..base.event_loop import new_event_loop
 from ..base.remains import Remains
 from ..base.threads import IoThreads, start_thread
-from ..errors import StorageIOError
+from ..errors import ConfigError, StorageIOError
 from ..residency.handle import Record
 from ..residency.transfers import Transfers
 from ..rules.state import State
@@ -71,8 +71,8 @@ class Engine:
         disk: the disk tier; its coroutines belong to the loop.
 
     Raises:
-        OSError: the loop or not all threads can be started. Errors of `open_disk` come as they are. Nothing is left
-            behind.
+        OSError, ConfigError: the loop or not all threads can be started. Errors of `open_disk` come as they are.
+            Nothing is left behind.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Engine:
         self._user = None if user is None else self._remains_of(user)
         try:
             self._thread = start_thread(lambda: self._run(open_disk, owner), f"{name}-loop")
-        except OSError:
+        except (OSError, ConfigError):
             self._user = None  # before the loop takes no more calls
             self._loop.close()
             raise

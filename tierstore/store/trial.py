@@ -88,7 +88,7 @@ class Trial:
         self._traces: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._recordings: list[Recording] = []
         self._numbers = count(1)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may train where its thread holds it
 
     def trace_of(self, store: object, num_threads: int) -> str:
         """The path of this store's trace; the first call announces it (`announce_trace`). Raises OSError."""

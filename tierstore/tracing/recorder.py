@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from operator import attrgetter, call
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -84,8 +85,8 @@ class Recorder(Observer):
         self._timed: deque[tuple[int, weakref.ref[object], GraphTimes]] = deque()
         self._jobs = OpenJobs()
         self._encoder = msgspec.json.Encoder(enc_hook=_name_of)
-        self._num_lost = 0
-        self._losing = threading.Lock()
+        self._lost = count()  # a lock would not do: a finalizer may lose an event where another is being lost
+        self._next_lost = 0  # its next number, unless an event is lost meanwhile
         self._is_over = False
         self._reason = "nobody refers to the store any more"
         self._error: BaseException | None = None
@@ -103,8 +104,7 @@ class Recorder(Observer):
         if len(self.waiting) < MOST_WAITING_EVENTS and not self._is_over:
             self.waiting.append(event)
         elif not self._is_over:
-            with self._losing:
-                self._num_lost += 1
+            next(self._lost)
 
     def begin_graph(self, number: int, graph: object) -> None:
         """Keep the trace going at least until this graph is gone. Does nothing if the trace is over."""
@@ -291,8 +291,8 @@ class Recorder(Observer):
         while self.waiting:
             some = [self.waiting.popleft() for _ in range(min(len(self.waiting), _LINES_AT_ONCE))]
             self._write([kind(*fields) for kind, *fields in some])
-        with self._losing:
-            num_lost, self._num_lost = self._num_lost, 0
+        number = next(self._lost)
+        num_lost, self._next_lost = number - self._next_lost, number + 1
         if num_lost:
             self._write([Lost(_now(), num_lost)])
 

@@ -30,6 +30,9 @@ class Observed(Protocol):
     def check_open(self) -> None:
         """Raise StoreClosedError if the store is closed."""
 
+    def refuse_to_wait(self) -> None:
+        """Raise StoreBusyError if this thread may not wait for those of the store."""
+
     def observe(self, observer: Observer) -> None:
         """Report moves to this observer from now on, instead of the one before. The caller holds the lock."""
 
@@ -54,7 +57,7 @@ class Recordings:
         self._describe = describe
         self._current: Recorder | None = None
         self._begun: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may close the store in the middle of `begin`
 
     def begin(self, path: object) -> Recorder:
         """Return the recorder of the trace at `path`. It begins now, or goes on if this store has begun it before.
@@ -63,8 +66,10 @@ class Recordings:
             ConfigError: the path cannot be written to, or another trace of this store is not over. Nothing has changed.
             StorageIOError: an earlier trace could not be written to its end, or the writing thread cannot be started.
             StoreClosedError: the store is closed.
+            StoreBusyError: on a thread of a store.
         """
         self._observed.check_open()
+        self._observed.refuse_to_wait()
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigTypeError("trace", path, "give the path of a file to write, or None")
         place = os.path.abspath(os.fspath(path))
@@ -106,6 +111,7 @@ class Recordings:
         """Block until everything recorded is written or writing has failed, at most for a minute."""
         recorder = self._current
         if recorder is not None:
+            self._observed.refuse_to_wait()
             recorder.flush(_DEADLINE_SECONDS)
 
     def end(self, deadline_seconds: float, reason: str = "ended") -> None:
