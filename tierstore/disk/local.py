@@ -24,7 +24,7 @@ from ..base.defaults import NUM_AT_ONCE
 from ..base.threads import IoThreads
 from ..errors import ConfigError, StoreClosedError, StoreFullError
 from .allocator import round_up
-from .boundary import translated
+from .boundary import naming_the_limit, translated
 from .budget import DiskBudget
 from .codec.codec import parse_codec
 from .codec.policy import CodecPolicy
@@ -256,6 +256,15 @@ class LocalDisk:
             self._native.abandon_after_fork()
 
     async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        try:
+            return await self._write_as_allowed(key, source, kind)
+        except StoreFullError as error:
+            if error.__cause__ is None:
+                raise
+            told = await run_job(self._executor, naming_the_limit, error, self._directory)
+            raise told from told.__cause__
+
+    async def _write_as_allowed(self, key: int, source: memoryview, kind: Kind) -> Stored:
         """Write within the allowance, which must have room for the whole record as if it were not encoded."""
         allowance, num_bytes = self._allowance, len(source)
         if allowance is None:
