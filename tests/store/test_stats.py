@@ -164,11 +164,16 @@ def test_summary_warns_where_nothing_was_stored_and_says_why(make_store: MakeSto
         "tierstore: warning: nothing was stored; no saved tensor was seen: does forward run inside the scope, with "
         "gradients enabled?"
     )
-    with tiered_offload(store, min_bytes="1GiB"):
-        torch.randn(2**18, requires_grad=True).exp().sum().backward()
+    weight, value = torch.ones(2**18, requires_grad=True), torch.ones(2**18)
+    for _ in range(3):
+        with tiered_offload(store, min_bytes="1GiB"):
+            (weight * value.clone()).sum().backward()
+        with tiered_offload(store, min_bytes=0):
+            (weight * torch.ones(2**18, requires_grad=True)).sum().backward()
+    assert store.stats().kept_bytes["parameter"] == 6 * 2**20
     assert store.stats().summary() == (
-        "tierstore: warning: nothing was stored; 1 MiB of saved tensors stayed where they are: "
-        "1 MiB small (`min_bytes`)"
+        "tierstore: warning: nothing was stored; 9 MiB of saved tensors stayed where they are (each save counts): "
+        "6 MiB parameters, 3 MiB small (`min_bytes`)"
     )
 
 

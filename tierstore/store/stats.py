@@ -77,7 +77,8 @@ class StoreStats:
         packed_bytes: their bytes, each storage counted once.
         deduplicated_bytes: bytes of saved tensors that turned out to be views of a storage that is stored already.
         kept_bytes: left where they are, by reason: "parameter", "small", "alive elsewhere", "unsupported",
-            "selected out", "checkpoint policy" (by `selective_checkpoint_contexts`).
+            "selected out", "checkpoint policy" (by `selective_checkpoint_contexts`). No memory: each save of a tensor
+            counts. A weight counts in every step, and two views of one storage count both.
         offloaded_bytes: copied from an accelerator to host memory.
         reloaded_bytes: copied back.
         pageable_copy_bytes: the part of both that went to or from host memory that is not pinned, for which the host
@@ -167,11 +168,12 @@ class StoreStats:
         """Numbers for a log of metrics (TensorBoard and the like), with names that stay the same between releases.
 
         Sizes are in GiB (`tierstore/spilled_gib`), times in seconds (`tierstore/stall_seconds`, and its parts
-        `stall_pack_seconds` and `stall_unpack_seconds`). Totals: packed, kept, deduplicated, offloaded, reloaded,
-        spilled, written, restored, read, cancelled, forwarded and returned bytes; `prefetch_hits`, `prefetch_late`,
-        `prefetch_missed`. Held now: `device_gib`, `host_gib`, `staging_gib`, `lent_gib`, `disk_gib`, `live_handles`,
-        and `resident_gib` where the system tells. The most at once: `host_peak_gib`, `disk_peak_gib`. Where a memory
-        plan is applied: its figures (`memory_plan`), such as `plan_measured_peak_gib` and `plan_num_corrections`.
+        `stall_pack_seconds` and `stall_unpack_seconds`). Totals: packed, kept (each save counts, as in `kept_bytes`),
+        deduplicated, offloaded, reloaded, spilled, written, restored, read, cancelled, forwarded and returned bytes;
+        `prefetch_hits`, `prefetch_late`, `prefetch_missed`. Held now: `device_gib`, `host_gib`, `staging_gib`,
+        `lent_gib`, `disk_gib`, `live_handles`, and `resident_gib` where the system tells. The most at once:
+        `host_peak_gib`, `disk_peak_gib`. Where a memory plan is applied: its figures (`memory_plan`), such as
+        `plan_measured_peak_gib` and `plan_num_corrections`.
 
         Args:
             since: an earlier snapshot of the same store. Totals are then those since it; what is held now, and the
@@ -253,7 +255,7 @@ def _why_nothing(stats: StoreStats) -> str:
         return "no saved tensor was seen: does forward run inside the scope, with gradients enabled?"
     reasons = sorted(kept.items(), key=lambda item: -item[1])
     told = ", ".join(f"{format_bytes(nbytes)} {_WHY_KEPT.get(reason, reason)}" for reason, nbytes in reasons)
-    return f"{format_bytes(sum(kept.values()))} of saved tensors stayed where they are: {told}"
+    return f"{format_bytes(sum(kept.values()))} of saved tensors stayed where they are (each save counts): {told}"
 
 
 def _duration(seconds: float) -> str:
