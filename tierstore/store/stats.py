@@ -14,6 +14,8 @@ from ..rules.counters import Counters
 __all__ = ["StoreStats"]
 
 _GIB = 2**30
+_LEAST_AWAY_BYTES, _MOST_TIMES_KEPT = 32 * 2**20, 4
+"""The summary tells of freed memory that is kept if so much was on disk at once, and a quarter of it is kept."""
 
 _TOTALS_IN_BYTES = (
     "packed",
@@ -190,7 +192,8 @@ class StoreStats:
         """One line for people: what was stored, where it went, and how long training waited.
 
         If nothing was stored, it begins with a warning and says why. It also tells when the staging window
-        (`staging_bytes`) is larger than all that was saved at a time, and nothing came from an accelerator.
+        (`staging_bytes`) is larger than all that was saved at a time, and nothing came from an accelerator. And when
+        the process's allocator keeps freed memory: a quarter or more of the most that was on disk, if that was 32 MiB.
         """
         return _summary_of(self)
 
@@ -245,6 +248,13 @@ def _summary_of(stats: StoreStats) -> str:
         parts.append(
             f"note: the staging window of {format_bytes(stats.staging_bytes)} (`staging_bytes`) is larger than what "
             "was saved at a time, so no memory was gained"
+        )
+    away_bytes, free_bytes = stats.disk_bytes_peak * saved_per_written, stats.allocator_free_bytes or 0
+    is_left_to_allocator = not stats.returned_bytes and stats.memory_return not in ("always", "never")
+    if is_left_to_allocator and _LEAST_AWAY_BYTES <= away_bytes <= _MOST_TIMES_KEPT * free_bytes:
+        parts.append(
+            "note: the process has not shrunk by all that went to disk: its allocator keeps "
+            f"{format_bytes(free_bytes)} of freed memory (docs/how_to/memory_on_cpu.md)"
         )
     return f"tierstore: {'; '.join(parts)}"
 
