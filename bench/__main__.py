@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tierstore.base.interrupts import ended_by_signals
 from tierstore.demo.place import store_directory
 from tierstore.errors import ConfigError
 
@@ -83,13 +84,13 @@ def run_all(
     benchmarks: Sequence[Benchmark], path: str | None, rounds: int | None, console: Console, directory: Path = RESULTS
 ) -> None:
     """Run them, and print the table of each as soon as it is there."""
-    with store_directory(path) as place:
-        for benchmark in benchmarks:
-            with console.status("") as status:
-                run_benchmark(benchmark, place, rounds, status.update, directory)
-            if results := read_results(benchmark.name, directory):
-                show(benchmark, results, console)
-            console.print()
+    place = store_directory(path)
+    for benchmark in benchmarks:
+        with console.status("") as status:
+            run_benchmark(benchmark, place, rounds, status.update, directory)
+        if results := read_results(benchmark.name, directory):
+            show(benchmark, results, console)
+        console.print()
 
 
 def conclude(benchmarks: Sequence[Benchmark], console: Console, *, show_each: bool, directory: Path = RESULTS) -> int:
@@ -126,4 +127,5 @@ def draw_all(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with ended_by_signals():
+        sys.exit(main())

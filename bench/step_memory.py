@@ -193,18 +193,18 @@ def record(path: str | None, results: Path) -> dict[str, Any]:
         RuntimeError: the losses differ.
         subprocess.CalledProcessError: a training failed.
     """
-    with store_directory(path) as place:
-        recordings = {}
-        for variant in VARIANTS:
-            command = [sys.executable, "-m", "bench.step_memory", "--variant", variant, "--path", str(place)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            recordings[variant] = json.loads(done.stdout.splitlines()[-1])
-        found = {
-            "machine": describe_machine(place),
-            "versions": describe_versions(),
-            "settings": {"model": vars(SHAPE), "batch": BATCH, "host_bytes": HOST_BYTES, "return_memory": "always"},
-            "variants": recordings,
-        }
+    place = store_directory(path)
+    recordings = {}
+    for variant in VARIANTS:
+        command = [sys.executable, "-m", "bench.step_memory", "--variant", variant, "--path", str(place)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        recordings[variant] = json.loads(done.stdout.splitlines()[-1])
+    found = {
+        "machine": describe_machine(place),
+        "versions": describe_versions(),
+        "settings": {"model": vars(SHAPE), "batch": BATCH, "host_bytes": HOST_BYTES, "return_memory": "always"},
+        "variants": recordings,
+    }
     if len({recording["last_loss"] for recording in recordings.values()}) != 1:
         raise RuntimeError("the last losses differ")
     results.mkdir(exist_ok=True)

@@ -26,6 +26,7 @@ smartquotes_action = "D"  # dashes, but no quotes: "8GiB" is code, also in text
 myst_enable_extensions = ["colon_fence"]
 copybutton_prompt_text = r"\$ "
 copybutton_prompt_is_regexp = True
+copybutton_line_continuation_character = "\\"
 suppress_warnings = ["misc.highlighting_failure"]  # a console block with a part of a program's output
 
 # Docstrings

@@ -3,7 +3,7 @@
 `grad`, `vjp`, `jacrev` and `hessian` refuse to run under any saved-tensor hooks. `keep_resident(hooks=False)` takes
 the hooks off for as long as they run; the scope around goes on afterwards.
 
-    python examples/functional_transforms.py [PATH]    # PATH: a directory on the drive; default: a temporary one
+    python examples/functional_transforms.py [PATH]    # PATH: a directory on the drive; default: /tmp
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 
 import torch
 from torch import func
@@ -76,5 +76,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    with TemporaryDirectory() as temporary:
-        main(*(sys.argv[1:] or [temporary]))
+    main(*(sys.argv[1:] or [gettempdir()]))

@@ -1,6 +1,6 @@
 """Scopes in scopes: the innermost saved-tensor hooks save, ours and those of PyTorch alike.
 
-python examples/nested_scopes.py [PATH]    # PATH: a directory on the drive; default: a temporary one
+python examples/nested_scopes.py [PATH]    # PATH: a directory on the drive; default: /tmp
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager as Scope
 from contextlib import nullcontext
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 
 import torch
 from torch.autograd.graph import save_on_cpu
@@ -65,5 +65,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    with TemporaryDirectory() as temporary:
-        main(*(sys.argv[1:] or [temporary]))
+    main(*(sys.argv[1:] or [gettempdir()]))

@@ -3,7 +3,7 @@
 Saved-tensor hooks belong to the thread that enters them. A scope around the threads therefore does nothing on them;
 `offload_module` enters its scope inside forward, on whichever thread runs it.
 
-    python examples/replicas_on_threads.py [PATH]    # PATH: a directory on the drive; default: a temporary one
+    python examples/replicas_on_threads.py [PATH]    # PATH: a directory on the drive; default: /tmp
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import copy
 import sys
 import threading
 from collections.abc import Sequence
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 
 import torch
 from torch import nn
@@ -86,5 +86,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    with TemporaryDirectory() as temporary:
-        main(*(sys.argv[1:] or [temporary]))
+    main(*(sys.argv[1:] or [gettempdir()]))

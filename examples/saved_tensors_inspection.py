@@ -1,12 +1,12 @@
 """Which saved tensors go to the store, which stay and why, and how to look at them while the graph lives.
 
-python examples/saved_tensors_inspection.py [PATH]    # PATH: a directory on the drive; default: a temporary one
+python examples/saved_tensors_inspection.py [PATH]    # PATH: a directory on the drive; default: /tmp
 """
 
 from __future__ import annotations
 
 import sys
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -74,5 +74,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    with TemporaryDirectory() as temporary:
-        main(*(sys.argv[1:] or [temporary]))
+    main(*(sys.argv[1:] or [gettempdir()]))

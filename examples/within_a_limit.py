@@ -1,6 +1,6 @@
 """Train a model that nobody has tuned for within a limit of memory: a U-Net with attention.
 
-python examples/within_a_limit.py [PATH] [--share 0.75]    # PATH: on the drive; default: a temporary directory
+python examples/within_a_limit.py [PATH] [--share 0.75]    # PATH: on the drive; default: /tmp
 
 The limit is a share of the resident memory that a plain step takes. The plan is told the limit, the model and how to
 compute the loss, and nothing else. Gradients and running statistics are compared with those of the plain model.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 
 import torch
 from torch import nn
@@ -120,5 +120,4 @@ if __name__ == "__main__":
     parser.add_argument("path", nargs="?")
     parser.add_argument("--share", type=float, default=0.75, metavar="SHARE", help="of the plain peak")
     arguments = parser.parse_args()
-    with TemporaryDirectory() as temporary:
-        main(arguments.path or temporary, arguments.share)
+    main(arguments.path or gettempdir(), arguments.share)

@@ -18,6 +18,7 @@ import torch
 
 from bench.harness import RESULTS
 from bench.machine import describe_machine, describe_versions
+from tierstore.base.interrupts import ended_by_signals
 from tierstore.demo.place import store_directory
 from tierstore.rules.device_window import FLIGHT_BYTES, RELOAD_BYTES
 
@@ -45,15 +46,15 @@ def main(words: list[str] | None = None) -> int:
         for path, ended in tests.items():
             print(f"{path}: {ended}", flush=True)
     request = {"device": arguments.device, "steps": 2 if arguments.tiny else arguments.steps, "tiny": arguments.tiny}
-    with store_directory(arguments.path) as directory:
-        machine = describe_machine(directory)
-        outcome = run_cases(
-            _chosen(TINY_CASES if arguments.tiny else CASES, arguments.only),
-            budget,
-            request,
-            directory,
-            lambda text: print(text, flush=True),
-        )
+    directory = store_directory(arguments.path)
+    machine = describe_machine(directory)
+    outcome = run_cases(
+        _chosen(TINY_CASES if arguments.tiny else CASES, arguments.only),
+        budget,
+        request,
+        directory,
+        lambda text: print(text, flush=True),
+    )
     judged = [] if arguments.tiny else list(verdicts(outcome.found, FLIGHT_BYTES + RELOAD_BYTES))
     for verdict in judged:
         print(f"{'met' if verdict.is_met else 'missed'}: {verdict.goal}: {verdict.value:.4g} <= {verdict.at_most:.4g}")
@@ -115,4 +116,5 @@ def _write(outcome: Outcome, judged: list[Verdict], about: dict[str, Any], direc
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with ended_by_signals():
+        sys.exit(main())

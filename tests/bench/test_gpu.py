@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from bench.gpu.runner import Budget, run_cases, run_tests
 from bench.gpu.targets import covered_fraction, floor_seconds, verdicts
 from bench.gpu.variants import VARIANTS
 from bench.gpu.workloads import WORKLOADS, fitting_batch
-from tierstore.demo.place import store_directory
 
 MIB = 2**20
 REQUEST = {"device": "cpu", "steps": 1, "tiny": True}
@@ -61,9 +61,9 @@ def test_saved_tensor_on_the_cpu_every_figure_is_judged(tmp_path: Path) -> None:
 
 
 def test_sidecar_variant_same_gradients() -> None:
-    with store_directory(None) as directory:  # a socket's address must be short
-        plain = _figures("none", "tiny decoder", directory)
-        found = _figures("tierstore, sidecar", "tiny decoder", directory, host_bytes=0, min_bytes=0)
+    with TemporaryDirectory() as directory:  # a socket's address must be short
+        plain = _figures("none", "tiny decoder", Path(directory))
+        found = _figures("tierstore, sidecar", "tiny decoder", Path(directory), host_bytes=0, min_bytes=0)
     assert found["gradients"] == plain["gradients"]
     assert found["packed_bytes"] > 0
 

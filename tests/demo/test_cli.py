@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.command_line import hear_hangups
 from tierstore import cli
 from tierstore.demo import DemoResult, DemoSettings, present
 from tierstore.demo.runs import RunReport
@@ -151,6 +154,28 @@ def test_accelerator_that_is_absent_is_refused_before_torch_is_imported(device: 
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert_refused(done, f"--device='{device}' cannot be used", "no driver", "cpu")
     assert len(done.stderr.splitlines()) == 1, "it says nothing else"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+def test_demo_ended_by_a_signal_leaves_no_file_and_no_process(number: signal.Signals, tmp_path: Path) -> None:
+    places = {"XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "tierstore.cli", "demo", *SMALL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | places,
+        preexec_fn=hear_hangups,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        while f"spills to {tmp_path}".encode() not in (line := process.stderr.readline()):
+            assert line, "it does not say where"
+        process.send_signal(number)
+        assert process.wait() != 0
+        with suppress(ProcessLookupError) if number is signal.SIGKILL else pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # there is nobody, unless nobody could end the training's process
     assert list(tmp_path.iterdir()) == []
 
 

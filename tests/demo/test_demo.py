@@ -106,18 +106,15 @@ def test_text_exactly_long_enough_accepted(tmp_path: Path) -> None:
         load_text(str(file), at_least_bytes=18)
 
 
-def test_store_directory_by_default_temporary_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with store_directory(None) as directory:
-        assert directory.is_dir()
-        assert file_system_of(directory) not in ("tmpfs", "ramfs")
-    assert not directory.exists()
-
-
-def test_store_directory_given_is_used_and_stays(tmp_path: Path) -> None:
-    with store_directory(str(tmp_path)) as directory:
-        assert directory == tmp_path
-    assert tmp_path.is_dir()
+def test_store_directory_is_the_one_given_or_the_first_usual_one_on_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/dev/shm")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert store_directory(None) == tmp_path
+    monkeypatch.chdir(tmp_path.parent)
+    assert store_directory(None) == tmp_path.parent
+    assert store_directory("/dev/shm") == Path("/dev/shm")
 
 
 def test_file_system_of_known_mounts() -> None:

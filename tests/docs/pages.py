@@ -45,7 +45,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 def commands_of(console: str) -> list[tuple[str, str]]:
     """(command, the output that the page shows) for each prompt of a console block. Lines that end in "\\" go on."""
-    found = re.findall(r"^\$ ((?:.*\\\n)*.*)\n?((?:(?!\$ |# ).*(?:\n|\Z))*)", console, re.MULTILINE)
+    found = re.findall(r"^\$ ((?:.*\\\n)*.*)\n?((?:(?!\$ ).*(?:\n|\Z))*)", console, re.MULTILINE)
     return [(command.replace("\\\n", " "), output) for command, output in found]
 
 

@@ -64,10 +64,12 @@ class Reader:
 
     Attributes:
         home: their home directory.
+        folder: where the pages have them put everything.
     """
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self.folder = home / Path(FOLDER[0].split()[-1]).name
         self._is_other = os.geteuid() == 0
         if self._is_other:
             os.chown(home, UID, UID)
@@ -115,10 +117,10 @@ class Reader:
 
 
 FIRST = Page("first_training.md")
-INSTALL, FOLDERS, TRAIN, VIEW, SERVE, CONNECT, STAT = FIRST.consoles
+FOLDER, INSTALL, DRIVE, TRAIN, VIEW, SERVE, CONNECT, STAT = FIRST.consoles
 TRACE = Page("reading_a_trace.md")
-SHOW, VIEW_AGAIN, COMPARE = TRACE.consoles
-START, ENTER = INSTALL[1], FOLDERS[1]  # in each terminal, once
+SHOW, VIEW_AGAIN, COMPARE, REMOVE = TRACE.consoles
+START, ENTER = INSTALL[1], DRIVE[1]  # in each terminal, once
 
 
 @pytest.fixture(scope="module")
@@ -130,11 +132,15 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     folder.mkdir(mode=0o700)
     try:
         person = Reader(folder)
-        person.types(INSTALL[0].replace("python3", sys.executable) + " --without-pip")
-        _install_quickly(folder / "tierstore")
+        person.types(*FOLDER, _environment_without_pip())
+        _install_quickly(person.folder / "environment")
         yield person
     finally:
         shutil.rmtree(folder)
+
+
+def _environment_without_pip() -> str:
+    return INSTALL[0].replace("python3", sys.executable) + " --without-pip"
 
 
 def _install_quickly(environment: Path) -> None:
@@ -155,8 +161,8 @@ class Trained(NamedTuple):
 
 @pytest.fixture(scope="module")
 def trained(reader: Reader) -> Trained:
-    reader.types(*FOLDERS)
-    reader.saves(FIRST, reader.home / "first")
+    reader.types(*DRIVE)
+    reader.saves(FIRST, reader.folder)
     return Trained(*(reader.types(START, ENTER, *console) for console in (TRAIN, VIEW)))
 
 
@@ -177,13 +183,13 @@ def test_peak_falls_and_gradients_are_the_same(trained: Trained, reader: Reader)
     assert "same gradients: True" in trained.training
     with_store, without = peaks(trained.training)
     assert with_store < 0.7 * without
-    assert list((reader.home / "first" / "drive").iterdir()) == []
+    assert list((reader.folder / "drive").iterdir()) == []
 
 
 def test_trace_is_drawn_and_explained(trained: Trained, reader: Reader) -> None:
     assert FIRST.promises(VIEW[0], trained.view), trained.view
     assert re.search(r"^step 1 of 1: .+\.$", trained.view, re.MULTILINE)
-    assert '<canvas id="lanes">' in (reader.home / "first" / "step.html").read_text(encoding="utf-8")
+    assert '<canvas id="lanes">' in (reader.folder / "step.html").read_text(encoding="utf-8")
     shown = reader.types(START, ENTER, *SHOW)
     assert re.search(r"^step +seconds +forward +backward .*written +read$", shown, re.MULTILINE), shown
     assert VIEW_AGAIN == VIEW
@@ -193,7 +199,7 @@ def test_page_of_the_trace_loads_in_a_browser(trained: Trained, reader: Reader) 
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         pytest.skip("there is no chromium")
-    page = reader.home / "first" / "step.html"
+    page = reader.folder / "step.html"
     line = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={reader.home}/browser"]
     done = subprocess.run([*line, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=END_SECONDS)
     legend = re.search(r'<div id="legend">(.*?)</div>', done.stdout, re.DOTALL)
@@ -220,13 +226,36 @@ def test_training_through_the_daemon(trained: Trained, reader: Reader) -> None:
     assert with_store < 0.7 * without
     assert "1 session" in stat
     assert re.search(r"shared\.py .*connected", stat), stat
-    assert list((reader.home / "first" / "shared").iterdir()) == []
+    assert list((reader.folder / "shared").iterdir()) == []
 
 
 def test_tutorial_has_nothing_else_to_do() -> None:
     assert sorted(page.name for page in TUTORIAL.iterdir()) == ["first_training.md", "reading_a_trace.md"]
     assert list(FIRST.files) == ["train.py"]
     assert TRACE.files == {}
+
+
+def test_what_the_pages_remove_is_only_what_they_made(short_directory: Path) -> None:
+    """A clone is naturally called as its project."""
+    person = Reader(short_directory)
+    names = ("tierstore", "first", "venv", ".venv", "drive")
+    for name in names:
+        person.types(f"mkdir {name}", f"touch {name}/mine")
+    person.types(*FOLDER, _environment_without_pip(), *DRIVE, SERVE[1])
+    person.types(*REMOVE, cwd=person.folder)
+    left = {str(path.relative_to(short_directory)) for path in short_directory.glob("*/*")}
+    assert left == {f"{name}/mine" for name in names}
+    assert {path.name for path in short_directory.iterdir()} == {*names, "run"}
+
+
+@pytest.mark.parametrize("taken", ["folder", "file"])
+def test_folder_that_is_there_already_is_refused(short_directory: Path, taken: str) -> None:
+    person = Reader(short_directory)
+    person.types(f"mkdir {person.folder}" if taken == "folder" else f"touch {person.folder}")
+    with person.terminal(*FOLDER) as terminal:
+        said = terminal.communicate(timeout=END_SECONDS)[1]
+    assert terminal.returncode != 0
+    assert "File exists" in said
 
 
 @pytest.mark.many
@@ -248,7 +277,8 @@ def test_installation_as_the_page_says(short_directory: Path) -> None:
     for path in (source, *source.rglob("*")):
         os.chown(path, UID, UID, follow_symlinks=False)
     pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    person.types(*FOLDER)
     person.types(*INSTALL, cwd=source, **pip | {"PIP_CONSTRAINT": str(source / "constraints.txt")})
-    person.types(*FOLDERS)
-    person.saves(FIRST, short_directory / "first")
+    person.types(*DRIVE)
+    person.saves(FIRST, person.folder)
     assert FIRST.promises(TRAIN[0], person.types(START, ENTER, *TRAIN))

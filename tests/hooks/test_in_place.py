@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -321,3 +321,23 @@ def test_storage_object_held_and_refilled_as_plain(store: TierStore) -> None:
         return [weight.grad]
 
     assert assert_same_outcome(program, store) != "modified"
+
+
+@pytest.mark.parametrize("min_bytes", [0, "1GiB"])
+def test_detached_in_place_before_backward_computes_as_under_any_hooks(store: TierStore, min_bytes: object) -> None:
+    """PyTorch without hooks refuses it, though no byte has changed."""
+
+    def gradient(scope: AbstractContextManager[object]) -> torch.Tensor:
+        leaf = torch.arange(float(SIDE * SIDE), requires_grad=True)
+        hidden = leaf * 2
+        with scope:
+            loss = (hidden * hidden).sum()
+        hidden.detach_()
+        del hidden
+        store.flush()
+        return torch.autograd.grad(loss, [leaf])[0]
+
+    with pytest.raises(RuntimeError, match="detached in-place"):
+        gradient(nullcontext())
+    expected = gradient(torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved))
+    assert torch.equal(gradient(tiered_offload(store, min_bytes=min_bytes)), expected)

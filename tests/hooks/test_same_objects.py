@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -309,6 +309,35 @@ def test_attribute_of_a_result_set_after_packing_as_without_hooks_of_ours(store:
     found = given(tiered_offload(store, min_bytes=0))
     assert found == given(_identity())
     assert found.attributes == ("data_", "scale")
+
+
+REQUIRING: dict[str, Make] = {
+    "parameter": lambda: torch.nn.Parameter(_values()),
+    "leaf": lambda: _values().requires_grad_(),
+    "result": lambda: _values().requires_grad_() * 1,
+}
+
+
+@pytest.mark.parametrize("late", [None, 5.0], ids=["set before", "set after"])
+@pytest.mark.parametrize("kind", REQUIRING)
+def test_attribute_of_what_requires_gradients_is_seen_only_where_there_are_no_hooks(
+    store: TierStore, kind: str, late: float | None
+) -> None:
+    """As `docs/reference/compatibility.md` says of `weight.main_grad`."""
+
+    def attributes(*scopes: AbstractContextManager[object]) -> tuple[str, ...]:
+        saved = REQUIRING[kind]()
+        if late is None:
+            saved.scale = 3.0  # type: ignore[attr-defined]
+        with ExitStack() as around:
+            for scope in scopes[:-1]:
+                around.enter_context(scope)
+            return _saved_and_given(saved, scopes[-1], store.flush, is_alive=True, late=late).attributes
+
+    assert attributes(nullcontext()) == ("scale",)
+    for hooks in (_identity(), tiered_offload(store, min_bytes=0), tiered_offload(store, min_bytes="1GiB")):
+        assert attributes(hooks) == ()
+    assert attributes(tiered_offload(store, min_bytes=0), keep_resident(hooks=False)) == ("scale",)
 
 
 def test_subclass_that_answers_nobody_is_not_asked(store: TierStore) -> None:

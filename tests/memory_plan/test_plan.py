@@ -30,6 +30,7 @@ from tierstore.memory_plan.prices import Trials, measure_prices
 from tierstore.residency.torch_names import current_backward
 
 MIB = 2**20
+AGAIN = Action("recompute", stores=True)
 
 
 def steps(model: nn.Module, num_steps: int = 2) -> list[Any]:
@@ -145,6 +146,27 @@ def test_block_too_large_to_be_computed_again_is_not_even_tried(
     prices, _ = measure_prices(Trials(model, lambda: loss_of(model), store, ResidentMeter(), limit_bytes))
     assert num_computed[True] == num_again
     assert set(prices.differs.values()) == (set() if num_again else {"that takes more memory than the limit"})
+
+
+def test_block_that_fits_beside_a_narrow_staging_window_is_computed_again_within_the_limit(
+    make_store: MakeStore,
+) -> None:
+    """It would not beside the whole window, of which computing again needs nothing."""
+    store = make_store(staging_bytes="192MiB")
+    model, meter = Model(), ResidentMeter()
+    with Trials(model, lambda: loss_of(model), store, meter, 2**40) as trials:
+        prices, _ = measure_prices(trials)
+    most_bytes = max(moment.bytes for moment in prices.moments)
+    limit_bytes = most_bytes + 112 * MIB  # a narrow window and its scratch take 48 MiB, the whole one 208 MiB
+    with Trials(model, lambda: loss_of(model), store, meter, limit_bytes) as trials:
+        prices, measured = measure_prices(trials)
+    assert prices.differs == {}
+    peaks = {step.peak_bytes for decision, step in measured if {*decision.actions.values()} == {AGAIN}}
+    assert peaks
+    assert max(peaks) <= limit_bytes
+    recompute = prices.uniform(Action("recompute"))
+    assert recompute.peak_bytes <= limit_bytes
+    assert {*recompute.actions.values()} == {Action("recompute")}
 
 
 @pytest.mark.many

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,14 @@ def assert_says_where_the_data_is(error: StoreFullError) -> None:
     assert "the data is still in memory" in str(error)
 
 
+def assert_says_that_the_drive_is_full(error: StoreFullError, drive: Path) -> None:
+    """A larger disk budget would not help, so it is not advised by an embedded store, which knows that."""
+    assert re.search(rf"the drive is full: No space left on device, .+ are free under {drive}", error.reason)
+    assert "raise disk_bytes" not in str(error)
+    assert "host_bytes" in error.advice
+    assert "drive" in error.advice
+
+
 def assert_trains_again(store: TierStore, graphs: Graphs) -> None:
     """Once the graphs are gone, what they took is free and the next steps are right, on disk."""
     graphs.losses.clear()
@@ -91,7 +101,7 @@ def test_full_drive_raises_at_pack_and_goes_on_when_graphs_are_gone(open_store: 
         error = graphs.add_until_full(store)
         assert_says_where_the_data_is(error)
         assert error.disk_bytes + NBYTES < error.disk_budget_bytes, "it is the drive that is full"
-        assert "No space left on device" in str(error)
+        assert_says_that_the_drive_is_full(error, small_drive)
         assert used_bytes(small_drive) > DRIVE_BYTES // 2
         graphs.check()
         assert_trains_again(store, graphs)
@@ -169,6 +179,19 @@ def test_tensor_that_fits_nowhere_is_refused_and_smaller_ones_go_on(open_store: 
     assert torch.equal(found, weight.detach().exp())
     del caught, loss, found
     assert_trains_again(store, Graphs())
+
+
+async def test_full_drive_is_told_also_of_a_record_that_was_encoded_to_fit(small_drive: Path) -> None:
+    noise = memoryview(bytearray(os.urandom(12 * MIB)))
+    async with local_disk(small_drive, disk_bytes=120 * MIB, codec="zstd:1") as disk:
+        for key in range(12):  # several in each segment
+            await disk.write(key, noise[: 2 * MIB], PLAIN)
+        fill_up(small_drive)
+        await disk.discard([1])
+        with pytest.raises(StoreFullError) as caught:
+            await disk.write(12, noise, PLAIN)
+    assert_says_that_the_drive_is_full(caught.value, small_drive)
+    assert isinstance(caught.value.__cause__, OSError)
 
 
 def test_store_that_finds_no_room_to_open_says_that_the_drive_refuses(small_drive: Path) -> None:

@@ -51,6 +51,7 @@ def main(directory: str, mode: str, *options: str) -> None:
                 "returned_bytes": stats.returned_bytes,
                 "return_seconds": stats.return_seconds,
                 "memory_return": stats.memory_return,
+                "summary": stats.summary(),
                 "told": [str(warning.message) for warning in told],
             }
         )

@@ -70,6 +70,7 @@ def test_auto_with_ample_room_returns_nothing_and_says_why_memory_stays_once(sto
     assert (found["memory_return"], found["returned_bytes"]) == ("auto", 0)
     assert found["allocator_free_bytes"] > 200 * MIB
     assert found["resident_bytes"] > found["allocator_free_bytes"]
+    assert "the process has not shrunk by all that went to disk: its allocator keeps" in found["summary"]
     (told,) = found["told"]
     assert "of saved tensors left memory, but the process did not shrink by that" in told
     assert "Memory is not short here" in told

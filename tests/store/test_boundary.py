@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+from pathlib import Path
 
 import lmdb
 import pytest
 
-from tierstore.disk.boundary import translated
+from tierstore.disk.boundary import naming_the_limit, translated
 from tierstore.disk.codec.codec import DamagedBytesError
 from tierstore.errors import CorruptDataError, StorageIOError, StoreFullError
 
@@ -61,3 +63,28 @@ def test_damaged_bytes_are_told_with_the_key() -> None:
 def test_bugs_of_ours_pass_through() -> None:
     with pytest.raises(ZeroDivisionError), translated("write", "a segment", "the data is here"):
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason", "advice"),
+    [
+        (None, "the disk budget is used up", "raise disk_bytes or host_bytes"),
+        (_os_error(errno.ENOSPC), "the drive is full: No space left on device, .+ free under {}", "free space there"),
+        (lmdb.DiskError("ENOSPC"), "the drive is full: No space left on device, .+ free under {}", "free space there"),
+        (_os_error(errno.EDQUOT), "your quota on the drive of {} is used up: .*quota exceeded", "free space there"),
+        (_error_of_lmdb(errno.EDQUOT), "your quota on the drive of {} is used up: .*quota", "free space there"),
+        (lmdb.MapFullError("raise `ulimit -v`"), "the disk budget is used up", "raise `ulimit -v` or host_bytes"),
+    ],
+    ids=str,
+)
+def test_full_names_what_is_the_limit_and_advises_no_other(
+    tmp_path: Path, cause: Exception | None, reason: str, advice: str
+) -> None:
+    full = StoreFullError(5, 10, 11)
+    full.__cause__ = cause
+    for directory in (tmp_path, tmp_path / "gone"):
+        told = naming_the_limit(full, directory)
+        assert re.search(reason.format(directory), told.reason)
+        assert told.advice.startswith(advice)
+        assert (told.needed_bytes, told.disk_bytes, told.disk_budget_bytes) == (5, 10, 11)
+        assert told.__cause__ is cause

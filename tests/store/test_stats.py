@@ -164,11 +164,16 @@ def test_summary_warns_where_nothing_was_stored_and_says_why(make_store: MakeSto
         "tierstore: warning: nothing was stored; no saved tensor was seen: does forward run inside the scope, with "
         "gradients enabled?"
     )
-    with tiered_offload(store, min_bytes="1GiB"):
-        torch.randn(2**18, requires_grad=True).exp().sum().backward()
+    weight, value = torch.ones(2**18, requires_grad=True), torch.ones(2**18)
+    for _ in range(3):
+        with tiered_offload(store, min_bytes="1GiB"):
+            (weight * value.clone()).sum().backward()
+        with tiered_offload(store, min_bytes=0):
+            (weight * torch.ones(2**18, requires_grad=True)).sum().backward()
+    assert store.stats().kept_bytes["parameter"] == 6 * 2**20
     assert store.stats().summary() == (
-        "tierstore: warning: nothing was stored; 1 MiB of saved tensors stayed where they are: "
-        "1 MiB small (`min_bytes`)"
+        "tierstore: warning: nothing was stored; 9 MiB of saved tensors stayed where they are (each save counts): "
+        "6 MiB parameters, 3 MiB small (`min_bytes`)"
     )
 
 
@@ -177,6 +182,38 @@ def test_summary_tells_of_a_window_larger_than_what_was_saved(make_store: MakeSt
     with tiered_offload(store, min_bytes=0):
         torch.randn(2**18, requires_grad=True).exp().sum().backward()
     assert "(`staging_bytes`) is larger than what was saved at a time" in store.stats().summary()
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("away_mib", "free_mib", "mode", "returned_bytes", "is_told"),
+    [
+        (240, 60, "auto", 0, True),
+        (240, 59, "auto", 0, False),
+        (32, 8, "auto", 0, True),
+        (31, 400, "auto", 0, False),
+        (240, 240, "off: musl offers no way to return freed memory", 0, True),
+        (240, 240, "auto", 1, False),
+        (240, 240, "always", 0, False),
+        (240, 240, "never", 0, False),
+        (240, None, "auto", 0, False),
+    ],
+)
+def test_summary_tells_of_freed_memory_that_is_kept_by_what_went_to_disk(
+    store: TierStore, away_mib: int, free_mib: int | None, mode: str, returned_bytes: int, is_told: bool
+) -> None:
+    stats = dataclasses.replace(
+        store.stats(),
+        packed_bytes=1,
+        disk_bytes_peak=away_mib * MIB,
+        allocator_free_bytes=None if free_mib is None else free_mib * MIB,
+        memory_return=mode,
+        returned_bytes=returned_bytes,
+    )
+    told = f"its allocator keeps {free_mib} MiB of freed memory (docs/how_to/memory_on_cpu.md)"
+    assert (told in stats.summary()) is is_told
 
 
 def test_summary_does_not_call_the_window_too_large_where_memory_of_an_accelerator_was_gained(

@@ -124,14 +124,27 @@ def test_tune_program_on_an_accelerator_tries_its_memory_too(
     assert "device_bytes" in tomllib.loads((working_directory / "tierstore.toml").read_text())["offload"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_tune_interrupted_ends_the_program_and_leaves_nothing(
+NUM_FILES = 4000
+"""Of a trial: to remove so many takes long enough for a second signal to come meanwhile."""
+HANGING = f"""
+import os, pathlib, sys, time
+folder = pathlib.Path(os.environ["TIERSTORE_TUNE"]).parent
+for number in range({NUM_FILES}):
+    folder.joinpath(str(number)).touch()
+sys.stdout.close()
+open(sys.argv[1], "w").write(str(os.getpid()))
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_tune_interrupted_twice_ends_the_program_and_leaves_nothing(
     number: signal.Signals, hardware_file: Path, working_directory: Path, tmp_path: Path
 ) -> None:
+    """The second signal comes while the folder of the trial is being removed."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    script = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(1000)"
-    program = [sys.executable, "-S", "-c", script, str(fifo)]
+    program = [sys.executable, "-S", "-c", HANGING, str(fifo)]
     environment = environment_of_tests(TMPDIR=str(working_directory / "temporary"))
     arguments = [sys.executable, "-m", "tierstore.cli", "tune", f"--hardware={hardware_file}", "--", *program]
     process = subprocess.Popen(
@@ -142,6 +155,10 @@ def test_tune_interrupted_ends_the_program_and_leaves_nothing(
         preexec_fn=hear_hangups,
     )
     pid = int(fifo.read_text())
+    (folder,) = (working_directory / "temporary").iterdir()
+    process.send_signal(number)
+    while len(os.listdir(folder)) > NUM_FILES:
+        assert process.poll() is None
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode not in (0, None)

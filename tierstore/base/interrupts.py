@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
 from ..errors import StoreBusyError, TierStoreError
 
-__all__ = ["ENDINGS", "ended_by_signals", "is_half_changed", "is_interrupt"]
+__all__ = ["ENDINGS", "ended_by_signals", "interrupts_held_back", "is_half_changed", "is_interrupt"]
 
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 """The signals of a service manager that stops a process, and of a terminal that closes."""
@@ -98,3 +98,23 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[Callable[[], None]]:
+    """Hold back Ctrl-C, SIGTERM and SIGHUP until the yielded function is called, or until the end. Main thread only."""
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDINGS)}
+
+    def let_through() -> None:
+        while handlers:
+            signal.signal(*handlers.popitem())
+        while came:
+            signal.raise_signal(came.pop())
+
+    try:
+        for number in tuple(handlers):
+            signal.signal(number, lambda number, _: came.append(number))
+        yield let_through
+    finally:
+        let_through()

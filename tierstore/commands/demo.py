@@ -19,7 +19,7 @@ def demo(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Existing directory for the store's files. Default: a temporary one on a disk, removed at the end.",
+            help="Existing directory for the store's files. Default: this one if on a disk. Nothing stays there.",
         ),
     ] = None,
     host_bytes: Annotated[

@@ -93,7 +93,7 @@ def run_demo(
 
     Args:
         settings: what to train.
-        path: the store's directory; `None`: a temporary one on a disk.
+        path: the store's directory; `None`: one on a disk. Nothing is left there.
         host_bytes: the store's budget; `None`: an eighth of what plain training added to memory.
         watch: callbacks that follow the demo.
 
@@ -104,11 +104,11 @@ def run_demo(
     watch = watch or DemoWatch()
     budget = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
     load_text(settings.text, at_least_bytes=settings.context + 1)
-    with store_directory(path) as directory:
-        watch.chosen(directory)
-        plain = run_in_fresh_process("plain", RunRequest(settings), watch.running(None))
-        if budget is None:
-            budget = plain.peak_bytes // HOST_SHARE
-        request = RunRequest(settings, str(directory), budget)
-        stored = run_in_fresh_process("tierstore", request, watch.running(budget))
+    directory = store_directory(path)
+    watch.chosen(directory)
+    plain = run_in_fresh_process("plain", RunRequest(settings), watch.running(None))
+    if budget is None:
+        budget = plain.peak_bytes // HOST_SHARE
+    request = RunRequest(settings, str(directory), budget)
+    stored = run_in_fresh_process("tierstore", request, watch.running(budget))
     return DemoResult(settings, budget, plain, stored)

@@ -1,12 +1,11 @@
-"""Finds the directory of the demo's store. By default it is a temporary one on a real disk."""
+"""Finds the directory of the demo's store. By default it is one on a real disk. Nothing is left there: the store's
+files have no names."""
 
 from __future__ import annotations
 
 import os
 import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from ..base.config import check_directory
@@ -17,21 +16,14 @@ __all__ = ["file_system_of", "is_in_memory", "store_directory"]
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
-@contextmanager
-def store_directory(path: str | None) -> Iterator[Path]:
-    """The directory to use: `path` itself, or a temporary one that is removed at the end.
+def store_directory(path: str | None) -> Path:
+    """The directory to use: `path` itself, or the first of the usual places that is on a disk.
 
     Raises:
-        ConfigError: `path` cannot be used, or none of the usual places is on a disk.
+        ConfigError: `path` cannot be used, or none of the usual places is writable and on a disk.
     """
     if path is not None:
-        yield check_directory(path)
-        return
-    with tempfile.TemporaryDirectory(prefix="tierstore-demo-", dir=_first_on_disk()) as directory:
-        yield Path(directory)
-
-
-def _first_on_disk() -> Path:
+        return check_directory(path)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     for place in (Path.cwd(), cache, Path(tempfile.gettempdir()), Path("/var/tmp")):
         try:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from ..base.config import SizeLike, format_bytes
+from ..base.interrupts import ended_by_signals
 from .compare import DemoResult, DemoWatch, run_demo
 from .launch import WatchedRun
 from .place import file_system_of, is_in_memory
@@ -20,7 +21,7 @@ __all__ = ["present_demo"]
 
 
 def present_demo(settings: DemoSettings, *, path: str | None, host_bytes: SizeLike | None, as_json: bool) -> DemoResult:
-    """Run and print; blocks until it is done.
+    """Run and print; blocks until it is done. SIGTERM and SIGHUP end it as Ctrl-C does. Main thread only.
 
     Raises:
         ConfigError: an option cannot be used; an accelerator without a driver is refused before all else.
@@ -28,7 +29,7 @@ def present_demo(settings: DemoSettings, *, path: str | None, host_bytes: SizeLi
     """
     check_device(settings.device)
     messages = Console(stderr=True, highlight=False, soft_wrap=True)
-    with _progress(messages) as progress:
+    with ended_by_signals(), _progress(messages) as progress:
         result = run_demo(settings, path=path, host_bytes=host_bytes, watch=_watch(settings, progress))
     if as_json:
         print(json.dumps(result.as_dict(), indent=2))

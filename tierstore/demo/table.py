@@ -62,7 +62,7 @@ def _store_rows(stats: Mapping[str, Any], host_bytes: int) -> list[tuple[str, st
     return [
         ("host memory: budget", format_bytes(host_bytes)),
         ("host memory: most held at once", format_bytes(stats["host_bytes_peak"])),
-        ("saved tensors: left in place", format_bytes(kept)),
+        ("saved tensors: left in place, each save", format_bytes(kept)),
         ("saved tensors: handed to the store", format_bytes(stats["packed_bytes"])),
         ("spilled to disk", format_bytes(stats["spilled_bytes"])),
         ("written on disk for that", format_bytes(stats["written_bytes"])),

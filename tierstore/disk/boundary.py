@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import lmdb
 
+from ..base.config import format_bytes, free_disk_bytes
 from ..base.system_words import words_of
 from ..errors import CorruptDataError, StorageIOError, StoreFullError
 from .codec.codec import DamagedBytesError
 from .segments import is_out_of_space
 
-__all__ = ["Usage", "means_full", "translated"]
+__all__ = ["Usage", "means_full", "naming_the_limit", "translated"]
 
 Usage = tuple[int, int]
 """Bytes taken on disk now, and the most that may be taken; a `StoreFullError` states both."""
@@ -53,3 +57,32 @@ def translated(
         if means_full(error):
             raise StoreFullError(num_bytes, *usage, reason=f"{place}: {words_of(error)}") from error
         raise StorageIOError(operation, place, words_of(error), data) from error
+
+
+def naming_the_limit(full: StoreFullError, directory: Path) -> StoreFullError:
+    """The same error; if the drive, a quota on it or `ulimit -v` is the limit, not a budget, it says so. Blocks.
+
+    Args:
+        full: its cause tells what has refused the bytes; None: a budget.
+        directory: on the drive.
+    """
+    cause = full.__cause__
+    number = getattr(cause, "errno", None) or getattr(cause, "code", None)
+    advice = "free space there, use another drive, or raise host_bytes"
+    told = full
+    if number == errno.EDQUOT:
+        told = replace(full, reason=f"your quota on the drive of {directory} is used up: {cause}", advice=advice)
+    elif number == errno.ENOSPC or isinstance(cause, lmdb.DiskError):
+        reason = f"the drive is full: {os.strerror(errno.ENOSPC)}, {_free_space(directory)} free under {directory}"
+        told = replace(full, reason=reason, advice=advice)
+    elif isinstance(cause, lmdb.MapFullError):
+        told = replace(full, advice="raise `ulimit -v` or host_bytes")
+    told.__cause__ = cause
+    return told
+
+
+def _free_space(directory: Path) -> str:
+    try:
+        return f"{format_bytes(free_disk_bytes(directory))} are"
+    except OSError:
+        return "nothing tells how much is"

@@ -295,7 +295,8 @@ class Drives:
         full = [error for error in errors if isinstance(error, StoreFullError)]
         usage = self.usage()
         reason = "; ".join(error.reason for error in full)
-        told = StoreFullError(num_bytes, usage.disk_bytes, usage.budget_bytes, reason=reason, advice=full[0].advice)
+        advice = "; or ".join(dict.fromkeys(error.advice for error in full))
+        told = StoreFullError(num_bytes, usage.disk_bytes, usage.budget_bytes, reason=reason, advice=advice)
         told.__cause__ = full[0]
         return told
 

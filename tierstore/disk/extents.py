@@ -273,7 +273,7 @@ class ExtentSpace:
             return refusal.error
         reason = f"the longest free extent has {self.largest_free_bytes} bytes"
         if refusal is not None:
-            reason = f"the file system says: {refusal.error}"
+            reason = str(refusal.error)
         elif self._allocator.free_bytes < num_bytes:
             reason = "the disk budget is used up"
             if kept_bytes := self._budget.value_peak_bytes - self._budget.value_bytes:

@@ -24,7 +24,7 @@ from ..base.defaults import NUM_AT_ONCE
 from ..base.threads import IoThreads
 from ..errors import ConfigError, StoreClosedError, StoreFullError
 from .allocator import round_up
-from .boundary import translated
+from .boundary import naming_the_limit, translated
 from .budget import DiskBudget
 from .codec.codec import parse_codec
 from .codec.policy import CodecPolicy
@@ -145,7 +145,7 @@ class LocalDisk:
         self._check_open()
         if key in self._shelf.locations:
             raise ValueError(f"key {key} is in use")
-        stored = await to_the_end(self._write(key, source, kind), undo=partial(self.discard, (key,)))
+        stored = await to_the_end(self._write_or_name_the_limit(key, source, kind), undo=partial(self.discard, (key,)))
         self._written_bytes += stored.stored_bytes
         return stored
 
@@ -254,6 +254,15 @@ class LocalDisk:
         let_go_of(self._home.inodes)
         if self._native is not None:
             self._native.abandon_after_fork()
+
+    async def _write_or_name_the_limit(self, key: int, source: memoryview, kind: Kind) -> Stored:
+        try:
+            return await self._write(key, source, kind)
+        except StoreFullError as error:
+            if error.__cause__ is None:
+                raise
+            told = await run_job(self._executor, naming_the_limit, error, self._directory)
+            raise told from told.__cause__
 
     async def _write(self, key: int, source: memoryview, kind: Kind) -> Stored:
         """Write within the allowance, which must have room for the whole record as if it were not encoded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -172,10 +173,14 @@ class RecordShelf:
         return await self._enter_value(record, written)
 
     async def _write_extent(self, record: _Record) -> Stored:
-        extent = await self._take(record)
+        extent, refusal = await self._take(record)
         self._space.promise()  # encoding gives a tail back
         try:
             written, outcome = await self._fill_or_free(record, extent)
+        except DoesNotFitError:
+            full = refusal or StoreFullError(len(record.source), *self._space.usage())
+            reason = f"{full.reason}; encoded, it does not fit into the longest free extent of {extent.num_bytes} bytes"
+            raise replace(full, reason=reason) from full.__cause__
         finally:
             self._space.settle_promise()
         if written.value is not None:
@@ -208,16 +213,17 @@ class RecordShelf:
             self._budget.remove_value(value_charge_bytes(written.encoded_bytes))
             raise
 
-    async def _take(self, record: _Record) -> Extent:
+    async def _take(self, record: _Record) -> tuple[Extent, StoreFullError | None]:
+        """An extent for the record; with why there is no longer one, if it only fits when it is encoded."""
         num_bytes = len(record.source)
         with self._write_errors(record, "a new segment"):
             try:
-                return await self._space.take(num_bytes)
-            except StoreFullError:
+                return await self._space.take(num_bytes), None
+            except StoreFullError as refusal:
                 longest_bytes = self._space.largest_free_bytes
                 if record.order.codec == NO_CODEC or longest_bytes * _BEST_HOPE < num_bytes:
                     raise
-                return await self._space.take(longest_bytes)
+                return await self._space.take(longest_bytes), refusal
 
     async def _fill(self, record: _Record, extent: Extent, value_limit_bytes: int) -> _Filled:
         place = FileRange(
@@ -226,15 +232,10 @@ class RecordShelf:
             extent.num_bytes,
             ALIGNMENT_BYTES,
         )
-        try:
-            where = f"segment {extent.segment} at offset {extent.offset}"
-            with self._write_errors(record, where):
-                if self._native is not None and self._native.can_write(record.order, len(record.source)):
-                    return _Filled(await self._native.write(place, record.source, record.order), None)
-                return await self._run(self._fill_and_enter, record, place, extent, value_limit_bytes)
-        except DoesNotFitError:
-            reason = f"encoded, it does not fit into the longest free extent of {extent.num_bytes} bytes"
-            raise StoreFullError(len(record.source), *self._space.usage(), reason=reason) from None
+        with self._write_errors(record, f"segment {extent.segment} at offset {extent.offset}"):
+            if self._native is not None and self._native.can_write(record.order, len(record.source)):
+                return _Filled(await self._native.write(place, record.source, record.order), None)
+            return await self._run(self._fill_and_enter, record, place, extent, value_limit_bytes)
 
     def _fill_and_enter(self, record: _Record, place: FileRange, extent: Extent, value_limit_bytes: int) -> _Filled:
         """A job: write the record, and enter it in the index at once, unless it became a value."""

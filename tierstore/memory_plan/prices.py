@@ -117,14 +117,17 @@ class Trials:
         self.steps = Steps(model, run, meter)
 
     def __enter__(self) -> Self:
-        self._limit_store(None)
+        self.limit_store(None)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.store.plans.keep_within(self, None, None)
 
-    def _limit_store(self, staging_bytes: int | None) -> None:
-        """Have the store return memory before the limit, and keep nothing there but what moves."""
+    def limit_store(self, staging_bytes: int | None) -> None:
+        """Have the store return memory before the limit, and keep nothing there but what moves.
+
+        `staging_bytes`: of its window; None: as it is.
+        """
         if self.meter.is_of_host:
             self.store.plans.keep_within(self, self.limit_bytes, 0, staging_bytes)
 
@@ -132,6 +135,11 @@ class Trials:
         """Wait until what is stored has left memory, and return what is free."""
         self.store.flush()
         self.meter.tidy()
+
+    @property
+    def spared_bytes(self) -> int:
+        """What a narrow staging window spares of the limited memory."""
+        return max(0, self.store.staging_bytes - NARROW_BYTES) if self.meter.is_of_host else 0
 
     def store_bytes(self) -> int:
         """Memory of the limited kind that the store holds for itself now."""
@@ -153,7 +161,7 @@ class Trials:
 
     def take(self, decision: Decision, prices: Prices) -> MeasuredStep:
         """A trial of the decision: four steps, and up to four more while their peak still rises."""
-        self._limit_store(decision.staging_bytes)
+        self.limit_store(decision.staging_bytes)
         return self._take(self.calls_of(decision.actions, prices.traits, prices.min_bytes), _MOST_STEPS)
 
     def take_by_turns(self, decisions: Sequence[Decision], prices: Prices) -> list[list[MeasuredStep]]:
@@ -166,7 +174,7 @@ class Trials:
         steps: list[list[MeasuredStep]] = [[] for _ in decisions]
         for turn in range(_NUM_TURNS):
             for place in range(len(decisions))[:: -1 if turn % 2 else 1]:
-                self._limit_store(decisions[place].staging_bytes)
+                self.limit_store(decisions[place].staging_bytes)
                 self.tidy()
                 returned_before = self._returned_bytes()
                 first, second = self.steps.take(calls[place]), self.steps.take(calls[place])
@@ -284,13 +292,20 @@ def _again(calls: Calls) -> dict[str, Action]:
 def _moments(trials: Trials, calls: Calls, traits: Mapping[str, BlockTraits], min_bytes: int) -> list[Moment]:
     """The memory of each moment beside what blocks keep: measured with all stored, and with all computed again.
 
-    From then on `calls` says of blocks that are too large to be computed again within the limit that they are.
+    From then on `calls` says of blocks that are too large to be computed again within the limit that they are. If they
+    are not, but are beside the store's whole staging window, that is narrow for the measurements that follow.
     """
     stored = _timeline(trials, dict.fromkeys(calls, Action("store")), traits, min_bytes)
     saved_bytes = {name: max(sum(call.saved.values()) for call in several) for name, several in calls.items()}
     _refuse_large(calls, stored, saved_bytes, trials.limit_bytes)
     recomputed = _timeline(trials, _again(calls), traits, min_bytes)
-    _refuse_large(calls, recomputed, dict.fromkeys(calls, _bytes_of_store(trials.store)), trials.limit_bytes)
+    store_bytes = _bytes_of_store(trials.store)
+    least_bytes = store_bytes - trials.spared_bytes
+    _refuse_large(calls, recomputed, dict.fromkeys(calls, least_bytes), trials.limit_bytes)
+    again = {name for name, action in _again(calls).items() if action.kind == "recompute"}
+    seen_bytes = (seen for number, seen in recomputed.backward_bytes.items() if recomputed.names[number] in again)
+    if max(seen_bytes, default=0) + store_bytes > trials.limit_bytes:
+        trials.limit_store(NARROW_BYTES)
     names = recomputed.names
     moments = [Moment(recomputed.first_bytes, frozenset())]
     for number, name in enumerate(names):
@@ -348,8 +363,7 @@ def _costs(prices: Prices, recompute_base_seconds: float, store_seconds: float, 
     if all_bytes - inputs_bytes > _LEAST_DIFFERENCE * all_bytes:
         per_byte = max((store_seconds - recompute_base_seconds) / (all_bytes - inputs_bytes), _LEAST_SECONDS)
     step_seconds = store_seconds - per_byte * all_bytes
-    spared_bytes = max(0, trials.store.staging_bytes - NARROW_BYTES) if trials.meter.is_of_host else 0
-    return StepCosts(step_seconds, per_byte, _bytes_of_store(trials.store), spared_bytes)
+    return StepCosts(step_seconds, per_byte, _bytes_of_store(trials.store), trials.spared_bytes)
 
 
 def _bytes_of_store(store: TierStore) -> int:

@@ -47,7 +47,7 @@ _PARTS_IN_WINDOW = 4  # at least: some at the drive, others being copied
 _SHORTEST_PART_BYTES = 2**20  # if the window is so small that fewer fit in
 
 _STILL_IN_MEMORY = "the data is still in memory"
-_ADVICE = "raise host_bytes, or what the daemon may write (--disk-bytes, --max-write-bytes-per-day)"
+_ADVICE = "raise host_bytes, or give the daemon room: on its drive, by --disk-bytes or --max-write-bytes-per-day"
 _STILL_ON_DISK = "the record is still with the daemon and may be asked for again"
 
 

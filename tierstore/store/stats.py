@@ -14,6 +14,8 @@ from ..rules.counters import Counters
 __all__ = ["StoreStats"]
 
 _GIB = 2**30
+_LEAST_AWAY_BYTES, _MOST_TIMES_KEPT = 32 * 2**20, 4
+"""The summary tells of freed memory that is kept if so much was on disk at once, and a quarter of it is kept."""
 
 _TOTALS_IN_BYTES = (
     "packed",
@@ -77,7 +79,8 @@ class StoreStats:
         packed_bytes: their bytes, each storage counted once.
         deduplicated_bytes: bytes of saved tensors that turned out to be views of a storage that is stored already.
         kept_bytes: left where they are, by reason: "parameter", "small", "alive elsewhere", "unsupported",
-            "selected out", "checkpoint policy" (by `selective_checkpoint_contexts`).
+            "selected out", "checkpoint policy" (by `selective_checkpoint_contexts`). No memory: each save of a tensor
+            counts. A weight counts in every step, and two views of one storage count both.
         offloaded_bytes: copied from an accelerator to host memory.
         reloaded_bytes: copied back.
         pageable_copy_bytes: the part of both that went to or from host memory that is not pinned, for which the host
@@ -167,11 +170,12 @@ class StoreStats:
         """Numbers for a log of metrics (TensorBoard and the like), with names that stay the same between releases.
 
         Sizes are in GiB (`tierstore/spilled_gib`), times in seconds (`tierstore/stall_seconds`, and its parts
-        `stall_pack_seconds` and `stall_unpack_seconds`). Totals: packed, kept, deduplicated, offloaded, reloaded,
-        spilled, written, restored, read, cancelled, forwarded and returned bytes; `prefetch_hits`, `prefetch_late`,
-        `prefetch_missed`. Held now: `device_gib`, `host_gib`, `staging_gib`, `lent_gib`, `disk_gib`, `live_handles`,
-        and `resident_gib` where the system tells. The most at once: `host_peak_gib`, `disk_peak_gib`. Where a memory
-        plan is applied: its figures (`memory_plan`), such as `plan_measured_peak_gib` and `plan_num_corrections`.
+        `stall_pack_seconds` and `stall_unpack_seconds`). Totals: packed, kept (each save counts, as in `kept_bytes`),
+        deduplicated, offloaded, reloaded, spilled, written, restored, read, cancelled, forwarded and returned bytes;
+        `prefetch_hits`, `prefetch_late`, `prefetch_missed`. Held now: `device_gib`, `host_gib`, `staging_gib`,
+        `lent_gib`, `disk_gib`, `live_handles`, and `resident_gib` where the system tells. The most at once:
+        `host_peak_gib`, `disk_peak_gib`. Where a memory plan is applied: its figures (`memory_plan`), such as
+        `plan_measured_peak_gib` and `plan_num_corrections`.
 
         Args:
             since: an earlier snapshot of the same store. Totals are then those since it; what is held now, and the
@@ -188,7 +192,8 @@ class StoreStats:
         """One line for people: what was stored, where it went, and how long training waited.
 
         If nothing was stored, it begins with a warning and says why. It also tells when the staging window
-        (`staging_bytes`) is larger than all that was saved at a time, and nothing came from an accelerator.
+        (`staging_bytes`) is larger than all that was saved at a time, and nothing came from an accelerator. And when
+        the process's allocator keeps freed memory: a quarter or more of the most that was on disk, if that was 32 MiB.
         """
         return _summary_of(self)
 
@@ -244,6 +249,13 @@ def _summary_of(stats: StoreStats) -> str:
             f"note: the staging window of {format_bytes(stats.staging_bytes)} (`staging_bytes`) is larger than what "
             "was saved at a time, so no memory was gained"
         )
+    away_bytes, free_bytes = stats.disk_bytes_peak * saved_per_written, stats.allocator_free_bytes or 0
+    is_left_to_allocator = not stats.returned_bytes and stats.memory_return not in ("always", "never")
+    if is_left_to_allocator and _LEAST_AWAY_BYTES <= away_bytes <= _MOST_TIMES_KEPT * free_bytes:
+        parts.append(
+            "note: the process has not shrunk by all that went to disk: its allocator keeps "
+            f"{format_bytes(free_bytes)} of freed memory (docs/how_to/memory_on_cpu.md)"
+        )
     return f"tierstore: {'; '.join(parts)}"
 
 
@@ -253,7 +265,7 @@ def _why_nothing(stats: StoreStats) -> str:
         return "no saved tensor was seen: does forward run inside the scope, with gradients enabled?"
     reasons = sorted(kept.items(), key=lambda item: -item[1])
     told = ", ".join(f"{format_bytes(nbytes)} {_WHY_KEPT.get(reason, reason)}" for reason, nbytes in reasons)
-    return f"{format_bytes(sum(kept.values()))} of saved tensors stayed where they are: {told}"
+    return f"{format_bytes(sum(kept.values()))} of saved tensors stayed where they are (each save counts): {told}"
 
 
 def _duration(seconds: float) -> str:

@@ -6,15 +6,14 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from ..base.interrupts import ENDINGS
+from ..base.interrupts import interrupts_held_back
 from ..errors import ConfigError, TierStoreError
 from ..store.trial import VARIABLE, TrialPlan
 from .settings import TrialSettings
@@ -23,7 +22,6 @@ __all__ = ["Program", "TrialFailedError"]
 
 _END_SECONDS = 10.0
 _MOST_LAST_WORDS = 2000
-_INTERRUPTS = (signal.SIGINT, *ENDINGS)
 
 
 @dataclass(eq=False)
@@ -85,7 +83,8 @@ class Program:
 
     def _run(self, environment: dict[str, str], said: Path) -> int | None:
         """Run the program and return its exit code; None: it was ended because its time was up."""
-        with said.open("wb") as output, _interrupts_held_back() as let_through:
+        with said.open("wb") as output, interrupts_held_back() as let_through:
+            # An interrupt just after a process was started would leave it running, before its `Popen` is known.
             process = self._start(environment, output)
             ended = os.pidfd_open(process.pid)
             try:
@@ -110,25 +109,6 @@ class Program:
             )
         except OSError as error:
             raise ConfigError("COMMAND", self.command[0], f"it cannot be run: {error.strerror}") from error
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[Callable[[], None]]:
-    """Hold back Ctrl-C, SIGTERM and SIGHUP until the yielded function is called, or until the end. Otherwise an
-    interrupt just after a process was started would leave it running, before its `Popen` is known."""
-    came: list[int] = []
-    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _INTERRUPTS}
-
-    def let_through() -> None:
-        while handlers:
-            signal.signal(*handlers.popitem())
-        while came:
-            signal.raise_signal(came.pop())
-
-    try:
-        yield let_through
-    finally:
-        let_through()
 
 
 def _has_ended(ended: int, seconds: float) -> bool:

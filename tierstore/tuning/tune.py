@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..base.config import format_bytes
+from ..base.interrupts import interrupts_held_back
 from ..errors import ConfigError
 from ..hardware import Hardware
 from ..simulator import Workload
@@ -178,11 +179,14 @@ def _search(
 
 
 def _try(run: Run, settings: TrialSettings | None) -> ProgramRecording:
-    """Run one trial and read what it recorded. Raises TrialFailedError, ConfigError."""
-    with tempfile.TemporaryDirectory(prefix="tierstore-tune-") as name:
-        folder = Path(name)
-        run(settings, folder)
-        return read_recording(folder)
+    """Run one trial and read what it recorded. Main thread only. Raises TrialFailedError, ConfigError."""
+    folder = tempfile.TemporaryDirectory(prefix="tierstore-tune-")
+    try:
+        run(settings, Path(folder.name))
+        return read_recording(Path(folder.name))
+    finally:
+        with interrupts_held_back():  # even a second Ctrl-C leaves nothing
+            folder.cleanup()
 
 
 def _saved_bytes(workload: Workload) -> int:
