@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from ..base.config import SizeLike, format_bytes
+from ..plain_text import plain
 from .compare import DemoResult, DemoWatch, run_demo
 from .launch import WatchedRun
 from .place import file_system_of, is_in_memory
@@ -55,7 +56,7 @@ def _watch(settings: DemoSettings, progress: Progress) -> DemoWatch:
     """Callbacks that show messages and one bar per run."""
 
     def say(text: str) -> None:
-        progress.console.print(text, markup=False)
+        progress.console.print(plain(text), markup=False)
 
     def chosen(directory: Path) -> None:
         say(
