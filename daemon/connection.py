@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from tierstore.errors import ProtocolError, StorageIOError, StoreFullError
 from tierstore.sidecar import messages
 from tierstore.sidecar.channel import Channel
@@ -129,8 +131,8 @@ class Connection:
         self._channel.end_when_sent()
         asyncio.get_running_loop().call_later(self._shared.limits.handshake_seconds, self._ended, None)
 
-    def answer(self, message: messages.DaemonMessage) -> None:
-        """Send an answer; dropped where the connection is over."""
+    def answer(self, message: messages.DaemonMessage | msgspec.Raw) -> None:
+        """Send an answer, which may be encoded already; dropped where the connection is over."""
         self._channel.send(message)
         if self._channel.unsent_bytes > _MOST_UNSENT_BYTES:
             self.close()
@@ -218,6 +220,9 @@ class Connection:
         self._shared.tasks.start(self._guarded(work))
 
     async def _open(self, message: messages.Open) -> None:
+        if (reason := self._shared.registry.why_not(self._uid)) is not None:
+            self.refuse(reason, is_final=False)
+            return
         try:
             session, token = await self._shared.registry.open(message, self._uid)
         except StoreFullError as error:  # its text asks to free a graph, and there is none yet

@@ -54,7 +54,7 @@ def stop_listening(listener: socket.socket, path: Path) -> None:
     """Close the socket, and remove its file unless another daemon listens there by now."""
     listener.close()
     with contextlib.suppress(OSError):
-        if not _is_listened_on(path):
+        if stat.S_ISSOCK(path.lstat().st_mode) and not _is_listened_on(path):  # its folder may be another by now
             path.unlink()
 
 

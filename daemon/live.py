@@ -1,8 +1,8 @@
 """The live page: a file for browsers, and the figures that it shows.
 
-A report is taken once a second at most, whoever watches, and turned into bytes once at most. So it costs the daemon's
-loop the same whether nobody asks or everybody does. The page comes with a policy: the browser runs the script of that
-file alone, and fetches nothing but the figures.
+It is told a report once a second at most, whoever watches, and turns it into bytes once at most. So it costs the
+daemon's loop the same whether nobody asks or everybody does. The page comes with a policy: the browser runs the script
+of that file alone, and fetches nothing but the figures.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import base64
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.resources import files
 from typing import NamedTuple
 
 import msgspec
+
+from tierstore.plain_text import plain_json
 
 from .history import Curves, History
 from .report import DaemonReport, encode_report
@@ -49,38 +51,30 @@ class _Status(msgspec.Struct, frozen=True):
 
 
 class Live:
-    """The newest report and the curves. For one loop; nothing blocks.
+    """The newest report and the curves. For one loop; nothing blocks."""
 
-    Args:
-        take_report: called by `note` alone.
-    """
-
-    def __init__(self, take_report: Callable[[], DaemonReport]) -> None:
-        self._take_report = take_report
+    def __init__(self) -> None:
         self._history = History(_NUM_MOMENTS)
         self._newest: _Dated | None = None
         self._encoded: bytes | None = None  # of the newest
 
-    def note(self) -> None:
-        """Take a report. To be called every `INTERVAL_SECONDS`, or less often."""
-        self._take()
-
-    def status(self) -> bytes:
-        """The newest report and the curves, as JSON; a report is taken now if there is none yet."""
-        newest = self._newest or self._take()
-        if self._encoded is None:
-            raw = msgspec.Raw(encode_report(newest.report, _MOST_REPORT_BYTES))
-            status = _Status(round(newest.unix_seconds, 3), raw, self._history.curves())
-            self._encoded = msgspec.json.encode(status)
-        return self._encoded
-
-    def _take(self) -> _Dated:
-        report, before = self._take_report(), self._newest
+    def note(self, report: DaemonReport) -> None:
+        """Take in a report. To be called every `INTERVAL_SECONDS`, or less often."""
+        before = self._newest
         if before is not None and report.uptime_seconds - before.report.uptime_seconds < _LEAST_SECONDS:
-            return before
+            return
         self._history.note(report.uptime_seconds, dict(_counts(report)), dict(_levels(report)))
         self._newest, self._encoded = _Dated(time.time(), report), None
-        return self._newest
+
+    def status(self) -> bytes | None:
+        """The newest report and the curves, as JSON that is safe to look at; None: there is no report yet."""
+        if self._newest is None:
+            return None
+        if self._encoded is None:
+            raw = msgspec.Raw(encode_report(self._newest.report, _MOST_REPORT_BYTES))
+            status = _Status(round(self._newest.unix_seconds, 3), raw, self._history.curves())
+            self._encoded = plain_json(msgspec.json.encode(status).decode()).encode()
+        return self._encoded
 
 
 def _counts(report: DaemonReport) -> Iterator[tuple[str, float]]:

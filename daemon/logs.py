@@ -1,4 +1,4 @@
-"""The daemon's log: one line per event on standard error, one line per cause per minute."""
+"""The daemon's log: one line per event on standard error, one per cause and minute."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+from tierstore.plain_text import plain
 
 __all__ = ["CauseFilter", "JsonFormatter", "TextFormatter", "set_up_logging"]
 
 _SECONDS = 60.0
 _MOST_CAUSES = 1024
-_CLIENT_FIELDS = ("client", "rank", "uid")
+_MOST_LINES = 100
+_CLIENT_FIELDS = ("client", "rank", "session")
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_PLAIN = re.compile(r"[^\s\"'=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_WORD = re.compile(r"[^\s\"'=\\]+")
 
 
 def set_up_logging(level: str, form: str) -> None:
@@ -30,10 +33,12 @@ def set_up_logging(level: str, form: str) -> None:
 
 
 class CauseFilter(logging.Filter):
-    """Lets one line per cause and minute pass. The line says how many like it were dropped since the one before.
+    """Lets one line per cause and minute pass, and a hundred per kind of message and user.
 
-    A cause is the message before its figures are filled in, together with the client (name, rank, user). The number of
-    causes is bounded: the one that was logged the longest ago is forgotten.
+    A cause is the message before its figures are filled in, together with the client (name, rank, user) and its
+    session. Clients choose their names, and may open sessions without end, so the lines of all of a user's causes are
+    bounded too. A line says how many like it were dropped since the one before. The number of causes that are
+    remembered is bounded: the one that was asked for the longest ago is forgotten.
 
     Args:
         seconds: for how long further lines of a cause are dropped.
@@ -44,22 +49,47 @@ class CauseFilter(logging.Filter):
         super().__init__()
         self._seconds = seconds
         self._clock = clock
-        self._causes: OrderedDict[tuple[object, ...], tuple[float, int]] = OrderedDict()  # (said at, dropped since)
+        self._spans: OrderedDict[tuple[object, ...], _Span] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to log it; adds `not_logged`, the number of lines like it that were dropped."""
-        cause = (record.name, record.levelno, record.msg, *(getattr(record, name, None) for name in _CLIENT_FIELDS))
-        now = self._clock()
-        said_at, num_dropped = self._causes.pop(cause, (None, 0))
-        if said_at is not None and now - said_at < self._seconds:
-            self._causes[cause] = (said_at, num_dropped + 1)
-            return False
-        self._causes[cause] = (now, 0)
-        if len(self._causes) > _MOST_CAUSES:
-            self._causes.popitem(last=False)
+        kind = (record.name, record.levelno, record.msg, getattr(record, "uid", None))
+        cause = (*kind, *(getattr(record, name, None) for name in _CLIENT_FIELDS))
+        num_dropped, spans = 0, []
+        for key, most in ((kind, _MOST_LINES), (cause, 1)):
+            spans.append(self._span(key))
+            if spans[-1].num_said >= most:
+                spans[-1].num_dropped += 1
+                return False
+        for span in spans:
+            span.num_said += 1
+            num_dropped += span.dropped_before
+            span.dropped_before = 0
         if num_dropped:
             record.not_logged = num_dropped
         return True
+
+    def _span(self, key: tuple[object, ...]) -> _Span:
+        """The minute that runs for it."""
+        now = self._clock()
+        span = self._spans.get(key)
+        if span is None or now - span.began_at >= self._seconds:
+            span = _Span(now, span.num_dropped + span.dropped_before if span else 0)
+        self._spans[key] = span
+        self._spans.move_to_end(key)
+        if len(self._spans) > _MOST_CAUSES:
+            self._spans.popitem(last=False)
+        return span
+
+
+@dataclass(slots=True)
+class _Span:
+    """A minute of a cause, or of a kind of message: lines that were logged and dropped, and were dropped before it."""
+
+    began_at: float
+    dropped_before: int
+    num_said: int = 0
+    num_dropped: int = 0
 
 
 class TextFormatter(logging.Formatter):
@@ -68,7 +98,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
         fields = "".join(f" {name}={_quoted(value)}" for name, value in _fields_of(record).items())
-        return f"{_time_of(record)} {record.levelname} {_CONTROL.sub(_escaped, record.getMessage())}{fields}"
+        return f"{_time_of(record)} {record.levelname} {plain(record.getMessage())}{fields}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -95,8 +125,4 @@ def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
 def _quoted(value: object) -> str:
     text = str(value)
     # Escaped as in JSON: a client's name must neither begin a line nor look like a field.
-    return text if _PLAIN.fullmatch(text) else json.dumps(text)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return json.dumps(match[0])[1:-1]
+    return text if _WORD.fullmatch(text) and text.isprintable() else json.dumps(text)

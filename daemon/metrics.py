@@ -6,7 +6,7 @@ The names of sessions' series begin with `tierstore_`. The daemon's totals outli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -18,7 +18,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from .report import DaemonReport, DriveState, SessionState, Spread, Stays, Totals
+from tierstore.plain_text import plain
+
+from .report import DaemonReport, DriveState, SessionState, Spread, Totals
 
 __all__ = ["CONTENT_TYPE", "ReportCollector", "metrics_text"]
 
@@ -34,7 +36,18 @@ _TOTALS = {
     "corrupt_records": "Records whose bytes were found damaged",
     "io_errors": "Jobs that failed at the device",
 }
-_LABELS = ("session", "client", "rank")
+_GAUGES: tuple[tuple[str, str, Callable[[SessionState], int | None]], ...] = (
+    ("disk_bytes", "Bytes on disk that the session's records take", lambda each: each.disk_bytes),
+    ("quota_bytes", "The most that they may take", lambda each: each.quota_bytes),
+    ("records", "Records of the session", lambda each: each.num_records),
+    ("slab_bytes", "Bytes of memory that the client shares with the daemon", lambda each: each.slab_bytes),
+    ("session_jobs", "Jobs of the session, queued or at the drive", lambda each: each.num_jobs),
+    ("queued_bytes", "Bytes of the session's writes, queued or at the drive", lambda each: each.queued_bytes),
+    ("held_bytes", "Bytes of its writes that wait for its quota of queued bytes", lambda each: each.held_bytes),
+    ("session_connected", "1 if the client is there, 0 if it is lost", lambda each: int(each.is_connected)),
+    ("queued_quota_bytes", "The most that may be queued", lambda each: each.queued_quota_bytes),
+)
+"""Name, words and value of each gauge of a session; None: the session has none."""
 _STAYS = {
     "read_queued": ("read", "queued"),
     "read_at_drive": ("read", "at_drive"),
@@ -46,35 +59,44 @@ _STAYS = {
 
 
 class ReportCollector(Collector):
-    """Makes metrics of what `take_report` returns, at each scrape."""
+    """Makes metrics of a report."""
 
-    def __init__(self, take_report: Callable[[], DaemonReport]) -> None:
-        self._take_report = take_report
+    def __init__(self, report: DaemonReport) -> None:
+        self._report = report
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, from a report that is taken now."""
-        report = self._take_report()
+        """All metrics."""
+        report = self._report
         yield from _of_daemon(report)
         yield from _of_drives(report.drives or ())
         yield from _of_jobs(report)
-        yield from _of_sessions(report.sessions)
 
     def describe(self) -> Iterable[Metric]:
-        """Name no metrics before the first scrape, because they depend on the sessions."""
+        """Name none: no other collector has metrics of these names."""
         return ()
 
 
-def metrics_text(take_report: Callable[[], DaemonReport]) -> Callable[[], bytes]:
-    """Make the function that writes the page `/metrics`: the report, and the kernel's figures of this process."""
+def metrics_text(report: DaemonReport) -> bytes:
+    """The page `/metrics`: the report, and the kernel's figures of this process. On any thread; takes a while."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(ReportCollector(take_report))
+    registry.register(ReportCollector(report))
     ProcessCollector(registry=registry)
-    return lambda: generate_latest(registry)
+    return generate_latest(registry) + "".join(_text_of_sessions(report.sessions)).encode()
+
+
+def _label(text: str) -> str:
+    """Text of others as a label: somebody may look at the page in a terminal. The format escapes the ends of lines."""
+    return plain(text, kept="\n")
 
 
 def _of_daemon(report: DaemonReport) -> Iterator[Metric]:
     disk = report.disk
-    state = {"program": report.program, "path": report.path, "socket": report.socket, "io_mode": disk.io_mode}
+    state = {
+        "program": report.program,
+        "path": _label(report.path),
+        "socket": _label(report.socket),
+        "io_mode": disk.io_mode,
+    }
     yield InfoMetricFamily("tierstore_daemon", "Which daemon this is", value=state)
     for name, words, value in (
         ("uptime_seconds", "Since the daemon was started", report.uptime_seconds),
@@ -97,7 +119,7 @@ def _of_daemon(report: DaemonReport) -> Iterator[Metric]:
     codecs = CounterMetricFamily("tierstore_encoded_records", "Records stored, by codec", labels=("kind", "codec"))
     for kind, counts in report.codec_choices.items():
         for codec, count in counts.items():
-            codecs.add_metric((kind, codec), count)
+            codecs.add_metric((_label(kind), codec), count)
     yield codecs
 
 
@@ -118,7 +140,7 @@ def _of_drives(drives: Iterable[DriveState]) -> Iterator[Metric]:
     written = CounterMetricFamily("tierstore_drive_written_bytes", "Bytes written to the drive", labels=("drive",))
     read = CounterMetricFamily("tierstore_drive_read_bytes", "Bytes read from the drive", labels=("drive",))
     for each in drives:
-        labels = (each.path,)
+        labels = (_label(each.path),)
         for name, value in (
             ("disk_bytes", each.disk_bytes),
             ("allocated_bytes", each.allocated_bytes),
@@ -137,11 +159,6 @@ def _of_drives(drives: Iterable[DriveState]) -> Iterator[Metric]:
     yield from (written, read)
 
 
-def _stays(stays: Stays, family: CounterMetricFamily, labels: tuple[str, ...] = ()) -> None:
-    for name, where in _STAYS.items():
-        family.add_metric((*labels, *where), getattr(stays, name))
-
-
 def _of_jobs(report: DaemonReport) -> Iterator[Metric]:
     ways = {"read": report.jobs.reads, "write": report.jobs.writes}
     queued = GaugeMetricFamily("tierstore_jobs_queued", "Jobs that wait for the drive", labels=("direction",))
@@ -156,53 +173,34 @@ def _of_jobs(report: DaemonReport) -> Iterator[Metric]:
             family.add_metric((direction,), _buckets(spread), spread.total)
     words = "Total seconds that requests of all sessions spent in each place (label stay)"
     stays = CounterMetricFamily("tierstore_daemon_request_seconds", words, labels=("direction", "stay"))
-    _stays(report.stays, stays)
+    for name, where in _STAYS.items():
+        stays.add_metric(where, getattr(report.stays, name))
     return iter((queued, running, seconds, waits, sizes, stays))
 
 
-def _of_sessions(sessions: Iterable[SessionState]) -> Iterator[Metric]:
-    gauges = {
-        name: GaugeMetricFamily(f"tierstore_{name}", words, labels=_LABELS)
-        for name, words in (
-            ("disk_bytes", "Bytes on disk that the session's records take"),
-            ("quota_bytes", "The most that they may take"),
-            ("records", "Records of the session"),
-            ("slab_bytes", "Bytes of memory that the client shares with the daemon"),
-            ("session_jobs", "Jobs of the session, queued or at the drive"),
-            ("queued_bytes", "Bytes of the session's writes, queued or at the drive"),
-            ("held_bytes", "Bytes of its writes that wait for its quota of queued bytes"),
-            ("session_connected", "1 if the session's client is there, 0 if it is lost"),
-        )
-    }
-    queued_quota = GaugeMetricFamily("tierstore_queued_quota_bytes", "The most that may be queued", labels=_LABELS)
-    counters = {
-        name: CounterMetricFamily(f"tierstore_{name}", words, labels=_LABELS) for name, words in _TOTALS.items()
-    }
-    words = "Total seconds that the session's requests spent in each place (label stay)"
-    stays = CounterMetricFamily("tierstore_request_seconds", words, labels=(*_LABELS, "direction", "stay"))
-    for each in sessions:
-        labels = (str(each.session), each.client, "" if each.rank is None else str(each.rank))
-        held = (
-            each.disk_bytes,
-            each.quota_bytes,
-            each.num_records,
-            each.slab_bytes,
-            each.num_jobs,
-            each.queued_bytes,
-            each.held_bytes,
-            int(each.is_connected),
-        )
-        for gauge, value in zip(gauges.values(), held, strict=True):
-            gauge.add_metric(labels, value)
-        if each.queued_quota_bytes is not None:
-            queued_quota.add_metric(labels, each.queued_quota_bytes)
-        for name, counter in counters.items():
-            counter.add_metric(labels, _of(each.totals, name))
-        _stays(each.stays, stays, labels)
-    yield from gauges.values()
-    yield queued_quota
-    yield stays
-    yield from counters.values()
+def _text_of_sessions(sessions: Sequence[SessionState]) -> Iterator[str]:
+    """A line for each value of each session, in the text format: thousands of objects of the library take seconds."""
+    labels = [_labels_of(each) for each in sessions]
+    for name, words, value in _GAUGES:
+        yield f"# HELP tierstore_{name} {words}\n# TYPE tierstore_{name} gauge\n"
+        for session, its in zip(sessions, labels, strict=True):
+            if (number := value(session)) is not None:
+                yield f"tierstore_{name}{{{its}}} {number}\n"
+    name, words = "request_seconds_total", "Total seconds that the session's requests spent in each place (label stay)"
+    yield f"# HELP tierstore_{name} {words}\n# TYPE tierstore_{name} counter\n"
+    for session, its in zip(sessions, labels, strict=True):
+        for field, (direction, stay) in _STAYS.items():
+            yield f'tierstore_{name}{{{its},direction="{direction}",stay="{stay}"}} {getattr(session.stays, field)}\n'
+    for field, words in _TOTALS.items():
+        yield f"# HELP tierstore_{field}_total {words}\n# TYPE tierstore_{field}_total counter\n"
+        for session, its in zip(sessions, labels, strict=True):
+            yield f"tierstore_{field}_total{{{its}}} {getattr(session.totals, field)}\n"
+
+
+def _labels_of(session: SessionState) -> str:
+    client = _label(session.client).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    rank = "" if session.rank is None else session.rank
+    return f'session="{session.session}",client="{client}",rank="{rank}"'
 
 
 def _of(totals: Totals, name: str) -> int:

@@ -26,8 +26,14 @@ __all__ = ["OPTIONS", "settings_of"]
 _LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("text", "json")
 _MOST_SECONDS = 1e9  # that the protocol can carry (messages.Welcome)
-_OF_LIMITS = ("session_disk_bytes", "session_queued_bytes", "grace_seconds", "handshake_seconds")
-_MOST_BYTES = 2**63 - 1
+_OF_LIMITS = (
+    "session_disk_bytes",
+    "session_queued_bytes",
+    "max_sessions_per_user",
+    "grace_seconds",
+    "handshake_seconds",
+)
+_MOST_SESSIONS = 10**6
 _MOST_UID = 2**32 - 2  # 2**32 - 1 is no user: chown(2)
 
 Given = str | int | float | Sequence[str | int]
@@ -126,10 +132,15 @@ def _text(text: str, source: str) -> str:
 
 
 def _size(value: int | str, source: str) -> int:
-    num_bytes = parse_size(value, source)
-    if num_bytes > _MOST_BYTES:
-        raise ConfigError(source, value, f"give at most {_MOST_BYTES} bytes: messages carry no more")
-    return num_bytes
+    return parse_size(value, source)
+
+
+def _count(value: int | str, source: str) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= len(str(_MOST_SESSIONS)):
+        value = int(value)
+    if isinstance(value, str) or not 1 <= value <= _MOST_SESSIONS:
+        raise ConfigError(source, value, f"give a whole number from 1 to {_MOST_SESSIONS}")
+    return value
 
 
 def _seconds(value: str | float, source: str) -> float:
@@ -202,6 +213,7 @@ OPTIONS: Mapping[str, _Option] = {
     "disk_bytes": _SIZE,
     "session_disk_bytes": _SIZE,
     "session_queued_bytes": _SIZE,
+    "max_sessions_per_user": _Option(_count, (int,), "a number"),
     "max_write_bytes_per_day": _SIZE,
     "grace_seconds": _SECONDS,
     "handshake_seconds": _SECONDS,

@@ -5,25 +5,30 @@ are limited, and so is the number of requests at once: the oldest makes room for
 keep others out. Everything is only read, so there is nothing but GET and HEAD.
 
 Anybody on this host may ask, but no site that is open in a browser there. The browser does not let another site read
-answers, unless that site's name points to this host by then (DNS rebinding). So routes for browsers are refused if the
-request names the host otherwise than by an address or as localhost.
+answers, unless that site's name points to this host by then (DNS rebinding). So every request is refused that names the
+host otherwise than by an address or as localhost; no exception is made for probes. A request may leave the name out,
+as probes in HTTP/1.0 do: no browser does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, Self, cast
 
 from tierstore.errors import ConfigError
 
-__all__ = ["Page", "PageAnswer", "Route"]
+__all__ = ["Page", "PageAnswer", "Routes"]
+
+_log = logging.getLogger("tierstore.daemon")
 
 _MOST_BYTES = 32 * 2**10  # of a request; a browser also sends cookies that other servers of this host have set
-_SECONDS = 5.0  # for all of an exchange
+_SECONDS = 5.0  # for a request, and for the answer to be taken
+_MOST_MAKING_SECONDS = 30.0  # the metrics of thousands of sessions take long
 _MOST_EXCHANGES = 32
 _REASONS = {
     200: "OK",
@@ -31,6 +36,7 @@ _REASONS = {
     403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
+    500: "Internal Server Error",
     503: "Service Unavailable",
 }
 _HEADERS = {
@@ -49,27 +55,16 @@ class PageAnswer(NamedTuple):
     policy: str = "default-src 'none'"
 
 
-class Route(NamedTuple):
-    """What is found at a path.
-
-    Attributes:
-        answer: called on the loop; must not block.
-        is_for_browsers: the request must name this host by an address, or as localhost.
-    """
-
-    answer: Callable[[], PageAnswer]
-    is_for_browsers: bool = False
+Routes = Mapping[str, Callable[[], PageAnswer | Awaitable[PageAnswer]]]
+"""What answers at each path: called on the loop, and must not block."""
 
 
 class _Request(NamedTuple):
-    """The part of a request that matters; both `method` and `path` are empty if the bytes are no request."""
+    """The part of a request that matters; `method` and `path` are empty if the bytes are no request."""
 
     method: str
     path: str
-    host: str
-
-
-Routes = Mapping[str, Route]
+    host: str | None
 
 
 class Page:
@@ -139,12 +134,13 @@ class _Exchange(asyncio.Protocol):
         self._exchanges = exchanges
         self._request = bytearray()
         self._transport: asyncio.Transport
-        self._timer: asyncio.TimerHandle
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: asyncio.Task[None] | None = None  # for the answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the request."""
         self._transport = cast(asyncio.Transport, transport)
-        self._timer = asyncio.get_running_loop().call_later(_SECONDS, self.drop)
+        self._set_timer(_SECONDS)
         self._exchanges[self] = None
         if len(self._exchanges) > _MOST_EXCHANGES:
             oldest = next(iter(self._exchanges))
@@ -153,18 +149,36 @@ class _Exchange(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Answer when the request's head is there in full; a body is ignored."""
-        if self._transport.is_closing():
+        if self._transport.is_closing() or self._waiting is not None:
             return
         self._request += data
         if b"\r\n\r\n" in self._request:
-            self._answer(self._parse())
+            request = self._parse()
+            answer = self._answer_to(request)
+            if isinstance(answer, PageAnswer):
+                self._say(request, answer)
+            else:
+                self._set_timer(_MOST_MAKING_SECONDS)
+                self._waiting = asyncio.ensure_future(self._say_later(request, answer))
         elif len(self._request) > _MOST_BYTES:
             self.drop()
 
+    def eof_received(self) -> bool:
+        """The visitor says no more. Stay open if there is an answer to wait for."""
+        return self._waiting is not None
+
     def connection_lost(self, error: Exception | None) -> None:
         """The connection is over: stop its timer and forget it."""
-        self._timer.cancel()
+        self._set_timer(None)
+        if self._waiting is not None:
+            self._waiting.cancel()
         self._exchanges.pop(self, None)
+
+    def _set_timer(self, seconds: float | None) -> None:
+        """Drop the exchange after this time instead of when it was to be dropped. None: never."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self.drop)
 
     def drop(self) -> None:
         """End the connection without an answer, or without the rest of one."""
@@ -174,12 +188,20 @@ class _Exchange(asyncio.Protocol):
         first, _, rest = self._request.partition(b"\r\n\r\n")[0].decode("latin-1").partition("\r\n")
         words = first.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return _Request("", "", "")
+            return _Request("", "", None)
         host = re.search(r"^host:[ \t]*(\S*)[ \t]*$", rest.replace("\r\n", "\n"), re.IGNORECASE | re.MULTILINE)
-        return _Request(words[0], words[1].partition("?")[0], host[1] if host else "")
+        return _Request(words[0], words[1].partition("?")[0], host[1] if host else None)
 
-    def _answer(self, request: _Request) -> None:
-        answer = self._answer_to(request)
+    async def _say_later(self, request: _Request, pending: Awaitable[PageAnswer]) -> None:
+        try:
+            answer = await pending
+        except Exception:  # noqa: BLE001 - logged, and the visitor is told
+            _log.exception("a bug, please report it: %s cannot be answered", request.path)
+            answer = PageAnswer(500, b"the daemon has failed to make this page; its log says why\n")
+        self._set_timer(_SECONDS)
+        self._say(request, answer)
+
+    def _say(self, request: _Request, answer: PageAnswer) -> None:
         fields = {
             "Content-Type": answer.content_type,
             "Content-Length": str(len(answer.body)),
@@ -195,17 +217,17 @@ class _Exchange(asyncio.Protocol):
         self._transport.write(head if request.method == "HEAD" else head + answer.body)
         self._transport.close()
 
-    def _answer_to(self, request: _Request) -> PageAnswer:
+    def _answer_to(self, request: _Request) -> PageAnswer | Awaitable[PageAnswer]:
         if not request.method:
             return PageAnswer(400, b"this is no request of HTTP/1\n")
         if request.method not in ("GET", "HEAD"):
             return PageAnswer(405, b"there is nothing but GET and HEAD\n")
+        if request.host is not None and not _is_address(request.host):
+            return PageAnswer(403, b"name the host by its address or as localhost\n")
         route = self._routes.get(request.path)
         if route is None:
             return PageAnswer(404, f"there are {', '.join(self._routes)}\n".encode())
-        if route.is_for_browsers and not _is_address(request.host):
-            return PageAnswer(403, b"name the host by its address or as localhost\n")
-        return route.answer()
+        return route()
 
 
 def _is_address(host: str) -> bool:

@@ -59,6 +59,7 @@ class Registry:
         sessions: by number.
         limits: as given.
         num_opened: sessions that were opened since the start.
+        ended_totals: of all sessions that have ended since the start.
     """
 
     def __init__(
@@ -72,19 +73,13 @@ class Registry:
         self._lanes = lanes
         self._tasks = tasks
         self._stage = stage
-        self._ended_totals: Counter[str] = Counter()
+        self.ended_totals: Counter[str] = Counter()
         self._connection_of: dict[int, ClientConnection] = {}  # by session
         self._expiries: dict[int, asyncio.TimerHandle] = {}  # by session
         self._next_session = 1
+        self._num_of_user: Counter[int] = Counter()  # sessions, those included that are being opened
 
     # --- questions ------------------------------------------------------------------------------------------------
-
-    def totals(self) -> Counter[str]:
-        """The totals of all sessions since the start, ended ones included."""
-        totals = Counter(self._ended_totals)
-        for session in self.sessions.values():
-            totals.update(session.totals)
-        return totals
 
     def slab_bytes_of(self, session: Session) -> int:
         """How many bytes of memory the session's client shares with the daemon now."""
@@ -102,6 +97,16 @@ class Registry:
         """Whether the session's client is on this connection, and not on a later one, or on none."""
         return self._connection_of.get(session.lease.number) is connection
 
+    def why_not(self, uid: int) -> str | None:
+        """Why this user may not open one more session now; None: the user may."""
+        most = self.limits.max_sessions_per_user
+        if self._num_of_user[uid] < most:
+            return None
+        return (
+            f"user {uid} has {self._num_of_user[uid]} sessions, and --max-sessions-per-user is {most}: close one, or "
+            f"wait until those whose clients are gone have ended ({self.limits.grace_seconds:g} s after their loss)"
+        )
+
     # --- the life of a session ------------------------------------------------------------------------------------
 
     async def take_up(self) -> None:
@@ -117,6 +122,7 @@ class Registry:
             await self._disk.delete_lease(number)
         for number, lease in found.leases.items():
             self.sessions[number] = self._session_of_lease(lease, was_taken_up=True)
+            self._num_of_user[lease.uid] += 1
         nobodys = []
         for disk_key, location in self._disk.found_locations().items():
             session = self.sessions.get(disk_key >> KEY_BITS)
@@ -131,14 +137,21 @@ class Registry:
     async def open(self, message: messages.Open, uid: int) -> tuple[Session, bytes]:
         """Make a new session, and enter it in the index; returns the session and its token.
 
+        `why_not` was asked just before.
+
         Raises:
             StoreFullError, StorageIOError: the index does not take it.
             StorageIOError: there is no number for it; see `_unused_number`.
         """
         lease, token = new_lease(self._unused_number(), uid, message.name, message.rank, message.pid)
         self._next_session = lease.number + 1
-        await self._disk.put_lease(COUNTER, msgspec.msgpack.encode(self._next_session))
-        await self._disk.put_lease(lease.number, msgspec.msgpack.encode(lease))
+        self._num_of_user[uid] += 1
+        try:
+            await self._disk.put_lease(COUNTER, msgspec.msgpack.encode(self._next_session))
+            await self._disk.put_lease(lease.number, msgspec.msgpack.encode(lease))
+        except BaseException:
+            self._num_of_user[uid] -= 1
+            raise
         session = self.sessions[lease.number] = self._session_of_lease(lease)
         self.num_opened += 1
         _log.info("session opened", extra=session.about())
@@ -173,8 +186,9 @@ class Registry:
         await self._records.free(session, tuple(session.records))
         await self._disk.delete_lease(session.lease.number)
         del self.sessions[session.lease.number]
+        self._num_of_user[session.lease.uid] -= 1
         self._lanes.forget(session.lease.number)
-        self._ended_totals.update(session.totals)
+        self.ended_totals.update(session.totals)
         _log.info("session ended: %s", reason, extra=session.about())
 
     def stop_timers(self) -> None:

@@ -29,6 +29,8 @@ __all__ = [
 
 _ROOM_BYTES = MAX_FRAME_BYTES - 1024
 """Room for a report in one frame."""
+_LEAST_SESSION_BYTES = 400
+"""No session takes less in a report: the names of its fields alone take as much."""
 _CHOICES_SHARE = 4
 """In a report that is too long, `codec_choices` may take a quarter of the room."""
 
@@ -218,7 +220,8 @@ class DaemonReport(msgspec.Struct, frozen=True):
 
 def encode_report(report: DaemonReport, room_bytes: int = _ROOM_BYTES) -> bytes:
     """The report as JSON of at most `room_bytes`. If it is longer, kinds are summed up, then sessions left out."""
-    encoded = msgspec.json.encode(report)
+    most = room_bytes // _LEAST_SESSION_BYTES  # so that thousands that have no room are not encoded first
+    encoded = msgspec.json.encode(report := msgspec.structs.replace(report, sessions=report.sessions[:most]))
     if len(encoded) > room_bytes:
         choices = _fewer_kinds(report.codec_choices, room_bytes // _CHOICES_SHARE)
         report = msgspec.structs.replace(report, codec_choices=choices)

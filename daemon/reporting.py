@@ -1,4 +1,8 @@
-"""Takes reports of the daemon, and answers the clients that ask for one. For one loop; nothing blocks."""
+"""Takes reports of the daemon for all who ask: clients, the page, its curves. For one loop; nothing blocks.
+
+One report at a time is taken, and the next one after a rest. A report of very many sessions is taken in pieces, between
+which everybody else has a turn.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
+import msgspec
+
 from tierstore.disk.drives import LocalTier
 from tierstore.disk.tier import DriveUsage
+from tierstore.plain_text import unicode_text
 from tierstore.sidecar import messages
+from tierstore.sidecar.frames import encoded
 
 from .histogram import Histogram
 from .lanes import DriveWay, Lanes, Stay
@@ -30,17 +38,21 @@ from .report import (
 )
 from .sessions import Session
 from .settings import ServeSettings
+from .sharing import Shared
 from .stage import Stage
 from .tasks import Tasks
 
 __all__ = ["Asker", "Reporter"]
 
+_SESSIONS_AT_ONCE = 64
+"""A piece of a report takes some milliseconds at most."""
+
 
 class Asker(Protocol):
     """A connection whose client has asked for a report."""
 
-    def answer(self, message: messages.DaemonMessage) -> None:
-        """Send an answer."""
+    def answer(self, message: messages.DaemonMessage | msgspec.Raw) -> None:
+        """Send an answer, which may be encoded already."""
         ...
 
 
@@ -53,6 +65,9 @@ class Reporter:
         metrics_address: host and port of its page; None: it has none.
         started_at: when it was started, by the monotonic clock.
         stage, registry, disk, lanes, tasks: the parts.
+
+    Attributes:
+        reports: takes them.
     """
 
     def __init__(
@@ -73,44 +88,54 @@ class Reporter:
         self._metrics_address = metrics_address
         self._stage, self._registry, self._disk, self._lanes, self._tasks = stage, registry, disk, lanes, tasks
         self._started_at = started_at
-        self._asking: dict[Asker, None] = {}  # in this turn of the loop
+        self.reports: Shared[DaemonReport] = Shared(self._take)
+        self._asking: set[Asker] = set()
+        self._answer_of: tuple[DaemonReport, msgspec.Raw] | None = None  # to the newest, encoded once for all
 
     def answer(self, asker: Asker) -> None:
-        """Answer with a report. All who ask in one turn of the loop get the same report, once each."""
-        if not self._asking:
-            asyncio.get_running_loop().call_soon(self._answer_all)
-        self._asking[asker] = None
+        """Answer with the next report; one answer for all questions that are unanswered by then."""
+        if asker not in self._asking:
+            self._asking.add(asker)
+            self._tasks.start(self._answer(asker))
 
-    def report(self) -> DaemonReport:
-        """Take a report now."""
-        now = asyncio.get_running_loop().time()
-        usage = self._disk.usage()
-        registry = self._registry
+    async def _answer(self, asker: Asker) -> None:
+        try:
+            report = await self.reports.get()
+        finally:
+            self._asking.discard(asker)
+        if self._answer_of is None or self._answer_of[0] is not report:
+            self._answer_of = report, encoded(messages.Report(encode_report(report)))
+        asker.answer(self._answer_of[1])
+
+    async def _take(self) -> DaemonReport:
+        registry, usage = self._registry, self._disk.usage()
+        sessions, states, totals = list(registry.sessions.values()), [], Counter(registry.ended_totals)
+        for first in range(0, len(sessions), _SESSIONS_AT_ONCE):
+            if first:
+                await asyncio.sleep(0)
+            now = asyncio.get_running_loop().time()
+            for session in sessions[first : first + _SESSIONS_AT_ONCE]:
+                states.append(self._session_state(session, now))
+                totals.update(session.totals)
         return DaemonReport(
             program=self._program,
             pid=os.getpid(),
-            path=self._settings.place,
-            socket=str(self._settings.socket),
+            path=unicode_text(self._settings.place),
+            socket=unicode_text(str(self._settings.socket)),
             metrics=self._metrics_address,
             uptime_seconds=round(time.monotonic() - self._started_at, 3),
             is_ending=self._stage.is_ending,
             disk=DiskState(**{name: getattr(usage, name) for name in DiskState.__struct_fields__}),
             jobs=Jobs(_job_times(self._lanes.reads), _job_times(self._lanes.writes)),
-            totals=_totals(registry.totals()),
-            num_sessions=len(registry.sessions),
+            totals=_totals(totals),
+            num_sessions=len(sessions),
             num_sessions_opened=registry.num_opened,
-            sessions=[self._session_state(session, now) for session in registry.sessions.values()],
+            sessions=states,
             codec_choices={kind: dict(counts) for kind, counts in self._disk.codec_choices().items()},
             internal_errors=self._tasks.num_internal_errors,
             drives=[_drive_state(each) for each in self._disk.drives()],
             stays=_stays(self._lanes.seconds),
         )
-
-    def _answer_all(self) -> None:
-        asking, self._asking = self._asking, {}
-        report = messages.Report(encode_report(self.report()))
-        for asker in asking:
-            asker.answer(report)
 
     def _session_state(self, session: Session, now: float) -> SessionState:
         lease = session.lease
@@ -150,7 +175,7 @@ def _drive_state(drive: DriveUsage) -> DriveState:
     contents = {name: getattr(drive.usage, name) for name in DiskState.__struct_fields__}
     return DriveState(
         **contents,
-        path=drive.place,
+        path=unicode_text(drive.place),
         written_bytes=drive.written_bytes,
         read_bytes=drive.read_bytes,
         write_day_bytes=drive.write_day_bytes,

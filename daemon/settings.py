@@ -14,12 +14,13 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits of one session, and of a connection's first words.
+    """Limits of one session, of one user, and of a connection's first words.
 
     Attributes:
         session_disk_bytes: bytes on disk; None: as many as the daemon may take.
         session_queued_bytes: bytes of writes that are queued or at the drive at once; None: all that its slabs hold.
         slab_bytes: shared memory, all its slabs together.
+        max_sessions_per_user: sessions of one user, those without their client included.
         grace_seconds: for how long a session is kept without its client.
         handshake_seconds: time for a connection to say Hello, and for a frame that has begun to end.
     """
@@ -27,6 +28,7 @@ class ServerLimits:
     session_disk_bytes: int | None = None
     session_queued_bytes: int | None = None
     slab_bytes: int = 16 * GIB
+    max_sessions_per_user: int = 512
     grace_seconds: float = 60.0
     handshake_seconds: float = 10.0
 

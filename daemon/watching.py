@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
 
 from .live import INTERVAL_SECONDS, Live, page_with_policy
-from .page import Page, PageAnswer, Route
+from .page import Page, PageAnswer, Routes
 from .report import DaemonReport
-from .sparing import Sparing
+from .sharing import Shared
 from .stage import Stage
 
 __all__ = ["Watch"]
 
-_RESTS = 50
-"""With thousands of sessions a report takes long: the next one is taken after fifty times as long."""
+_log = logging.getLogger("tierstore.daemon")
 
 
 class Watch:
@@ -29,9 +28,12 @@ class Watch:
     def __init__(self, page: Page, stage: Stage) -> None:
         self._page = page
         self._stage = stage
-        self._live: Live | None = None
+        self._live = Live()
         self._live_page = PageAnswer(200, *_of_live_page())
-        self._metrics_text: Sparing | None = None
+        self._reports: Shared[DaemonReport] | None = None
+        self._noting: asyncio.Task[None] | None = None
+        self._text: asyncio.Task[bytes] | None = None  # of the metrics, the newest one
+        self._text_of: DaemonReport | None = None
 
     @property
     def address(self) -> str:
@@ -40,46 +42,56 @@ class Watch:
 
     async def begin(self) -> None:
         """Answer from now on: before the daemon is open the page says that it starts."""
-        routes = {
-            "/": Route(lambda: self._live_page, is_for_browsers=True),
-            "/status.json": Route(self._status, is_for_browsers=True),
-            "/metrics": Route(self._metrics),
-            "/healthz": Route(lambda: PageAnswer(200, b"alive\n")),
-            "/readyz": Route(self._readiness),
+        routes: Routes = {
+            "/": lambda: self._live_page,
+            "/status.json": self._status,
+            "/metrics": self._metrics,
+            "/healthz": lambda: PageAnswer(200, b"alive\n"),
+            "/readyz": self._readiness,
         }
         await self._page.serve(routes)
 
-    def show(self, take_report: Callable[[], DaemonReport]) -> None:
-        """Tell what `take_report` returns, as long as the daemon is open: at each scrape, and once a second."""
-        from .metrics import metrics_text
+    def show(self, reports: Shared[DaemonReport]) -> None:
+        """Tell what the reports say, as long as the daemon is open: at each scrape, and once a second."""
+        self._reports = reports
+        self._noting = asyncio.ensure_future(self._note(reports))
 
-        self._metrics_text = Sparing(metrics_text(take_report))
-        self._live = Live(take_report)
-        self._live.note()  # from here on all that moves shows in the curves
-        self._note()
+    def close(self) -> None:
+        """Follow the reports no more; idempotent. The page still answers, until it is closed."""
+        if self._noting is not None:
+            self._noting.cancel()
 
-    def _note(self) -> None:
-        if self._stage.is_ending and not self._stage.is_open:
-            return
-        began = time.perf_counter()
-        try:
-            if self._live is not None and self._stage.is_open:
-                self._live.note()
-        finally:
-            seconds = max(INTERVAL_SECONDS, _RESTS * (time.perf_counter() - began))
-            asyncio.get_running_loop().call_later(seconds, self._note)
+    async def _note(self, reports: Shared[DaemonReport]) -> None:
+        while True:
+            try:
+                self._live.note(await reports.get())  # the first one at once: from there on all that moves shows
+            except Exception:  # noqa: BLE001 - logged; the next one may succeed
+                _log.exception("a bug, please report it")
+            await asyncio.sleep(INTERVAL_SECONDS)
 
     def _status(self) -> PageAnswer:
-        if self._live is None or not self._stage.is_open:
+        status = self._live.status()
+        if status is None or not self._stage.is_open:
             return self._not_ready()
-        return PageAnswer(200, self._live.status(), "application/json")
+        return PageAnswer(200, status, "application/json")
 
-    def _metrics(self) -> PageAnswer:
+    async def _metrics(self) -> PageAnswer:
         from .metrics import CONTENT_TYPE
 
-        if self._metrics_text is None or not self._stage.is_open:
+        if self._reports is None or not self._stage.is_open:
             return self._not_ready()
-        return PageAnswer(200, self._metrics_text.text(), CONTENT_TYPE)
+        report = await self._reports.get()
+        if self._text is None or (self._text.done() and self._text_of is not report):
+            self._text_of, self._text = report, asyncio.ensure_future(self._write(report, self._reports))
+        return PageAnswer(200, await asyncio.shield(self._text), CONTENT_TYPE)
+
+    async def _write(self, report: DaemonReport, reports: Shared[DaemonReport]) -> bytes:
+        from .metrics import metrics_text
+
+        began_at = time.perf_counter()
+        text = await asyncio.to_thread(metrics_text, report)  # with thousands of sessions it takes long
+        reports.rest_for(time.perf_counter() - began_at)
+        return text
 
     def _readiness(self) -> PageAnswer:
         if self._stage.is_open and not self._stage.is_ending:

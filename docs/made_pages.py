@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
-from tierstore.daemon.metrics import ReportCollector
+from tierstore.daemon.metrics import metrics_text
 from tierstore.daemon.report import DaemonReport, Spread
 
 __all__ = ["commands", "fill_in", "metrics", "with_included", "with_links_to_files"]
@@ -40,7 +41,9 @@ def metrics() -> str:
     """A table of the daemon's metrics, with a row for each."""
     report = msgspec.convert(_made_up(msgspec.inspect.type_info(DaemonReport)), DaemonReport)
     rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    for metric in ReportCollector(lambda: report).collect():
+    for metric in text_string_to_metric_families(metrics_text(report).decode()):
+        if not metric.name.startswith("tierstore_"):  # the kernel's figures of the process
+            continue
         labels = " ".join(f"`{label}`" for label in _labels_of(metric)) or "-"
         rows.append(f"| `{_full_name(metric)}` | {metric.type} | {labels} | {metric.documentation} |")
     return "\n".join(rows)
@@ -51,12 +54,11 @@ _PARTS: Mapping[str, Callable[[], str]] = {"commands": commands, "metrics": metr
 
 def _full_name(metric: Metric) -> str:
     """The name under which Prometheus finds it; a histogram has three, which begin with this."""
-    suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
-    return metric.name + suffix
+    return metric.name + ("_total" if metric.type == "counter" else "")
 
 
 def _labels_of(metric: Metric) -> list[str]:
-    own = {"le"} if isinstance(metric, HistogramMetricFamily) else set()
+    own = {"le"} if metric.type == "histogram" else set()
     labels = dict.fromkeys(label for sample in metric.samples for label in sample.labels)
     return [label for label in labels if label not in own]
 

@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from .plain_text import plain
+
 __all__ = [
     "ConfigError",
     "ConfigTypeError",
@@ -51,7 +53,16 @@ _SHORTEST_WAIT_SECONDS = 0.1
 
 
 class TierStoreError(Exception):
-    """Base of every error that tierstore raises on purpose."""
+    """Base of every error that tierstore raises on purpose.
+
+    What a class says of itself is made plain: it repeats paths, names and words of others, and somebody prints it.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        said: Callable[[BaseException], str] | None = vars(cls).get("__str__")
+        if said is not None:
+            cls.__str__ = lambda self: plain(said(self), kept="\n")  # type: ignore[method-assign]
 
     def __reduce__(self) -> tuple[Callable[..., TierStoreError], tuple[Any, ...]]:
         # Exceptions are pickled by their positional `args`. Ours are dataclasses, so they are pickled by their fields.
@@ -101,8 +112,6 @@ class ConfigError(TierStoreError, ValueError):
 @dataclass(eq=False)
 class ConfigTypeError(ConfigError, TypeError):
     """There is no argument of that name, or its value is of the wrong type. Python itself raises `TypeError` then."""
-
-    __str__ = ConfigError.__str__
 
 
 @dataclass(eq=False)

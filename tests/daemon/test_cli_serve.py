@@ -213,3 +213,36 @@ def test_idle_daemon_is_small(start_daemon: StartDaemon) -> None:
     status = Path(f"/proc/{daemon.process.pid}/status").read_text()
     (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
     assert int(line.split()[1]) * 1024 < IDLE_BYTES
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_refused_start_leaves_no_folder_of_the_socket(tmp_path: Path, short_directory: Path) -> None:
+    """Refused when the socket is made, and later, when the drive is opened."""
+    drive, folder = tmp_path / "drive", short_directory / "new"
+    drive.mkdir()
+    too_long = folder / ("s" * 100 + ".sock")
+    assert_refused(["--path", str(drive), "--socket", str(too_long)], "socket")
+    (drive / "tierstore-daemon").mkdir(mode=0o700)
+    (drive / "tierstore-daemon" / "index").mkdir()
+    done = tierstore("serve", "--path", str(drive), "--socket", str(folder / "s"))
+    assert done.returncode == 1, done.stderr
+    assert list(short_directory.iterdir()) == []
+
+
+def test_end_of_a_daemon_removes_nothing_behind_a_link_in_its_path_s_place(
+    start_daemon: StartDaemon, tmp_path: Path, short_directory: Path
+) -> None:
+    victim = tmp_path / "victim"
+    (victim / "tierstore-daemon").mkdir(parents=True)
+    (victim / "t.sock").write_text("a file of somebody's")
+    daemon = start_daemon()
+    daemon.path.rename(tmp_path / "moved")
+    daemon.path.symlink_to(victim)
+    daemon.socket.parent.rename(short_directory / "moved")
+    daemon.socket.parent.symlink_to(victim)
+    assert daemon.stop() == 0, daemon.log
+    assert sorted(each.name for each in victim.iterdir()) == ["t.sock", "tierstore-daemon"]
+    assert list((tmp_path / "moved").iterdir()) == [], "its own folder is gone, wherever it is by now"
+    daemon.path.unlink()

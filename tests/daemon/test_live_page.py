@@ -26,10 +26,9 @@ from tierstore import TierStore
 from tierstore.commands.views import decode_report
 from tierstore.daemon import page as page_module
 from tierstore.daemon.history import History
-from tierstore.daemon.live import Live
-from tierstore.daemon.page import Page, PageAnswer, Route
+from tierstore.daemon.page import Page, PageAnswer
 from tierstore.daemon.report import DaemonReport, DiskState, Jobs, JobTimes, Spread, Stays, Totals
-from tierstore.daemon.sparing import Sparing
+from tierstore.daemon.sharing import Shared
 from tierstore.daemon.stage import Stage
 from tierstore.daemon.watching import Watch
 
@@ -80,18 +79,22 @@ def made_up_report() -> DaemonReport:
     return DaemonReport(*words, 1.0, False, disk, Jobs(times, times), Totals(), 0, 0, [], {})
 
 
+async def take_made_up_report() -> DaemonReport:
+    return made_up_report()
+
+
 @pytest.fixture
 async def watched() -> AsyncIterator[int]:
     """The port of a page on this loop that tells of a made-up daemon."""
     page, stage = Page.bind("127.0.0.1", 0), Stage()
     watch = Watch(page, stage)
     await watch.begin()
-    watch.show(made_up_report)
     stage.is_open = True
+    watch.show(Shared(take_made_up_report))
     yield port_of(page)
-    stage.is_open = False
-    stage.end()
+    watch.close()
     page.close()
+    await asyncio.sleep(0)
 
 
 async def test_page_names_nothing_elsewhere_and_its_policy_allows_its_own_script_alone(watched: int) -> None:
@@ -112,13 +115,12 @@ async def test_page_names_nothing_elsewhere_and_its_policy_allows_its_own_script
 
 
 async def test_site_whose_name_was_made_to_point_here_is_refused(watched: int) -> None:
-    for path in ("/", "/status.json"):
+    for path in ("/", "/status.json", "/metrics", "/healthz", "/readyz", "/nothing"):
         for host in ("evil.example", f"localhost.evil.example:{watched}", "127.0.0.1.evil.example", ""):
             assert (await asyncio.to_thread(ask, watched, path, host))[0] == 403, (path, host)
         for host in (f"127.0.0.1:{watched}", f"localhost:{watched}", "[::1]:9464", "LOCALHOST"):
-            assert (await asyncio.to_thread(ask, watched, path, host))[0] == 200, (path, host)
-    found = await asyncio.to_thread(ask, watched, "/metrics", "metrics.of.the.host")
-    assert found[0] == 200, "Prometheus may know it by a name"
+            expected = 404 if path == "/nothing" else 200
+            assert (await asyncio.to_thread(ask, watched, path, host))[0] == expected, (path, host)
 
 
 async def test_page_is_only_read(watched: int) -> None:
@@ -208,34 +210,67 @@ def test_history_keeps_rates_of_counts_and_the_newest_moments() -> None:
     assert curves.fastest == {"count": 50.0}
 
 
-def test_report_is_taken_and_encoded_once_however_many_ask() -> None:
-    taken: list[DaemonReport] = []
+async def test_all_who_ask_before_it_begins_share_one_and_the_rest_is_ten_times_as_long() -> None:
+    """Nobody gets one that was begun before the question, and asking without end takes a tenth of the time."""
+    now, begun, answered = [100.0], [0], asyncio.Event()
 
-    def take() -> DaemonReport:
-        taken.append(made_up_report())
-        return taken[-1]
-
-    live = Live(take)
-    answers = {id(live.status()) for _ in range(1000)}
-    assert (len(taken), len(answers)) == (1, 1)
-
-
-def test_text_that_is_asked_for_without_end_takes_a_tenth_of_the_time() -> None:
-    now, made = [0.0], [0]
-
-    def make() -> bytes:
-        made[0] += 1
-        now[0] += 0.02
-        return b"%d" % made[0]
-
-    sparing = Sparing(make, clock=lambda: now[0])
-    assert [sparing.text() for _ in range(3)] == [b"1", b"2", b"3"], "a few at once are all new"
-    while now[0] < 100:
-        sparing.text()
+    async def make() -> int:
+        begun[0] += 1
+        number = begun[0]
+        await answered.wait()
         now[0] += 0.001
-    assert 0.09 < 0.02 * made[0] / 100 < 0.12
-    num_made, now[0] = made[0], now[0] + 10
-    assert sparing.text() == b"%d" % (num_made + 1), "after a pause it is new again"
+        return number
+
+    shared = Shared(make, clock=lambda: now[0])
+    early = [asyncio.ensure_future(shared.get()) for _ in range(100)]
+    while not begun[0]:
+        await asyncio.sleep(0)
+    late = [asyncio.ensure_future(shared.get()) for _ in range(100)]
+    await asyncio.sleep(0)
+    answered.set()
+    assert set(await asyncio.gather(*early)) == {1}
+    assert shared._due_at == pytest.approx(now[0] + 0.01)
+    assert set(await asyncio.gather(*late)) == {2}, "it was begun after they had asked"
+    shared.rest_for(60)
+    assert shared._due_at == pytest.approx(now[0] + 0.5), "the rest is bounded"
+
+
+async def test_one_that_fails_is_told_to_all_who_asked_and_the_next_is_tried() -> None:
+    num_made = 0
+
+    async def make() -> int:
+        nonlocal num_made
+        num_made += 1
+        if num_made == 1:
+            raise ZeroDivisionError
+        return num_made
+
+    shared = Shared(make)
+    failed = await asyncio.gather(*(shared.get() for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in failed] == [ZeroDivisionError] * 3
+    assert await shared.get() == 2
+
+
+async def test_page_that_cannot_be_made_is_said_to_be_so() -> None:
+    page = Page.bind("127.0.0.1", 0)
+
+    async def fail() -> PageAnswer:
+        raise ZeroDivisionError
+
+    await page.serve({"/": fail})
+    assert (await asyncio.to_thread(ask, port_of(page), "/"))[0] == 500
+    page.close()
+
+
+async def test_visitor_that_has_said_all_and_closes_its_half_is_answered(watched: int) -> None:
+    """As `nc -N` does, while the metrics are still being written; a request in HTTP/1.0 need not name the host."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", watched)
+    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+    writer.write_eof()
+    async with asyncio.timeout(SECONDS):
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+    await writer.wait_closed()
 
 
 # --- bad visitors -----------------------------------------------------------------------------------------------------
@@ -247,7 +282,7 @@ LONG = 32 * MIB  # more than sockets take in
 async def page() -> AsyncIterator[Page]:
     """On this loop, with a long answer."""
     page = Page.bind("127.0.0.1", 0)
-    await page.serve({"/": Route(lambda: PageAnswer(200, b"x" * LONG))})
+    await page.serve({"/": lambda: PageAnswer(200, b"x" * LONG)})
     yield page
     page.close()
 

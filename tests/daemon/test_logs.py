@@ -55,7 +55,10 @@ def test_json_line_has_the_same() -> None:
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
-@pytest.mark.parametrize("said", ["a\nb", "a\r\nb", "\x1b[31m", "a\u2028b", "\x85", "\x00"])
+@pytest.mark.parametrize(
+    "said",
+    ["a\nb", "a\r\nb", "\x1b[31m", "a\u2028b", "\x85", "\x00", "\x9b31m", "\u202e", "\u2066", "\u200b"],
+)
 def test_nobody_begins_a_line_or_steers_the_terminal(formatter: logging.Formatter, said: str) -> None:
     line = formatter.format(record_of("refused: %s", said, client=said))
     assert line.isprintable(), line
@@ -105,14 +108,32 @@ def test_other_messages_clients_and_levels_are_other_causes() -> None:
     assert keeps(record_of("lost", level=logging.WARNING, **about))
     for other in ({"client": "b"}, {"rank": 1}, {"uid": 2}):
         assert keeps(record_of("lost", **(about | other)))
-    assert not keeps(record_of("lost", session=9, **about)), "a new session of the same client is no news"
+    assert keeps(record_of("lost", session=9, **about)), "the second session of one script is news"
+    assert not keeps(record_of("lost", session=9, **about))
+
+
+def test_lines_of_a_user_are_bounded_whatever_names_and_sessions_it_makes_up() -> None:
+    """And no crowd of sessions pushes that bound out of what is remembered."""
+    clock = Clock()
+    keeps = CauseFilter(60.0, clock)
+    kept = [
+        keeps.filter(record_of("session opened", client=f"c{number}", rank=None, session=number, uid=1))
+        for number in range(5000)
+    ]
+    assert sum(kept) == 100
+    assert len(keeps._spans) <= 1024
+    assert keeps.filter(record_of("session opened", client="c", session=1, uid=2)), "others are still heard"
+    clock.seconds += 60
+    later = record_of("session opened", client="c", session=5001, uid=1)
+    assert keeps.filter(later)
+    assert TextFormatter().format(later).endswith(" not_logged=4900")
 
 
 def test_causes_remembered_are_bounded() -> None:
     keeps = CauseFilter(60.0, Clock())
     for uid in range(5000):
         assert keeps.filter(record_of("refused", uid=uid))
-    assert len(keeps._causes) <= 1024
+    assert len(keeps._spans) <= 1024
 
 
 # --- a real daemon ----------------------------------------------------------------------------------------------------

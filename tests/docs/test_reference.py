@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 import typer.main
-from prometheus_client import CollectorRegistry, Metric, generate_latest
 
 import tierstore
 from tests.docs.pages import DOCS, first_cells, section_of
@@ -18,7 +16,8 @@ from tierstore import StoreStats, TierStore, cli, errors, tiered_offload
 from tierstore.base.config_file import OffloadTable, StoreTable
 from tierstore.commands.serve import serve
 from tierstore.daemon import report
-from tierstore.daemon.metrics import ReportCollector
+from tierstore.daemon.metrics import metrics_text
+from tierstore.daemon.report import DaemonReport
 
 REFERENCE = DOCS / "reference"
 
@@ -141,16 +140,13 @@ def test_docstrings_of_the_report_have_every_field() -> None:
 
 def test_made_table_of_metrics_has_every_one(made_pages: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     served = set()
-    collect = ReportCollector.collect
 
-    def spy(collector: ReportCollector) -> Iterator[Metric]:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(collector)
-        monkeypatch.setattr(ReportCollector, "collect", collect)
-        served.update(re.findall(r"^# TYPE (\w+) ", generate_latest(registry).decode(), re.MULTILINE))
-        return collect(collector)
+    def spy(report: DaemonReport) -> bytes:
+        text = metrics_text(report)
+        served.update(re.findall(r"^# TYPE (tierstore_\w+) ", text.decode(), re.MULTILINE))
+        return text
 
-    monkeypatch.setattr(ReportCollector, "collect", spy)
+    monkeypatch.setattr(made_pages, "metrics_text", spy)
     page = made_pages.fill_in((REFERENCE / "stats.md").read_text(encoding="utf-8"))
     named = set(re.findall(r"^\| `(tierstore_\w+)` \|", page, re.MULTILINE))
     assert named == served

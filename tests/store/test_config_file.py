@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.daemon.conftest import StartDaemon, short_directory, start_daemon
 from tests.inspect_store import inspect
-from tierstore import ConfigError, TierStore, tiered_offload
+from tierstore import ConfigError, DaemonUnavailableError, TierStore, tiered_offload
 from tierstore.base.config_file import offload_options, store_options
 from tierstore.base.toml_file import toml_text
 
@@ -206,6 +207,26 @@ def test_mapping_of_anything_is_taken_or_refused(config: dict[str, Any]) -> None
     for read in (store_options, offload_options):
         with contextlib.suppress(ConfigError):
             assert isinstance(read(config, {}).values, dict)
+
+
+@pytest.mark.parametrize("digits", [20, 4000, 5000])
+def test_number_without_end_is_refused_or_stands_for_ever(digits: int, tmp_path: Path) -> None:
+    """Python turns no integer of 400 digits into a float, and prints none of more than 4,300."""
+    file = tmp_path / "store.toml"
+    names = ("host_bytes", "disk_bytes", "staging_bytes", "inline_bytes", "max_write_bytes_per_day", "io_depth")
+    for name in names:
+        file.write_text(f"[store]\npath = {json.dumps(str(tmp_path))}\n{name} = {'9' * digits}\n")
+        with pytest.raises(ConfigError) as refused:
+            TierStore.from_config(file)
+        assert len(str(refused.value)) < 2000
+    for name in ("window_bytes", "reconnect_seconds"):
+        file.write_text(f"[store]\nconnect = {json.dumps(str(tmp_path / 's'))}\n{name} = {'9' * digits}\n")
+        with pytest.raises((ConfigError, DaemonUnavailableError)):
+            TierStore.from_config(file)
+    for name in ("min_bytes", "device_bytes", "lookahead_bytes"):
+        file.write_text(f"[offload]\n{name} = {'9' * digits}\n")
+        with TierStore(tmp_path, host_bytes=0, disk_bytes=0) as store, pytest.raises(ConfigError):
+            tiered_offload.from_config(store, file)
 
 
 _PLAIN = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(max_size=8))

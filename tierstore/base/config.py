@@ -55,6 +55,7 @@ Mode = Literal["auto", "always", "never"]
 """When memory that was freed goes back to the system: see `tierstore.returning.policy`."""
 MODES: tuple[Mode, ...] = get_args(Mode)
 
+_MOST_BYTES = 2**63 - 1
 _ALLOWED_SIZE = 'give a number of bytes (0 or more) or a string such as "8GiB", "64KiB", "1.5GB"'
 
 
@@ -71,14 +72,18 @@ def parse_size(value: SizeLike, option: str) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ConfigTypeError(option, value, _ALLOWED_SIZE)
+    num_bytes = -1
     if isinstance(value, int):
-        if value >= 0:
-            return value
+        num_bytes = value
     elif match := _SIZE.fullmatch(value):
         number, unit = match.groups()
         if (factor := _UNITS.get(unit.lower())) is not None:
-            return int(float(number) * factor) if "." in number else int(number) * factor
-    raise ConfigError(option, value, _ALLOWED_SIZE)
+            num_bytes = int(float(number) * factor) if "." in number else int(number) * factor
+    if num_bytes < 0:
+        raise ConfigError(option, value, _ALLOWED_SIZE)
+    if num_bytes > _MOST_BYTES:
+        raise ConfigError(option, value, f'give at most {_MOST_BYTES} bytes, such as "8GiB"')
+    return num_bytes
 
 
 def parse_io_depth(value: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import ConfigError
+from ..plain_text import unicode_text
 
 __all__ = ["read_toml", "toml_text", "toml_value", "typed"]
 
@@ -121,9 +122,8 @@ def toml_value(value: object) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, str):
-        # TOML knows all escapes of JSON, and wants DEL escaped too. Surrogates, which neither allows, are replaced.
-        sound = value.encode("utf-8", "replace").decode("utf-8")
-        return json.dumps(sound, ensure_ascii=False).replace("\x7f", "\\u007f")
+        # TOML knows all escapes of JSON, and wants DEL escaped too. Neither allows surrogates.
+        return json.dumps(unicode_text(value), ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(toml_value, value))}]"
     raise TypeError(f"no value of TOML: {type(value).__name__}")

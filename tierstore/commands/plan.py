@@ -12,6 +12,7 @@ import typer
 
 from ..base.new_file import check_distinct
 from ..errors import ConfigError
+from ..plain_text import plain
 from .files import write_file
 from .usage import JsonOption, print_json
 
@@ -257,13 +258,13 @@ def _print_tables(about: Sequence[str], answers: Sequence[Answer], use: Use, vie
 
     console = Console(highlight=False)
     for line in about:
-        console.print(line, markup=False)
+        console.print(plain(line), markup=False)
     for table in (steps_table(answers), copies_table(answers), moved_table(answers), costs_table(answers)):
         if table.row_count:
             console.print()
             console.print(table)
     console.print()
     for line in remarks(answers, use):
-        console.print(line, markup=False)
+        console.print(plain(line), markup=False)
     if view is not None:
-        print(f"wrote {view}")
+        print(plain(f"wrote {view}"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ..base.config import format_bytes
+from ..plain_text import plain
 from ..planning import Answer, Costs, Machine, Misfit, Prediction, Use
 from ..simulator import Settings
 from ..tracing.steps import Step
@@ -58,7 +59,7 @@ def steps_table(answers: Sequence[Answer]) -> Table:
     table = _table("hardware", "ranks", "step", "compute", "slower", "waits")
     table.add_column("bound by", no_wrap=True)
     for each in answers:
-        table.add_row(escape(each.machine), str(each.num_ranks), *_times(each.outcome))
+        table.add_row(Text(plain(each.machine)), str(each.num_ranks), *_times(each.outcome))
     return table
 
 
@@ -67,7 +68,7 @@ def moved_table(answers: Sequence[Answer]) -> Table:
     table = _table("hardware", "ranks", "written", "read", "memory", "disk")
     for each in answers:
         if isinstance(each.outcome, Prediction):
-            table.add_row(escape(each.machine), str(each.num_ranks), *_moved(each.outcome))
+            table.add_row(Text(plain(each.machine)), str(each.num_ranks), *_moved(each.outcome))
     return table
 
 
@@ -78,7 +79,7 @@ def costs_table(answers: Sequence[Answer]) -> Table:
     for each in answers:
         if each.costs is not None:
             price = [_figure(each.costs.price_per_step)] if has_price else []
-            table.add_row(escape(each.machine), str(each.num_ranks), *_spent(each.costs), *price)
+            table.add_row(Text(plain(each.machine)), str(each.num_ranks), *_spent(each.costs), *price)
     return table
 
 
@@ -90,7 +91,7 @@ def copies_table(answers: Sequence[Answer]) -> Table:
         if isinstance(outcome, Prediction) and outcome.device_bytes_peak:
             sizes = (outcome.device_bytes_peak, outcome.offloaded_bytes, outcome.reloaded_bytes)
             waits = _seconds(outcome.link_wait_seconds)
-            table.add_row(escape(each.machine), str(each.num_ranks), *map(format_bytes, sizes), waits)
+            table.add_row(Text(plain(each.machine)), str(each.num_ranks), *map(format_bytes, sizes), waits)
     return table
 
 

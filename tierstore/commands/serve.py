@@ -52,6 +52,13 @@ _SessionQueuedBytes = Annotated[
         "Default: no limit.",
     ),
 ]
+_MaxSessionsPerUser = Annotated[
+    Text,
+    typer.Option(
+        metavar="NUMBER",
+        help="Limit of sessions that one user has at a time, those whose clients are lost included. Default: 512.",
+    ),
+]
 _MaxWriteBytesPerDay = Annotated[
     Text,
     typer.Option(
@@ -122,6 +129,7 @@ def serve(
     disk_bytes: _DiskBytes = None,
     session_disk_bytes: _SessionDiskBytes = None,
     session_queued_bytes: _SessionQueuedBytes = None,
+    max_sessions_per_user: _MaxSessionsPerUser = None,
     max_write_bytes_per_day: _MaxWriteBytesPerDay = None,
     grace_seconds: _GraceSeconds = None,
     handshake_seconds: _HandshakeSeconds = None,

@@ -33,7 +33,9 @@ def stat(socket: SocketOption = None, as_json: Annotated[bool, JsonOption] = Fal
     if as_json:
         import msgspec
 
-        print(msgspec.json.format(state, indent=2).decode())
+        from ..plain_text import plain_json
+
+        print(plain_json(msgspec.json.format(state, indent=2).decode()))
         return
     from rich.console import Console
 

@@ -9,6 +9,7 @@ import typer
 
 from ..base.new_file import check_distinct
 from ..errors import ConfigError
+from ..plain_text import plain
 from .files import unwritable, write_file
 from .usage import Command, Group, JsonOption, print_json
 
@@ -84,8 +85,8 @@ def view(
         print_json({"wrote": wrote, "num_steps": len(steps), "step": summary.as_dict()})
         return
     for written in wrote.values():
-        print(f"wrote {written}")
-    print(f"step {summary.number} of {len(steps)}: {_in_words(summary)}")
+        print(plain(f"wrote {written}"))
+    print(plain(f"step {summary.number} of {len(steps)}: {_in_words(summary)}"))
 
 
 @trace_commands.command(cls=Command)
@@ -113,7 +114,7 @@ def show(
     console = Console(highlight=False)
     console.print(steps_table(summaries))
     for summary in summaries:
-        console.print(f"step {summary.number}: {_in_words(summary)}")
+        console.print(plain(f"step {summary.number}: {_in_words(summary)}"), markup=False)
 
 
 def _in_words(summary: StepSummary) -> str:

@@ -53,7 +53,7 @@ class Group(TyperGroup):
 
 
 def print_json(value: object) -> None:
-    """Print plain values or records as JSON, indented for people."""
-    import msgspec
+    """Print plain values or records as JSON: see `json_text`."""
+    from ..base.json_text import json_text
 
-    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    print(json_text(value))

@@ -14,6 +14,7 @@ from rich.text import Text
 from ..base.config import format_bytes
 from ..daemon.report import DaemonReport, JobTimes, SessionState, Totals
 from ..errors import ProtocolError
+from ..plain_text import plain
 
 __all__ = ["Rates", "decode_report", "lost_view", "rates_between", "stat_view", "top_view"]
 
@@ -194,7 +195,7 @@ def _codecs(report: DaemonReport) -> Table:
 
 def _plain(text: str, style: str = "") -> Text:
     """Text that others had a hand in: it can neither style nor steer the terminal."""
-    return Text("".join(each if each.isprintable() else "�" for each in text), style)
+    return Text(plain(text), style)
 
 
 def _bar(part: int, whole: int) -> Text:

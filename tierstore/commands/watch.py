@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from ..errors import TierStoreError
+from ..plain_text import plain_json
 from .asking import ask_daemon
 from .views import Rates, decode_report, lost_view, rates_between, top_view
 
@@ -49,7 +50,8 @@ class _Update(NamedTuple):
     def line(self) -> str:
         """For a program."""
         rates = None if self.rates is None else self.rates._asdict()
-        return msgspec.json.encode({"error": self.error, "report": self._raw(), "rates": rates}).decode()
+        update = {"error": self.error, "report": self._raw(), "rates": rates}
+        return plain_json(msgspec.json.encode(update).decode())
 
     def _raw(self) -> Any:
         """The report with all that the daemon said, also what this version does not know."""

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ..base.config import SizeLike, format_bytes
 from ..base.interrupts import ended_by_signals
+from ..plain_text import plain
 from .compare import DemoResult, DemoWatch, run_demo
 from .launch import WatchedRun
 from .place import file_system_of, is_in_memory
@@ -56,7 +57,7 @@ def _watch(settings: DemoSettings, progress: Progress) -> DemoWatch:
     """Callbacks that show messages and one bar per run."""
 
     def say(text: str) -> None:
-        progress.console.print(text, markup=False)
+        progress.console.print(plain(text), markup=False)
 
     def chosen(directory: Path) -> None:
         say(

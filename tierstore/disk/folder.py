@@ -155,11 +155,17 @@ class LockedFolder:
             return None
 
     def _remove_folder(self) -> None:
+        """Remove the folder that is open, wherever it is by now: another one may have its path."""
+        parent = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
         try:
-            self.path.rmdir()
+            status = os.stat(self.path.name, dir_fd=parent, follow_symlinks=False)
+            if (status.st_dev, status.st_ino) == inode_of(self._folder):
+                os.rmdir(self.path.name, dir_fd=parent)
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY:  # the next process has it already
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):  # the next process has it already, or it was moved
                 raise
+        finally:
+            os.close(parent)
 
     def _open_and_lock(self) -> bool:
         """Try to open and lock the folder; False if another process removed it meanwhile."""
@@ -204,7 +210,7 @@ class LockedFolder:
             return self.open(_LOCK, os.O_RDWR | os.O_CREAT)
         except OSError:
             try:
-                self.path.rmdir()  # empty if just made: it may have taken the file system's last inode
+                self._remove_folder()  # empty if just made: it may have taken the file system's last inode
             except OSError:
                 pass
             raise

@@ -6,16 +6,17 @@ import os
 import sys
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..base.config import check_directory
 from ..base.interrupts import ended_by_signals
+from ..base.json_text import json_text
 from ..base.new_file import check_distinct, check_new_file, make_file
 from ..base.system_words import words_of
 from ..errors import ConfigError, StorageIOError
 from ..hardware import hardware_text
+from ..plain_text import plain
 from .diagnosis import Report, config_text, hardware_of, report_of
 from .drive_findings import unfit_because
 from .examine import NUM_EXAMINED, examine
@@ -64,7 +65,8 @@ def consult(
         make_file("--config", Path(config), config_text(report.settings))
         unfit = unfit_because(machine.drive)
         if unfit is not None and not machine.daemon.keeps_directory:
-            messages.print(f"{config} has no path: {directory} is not fit for a store, because {unfit}.", markup=False)
+            said = f"{config} has no path: {directory} is not fit for a store, because {unfit}."
+            messages.print(plain(said), markup=False)
     if hardware is not None:
         described = hardware_of(machine)
         if described is None:
@@ -84,7 +86,7 @@ def _absolute(directory: Path) -> Path:
 
 def _print(report: Report, as_json: bool) -> None:
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        print(json_text(report))
     else:
         Console(highlight=False).print(report_view(report))
     sys.stdout.flush()

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from ..base.toml_file import toml_value
 from ..hardware import HARDWARE_VERSION, DriveHardware, Hardware, HostHardware
+from ..plain_text import plain
 from .finding import Finding
 from .findings import findings_of
 from .measurements import Measurements
@@ -88,7 +89,7 @@ def config_text(settings: tuple[Setting, ...]) -> str:
             lines += ["", "# path: give one yourself; the directory that was measured is not fit for a store"]
         for setting in settings:
             if setting.table == table:
-                lines += ["", f"# {_one_line(setting.reason)}", _line(setting)]
+                lines += ["", f"# {plain(setting.reason)}", _line(setting)]
     return "\n".join(lines) + "\n"
 
 
@@ -96,8 +97,3 @@ def _line(setting: Setting) -> str:
     if setting.value is None:
         return f"# {setting.name}: left at its default"
     return f"{setting.name} = {toml_value(setting.value)}"
-
-
-def _one_line(text: str) -> str:
-    """Make a text fit into a comment: on one line, without control characters (a path may have some)."""
-    return "".join(each if each.isprintable() else "?" for each in text)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ..base.config import format_bytes
 from ..hardware import Transfer
+from ..plain_text import plain
 from .diagnosis import Report
 from .drive_findings import unfit_because
 from .finding import Finding, rate
@@ -138,4 +139,4 @@ def _settings(settings: tuple[Setting, ...], unfit: str | None) -> Table:
 
 def _plain(text: str, style: str = "") -> Text:
     """Text from outside (paths, names of drives and drivers) that can neither style nor control the terminal."""
-    return Text("".join(each if each.isprintable() or each == "\n" else "�" for each in text), style)
+    return Text(plain(text, kept="\n"), style)

@@ -97,12 +97,15 @@ class Channel:
         """How many bytes were sent that the peer has not taken yet, this turn's messages included."""
         return self._outgoing_bytes + self._batch_bytes
 
-    def send(self, message: ClientMessage | DaemonMessage) -> None:
-        """Send a message with the others of this turn of the loop. Dropped if the connection is over."""
+    def send(self, message: ClientMessage | DaemonMessage | msgspec.Raw) -> None:
+        """Send a message with the others of this turn of the loop; a `Raw` is one that `encoded` has made.
+
+        Dropped if the connection is over.
+        """
         if not self._can_send:
             return
         try:
-            raw = encoded(message)
+            raw = message if isinstance(message, msgspec.Raw) else encoded(message)
         except (ValueError, OverflowError) as error:  # we said what no frame can carry
             self._loop.call_soon(self._end, error)
             return

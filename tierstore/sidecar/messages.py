@@ -29,6 +29,7 @@ from typing import Annotated
 import msgspec
 
 from ..errors import ProtocolError
+from ..plain_text import unicode_text
 
 __all__ = [
     "ALLOWED",
@@ -366,8 +367,8 @@ def check_allowed(phase: Phase, message: ClientMessage, peer: str) -> None:
 
 
 def fitting(text: str, most: int = _MOST_TEXT) -> str:
-    """The text as a field can carry it: cut, and with marks for bytes that are not Unicode (a path may hold some)."""
-    return text.encode("utf-8", "replace").decode()[:most]
+    """The text as a field can carry it: cut, and with escapes for bytes that are not Unicode (a path may hold some)."""
+    return unicode_text(text)[:most]
 
 
 def fitting_word(text: str) -> str:

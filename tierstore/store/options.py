@@ -44,6 +44,7 @@ _HOST_SHARE = 4  # a quarter of the memory that is available
 _DISK_SHARE = 0.8  # of the free space
 _STAGING_BYTES = 112 * 2**20
 _CONNECTED_BYTES = 80 * 2**20
+_MOST_SECONDS = 1e9  # more is for ever, and no timer takes it
 _MOST_ADDRESS_BYTES = 107  # unix(7)
 
 Place = str | PathLike[str]
@@ -144,7 +145,7 @@ def connected_options(address: str | PathLike[str] | None, given: Mapping[str, A
             rank=rank_of_process(),
             pid=os.getpid(),
             window_bytes=window_bytes,
-            reconnect_seconds=reconnect_seconds,
+            reconnect_seconds=float(min(reconnect_seconds, _MOST_SECONDS)),
             executor=executor,
         )
 

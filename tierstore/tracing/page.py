@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..base.config import format_bytes
+from ..plain_text import plain
 from .causes import CAUSES
 from .events import StoreSettings
 from .steps import Step
@@ -56,7 +57,7 @@ def page_of(drawn: Sequence[DrawnStep], num_steps: int, *, first: int, remark: s
     }
     missing = num_steps - len(drawn)
     parts = {
-        "TITLE": html.escape(_title(first, num_steps, remark)),
+        "TITLE": _shown(_title(first, num_steps, remark)),
         "SECTIONS": "".join(_section(step.summary, num_steps, first, remark) for step in drawn),
         "MISSING": f"{missing} more are not on this page; --step NUMBER draws one." if missing else "",
         "DATA": msgspec.json.encode(data).decode().replace("<", "\\u003c"),
@@ -66,6 +67,10 @@ def page_of(drawn: Sequence[DrawnStep], num_steps: int, *, first: int, remark: s
     return page
 
 
+def _shown(text: str) -> str:
+    return html.escape(plain(text))
+
+
 def _title(number: int, num_steps: int, remark: str) -> str:
     return f"Step {number} of {num_steps}{remark}"
 
@@ -73,16 +78,16 @@ def _title(number: int, num_steps: int, remark: str) -> str:
 def _section(summary: StepSummary, num_steps: int, first: int, remark: str) -> str:
     """The words and figures of one step."""
     hidden = "" if summary.number == first else " hidden"
-    lines = "".join(f"<p>{html.escape(line)}</p>" for line in summary.headline)
+    lines = "".join(f"<p>{_shown(line)}</p>" for line in summary.headline)
     memory = "".join(
-        f'<p class="{kind}">{html.escape(words)}</p>'
+        f'<p class="{kind}">{_shown(words)}</p>'
         for kind, words in (("memory", summary.memory), ("verdict", summary.why_memory_stays))
         if words
     )
     share = f", {summary.waited_seconds / summary.seconds:.0%} of the step" if summary.seconds else ""
     waited = f"Threads waited {summary.waited_seconds:.3f} s in total{share}."
     total = f"The step took {summary.seconds:.3f} s. {waited}"
-    title = html.escape(_title(summary.number, num_steps, remark))
+    title = _shown(_title(summary.number, num_steps, remark))
     return (
         f'<section data-step="{summary.number}"{hidden}><h1>{title}</h1>'
         f'<div class="headline">{lines}</div><p class="total">{total}</p>{memory}'
@@ -104,8 +109,10 @@ def _data(step: DrawnStep) -> dict[str, Any]:
         "lanes": [
             {
                 "group": lane.group,
-                "name": lane.name,
-                "boxes": [[milliseconds(b.began_ns), milliseconds(b.ended_ns), b.kind, b.text] for b in lane.boxes],
+                "name": plain(lane.name),
+                "boxes": [
+                    [milliseconds(b.began_ns), milliseconds(b.ended_ns), b.kind, plain(b.text)] for b in lane.boxes
+                ],
             }
             for lane in timeline.lanes
         ],
@@ -127,7 +134,7 @@ def _waits_table(summary: StepSummary) -> str:
     for cause, meaning in CAUSES.items():
         cells = [_waited(summary.wait_seconds[phase][cause], summary.num_waits[phase][cause]) for phase in _PHASES]
         if any(summary.num_waits[phase][cause] for phase in _PHASES):
-            rows.append((f'<i data-kind="{cause}"></i>{html.escape(meaning)}', *cells))
+            rows.append((f'<i data-kind="{cause}"></i>{_shown(meaning)}', *cells))
     return _table_of(("waits, by cause (times)", *_PHASES), rows)
 
 

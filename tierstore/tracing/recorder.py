@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..base.json_text import in_unicode
 from ..base.remains import Remains
 from ..base.system_words import words_of
 from ..base.threads import start_thread
@@ -298,7 +299,11 @@ class Recorder(Observer):
 
     def _write(self, events: list[Any]) -> None:
         """Write one line for each event."""
-        self._file.write(self._encoder.encode_lines(events))
+        try:
+            lines = self._encoder.encode_lines(events)
+        except UnicodeEncodeError:  # a path or a thread's name that is no UTF-8
+            lines = self._encoder.encode_lines([in_unicode(msgspec.to_builtins(e, enc_hook=_name_of)) for e in events])
+        self._file.write(lines)
 
     def _forget_dead_graphs(self) -> bool:
         for number, graph in list(self._graphs.items()):

@@ -17,10 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from ..base.interrupts import ended_by_signals
+from ..base.json_text import json_text
 from ..base.new_file import check_distinct, check_new_file, make_file
 from ..doctor.examine import NUM_EXAMINED
 from ..errors import ConfigError
 from ..hardware import Hardware, read_hardware
+from ..plain_text import plain
 from .heat_map import check_heat_map, write_heat_map
 from .machine import measure_machine
 from .program import Program
@@ -77,7 +79,7 @@ def present(program: Program, plan: TuningPlan, wanted: Wanted) -> None:
 
         tuned = tune(program.run, measure, plan, told)
     if wanted.as_json:
-        print(msgspec.json.format(msgspec.json.encode(tuned.as_dict()), indent=2).decode())
+        print(json_text(tuned.as_dict()))
     else:
         Console(highlight=False).print(tuned_view(tuned))
     sys.stdout.flush()
@@ -86,17 +88,17 @@ def present(program: Program, plan: TuningPlan, wanted: Wanted) -> None:
     except ConfigError:
         messages.print(tuned.toml, markup=False)  # so that a full disk does not lose the work of minutes
         raise
-    messages.print(f"wrote {wanted.config}", markup=False)
+    messages.print(plain(f"wrote {wanted.config}"), markup=False)
     if wanted.heat_map is not None:
         write_heat_map(tuned.found, wanted.heat_map)
-        messages.print(f"wrote {wanted.heat_map}", markup=False)
+        messages.print(plain(f"wrote {wanted.heat_map}"), markup=False)
 
 
 @contextmanager
 def _shown(console: Console) -> Iterator[TuningProgress]:
     """Bars on a terminal, lines elsewhere."""
     if not console.is_terminal:
-        yield _Lines(lambda line: console.print(line, markup=False, soft_wrap=True))
+        yield _Lines(lambda line: console.print(plain(line), markup=False, soft_wrap=True))
         return
     with _bars(console) as bars:
         yield _Bars(bars)

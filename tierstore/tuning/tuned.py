@@ -9,6 +9,7 @@ from typing import Any
 
 from ..base.config import format_bytes
 from ..base.toml_file import toml_text
+from ..plain_text import plain
 from .search import Found
 from .settings import AUTO, TrialSettings
 
@@ -113,7 +114,7 @@ class Tuned:
         }
         if self.chosen.settings.inline_bytes is None:
             title.append("The program has inline_bytes=None, which TOML cannot express: pass it as an argument.")
-        return "".join(f"# {_one_line(line)}\n" for line in title) + toml_text(tables)
+        return "".join(f"# {plain(line)}\n" for line in title) + toml_text(tables)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for programs."""
@@ -208,8 +209,3 @@ def _as_dict(candidate: Candidate) -> dict[str, Any]:
 
 def _seconds(seconds: float | None) -> str:
     return "no figure" if seconds is None else f"{seconds:.4g} s"
-
-
-def _one_line(text: str) -> str:
-    """Make a text fit into a comment: on one line, without control characters."""
-    return "".join(each if each.isprintable() else "?" for each in text)

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from ..base.config import format_bytes
+from ..plain_text import plain
 from .heat_map import heat_table
 from .settings import AUTO, USUAL_INLINE_BYTES
 from .tuned import Candidate, Tuned
@@ -31,7 +33,7 @@ def tuned_view(tuned: Tuned) -> Group:
     if tuned.link is not None:
         tables += [_on_accelerator(tuned), ""]
         notes.append(f"They were simulated with {tuned.link}.")
-    return Group(*tables, heat_table(tuned.found), "", *notes, tuned.reason)
+    return Group(*tables, heat_table(tuned.found), "", *(Text(plain(each)) for each in (*notes, tuned.reason)))
 
 
 def _steps(tuned: Tuned) -> Table:

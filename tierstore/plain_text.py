@@ -1,0 +1,56 @@
+"""Text that others had a hand in, made safe for people: on a terminal, in a log, in JSON, on a page, in a message.
+
+A client's name or a path may hold what steers a terminal (U+009B), turns the direction of writing (U+202E), takes no
+room (U+200B), ends a line (U+2028), or is no text at all (a byte of a path that is no UTF-8, which Python keeps as a
+surrogate). `str.isprintable` knows all of these. Each place from which text leaves for people calls a function of this
+file. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+__all__ = ["plain", "plain_json", "unicode_text"]
+
+_UNUSUAL = re.compile(r"[^ -~]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_BYTES = range(0xDC80, 0xDD00)  # os.fsdecode: a byte of 128 or more that is no UTF-8 (PEP 383)
+
+
+def plain(text: str, kept: str = "") -> str:
+    r"""The text with an escape, such as `\x1b` or `\u202e`, for each character that is not printable.
+
+    Args:
+        text: of others.
+        kept: characters that stay as they are, such as a line's end.
+    """
+    return text if text.isprintable() else _escaped(text, kept, _escape)
+
+
+def plain_json(text: str) -> str:
+    """JSON with an escape of JSON for each character that is not printable: it has the same values as before.
+
+    Args:
+        text: sound JSON. The ends of its lines stay.
+    """
+    return text if text.isprintable() else _escaped(text, "\n", lambda each: json.dumps(each)[1:-1])
+
+
+def unicode_text(text: str) -> str:
+    r"""The text as JSON and messages can carry it: a byte that is no UTF-8 is written as `\xff`."""
+    return _SURROGATE.sub(lambda found: _escape(found[0]), text)
+
+
+def _escaped(text: str, kept: str, escape: Callable[[str], str]) -> str:
+    def one(found: re.Match[str]) -> str:
+        return found[0] if found[0].isprintable() or found[0] in kept else escape(found[0])
+
+    return _UNUSUAL.sub(one, text)
+
+
+def _escape(character: str) -> str:
+    if ord(character) in _BYTES:
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
