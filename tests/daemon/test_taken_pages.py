@@ -11,9 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -274,19 +276,38 @@ def test_slab_that_was_sealed_moves_with_its_bytes_and_leaves_nothing() -> None:
     assert not inodes
 
 
-async def test_slots_that_are_filled_while_the_slab_moves_are_whole() -> None:
-    slab = SharedSlab(1, 16 * MIB)
-    with ThreadPoolExecutor(4) as executor:
+class HeldExecutor(ThreadPoolExecutor):
+    """Each of its jobs waits until it may go on. Counts those that were given to it."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.num_jobs = 0
+        self.goes_on = threading.Event()
+
+    def submit(self, job: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        self.num_jobs += 1
+        return super().submit(lambda: (self.goes_on.wait(), job(*arguments, **named))[1])
+
+
+@pytest.mark.parametrize("moves_first", [False, True])
+async def test_slab_does_not_move_while_a_slot_is_filled_nor_the_reverse(moves_first: bool) -> None:
+    """Or what is copied to the old memory after that was copied would be lost, and nobody would notice."""
+    slab = SharedSlab(1, 4 * MIB)
+    with HeldExecutor() as executor:
         window = SharedWindow(slab, executor)
-        slots = [await window.take(2 * MIB, to_read=False) for _ in range(8)]
-        for number in range(1, 20):
-            fcntl.fcntl(slab.descriptor, F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
-            content = [bytes([number + 20 * each]) * 2 * MIB for each in range(8)]
-            early = [window.fill(slot, memoryview(each)) for slot, each in zip(slots[:4], content[:4], strict=True)]
-            late = [window.fill(slot, memoryview(each)) for slot, each in zip(slots[4:], content[4:], strict=True)]
-            await asyncio.gather(*early, window.renew(), *late)
-            with mmap.mmap(slab.descriptor, 16 * MIB) as mapped:
-                assert [mapped[slot.offset : slot.offset + slot.num_bytes] for slot in slots] == content
+        slot = await window.take(MIB, to_read=False)
+        fcntl.fcntl(slab.descriptor, F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
+        steps = [window.fill(slot, memoryview(b"x" * MIB)), window.renew()]
+        tasks = []
+        for step in reversed(steps) if moves_first else steps:
+            tasks.append(asyncio.ensure_future(step))
+            for _ in range(5):
+                await asyncio.sleep(0)  # as far as it goes
+        num_begun = executor.num_jobs
+        executor.goes_on.set()
+        await asyncio.gather(*tasks)
+        assert (num_begun, executor.num_jobs) == (1, 2)
+        assert os.pread(slab.descriptor, MIB, slot.offset) == b"x" * MIB
     slab.close()
 
 

@@ -25,7 +25,7 @@ MUTATIONS = {
     "test_another_user_cannot_take_pages_away": {
         "a slab of another user is sealed": drop("MappedSlab.__init__", "self._seal()"),
     },
-    "test_slots_that_are_filled_while_the_slab_moves_are_whole": {
+    "test_slab_does_not_move_while_a_slot_is_filled_nor_the_reverse": {
         "a slab does not move while a slot is filled": drop("SharedWindow.renew", "await asyncio.wait(self._filling)"),
         "no slot is filled while a slab moves": drop("SharedWindow.fill", "await self._renewal"),
     },
