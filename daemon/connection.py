@@ -42,7 +42,7 @@ _MOST_DISCARDS = 2**16
 _MOST_KEYS = 2**20
 """Limit of keys in unanswered discards. A store has some thousands; after an outage, as many as it has records."""
 _MOST_SLABS = 16
-"""Limit of slabs. A store has one; each costs the daemon a descriptor, however small it is."""
+"""Limit of slabs. A store has one; each costs the daemon two descriptors, however small it is."""
 _MOST_UNSENT_BYTES = 8 * 2**20
 
 
