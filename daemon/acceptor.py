@@ -9,8 +9,9 @@ import resource
 import socket
 from collections.abc import Set
 
+from tierstore.sidecar.peer import uid_of_peer
+
 from .connection import Connection, Shared
-from .listener import uid_of_peer
 
 __all__ = ["Acceptor"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import time
 from collections import Counter
@@ -43,7 +44,7 @@ _MOST_DISCARDS = 2**16
 _MOST_KEYS = 2**20
 """Limit of keys in unanswered discards. A store has some thousands; after an outage, as many as it has records."""
 _MOST_SLABS = 16
-"""Limit of slabs. A store has one; each costs the daemon a descriptor, however small it is."""
+"""Limit of slabs. A store has one; each costs the daemon two descriptors, however small it is."""
 _MOST_UNSENT_BYTES = 8 * 2**20
 
 
@@ -274,7 +275,8 @@ class Connection:
 
     def _share(self, message: messages.Slab) -> None:
         descriptor = self._channel.take_descriptor()
-        slab = MappedSlab(descriptor, message.num_bytes, self.peer)
+        is_trusted = self._uid in (0, os.getuid())  # they could end the daemon anyway
+        slab = MappedSlab(descriptor, message.num_bytes, self.peer, is_trusted=is_trusted)
         if message.slab in self._slabs:
             raise ProtocolError(self.peer, f"slab {message.slab} twice")
         if len(self._slabs) >= _MOST_SLABS:
@@ -301,7 +303,7 @@ class Connection:
             return
         if session.num_jobs >= _MOST_REQUESTS:
             raise ProtocolError(self.peer, f"more than {_MOST_REQUESTS} requests that are not answered")
-        memory = self._range_of(message)
+        slab = self._slab_of(message)
         if isinstance(message, messages.Write) and message.key in session.being_written:
             raise ProtocolError(self.peer, f"record {message.key}, which is being written, once more")
         session.begin_job(message.key)
@@ -309,12 +311,12 @@ class Connection:
         number = session.lease.number
         if isinstance(message, messages.Write):
             session.being_written.add(message.key)
-            write = partial(self._write, session, message, memory)
+            write = partial(self._write, session, message, slab)
             to_lane = partial(self._shared.lanes.write, number, message.num_bytes, lambda: self._guarded(write()))
             session.writes.add(message.num_bytes, partial(to_lane, asked_at=time.perf_counter()))
         else:
             self._shared.lanes.read(
-                number, message.num_bytes, lambda: self._guarded(self._read(session, message, memory))
+                number, message.num_bytes, lambda: self._guarded(self._read(session, message, slab))
             )
 
     def _request_discard(self, session: Session, message: messages.Discard) -> None:
@@ -334,24 +336,29 @@ class Connection:
             self._shared.tasks.note_bug(self._about())
             self.refuse(f"it has failed: {error!r}", is_final=False)
 
-    def _range_of(self, message: messages.Write | messages.Read) -> memoryview:
+    def _slab_of(self, message: messages.Write | messages.Read) -> MappedSlab:
         slab = self._slabs.get(message.slab)
         if slab is None:
             raise ProtocolError(self.peer, f"slab {message.slab}, which it has not shared")
-        return slab.range(message.offset, message.num_bytes, self.peer)
+        slab.check_range(message.offset, message.num_bytes)
+        return slab
 
-    async def _write(self, session: Session, message: messages.Write, memory: memoryview) -> None:
+    async def _write(self, session: Session, message: messages.Write, slab: MappedSlab) -> None:
         try:
             if session.is_ended:
                 return
+            memory = slab.range(message.offset, message.num_bytes)
             self.answer(await self._shared.records.write(session, message, memory))
+        except ProtocolError as error:
+            self.refuse(error.reason)
         finally:
             session.being_written.discard(message.key)
             session.writes.end(message.num_bytes)
             self._end_job(session, message)
 
-    async def _read(self, session: Session, message: messages.Read, memory: memoryview) -> None:
+    async def _read(self, session: Session, message: messages.Read, slab: MappedSlab) -> None:
         try:
+            memory = slab.range(message.offset, message.num_bytes)
             self.answer(await self._shared.records.read(session, message, memory))
         except ProtocolError as error:
             self.refuse(error.reason)

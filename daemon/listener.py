@@ -7,17 +7,15 @@ import grp
 import os
 import socket
 import stat
-import struct
 from pathlib import Path
 
 from tierstore.base.address import check_folder
 from tierstore.base.system_words import words_of
 from tierstore.errors import ConfigError
 
-__all__ = ["listen", "stop_listening", "uid_of_peer"]
+__all__ = ["listen", "stop_listening"]
 
 _BACKLOG = 128
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid (unix(7))
 
 
 def listen(path: Path, group: str | None) -> socket.socket:
@@ -58,12 +56,6 @@ def stop_listening(listener: socket.socket, path: Path) -> None:
             path.unlink()
 
 
-def uid_of_peer(connection: socket.socket) -> int:
-    """The user whose process connected, as the kernel says (SO_PEERCRED, unix(7))."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(credentials)[1])
-
-
 def _gid_of(group: str) -> int:
     try:
         return grp.getgrnam(group).gr_gid
@@ -72,20 +64,18 @@ def _gid_of(group: str) -> int:
 
 
 def _make_folder(folder: Path, gid: int | None) -> None:
-    try:
-        folder.mkdir(mode=0o700)
-        if gid is not None:
-            os.chown(folder, -1, gid)
-            folder.chmod(0o750)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise ConfigError("socket", str(folder), f"its folder cannot be created: {words_of(error)}") from error
+    if not os.path.lexists(folder):
+        check_folder(folder.parent)  # first, so that nothing is made where others could replace it
+        try:
+            folder.mkdir(mode=0o700)
+            if gid is not None:
+                os.chown(folder, -1, gid)
+                folder.chmod(0o750)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise ConfigError("socket", str(folder), f"its folder cannot be created: {words_of(error)}") from error
     check_folder(folder)
-    status = folder.stat()
-    is_open = status.st_mode & (stat.S_IWOTH | (0 if gid is not None and status.st_gid == gid else stat.S_IWGRP))
-    if not stat.S_ISDIR(status.st_mode) or (is_open and not status.st_mode & stat.S_ISVTX):
-        raise ConfigError("socket", str(folder), "others could replace the socket there: give a folder of your own")
 
 
 def _clear_stale(path: Path) -> None:

@@ -80,7 +80,7 @@ def test_documented_options_are_those_of_the_command(options: Options) -> None:
 def test_deploy_files_use_documented_options_only(options: Options) -> None:
     files = [ROOT / "Dockerfile", *DEPLOY.iterdir()]
     named = {name for file in files for name in re.findall(r"TIERSTORE_[A-Z_]+", file.read_text())}
-    ours = {"TIERSTORE_DRIVE"}  # compose.yaml's own
+    ours = {"TIERSTORE_DRIVE", "TIERSTORE_DAEMON_UID"}  # compose.yaml's own, and the trainer's
     assert named - ours <= options.environment
     assert {"TIERSTORE_PATH", "TIERSTORE_SOCKET"} <= named
 
@@ -194,7 +194,8 @@ def test_pod_shares_a_folder_and_the_socket_lies_below_it(pod: dict[str, Any]) -
     assert [sidecar[probe]["exec"]["command"] for probe in ("startupProbe", "livenessProbe")] == [ask, ask]
     (shared,) = [each for each in sidecar["volumeMounts"] if each["name"] == "socket"]
     assert shared in trainer["volumeMounts"]
-    # One folder deeper: an emptyDir is writable for everybody, and the daemon refuses to listen in such a folder.
+    # One folder deeper: an emptyDir is writable for everybody. One in memory is sticky too (a tmpfs without a mode).
+    assert [each["emptyDir"]["medium"] for each in pod["volumes"] if each["name"] == "socket"] == ["Memory"]
     assert PurePosixPath(socket).parents[1] == PurePosixPath(shared["mountPath"])
     (drive,) = [each for each in sidecar["volumeMounts"] if each["name"] == "drive"]
     assert drive["mountPath"] == environment["TIERSTORE_PATH"]

@@ -198,7 +198,7 @@ def test_unsafe_slab_is_refused(connect: Connect, tmp_path: Path, flaw: str) -> 
     num_bytes = 0 if flaw == "empty" else MIB
     os.ftruncate(descriptor, MIB // 2 if flaw == "too short" else MIB)
     if flaw != "without pages":
-        os.posix_fallocate(descriptor, 0, os.fstat(descriptor).st_size)
+        os.pwrite(descriptor, bytes(os.fstat(descriptor).st_size), 0)
     if flaw != "not sealed":
         fcntl.fcntl(descriptor, 1033, fcntl.F_SEAL_SHRINK)
     if flaw in ("a file", "a pipe"):

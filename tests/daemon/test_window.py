@@ -8,6 +8,7 @@ import os
 import random
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -32,8 +33,9 @@ def slab() -> Iterator[SharedSlab]:
 
 
 @pytest.fixture
-def window(slab: SharedSlab) -> SharedWindow:
-    return SharedWindow(slab)
+def window(slab: SharedSlab) -> Iterator[SharedWindow]:
+    with ThreadPoolExecutor(2) as executor:
+        yield SharedWindow(slab, executor)
 
 
 async def turns() -> None:
@@ -165,7 +167,7 @@ async def test_cancelled_just_as_it_gets_its_slot_loses_nothing(window: SharedWi
 @given(st.lists(st.tuples(st.integers(0, NUM_PAGES * PAGE), st.booleans()), max_size=30))
 async def test_no_byte_is_in_two_slots_and_all_come_back(wanted: list[tuple[int, bool]]) -> None:
     slab = SharedSlab(0, NUM_PAGES * PAGE)
-    window = SharedWindow(slab)
+    window = SharedWindow(slab, ThreadPoolExecutor(1))
     held: set[int] = set()  # bytes at page boundaries and ends tell as much as all of them
 
     async def use(num_bytes: int, to_read: bool) -> None:

@@ -9,7 +9,7 @@ their own user listens, and then at `SYSTEM_ADDRESS`, where a daemon for all use
 
 Everybody can make a folder in /tmp. So the folder there counts only if it belongs to the user and only the user can
 write to it: somebody else's daemon must not get the tensors. All this depends on the user and the environment, so it is
-found out anew at each use.
+found out anew at each use. Whose daemon it is that answers is checked at each connection (`sidecar/peer.py`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,28 @@ import shlex
 import stat
 from pathlib import Path
 
-from ..errors import ConfigError, DaemonUnavailableError
+from ..errors import ConfigError, ConfigTypeError, DaemonUnavailableError
+from .safe_folder import who_could_replace
 
-__all__ = ["SYSTEM_ADDRESS", "check_folder", "default_address", "find_address", "places_to_look", "start_line"]
+__all__ = [
+    "SYSTEM_ADDRESS",
+    "check_folder",
+    "default_address",
+    "find_address",
+    "places_to_look",
+    "start_line",
+    "trusted_uid",
+]
 
 SYSTEM_ADDRESS = "/run/tierstore/tierstore.sock"
 """Where a daemon of root listens by default."""
 
 _VARIABLE = "TIERSTORE_SOCKET"
+_UID_VARIABLE = "TIERSTORE_DAEMON_UID"
 _TEMPORARY = Path("/tmp")
 _NAME = "tierstore.sock"
+_UIDS = range(2**32 - 1)
+_WHICH_UID = "give the number of the daemon's user"
 
 
 def default_address() -> str:
@@ -71,14 +83,46 @@ def start_line(address: str) -> str:
     return f"tierstore serve --path DIRECTORY{option}"
 
 
-def check_folder(folder: Path) -> None:
-    """Check the folder of a daemon's socket if it is the one in /tmp; the user chose any other. It exists by now.
+def trusted_uid(daemon_uid: int | None) -> int | None:
+    """The user whose daemon a client trusts beside its own user's and root's: `daemon_uid`, else by the environment.
 
     Raises:
-        ConfigError: it belongs to somebody else, or others can write to it.
+        ConfigError: it is no number of a user.
+    """
+    if daemon_uid is not None:
+        if type(daemon_uid) is not int:
+            raise ConfigTypeError("daemon_uid", daemon_uid, _WHICH_UID)
+        if daemon_uid not in _UIDS:
+            raise ConfigError("daemon_uid", daemon_uid, _WHICH_UID)
+        return daemon_uid
+    named = os.environ.get(_UID_VARIABLE, "")
+    if not named:
+        return None
+    if not (named.isascii() and named.isdigit() and len(named) < 11 and int(named) in _UIDS):
+        raise ConfigError(_UID_VARIABLE, named, _WHICH_UID)
+    return int(named)
+
+
+def check_folder(folder: Path) -> None:
+    """Check that nobody but this user and root can replace a socket in a folder.
+
+    Raises:
+        ConfigError: somebody could, or the folder does not exist. Clients would not use the one in /tmp either if it is
+            not this user's alone.
     """
     if not _may_be_used(folder):
         allowed = "it belongs to another user, or others can write to it: remove it, or give another address"
+        raise ConfigError("socket", str(folder), allowed)
+    try:
+        way = who_could_replace(folder)
+    except OSError as error:
+        raise ConfigError("socket", str(folder), f"its folder cannot be examined: {error}") from error
+    if way:
+        allowed = (
+            f"{way}, so the socket could be replaced: every folder up to / has to belong to this user ({os.geteuid()}) "
+            "or to root, and others may write to none but a sticky one like /tmp: change owner or mode, or give "
+            "another address"
+        )
         raise ConfigError("socket", str(folder), allowed)
 
 

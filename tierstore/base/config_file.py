@@ -53,6 +53,7 @@ class StoreTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     return_memory: str | UnsetType = UNSET
     window_bytes: SizeLike | UnsetType = UNSET
     reconnect_seconds: float | UnsetType = UNSET
+    daemon_uid: int | UnsetType | None = UNSET
     name: str | UnsetType | None = UNSET
 
 

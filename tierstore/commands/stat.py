@@ -9,7 +9,7 @@ import typer
 from ..base.address import SYSTEM_ADDRESS
 from .usage import JsonOption
 
-__all__ = ["SocketOption", "stat"]
+__all__ = ["DaemonUidOption", "SocketOption", "stat"]
 
 SocketOption = Annotated[
     str | None,
@@ -20,16 +20,28 @@ SocketOption = Annotated[
         help=f"Socket of the daemon. Default: that of this user's daemon. If there is none, {SYSTEM_ADDRESS}.",
     ),
 ]
+DaemonUidOption = Annotated[
+    int | None,
+    typer.Option(
+        "--daemon-uid",
+        metavar="UID",
+        envvar="TIERSTORE_DAEMON_UID",
+        min=0,
+        help="User whose daemon is trusted, beside your own user and root.",
+    ),
+]
 
 
-def stat(socket: SocketOption = None, as_json: Annotated[bool, JsonOption] = False) -> None:
+def stat(
+    socket: SocketOption = None, daemon_uid: DaemonUidOption = None, as_json: Annotated[bool, JsonOption] = False
+) -> None:
     """Print what the daemon of this host stores and has done: disk, jobs, totals, sessions.
 
     The exit code is 1 if no daemon answers within 5 seconds.
     """
     from .asking import ask_daemon
 
-    address, state = ask_daemon(socket)
+    address, state = ask_daemon(socket, daemon_uid)
     if as_json:
         import msgspec
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .stat import SocketOption
+from .stat import DaemonUidOption, SocketOption
 from .usage import JsonOption
 
 __all__ = ["top"]
@@ -14,6 +14,7 @@ __all__ = ["top"]
 
 def top(
     socket: SocketOption = None,
+    daemon_uid: DaemonUidOption = None,
     interval: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=0.1, max=3600, show_default=True, help="Time from one update to the next."),
@@ -34,4 +35,4 @@ def top(
     """
     from .watch import watch_daemon
 
-    raise typer.Exit(0 if watch_daemon(socket, interval, iterations, as_json=as_json) else 1)
+    raise typer.Exit(0 if watch_daemon(socket, interval, iterations, daemon_uid=daemon_uid, as_json=as_json) else 1)

@@ -59,7 +59,12 @@ class _Update(NamedTuple):
 
 
 def watch_daemon(
-    address: str | None, interval_seconds: float, num_updates: int | None, *, as_json: bool = False
+    address: str | None,
+    interval_seconds: float,
+    num_updates: int | None,
+    *,
+    daemon_uid: int | None = None,
+    as_json: bool = False,
 ) -> bool:
     """Show the daemon until Ctrl-C or SIGTERM, or `num_updates` times. Blocks. `address`: None: the usual places.
 
@@ -70,7 +75,7 @@ def watch_daemon(
         Whether the last update found a daemon; True after a signal.
     """
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the terminal is restored
-    watch = _Watch(address)
+    watch = _Watch(address, daemon_uid)
     try:
         with _printed_lines() if as_json else _screen() as show:
             for number in itertools.count(1):
@@ -106,15 +111,16 @@ class _Watch:
         found: whether the last update found a daemon.
     """
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(self, address: str | None, daemon_uid: int | None) -> None:
         self.found = False
         self._address = address
+        self._daemon_uid = daemon_uid
         self._last: DaemonReport | None = None
 
     def update(self) -> _Update:
         """Ask the daemon. Blocks for some seconds at most. An error is part of the result, never raised."""
         try:
-            address, state = ask_daemon(self._address)
+            address, state = ask_daemon(self._address, self._daemon_uid)
             report = decode_report(state, address)
         except TierStoreError as error:
             self.found = False

@@ -17,7 +17,9 @@ __all__ = [
     "give_back_locked",
     "has_addresses_for",
     "is_new_memory_locked",
+    "is_tmpfs",
     "make_pages_huge",
+    "map_over",
     "mapping_around",
     "move_pages",
     "open_unnamed",
@@ -44,8 +46,9 @@ _PROT_NONE = 0
 _HUGE_PAGE_BYTES = 2 * 2**20  # of x86-64, and of arm64 with 4 KiB pages
 
 _STATFS_BYTES = 256  # struct statfs has 120 on 64-bit Linux; f_type comes first (statfs(2))
+_TMPFS = 0x01021994
 _FILE_SYSTEMS = {
-    0x01021994: "tmpfs",
+    _TMPFS: "tmpfs",
     0x858458F6: "ramfs",
     0x6969: "nfs",
     0x65735546: "fuse",
@@ -133,6 +136,19 @@ def file_system_of(directory: Path) -> str:
     if _libc.statfs(os.fsencode(directory), buffer) != 0:
         raise _refused("statfs", str(directory))
     return _FILE_SYSTEMS.get(ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF, "")
+
+
+def is_tmpfs(descriptor: int) -> bool:
+    """Whether a file is in a tmpfs, as a memfd is unless it has huge pages of its own (MFD_HUGETLB).
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc.fstatfs(descriptor, buffer) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF == _TMPFS
 
 
 def open_unnamed(directory: Path) -> int:
@@ -242,9 +258,20 @@ def make_pages_huge(descriptor: int, num_bytes: int) -> None:
     with mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as place:
         start = -(-address_of(memoryview(place)) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         length = num_bytes // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
-        readable_and_writable = mmap.PROT_READ | mmap.PROT_WRITE
-        mapped = _libc.mmap(start, num_bytes, readable_and_writable, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0)
-        if mapped == start:
-            dont_fork(start, num_bytes)
-        if mapped != start or _libc.madvise(start, length, _MADV_COLLAPSE) != 0:
-            raise _refused("madvise" if mapped == start else "mmap")
+        map_over(start, descriptor, num_bytes, populate=False)
+        if _libc.madvise(start, length, _MADV_COLLAPSE) != 0:
+            raise _refused("madvise")
+
+
+def map_over(start: int, descriptor: int, num_bytes: int, *, populate: bool) -> None:
+    """Map a file at an address where a mapping is, in its place at once. Shared, writable, and not for forked children.
+
+    `populate`: give it all its pages now.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    flags = mmap.MAP_SHARED | _MAP_FIXED | (mmap.MAP_POPULATE if populate else 0)
+    if _libc.mmap(start, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0) != start:
+        raise _refused("mmap")
+    dont_fork(start, num_bytes)

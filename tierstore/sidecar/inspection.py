@@ -13,6 +13,7 @@ from typing import TypeVar
 from ..errors import DaemonUnavailableError, ProtocolError
 from . import messages
 from .frames import FrameReader, frame_of
+from .peer import check_daemon
 
 __all__ = ["inspect_daemon"]
 
@@ -21,16 +22,17 @@ T = TypeVar("T")
 _RECEIVE_BYTES = 256 * 2**10
 
 
-def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0) -> bytes:
+def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0, daemon_uid: int | None = None) -> bytes:
     """The report of the daemon that listens at `address`, in JSON (`daemon/report.py` says what is in it).
 
     Args:
         address: the path of its socket.
         seconds: the longest to wait for the report, all in all.
+        daemon_uid: as `check_daemon`'s.
 
     Raises:
-        DaemonUnavailableError: nobody listens there, or it does not answer in time. If it or the system refuses, the
-            cause is a PermissionError.
+        DaemonUnavailableError: nobody listens there, or it does not answer in time. If it or the system refuses, or it
+            is a daemon of a user who is not trusted, the cause is a PermissionError.
         ProtocolError: it speaks something else.
     """
     began_at = time.monotonic()
@@ -41,6 +43,7 @@ def inspect_daemon(address: str | PathLike[str], *, seconds: float = 5.0) -> byt
             talk = _Talk(connection, name, began_at + seconds)
             connection.settimeout(seconds)
             connection.connect(name)
+            check_daemon(connection, name, daemon_uid)
             with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused already; the reason comes next
                 talk.say(messages.Hello((messages.VERSION,), f"tierstore, process {os.getpid()}"))
             talk.hear(messages.Welcome)

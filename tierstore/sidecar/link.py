@@ -13,7 +13,7 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..base.system_words import words_of
@@ -21,6 +21,7 @@ from ..disk.forking import Inode, inode_of, not_while_forking
 from ..errors import DaemonUnavailableError, ProtocolError
 from . import messages
 from .channel import Channel
+from .peer import check_daemon
 from .reconnecting import Reconnecting, RefusedError
 from .shared_slab import SharedSlab
 from .silence import Silence
@@ -59,21 +60,28 @@ class DaemonLink:
         address: the daemon's socket.
         introduction: the message that opens the session.
         reconnect_seconds: for how long a lost daemon is waited for.
+        daemon_uid: as `check_daemon`'s, which is asked at each connection.
 
     Attributes:
         opened: the daemon's answer to the introduction.
         max_slab_bytes: the most that the daemon allows the session's slabs to have together.
         on_unavailable: called when all who wait for the daemon must give up, with a function that makes their errors.
+        renew_slabs: called before the session is resumed, so that its slabs can be shared again; None: they can anyway.
+            May raise OSError.
         inodes: the sockets and slabs that a forked child has to give up.
     """
 
-    def __init__(self, address: str, introduction: messages.Open, reconnect_seconds: float) -> None:
+    def __init__(
+        self, address: str, introduction: messages.Open, reconnect_seconds: float, daemon_uid: int | None = None
+    ) -> None:
         self.address = address
         self.opened: messages.Opened
         self.max_slab_bytes = 0
         self.on_unavailable: Callable[[Callable[[], DaemonUnavailableError]], None] = lambda _: None
+        self.renew_slabs: Callable[[], Awaitable[None]] | None = None
         self.inodes: set[Inode] = set()
         self._introduction = introduction
+        self._daemon_uid = daemon_uid
         self._program: str  # this client's name and version, from `open` on
         self._channel: Channel | None = None  # set while the session is open on it
         self._greeting: asyncio.Future[Any] | None = None  # what the handshake waits for
@@ -216,6 +224,7 @@ class DaemonLink:
         connection.setblocking(False)
         try:
             await loop.sock_connect(connection, self.address)
+            check_daemon(connection, self.address, self._daemon_uid)
             peer = f"the daemon at {self.address}"
             channel = Channel(connection, messages.DaemonMessage, peer, self._receive, self._connection_ended)
         except BaseException:
@@ -324,10 +333,19 @@ class DaemonLink:
     async def _resume(self, seconds: float) -> None:
         """Connect again within `seconds`, and send again each request that is not answered; raises why that failed."""
         try:
+            await self._renew_slabs()
             await self._resume_on_new_connection(min(seconds, _LONGEST_HANDSHAKE_SECONDS))
         except Exception:
             self._drop()  # the session may be open on it already, without its slabs and requests
             raise
+
+    async def _renew_slabs(self) -> None:
+        if self.renew_slabs is None:
+            return
+        try:
+            await self.renew_slabs()
+        except OSError as error:
+            raise ConnectionError(f"there is no memory to share with it: {error}") from error
 
     async def _resume_on_new_connection(self, seconds: float) -> None:
         answer = await self._connect(messages.Resume(self.opened.session, self.opened.token), seconds)

@@ -95,7 +95,7 @@ class RemoteDisk:
         self.scratch_bytes = slab.num_bytes
         self._link = link
         self._slab = slab
-        self._window = SharedWindow(slab)
+        self._window = SharedWindow(slab, executor)
         self._executor = executor
         self._name = name
         fitting_bytes = max(slab.num_bytes // _PARTS_IN_WINDOW, min(slab.num_bytes, _SHORTEST_PART_BYTES))
@@ -107,6 +107,7 @@ class RemoteDisk:
         self._disk_bytes = 0
         self._closed_because: str | None = None
         link.on_unavailable = self._window.refuse_waiting
+        link.renew_slabs = lambda: to_the_end(self._window.renew())
 
     @classmethod
     async def open(
@@ -119,6 +120,7 @@ class RemoteDisk:
         window_bytes: int,
         reconnect_seconds: float,
         executor: Executor,
+        daemon_uid: int | None = None,
     ) -> RemoteDisk:
         """Begin a session with the daemon at `address`.
 
@@ -128,13 +130,15 @@ class RemoteDisk:
             window_bytes: shared memory for records on their way.
             reconnect_seconds: for how long a lost daemon is waited for.
             executor: runs the copies; not shut down before `close` has returned.
+            daemon_uid: as `check_daemon`'s.
 
         Raises:
             ConfigError: the daemon does not allow so large a window.
             DaemonUnavailableError, ProtocolError: see `DaemonLink.open`.
             StorageIOError: there is no memory for the window.
         """
-        link = DaemonLink(address, messages.Open(messages.fitting_word(name), rank, pid), reconnect_seconds)
+        introduction = messages.Open(messages.fitting_word(name), rank, pid)
+        link = DaemonLink(address, introduction, reconnect_seconds, daemon_uid)
         try:
             slab = await run_job(executor, SharedSlab, 0, window_bytes, link.inodes)
         except OSError as error:
@@ -283,7 +287,7 @@ class RemoteDisk:
     async def _send_write(self, name: _PartName, source: memoryview, kind: Kind) -> _Sent:
         slot = await self._take(len(source), to_read=False)
         try:
-            await run_job(self._executor, copy_memory, slot.memory, source)
+            await self._window.fill(slot, source)
         except BaseException:
             self._window.give_back(slot)
             raise

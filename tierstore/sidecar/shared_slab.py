@@ -1,4 +1,12 @@
-"""Memory that a store and the daemon share: a memfd, of fixed size and with all its pages before it is shared."""
+"""Memory that a store and the daemon share: a memfd, of fixed size and with all its pages before it is shared.
+
+NOTE [Seals]
+Whoever touches a page that is not there pays for it: a process that could take pages out of its slab could have the
+daemon fill the daemon's own memory limit. F_SEAL_FUTURE_WRITE forbids that (memfd_create(2), fallocate(2)), and new
+writable mappings with it. So the daemon maps the slab first and then sets the seal, unless it trusts the client
+(`daemon/slabs.py`), and no other connection can map that slab again. A client that resumes its session moves the bytes
+to a new memfd then.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +17,16 @@ import os
 
 from ..disk.allocator import round_up
 from ..disk.forking import Inode, inode_of, not_while_forking
-from ..disk.linux import address_of, dont_fork, make_pages_huge
+from ..disk.linux import address_of, make_pages_huge, map_over
 
-__all__ = ["SEALS", "SharedSlab"]
+__all__ = ["F_ADD_SEALS", "F_GET_SEALS", "F_SEAL_FUTURE_WRITE", "SEALS", "SharedSlab"]
 
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 """Without the seals, cutting a slab short would kill its readers by SIGBUS (memfd_create(2))."""
 
-_F_ADD_SEALS = 1033  # linux/fcntl.h
+F_ADD_SEALS = 1033  # linux/fcntl.h, as the next two
+F_GET_SEALS = 1034
+F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1
 
 
 class SharedSlab:
@@ -41,31 +51,66 @@ class SharedSlab:
         self.number = number
         self._inodes = set[Inode]() if inodes is None else inodes
         self.num_bytes = max(round_up(num_bytes), mmap.PAGESIZE)
-        with not_while_forking:
-            self.descriptor = os.memfd_create("tierstore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            self.inode: Inode = inode_of(self.descriptor)
-            self._inodes.add(self.inode)
+        self.descriptor, self.inode = self._new_file()
         try:
-            os.posix_fallocate(self.descriptor, 0, self.num_bytes)
-            with contextlib.suppress(OSError):  # only slower
-                make_pages_huge(self.descriptor, self.num_bytes)
-            fcntl.fcntl(self.descriptor, _F_ADD_SEALS, SEALS)
-            self._mapping = mmap.mmap(self.descriptor, self.num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            # Python's mapping of a memfd would hold a descriptor of its own, and so keep the pages that `renew` leaves.
+            self._mapping = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self.memory = memoryview(self._mapping)
-            dont_fork(address_of(self.memory), self.num_bytes)
+            map_over(address_of(self.memory), self.descriptor, self.num_bytes, populate=True)
         except BaseException:
-            self._close_descriptor()
+            self._close_file(self.descriptor, self.inode)
+            self.descriptor = -1
             raise
+
+    @property
+    def needs_renewal(self) -> bool:
+        """Whether a daemon has sealed it, so that it cannot be shared once more. See NOTE [Seals]."""
+        return bool(fcntl.fcntl(self.descriptor, F_GET_SEALS) & F_SEAL_FUTURE_WRITE)
+
+    def renew(self) -> None:
+        """Move the bytes to a new memfd, at the same address. Nobody may write to them meanwhile; reading is allowed.
+
+        Blocks. Until it returns, there is memory for both.
+
+        Raises:
+            OSError: as the constructor; nothing has changed.
+        """
+        descriptor, inode = self._new_file()
+        try:
+            written = 0
+            while written < self.num_bytes:
+                written += os.pwrite(descriptor, self.memory[written:], written)
+            map_over(address_of(self.memory), descriptor, self.num_bytes, populate=True)
+        except BaseException:
+            self._close_file(descriptor, inode)
+            raise
+        old, (self.descriptor, self.inode) = (self.descriptor, self.inode), (descriptor, inode)
+        self._close_file(*old)
 
     def close(self) -> None:
         """Close it; idempotent. The memory is free when no view of it is left, here and in the daemon."""
         if self.descriptor >= 0:
-            self._close_descriptor()
+            self._close_file(self.descriptor, self.inode)
+            self.descriptor = -1
             self.memory = memoryview(b"")
             del self._mapping
 
-    def _close_descriptor(self) -> None:
+    def _new_file(self) -> tuple[int, Inode]:
         with not_while_forking:
-            self._inodes.discard(self.inode)
-            os.close(self.descriptor)
-            self.descriptor = -1
+            descriptor = os.memfd_create("tierstore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            inode = inode_of(descriptor)
+            self._inodes.add(inode)
+        try:
+            os.posix_fallocate(descriptor, 0, self.num_bytes)
+            with contextlib.suppress(OSError):  # only slower
+                make_pages_huge(descriptor, self.num_bytes)
+            fcntl.fcntl(descriptor, F_ADD_SEALS, SEALS)
+        except BaseException:
+            self._close_file(descriptor, inode)
+            raise
+        return descriptor, inode
+
+    def _close_file(self, descriptor: int, inode: Inode) -> None:
+        with not_while_forking:
+            self._inodes.discard(inode)
+            os.close(descriptor)

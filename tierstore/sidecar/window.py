@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import NamedTuple
 
 from ..base.free_runs import FreeRuns
 from ..disk.allocator import round_up
+from ..disk.jobs import run_job
+from ..disk.linux import copy_memory
 from .shared_slab import SharedSlab
 
 __all__ = ["SharedWindow", "WindowSlot"]
@@ -37,10 +40,14 @@ class SharedWindow:
 
     Args:
         slab: the shared memory; the caller's.
+        executor: runs copies.
     """
 
-    def __init__(self, slab: SharedSlab) -> None:
+    def __init__(self, slab: SharedSlab, executor: Executor) -> None:
         self._slab = slab
+        self._executor = executor
+        self._filling: set[asyncio.Future[None]] = set()
+        self._renewal: asyncio.Future[None] | None = None  # slots are not to be written to until it is done
         self._free = FreeRuns()
         self._free.free(0, slab.num_bytes)
         self._waiting: tuple[deque[_Waiter], deque[_Waiter]] = (deque(), deque())  # to read, to write
@@ -73,6 +80,31 @@ class SharedWindow:
         """Give back a slot that nobody uses any more."""
         self._free.free(slot.offset, round_up(max(slot.num_bytes, 1)))
         self._serve()
+
+    async def fill(self, slot: WindowSlot, source: memoryview) -> None:
+        """Copy `source` to a slot. Not to be cancelled."""
+        while self._renewal is not None:
+            await self._renewal
+        copying = asyncio.ensure_future(run_job(self._executor, copy_memory, slot.memory, source))
+        self._filling.add(copying)
+        copying.add_done_callback(self._filling.discard)
+        await copying
+
+    async def renew(self) -> None:
+        """Have the slab move to a new memfd if it cannot be shared again, while nobody fills a slot. As its `renew`.
+
+        Slots that the daemon still reads or writes keep, there, the bytes that they had here. Not to be cancelled.
+        """
+        if not self._slab.needs_renewal:
+            return
+        renewal = self._renewal = asyncio.get_running_loop().create_future()
+        try:
+            if self._filling:
+                await asyncio.wait(self._filling)
+            await run_job(self._executor, self._slab.renew)
+        finally:
+            self._renewal = None
+            renewal.set_result(None)
 
     def refuse_waiting(self, error: Callable[[], Exception]) -> None:
         """Raise an error in each `take` that waits: nobody gives a slot back any more."""

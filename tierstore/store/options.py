@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..base.address import find_address
+from ..base.address import find_address, trusted_uid
 from ..base.config import (
     Mode,
     SizeLike,
@@ -135,6 +135,7 @@ def connected_options(address: str | PathLike[str] | None, given: Mapping[str, A
         raise ConfigTypeError("reconnect_seconds", reconnect_seconds, "give a number of seconds")
     if not reconnect_seconds >= 0:  # NaN neither
         raise ConfigError("reconnect_seconds", reconnect_seconds, "give 0 or more seconds")
+    daemon_uid = trusted_uid(given["daemon_uid"])
     window_bytes = parse_size(given["window_bytes"], "window_bytes")
     path = _lasting(address)
 
@@ -147,6 +148,7 @@ def connected_options(address: str | PathLike[str] | None, given: Mapping[str, A
             window_bytes=window_bytes,
             reconnect_seconds=float(min(reconnect_seconds, _MOST_SECONDS)),
             executor=executor,
+            daemon_uid=daemon_uid,
         )
 
     return _options(str(address), given, _CONNECTED_BYTES, open_disk, None)

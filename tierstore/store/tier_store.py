@@ -127,6 +127,7 @@ class TierStore:
         staging_bytes: SizeLike | None = None,
         window_bytes: SizeLike = "48MiB",
         reconnect_seconds: float = 30.0,
+        daemon_uid: int | None = None,
         name: str | None = None,
         return_memory: str = "auto",
         copies: Copies | None = None,
@@ -146,13 +147,15 @@ class TierStore:
             reconnect_seconds: how long to wait for a lost daemon; after that, calls that need it raise. A daemon whose
                 connection stays open counts as lost after that long (a tenth more at most, a second at least) without
                 any sign from it. A slow daemon answers that it lives when it is asked, so it is waited for.
+            daemon_uid: a user whose daemon is trusted with the tensors, beside this process's own and root's. None: the
+                one of `TIERSTORE_DAEMON_UID`; at the default address of root, also the owner of its folder.
             name: the client's name for people and metrics; default: the program's name.
             return_memory, copies: as `TierStore`'s.
 
         Raises:
             ConfigError: an argument cannot be used.
-            DaemonUnavailableError: nobody listens there, or the daemon refuses: raised at once, since a first
-                connection is not waited for. Or the listener does not answer within 10 seconds.
+            DaemonUnavailableError: nobody listens there, the daemon refuses, or it is one of a user who is not trusted:
+                raised at once, since a first connection is not waited for. Or it does not answer within 10 seconds.
             ProtocolError: the daemon speaks another version.
             StorageIOError: there is no memory for the shared window.
         """
@@ -161,6 +164,7 @@ class TierStore:
             "staging_bytes": staging_bytes,
             "window_bytes": window_bytes,
             "reconnect_seconds": reconnect_seconds,
+            "daemon_uid": daemon_uid,
             "name": name,
             "return_memory": return_memory,
             "copies": copies,

@@ -1,0 +1,159 @@
+"""A daemon listens only where nobody but its user and root can replace the socket. Real folders of real users."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tierstore.base.safe_folder import unknown_owners, who_could_replace
+from tierstore.daemon.listener import listen, stop_listening
+from tierstore.errors import ConfigError
+
+OWN, OTHER = 64_987, 64_988
+"""Ordinary users whom no machine has."""
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can make folders of other users, and become one"),
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+]
+
+
+class Layout(NamedTuple):
+    """What is below an empty folder of root's, which all can look into.
+
+    Attributes:
+        made: (path, owner or None for the daemon's user, mode; or a link's target), in this order.
+        socket: where the daemon is told to listen.
+        words: of the refusal; none: it listens.
+    """
+
+    made: tuple[tuple[str, int | None, int | str], ...]
+    socket: str
+    words: tuple[str, ...] = ()
+
+
+LAYOUTS = {
+    "own": Layout((("d", None, 0o700),), "d/s"),
+    "own, for a group": Layout((("d", None, 0o750),), "d/s"),
+    "own, all may look": Layout((("d", None, 0o755),), "d/s"),
+    "own, sticky": Layout((("d", None, 0o1777),), "d/s"),
+    "missing, in an own one": Layout((("d", None, 0o700),), "d/new/s"),
+    "own, in one like /tmp": Layout((("t", 0, 0o1777), ("t/d", None, 0o700)), "t/d/s"),
+    "missing, in one like /tmp": Layout((("t", 0, 0o1777),), "t/new/s"),
+    "one like /tmp itself": Layout((("t", 0, 0o1777),), "t/s"),
+    "own, behind an own link": Layout((("d", None, 0o700), ("l", None, "d")), "l/s"),
+    "own, behind a link of root's": Layout((("d", None, 0o700), ("l", 0, "../{base}/d")), "l/s"),
+    "own, by a way back": Layout((("d", None, 0o700), ("e", None, 0o700)), "e/../d/s"),
+    "another's": Layout((("d", OTHER, 0o755),), "d/s", ("{d} belongs to another user (64988, mode 0755)",)),
+    "another's alone": Layout((("d", OTHER, 0o700),), "d/s", ("{d}", "64988")),
+    "another's, open to all": Layout((("d", OTHER, 0o777),), "d/s", ("{d} belongs to another user",)),
+    "another's, sticky": Layout((("d", OTHER, 0o1777),), "d/s", ("{d} belongs to another user (64988, mode 1777)",)),
+    "another's, behind an own link": Layout(
+        (("d", OTHER, 0o1777), ("l", None, "d")), "l/s", ("{d} belongs to another user",)
+    ),
+    "own, behind another's link": Layout((("d", None, 0o700), ("l", OTHER, "d")), "l/s", ("{l} belongs to another",)),
+    "own, behind a link in another's": Layout(
+        (("d", None, 0o700), ("o", OTHER, 0o755), ("o/l", None, "../d")), "o/l/s", ("{o} belongs to another",)
+    ),
+    "own, in another's": Layout((("o", OTHER, 0o755), ("o/d", None, 0o700)), "o/d/s", ("{o} belongs to another",)),
+    "own, in another's sticky one": Layout(
+        (("o", OTHER, 0o1777), ("o/d", None, 0o700)), "o/d/s", ("{o} belongs to another",)
+    ),
+    "own, in one where all can write": Layout(
+        (("o", 0, 0o777), ("o/d", None, 0o700)), "o/d/s", ("others can write to {o} (of user 0, mode 0777)",)
+    ),
+    "own, in one where a group can write": Layout(
+        (("o", 0, 0o775), ("o/d", None, 0o700)), "o/d/s", ("others can write to {o} (of user 0, mode 0775)",)
+    ),
+    "own, far below one where all can write": Layout(
+        (("o", None, 0o777), ("o/d", None, 0o700), ("o/d/e", None, 0o700)), "o/d/e/s", ("others can write to {o}",)
+    ),
+    "own, where all can write": Layout((("d", None, 0o777),), "d/s", ("others can write to {d}",)),
+    "own, where a group can write": Layout((("d", None, 0o770),), "d/s", ("others can write to {d}",)),
+    "own, by a way back from another's": Layout(
+        (("d", None, 0o700), ("o", OTHER, 0o755)), "o/../d/s", ("{o} belongs to another",)
+    ),
+    "missing, in another's": Layout((("o", OTHER, 0o777),), "o/new/s", ("{o} belongs to another",)),
+    "missing, where all can write": Layout((("o", 0, 0o777),), "o/new/s", ("others can write to {o}",)),
+    "behind links in a circle": Layout((("l", None, "m"), ("m", None, "l")), "l/s", ("cannot be examined",)),
+}
+
+
+def make(layout: Layout, base: Path, user: int) -> None:
+    base.mkdir()
+    base.chmod(0o755)
+    for name, owner, what in layout.made:
+        if isinstance(what, str):
+            (base / name).symlink_to(what.format(base=base.name))
+        else:
+            (base / name).mkdir()
+            (base / name).chmod(what)
+        os.chown(base / name, user if owner is None else owner, user, follow_symlinks=False)
+
+
+def verdict(socket: Path) -> str:
+    """What the daemon would say that is told to listen there; "" if it listens."""
+    try:
+        listener = listen(socket, None)
+    except ConfigError as error:
+        return str(error)
+    stop_listening(listener, socket)
+    return ""
+
+
+def as_user(user: int, ask: Callable[[], str]) -> str:
+    """The answer of a forked child that is this user."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            os.write(writing, ask().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8") as answer:
+        said = answer.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.parametrize("user", [0, OWN], ids=["root", "user"])
+def test_daemon_listens_only_where_nobody_else_can_replace_its_socket(user: int, short_directory: Path) -> None:
+    short_directory.chmod(0o755)
+    wrong = {}
+    for number, (name, layout) in enumerate(LAYOUTS.items()):
+        base = short_directory / str(number)
+        make(layout, base, user)
+        before = sorted(base.rglob("*"))
+        said = as_user(user, lambda place=base / layout.socket: verdict(place))  # type: ignore[misc]
+        words = [word.format(**{each: base / each for each in "dlot"}) for word in layout.words]
+        if bool(said) != bool(words) or not all(word in said for word in words):
+            wrong[name] = said
+        if words and sorted(base.rglob("*")) != before:
+            wrong[name] = "it has left something"
+        if words and "examined" not in said and "give another address" not in said:
+            wrong[name] = f"no advice: {said}"
+    assert not wrong
+
+
+def test_in_a_user_namespace_the_root_of_the_host_is_trusted() -> None:
+    """As in many containers of ordinary users: /tmp belongs to nobody there."""
+
+    def look() -> str:
+        if ctypes.CDLL(None).unshare(0x10000000):  # CLONE_NEWUSER
+            return "refused"
+        return f"{os.stat('/tmp').st_uid in unknown_owners()}, {who_could_replace(Path('/tmp'))!r}"
+
+    said = as_user(OWN, look)
+    if said == "refused":
+        pytest.skip("this kernel lets no ordinary user make a user namespace")
+    assert said == "True, ''"
+    assert not unknown_owners()

@@ -1,0 +1,57 @@
+"""Who is on the other end of a unix socket, as the kernel says, and which users' daemons a client trusts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+
+from ..base.address import SYSTEM_ADDRESS, trusted_uid
+from ..base.safe_folder import is_of_root_alone, unknown_owners
+
+__all__ = ["check_daemon", "uid_of_peer"]
+
+_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid (unix(7))
+
+
+def uid_of_peer(connection: socket.socket) -> int:
+    """The user whose process connected, or listens, as the kernel says (SO_PEERCRED, unix(7))."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
+
+
+def check_daemon(connection: socket.socket, address: str, daemon_uid: int | None) -> None:
+    """Check whose daemon a client has connected to, before a word is said. Reads two files of the kernel's.
+
+    A client trusts the daemons of its own user and of root. It also trusts that of the user who has the folder of
+    `SYSTEM_ADDRESS` if it connects there: root alone can have made that folder.
+
+    Args:
+        connection: connected.
+        address: where to.
+        daemon_uid: another user whose daemon is trusted; None: the one that `TIERSTORE_DAEMON_UID` names, if any.
+
+    Raises:
+        PermissionError: it is the daemon of a user who is not trusted.
+        ConfigError: the variable names no user.
+    """
+    uid = uid_of_peer(connection)
+    if uid == trusted_uid(daemon_uid):
+        return
+    if uid not in unknown_owners() and uid in (0, os.geteuid(), _uid_of_system_folder(address)):
+        return
+    raise PermissionError(
+        f"it is a daemon of user {uid}, and this client trusts those of its own user ({os.geteuid()}) and of root (0): "
+        f"pass daemon_uid={uid} or set TIERSTORE_DAEMON_UID={uid} if that is the right one"
+    )
+
+
+def _uid_of_system_folder(address: str) -> int | None:
+    folder = Path(SYSTEM_ADDRESS).parent
+    if Path(address).parent != folder or not is_of_root_alone(folder.parent):
+        return None
+    try:
+        return folder.lstat().st_uid
+    except OSError:
+        return None
