@@ -4,11 +4,11 @@ A graph that compiled autograd has traced holds no Python objects: its operators
 an operator finds the log that its number stands for. The list keeps no log alive; the saved tensors of a log do.
 
 NOTE [Layouts for traces]
-Whatever the tracing of a backward looks at becomes a condition of its graph: where it differs the next time, backward is
-traced again, and after some times not at all. So tracing may not look at what depends on budgets and on time: whether
-a tensor is noted or booked. It looks at the layout alone, which all booked tensors have. Noted ones have none, since
-that would cost a twentieth of each pack. The first backward that is traced in a process changes that: it gives one to
-each noted tensor that there is, and from then on each pack gives one to its own.
+Whatever the tracing of a backward looks at becomes a condition of its graph: where it differs the next time, backward
+is traced again, and after some times not at all. So tracing may not look at what depends on budgets and on time:
+whether a tensor is noted or booked. It looks at the layout alone, which all booked tensors have. Noted ones have none,
+since that would cost a twentieth of each pack. The first backward that is traced in a process changes that: it gives
+one to each noted tensor that there is, and from then on each pack gives one to its own.
 """
 
 from __future__ import annotations
