@@ -2,6 +2,13 @@
 
 A graph that compiled autograd has traced holds no Python objects: its operators take numbers (`traced.py`). Here such
 an operator finds the log that its number stands for. The list keeps no log alive; the saved tensors of a log do.
+
+NOTE [Layouts for traces]
+Whatever the tracing of a backward looks at becomes a condition of its graph: where it differs the next time, backward
+is traced again, and after some times not at all. So tracing may not look at what depends on budgets and on time:
+whether a tensor is noted or booked. It looks at the layout alone, which all booked tensors have. Noted ones have none,
+since that would cost a twentieth of each pack. The first backward that is traced in a process changes that: it gives
+one to each noted tensor that there is, and from then on each pack gives one to its own.
 """
 
 from __future__ import annotations
@@ -14,8 +21,10 @@ import torch
 
 from tierstore.base.remains import Remains
 from tierstore.residency.layout import Layout
+from tierstore.residency.noted import NotedLog
+from tierstore.residency.uncompiled import let_errors_through
 
-__all__ = ["Log", "enlist", "living_log"]
+__all__ = ["Log", "enlist", "keep_layouts", "living_log"]
 
 
 class Log(Protocol):
@@ -27,8 +36,11 @@ class Log(Protocol):
 
     number: int
 
-    def fetch(self, index: int, layout: Layout) -> torch.Tensor:
-        """Saved tensor `index`, in that geometry."""
+    def give(self, index: int, layout: Layout) -> torch.Tensor:
+        """Saved tensor `index`, in that geometry, which has no lazy bits."""
+
+    def lay_out(self) -> None:
+        """Set the layout of each noted tensor."""
 
 
 class _Enlisted(Remains[Log]):
@@ -41,6 +53,7 @@ class _Enlisted(Remains[Log]):
 
 
 _living: dict[int, _Enlisted] = {}
+_all_laid_out = False
 _dead: deque[_Enlisted] = deque()  # still in the list: nothing may be done as a log dies, see `remains.py`
 
 
@@ -65,3 +78,16 @@ def living_log(number: int) -> Log:
     if log is None:
         raise RuntimeError(f"log {number} is gone")
     return log
+
+
+def keep_layouts(_: object) -> None:
+    """From now on, noted tensors have a layout: see NOTE [Layouts for traces]. Called while a backward is traced."""
+    global _all_laid_out
+    if not _all_laid_out:
+        let_errors_through()
+        NotedLog.keeps_layouts = True  # first: a pack that has not seen it yet is found below
+        for enlisted in list(_living.values()):
+            log = enlisted()
+            if log is not None:
+                log.lay_out()
+        _all_laid_out = True

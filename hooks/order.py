@@ -18,7 +18,7 @@ import torch
 
 from tierstore.residency.graph_times import GraphTimes
 from tierstore.residency.handle import Record
-from tierstore.residency.layout import Layout
+from tierstore.residency.layout import Layout, alias_of
 from tierstore.residency.noted import NotedLog
 from tierstore.residency.residency import Residency
 from tierstore.rules.coverage import Coverage
@@ -160,6 +160,15 @@ class PackLog(NotedLog):
                 return self.residency.fetch(record, layout)
             self._look_ahead()
         return self.residency.fetch(record, layout, order.lookahead, order.reload_ahead, index)
+
+    def give(self, index: int, layout: Layout) -> torch.Tensor:
+        """Saved tensor `index`, for a traced graph: noted or not, in that geometry, which has no lazy bits.
+
+        Waits only if its bytes are not in memory. Raises what `TierStore.get` raises.
+        """
+        reference = self.noted.get(index)
+        noted = None if reference is None else reference()
+        return self.fetch(index, layout) if noted is None else alias_of(noted.unpack(), noted.layout)
 
     def _start(self) -> None:
         """Backward asks for something for the first time."""

@@ -21,10 +21,12 @@ from tierstore.errors import ModifiedInPlaceError
 from tierstore.residency.handle import Handle
 from tierstore.residency.layout import Layout, alias_of, describe, is_same_view, outside_of_modes
 from tierstore.residency.noted import NotedTensor
+from tierstore.residency.torch_names import while_tracing
 from tierstore.residency.uncompiled import uncompiled
 
+from .living import keep_layouts
 from .order import PackLog
-from .traced import check_unchanged, traced_saved
+from .traced import check_unchanged, traced_saved, with_lazy_bits
 
 __all__ = ["RejoinedTensor", "SavedTensor"]
 
@@ -45,6 +47,7 @@ class SavedTensor(NotedTensor):
         """The tensor has a record from the start, and number `index` in its log."""
         self.index = index
         self.layout = layout
+        self.device = handle.record.device
         self.handle = handle
 
     @uncompiled
@@ -63,12 +66,19 @@ class SavedTensor(NotedTensor):
         return itself
 
     def traced(self) -> torch.Tensor:
-        """Called while backward is traced into a graph: gives the saved tensor each time that the traced graph runs."""
-        self._book()
+        """Called while backward is traced into a graph: gives the saved tensor each time that the traced graph runs.
+
+        Looks at nothing that depends on where the bytes are: NOTE [Layouts for traces] in `living.py`.
+        """
+        while_tracing(keep_layouts)
         layout = self.layout
-        if self.handle is None or layout.conj or layout.neg:
-            return self.unpack()
-        return traced_saved(self.log.number, self.index, self.handle.record.device, *layout[:4])
+        counter, version = self._own_counter()
+        tensor = traced_saved(self.log.number, self.index, counter, version, self.device, *layout[:4])
+        return with_lazy_bits(tensor, layout.conj, layout.neg)
+
+    def _own_counter(self) -> tuple[torch.Tensor | None, int]:
+        """A tensor whose version must be the given one when the traced graph runs; (None, 0): the record has it."""
+        return None, 0
 
     def _book(self) -> None:
         if self.handle is None:
@@ -100,6 +110,5 @@ class RejoinedTensor(SavedTensor):
             raise ModifiedInPlaceError(describe(self.layout), self.version, version)
         return super().unpack()
 
-    def traced(self) -> torch.Tensor:
-        """The same as `unpack`: an operator in the traced graph would compare only the record's counter."""
-        return self.unpack()
+    def _own_counter(self) -> tuple[torch.Tensor | None, int]:
+        return self._guard, self.version

@@ -104,6 +104,8 @@ class OffloadScope:
         alias, key = tensor.detach(), next(self._keys)
         saved = SavedTensor(alias, version, reference, address, storage._cdata, key, log, itself)
         self._note(saved, node, nbytes)
+        if log.keeps_layouts:  # asked only now: NOTE [Layouts for traces] in living.py
+            saved.layout = layout_of(tensor)
         if log.plan is not None or saved.index == 0:
             log.follow_plan(saved.index)
         return saved

@@ -16,17 +16,19 @@ from collections.abc import Callable
 import torch
 
 from tierstore.errors import ModifiedInPlaceError
-from tierstore.residency.layout import Layout
+from tierstore.residency.layout import Layout, describe
+from tierstore.residency.torch_names import neg_view
+from tierstore.residency.uncompiled import uncompiled
 
 from .living import living_log
 
-__all__ = ["check_unchanged", "traced_kept", "traced_saved"]
+__all__ = ["check_unchanged", "traced_kept", "traced_saved", "with_lazy_bits"]
 
 _NAMESPACE = __name__.replace(".", "_")
 _library = torch.library.Library(_NAMESPACE, "DEF")
 _library.define(
-    "saved(SymInt log, SymInt index, Device? device, ScalarType dtype, SymInt[] size, SymInt[] stride, SymInt offset)"
-    " -> Tensor",
+    "saved(SymInt log, SymInt index, Tensor? counter, SymInt version,"
+    " Device? device, ScalarType dtype, SymInt[] size, SymInt[] stride, SymInt offset) -> Tensor",
     tags=torch.Tag.nondeterministic_seeded,  # not a constant, though its arguments may be
 )
 _library.define("kept(Tensor tensor, SymInt version) -> Tensor")
@@ -51,9 +53,19 @@ def _in_words(tensor: torch.Tensor) -> str:
         return f"{dtype} nested tensor" if type(tensor) is torch.Tensor else f"{dtype} {type(tensor).__name__}"
 
 
+def with_lazy_bits(tensor: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
+    """The tensor with those lazy bits set. It can be traced."""
+    if conj:
+        tensor = tensor.conj()
+    return neg_view(tensor) if neg else tensor
+
+
+@uncompiled
 def _saved(
     log: int,
     index: int,
+    counter: torch.Tensor | None,
+    version: int,
     device: torch.device | None,
     dtype: torch.dtype,
     size: list[int],
@@ -61,12 +73,15 @@ def _saved(
     offset: int,
 ) -> torch.Tensor:
     layout = Layout(dtype, torch.Size(size), tuple(stride), offset, False, False)
-    tensor = living_log(log).fetch(index, layout)
+    if counter is not None and counter._version != version:
+        raise ModifiedInPlaceError(describe(layout), version, counter._version)
+    tensor = living_log(log).give(index, layout)
     reach = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     memory = tensor.as_strided((reach,), (1,), tensor.storage_offset())
     return memory.clone().as_strided(size, stride)
 
 
+@uncompiled
 def _kept(tensor: torch.Tensor, version: int) -> torch.Tensor:
     check_unchanged(tensor, version)
     return tensor.clone()
@@ -74,12 +89,16 @@ def _kept(tensor: torch.Tensor, version: int) -> torch.Tensor:
 
 _library.impl("saved", _saved, "CompositeExplicitAutograd")
 _library.impl("kept", _kept, "CompositeExplicitAutograd")
+# Else it would be given a copy of a tensor with the lazy neg bit, and the copy's version.
+_library.impl("kept", torch.library.fallthrough_kernel, "Negative")
 
 
 @torch.library.register_fake(f"{_NAMESPACE}::saved", lib=_library)
 def _shape_of_saved(
     log: int,
     index: int,
+    counter: torch.Tensor | None,
+    version: int,
     device: torch.device | None,
     dtype: torch.dtype,
     size: list[int],

@@ -321,11 +321,14 @@ def _peak_of(backward: Callable[[], None]) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's peak counter")
-def test_compiled_autograd_restores_little_by_little(make_store: MakeStore, census: Census) -> None:
-    """What is restored at once, eager and compiled: a small part of what was saved."""
+@pytest.mark.parametrize("host_bytes", [0, "2GiB"])
+def test_compiled_autograd_restores_little_by_little(
+    make_store: MakeStore, census: Census, host_bytes: int | str
+) -> None:
+    """What is handed out at once, eager and compiled: a small part of what was saved."""
     number, width, rows = 16, 16, 544 * 1024  # tensors of 34 MiB: glibc gives back at once what is above 32
     saved_bytes = (number + 1) * rows * width * 4
-    store = make_store(staging_bytes="72MiB")
+    store = make_store(staging_bytes="72MiB", host_bytes=host_bytes)
     weights = _weights(number, width)
     values = torch.randn(rows, width)
 
@@ -343,7 +346,7 @@ def test_compiled_autograd_restores_little_by_little(make_store: MakeStore, cens
     eager, compiled = step(compiled=False), step(compiled=True)
     assert eager < saved_bytes / 2  # gradients on their way included
     assert compiled < saved_bytes / 2
-    suite = "compiled autograd, a chain of 17 tensors"
+    suite = f"compiled autograd, a chain of 17 tensors, host_bytes={host_bytes}"
     census.count(suite, "MiB saved", saved_bytes // MIB)
     census.count(suite, "MiB held at once by eager backward", eager // MIB)
     census.count(suite, "MiB held at once by compiled backward", compiled // MIB)

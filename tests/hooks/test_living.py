@@ -18,8 +18,11 @@ class FakeLog:
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def fetch(self, index: int, layout: Layout) -> torch.Tensor:
+    def give(self, index: int, layout: Layout) -> torch.Tensor:
         raise AssertionError("nobody asks for anything")
+
+    def lay_out(self) -> None:
+        raise AssertionError("nothing is traced")
 
 
 @pytest.fixture(autouse=True)

@@ -22,14 +22,14 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
 from ..base.remains import Remains
 from ..rules.windows import HostWindows
 from .handle import Handle, Record
-from .layout import Layout
+from .layout import Layout, layout_of
 from .torch_names import storage_use_count
 
 if TYPE_CHECKING:
@@ -61,12 +61,14 @@ class NotedTensor:
         log, index: the log that it is noted in, and its number there.
         itself: the saved tensor, for as long as it lives, if backward is to get that very object.
         joined: it was counted as a view of a storage that another tensor has brought in.
-        handle, layout: set when it is booked; until then `handle` is None.
+        device: its accelerator; None: host memory.
+        handle, layout: set when it is booked; until then `handle` is None. Where the log keeps layouts, that is set
+            before.
     """
 
     __slots__ = (
-        "__weakref__", "address", "alias", "handle", "index", "itself", "joined", "key", "layout", "log", "root",
-        "storage_id", "version",
+        "__weakref__", "address", "alias", "device", "handle", "index", "itself", "joined", "key", "layout", "log",
+        "root", "storage_id", "version",
     )  # fmt: skip
 
     layout: Layout
@@ -92,7 +94,12 @@ class NotedTensor:
         self.log = log
         self.itself = itself
         self.joined = False
+        self.device: torch.device | None = None
         self.handle: Handle | None = None
+
+    def unpack(self) -> torch.Tensor:
+        """The saved tensor, for backward. Waits only if its bytes are not in memory."""
+        raise NotImplementedError
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a tierstore saved tensor belongs to its graph and cannot be pickled")
@@ -128,8 +135,10 @@ class NotedLog:
         first_key: key of the first tensor's record.
         num_surveyed: how many tensors, from the first on, were checked for other owners of their storage.
         plan: where the records belong; None: no known graph begins with these packs.
+        keeps_layouts: tensors have a layout as soon as they are noted. The same for all logs: see `living.py`.
     """
 
+    keeps_layouts: ClassVar[bool] = False
     _numbers = itertools.count()
 
     def __init__(self, maker: HandleMaker, residency: object, begin: Callable[[NotedLog], LogRemains]) -> None:
@@ -173,6 +182,14 @@ class NotedLog:
         """Remove tensor `index` from the noted ones; returns its bytes."""
         del self.noted[index]
         return self.sizes[index]
+
+    def lay_out(self) -> None:
+        """Set the layout of each noted tensor. Any thread, without the lock."""
+        for reference in list(self.noted.values()):
+            noted = reference()
+            alias = None if noted is None else noted.alias
+            if noted is not None and alias is not None:
+                noted.layout = layout_of(alias)
 
     def is_mostly_dead(self) -> bool:
         """Whether most of its tensors are dead. Checked only each time the number of packs has doubled, else False."""
@@ -320,4 +337,6 @@ class NotedTensors:
     def give_up(self) -> None:
         """Drop all aliases, because the store is closed."""
         for noted in self.living():
+            if noted.alias is not None:
+                noted.layout = layout_of(noted.alias)  # a trace may still look at it
             noted.alias = None

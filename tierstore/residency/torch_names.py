@@ -38,6 +38,7 @@ __all__ = [
     "innermost_transform",
     "is_function_mode_on",
     "is_key_excluded",
+    "neg_view",
     "num_dispatch_modes",
     "pop_hooks",
     "push_hooks",
@@ -54,6 +55,7 @@ __all__ = [
     "tree_map_only",
     "tree_unflatten",
     "unchecked_strided",
+    "while_tracing",
 ]
 
 _TRIED = "2.11 to 2.15"
@@ -81,6 +83,7 @@ storage_use_count: Callable[[int], int] = _torch("torch._C._storage_Use_Count")
 tensor_use_count: Callable[[torch.Tensor], int] = _torch("torch.Tensor._use_count")
 set_conj: Callable[[torch.Tensor, bool], None] = _torch("torch._C._set_conj")
 set_neg: Callable[[torch.Tensor, bool], None] = _torch("torch._C._set_neg")
+neg_view: Callable[[torch.Tensor], torch.Tensor] = _torch("torch._neg_view")
 for _attribute in (
     "torch.Tensor._base",
     "torch.Tensor._post_accumulate_grad_hooks",
@@ -147,6 +150,16 @@ FrameExecStrategy: Any = _torch("torch._C._dynamo.eval_frame._FrameExecStrategy"
 def import_dynamo() -> None:
     """Import TorchDynamo, which takes seconds. Many parts of PyTorch do so when they are first used."""
     import_module("torch._dynamo")
+
+
+def while_tracing(function: Callable[[object], None]) -> None:
+    """For code that TorchDynamo traces: it calls the function while it traces, and the traced code does not.
+
+    `function`: a function of a module, without free variables; it is given Dynamo's context.
+    """
+    from torch._dynamo.comptime import comptime  # here, since it imports Dynamo
+
+    comptime(function)
 
 
 if _missing:

@@ -12,6 +12,7 @@ torch/csrc/dynamo/eval_frame.c): a call costs nothing, and nothing is imported.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from types import FunctionType
 from typing import TypeVar
@@ -24,7 +25,7 @@ from .torch_names import (
     set_code_exec_strategy,
 )
 
-__all__ = ["is_compiled_call", "uncompiled", "uncompiled_itself"]
+__all__ = ["is_compiled_call", "let_errors_through", "traceable", "uncompiled", "uncompiled_itself"]
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -45,6 +46,16 @@ def traceable(function: F) -> F:
     """Decorator: a call compiles neither the function nor anything it calls, but a caller's trace may go through it."""
     _mark(function, FRAME_SKIP, FRAME_SKIP)
     return function
+
+
+def let_errors_through() -> None:
+    """Let an error that a compiled backward raises reach its caller, also with `fullgraph=True`.
+
+    `torch.fx` looks at the traceback of such an error with a generator of Python's library. Dynamo refuses to trace
+    that, and with `fullgraph=True` its refusal would take the place of the error (torch 2.13).
+    """
+    for function in (traceback.walk_tb, traceback.StackSummary.extract.__func__):  # type: ignore[attr-defined]
+        _mark(function, FRAME_SKIP, FRAME_SKIP)
 
 
 def _mark(function: object, action: object, inside: object) -> None:

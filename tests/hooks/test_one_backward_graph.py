@@ -1,0 +1,286 @@
+"""Compiled autograd: whatever the store does with the saved tensors, backward is one graph, and is traced twice."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import MakeStore
+from tierstore import (
+    ModifiedInPlaceError,
+    StoreClosedError,
+    TierStore,
+    keep_resident,
+    offload_module,
+    tiered_offload,
+)
+from tierstore.hooks import living
+from tierstore.residency.noted import NotedLog
+
+pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own
+
+Tensors = list[torch.Tensor]
+Loss = Callable[[int], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_traced_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr(living, "_all_laid_out", False)
+    monkeypatch.setattr(NotedLog, "keeps_layouts", False)
+
+
+class Graphs:
+    """Counts the graphs that backward is compiled to."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    @contextlib.contextmanager
+    def backward(self, *, fullgraph: bool = True) -> Iterator[None]:
+        """Inside it, backward is compiled. `fullgraph`: a graph that breaks is an error."""
+
+        def compiler(graph: torch.fx.GraphModule, inputs: Tensors) -> Callable[..., object]:
+            self.number += 1
+            run: Callable[..., object] = torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+            return run
+
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend=compiler, fullgraph=fullgraph)):
+            yield
+
+    def check(self, most: int = 2) -> None:
+        """At most that many, none of them a part: the first is for one step, the second for all others."""
+        assert not torch._dynamo.utils.counters["graph_break"]
+        assert 1 <= self.number <= most
+
+
+def _weights(number: int) -> Tensors:
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(64, 64, generator=generator) / 8).requires_grad_() for _ in range(number)]
+
+
+def _batch(step: int) -> torch.Tensor:
+    return torch.randn(128, 64, generator=torch.Generator().manual_seed(step))
+
+
+def _chain(values: torch.Tensor, weights: Tensors) -> torch.Tensor:
+    for weight in weights:
+        values = torch.tanh(values @ weight)
+    return values.square().mean()
+
+
+def _taken(leaves: Tensors) -> list[torch.Tensor | None]:
+    """The gradients, which are None afterwards."""
+    found = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    return found
+
+
+def _assert_plain(loss: Loss, step: int, leaves: Tensors) -> None:
+    """The gradients are those of a step without a store."""
+    found = _taken(leaves)
+    loss(step).backward()  # type: ignore[no-untyped-call]
+    for one, other in zip(_taken(leaves), found, strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
+
+
+CELLS = [
+    (forward, where, host_bytes, True)
+    for forward in ("eager", "compiled")
+    for where in ("inside the scope", "after it")
+    for host_bytes in (0, "64MiB")
+]
+
+
+@pytest.mark.parametrize(
+    ("forward", "where", "host_bytes", "fullgraph"), [*CELLS, ("compiled", "inside the scope", "64MiB", False)]
+)
+def test_one_graph_and_the_same_bits(
+    make_store: MakeStore, forward: str, where: str, host_bytes: int | str, fullgraph: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.Tanh())))
+    run = torch.compile(model, backend="aot_eager") if forward == "compiled" else model
+    leaves: Tensors = list(model.parameters())
+    store, graphs = make_store(host_bytes=host_bytes), Graphs()
+
+    def loss_of(step: int) -> torch.Tensor:
+        return run(_batch(step)).square().mean()  # type: ignore[no-any-return]
+
+    for step in range(3):
+        with tiered_offload(store, min_bytes=0):
+            loss = loss_of(step)
+            if where == "inside the scope":
+                with graphs.backward(fullgraph=fullgraph):
+                    loss.backward()  # type: ignore[no-untyped-call]
+        if where == "after it":
+            with graphs.backward(fullgraph=fullgraph):
+                loss.backward()  # type: ignore[no-untyped-call]
+        _assert_plain(loss_of, step, leaves)
+    graphs.check()
+    del loss
+    stats = store.stats()
+    assert stats.packed_tensors > 0
+    assert (stats.spilled_bytes > 0) == (host_bytes == 0)
+    assert stats.live_handles == 0
+
+
+def test_not_traced_again_where_other_tensors_have_left_memory(make_store: MakeStore) -> None:
+    weights, graphs = _weights(6), Graphs()
+    for step, host_bytes in enumerate(
+        [0, "64MiB", "32KiB", "96KiB", "128KiB", "160KiB", "192KiB", "64KiB", 0, "64MiB"]
+    ):
+        with tiered_offload(make_store(host_bytes=host_bytes), min_bytes=0):
+            loss = _chain(_batch(step), weights)
+        with graphs.backward():
+            loss.backward()  # type: ignore[no-untyped-call]
+        _assert_plain(lambda step: _chain(_batch(step), weights), step, weights)
+    graphs.check()
+
+
+@pytest.mark.parametrize("host_bytes", [0, "64MiB"])
+def test_not_traced_again_for_graphs_from_before_the_first_trace(make_store: MakeStore, host_bytes: int | str) -> None:
+    weights, graphs, store = _weights(3), Graphs(), make_store(host_bytes=host_bytes)
+    losses = []
+    for step in range(10):
+        with tiered_offload(store, min_bytes=0):
+            losses.append(_chain(_batch(step), weights))
+    for step, loss in enumerate(losses):
+        with graphs.backward():
+            loss.backward()  # type: ignore[no-untyped-call]
+        _assert_plain(lambda step: _chain(_batch(step), weights), step, weights)
+    graphs.check(most=3)  # gradients that are there, or not, are conditions too
+
+
+def test_noted_tensors_have_no_layout_before_a_backward_is_traced(make_store: MakeStore) -> None:
+    store, weights, graphs = make_store(host_bytes="64MiB"), _weights(3), Graphs()
+
+    def num_laid_out() -> int:
+        with tiered_offload(store, min_bytes=0):
+            loss = _chain(_batch(0), weights)
+        laid_out = sum(1 for noted in store.residency._noted.living() if hasattr(noted, "layout"))
+        with graphs.backward():
+            loss.backward()  # type: ignore[no-untyped-call]
+        return laid_out
+
+    assert num_laid_out() == 0
+    assert num_laid_out() > 0
+
+
+def _lazy(leaf: torch.Tensor) -> torch.Tensor:
+    hidden = leaf * 2
+    turned = torch.view_as_complex(torch.stack([hidden, hidden.sin()], -1)).conj()
+    negative = turned.imag
+    assert turned.is_conj()
+    assert negative.is_neg()
+    return (turned * turned).abs().sum() + (negative * negative.exp()).sum()
+
+
+def _views(leaf: torch.Tensor) -> torch.Tensor:
+    one, two, three = (leaf * 1.5).chunk(3, -1)
+    return (torch.softmax(one @ two.t(), -1) @ three).square().sum()
+
+
+@pytest.mark.parametrize("host_bytes", [0, "64MiB"])
+@pytest.mark.parametrize("function", [_lazy, _views], ids=["lazy bits", "views"])
+def test_one_graph_with_lazy_bits_and_views(
+    make_store: MakeStore, function: Callable[[torch.Tensor], torch.Tensor], host_bytes: int | str
+) -> None:
+    graphs, store = Graphs(), make_store(host_bytes=host_bytes)
+    leaf = torch.randn(32, 48, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    for step in range(2):
+        with tiered_offload(store, min_bytes=0):
+            loss = function(leaf)
+        with graphs.backward():
+            loss.backward()  # type: ignore[no-untyped-call]
+        with Graphs().backward():  # compiled too: that rounds complex products otherwise
+            _assert_plain(lambda _: function(leaf), step, [leaf])
+    graphs.check(most=3)
+
+
+@pytest.mark.parametrize("host_bytes", [0, "64MiB"])
+def test_one_graph_in_a_traced_scope_an_offloaded_module_and_a_retained_graph(
+    make_store: MakeStore, tmp_path: Path, host_bytes: int | str
+) -> None:
+    store, graphs = make_store(host_bytes=host_bytes), Graphs()
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(3)))
+    leaves: Tensors = list(model.parameters())
+    offload_module(model[1], store=store, min_bytes=0, prefetch="none")
+
+    def loss_of(step: int) -> torch.Tensor:
+        with tiered_offload(store, min_bytes=0, prefetch="reverse", trace=tmp_path / "trace"):
+            hidden = model[0](_batch(step))
+        with keep_resident():
+            return model[2](model[1](hidden)).square().mean()  # type: ignore[no-any-return]
+
+    for step in range(2):
+        loss = loss_of(step)
+        for retain_graph in (True, False):
+            with graphs.backward():
+                loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            found = _taken(leaves)
+            for leaf, gradient in zip(leaves, found, strict=True):
+                leaf.grad = gradient
+            _assert_plain(loss_of, step, leaves)
+    graphs.check()
+
+
+def _changed(tensor: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.add_(1)
+
+
+def _case(kind: str, store: TierStore) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss, tensor that was saved for it)."""
+    weight = torch.randn(100, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    if kind == "restored":
+        handle = store.put(torch.ones(100))
+        store.flush()
+        saved = store.get(handle).data  # with a version counter of its own
+        with tiered_offload(store, min_bytes=0):
+            return (weight * saved).sum(), saved
+    if kind == "negative":
+        pairs = torch.randn(100, 2)
+        with tiered_offload(store):  # kept, for being small
+            return (weight * torch.view_as_complex(pairs).conj().imag).sum(), pairs
+    with tiered_offload(store, min_bytes="1MiB" if kind == "small" else 0):
+        hidden = weight * 2
+        loss = (hidden * hidden.exp()).sum()
+    return loss, hidden[:3] if kind == "view" else hidden
+
+
+@pytest.mark.parametrize("host_bytes", [0, "64MiB"])
+@pytest.mark.parametrize("kind", ["saved", "view", "small", "restored", "negative"])
+def test_changes_in_place_are_found(make_store: MakeStore, kind: str, host_bytes: int | str) -> None:
+    """Whether the graph is traced now, or was before."""
+    store, graphs = make_store(host_bytes=host_bytes), Graphs()
+    for is_changed in (True, False, True):
+        loss, saved = _case(kind, store)
+        if not is_changed:
+            with graphs.backward():
+                loss.backward()  # type: ignore[no-untyped-call]
+            continue
+        _changed(saved)
+        with pytest.raises(ModifiedInPlaceError, match="modified by an inplace operation"), graphs.backward():
+            loss.backward()  # type: ignore[no-untyped-call]
+    graphs.check()
+
+
+@pytest.mark.parametrize("host_bytes", [0, "64MiB"])
+def test_closed_store_is_the_error(make_store: MakeStore, host_bytes: int | str) -> None:
+    store, weights = make_store(host_bytes=host_bytes), _weights(2)
+    with tiered_offload(store, min_bytes=0):
+        loss = _chain(_batch(0), weights)
+    store.close()
+    with pytest.raises(StoreClosedError), Graphs().backward():
+        loss.backward()  # type: ignore[no-untyped-call]
