@@ -66,7 +66,7 @@ __all__ = [
     "tiered_offload",
 ]
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "Handle": ".residency.handle",

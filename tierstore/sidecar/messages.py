@@ -94,7 +94,7 @@ class Hello(_Message, frozen=True):
 
     Attributes:
         versions: that the client speaks.
-        program: who it is, for messages: "tierstore 0.2.0".
+        program: who it is, for messages: "tierstore 0.3.0".
     """
 
     versions: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=64)]
