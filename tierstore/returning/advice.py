@@ -9,7 +9,7 @@ from ..base.config import Mode, format_bytes
 
 __all__ = ["keeps_too_much", "may_be_told", "stacklevel_of_user", "why_memory_stays"]
 
-_WORTH_A_WORD_BYTES = 256 * 2**20
+_WORTH_A_WORD_BYTES = 64 * 2**20
 
 
 def may_be_told(away_bytes: int) -> bool:
@@ -27,15 +27,23 @@ def keeps_too_much(away_bytes: int, free_bytes: int | None) -> bool:
     return free_bytes is not None and may_be_told(away_bytes) and free_bytes >= away_bytes // 2
 
 
-def why_memory_stays(away_bytes: int, free_bytes: int | None, mode: Mode, left_alone: str) -> str | None:
+def why_memory_stays(
+    away_bytes: int, free_bytes: int | None, mode: Mode, left_alone: str, mapped_bytes: int = 0
+) -> str | None:
     """The sentence; None: memory fell, or there is too little of it to speak of, or the user wants it so.
 
     Args:
         away_bytes: of saved tensors that are on disk now.
+        mapped_bytes: memory that the store takes to move them.
         free_bytes: what the allocator keeps of what was freed; None: it does not tell.
         mode: `return_memory`, as the user gave it.
         left_alone: why the allocator is left alone; "": it is not.
     """
+    if may_be_told(away_bytes) and mapped_bytes >= away_bytes // 2:
+        return (
+            f"{format_bytes(away_bytes)} of saved tensors left memory, but the store takes {format_bytes(mapped_bytes)} "
+            "to move them: little is gained. Give TierStore a smaller staging_bytes. See docs/how_to/memory_on_cpu.md."
+        )
     if mode == "never" or free_bytes is None or not keeps_too_much(away_bytes, free_bytes):
         return None
     found = (

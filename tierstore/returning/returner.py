@@ -175,7 +175,7 @@ class Returner:
         if self.num_returns or not may_be_told(away_bytes):
             return None
         free_bytes = self.use(mapped_bytes).allocator_free_bytes
-        reason = why_memory_stays(away_bytes, free_bytes, self._mode, self._allocator.left_alone)
+        reason = why_memory_stays(away_bytes, free_bytes, self._mode, self._allocator.left_alone, mapped_bytes)
         self._has_told = reason is not None
         return reason
 
