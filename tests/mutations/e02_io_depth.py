@@ -19,12 +19,9 @@ MUTATIONS = {
             "scratch:ScratchTurns.__init__", "self.reads = ...", "self.reads = self.writes"
         ),
     },
-    "test_settings_with_a_depth_have_its_turns_and_lanes": {
+    "test_open_with_a_bad_option_names_it_and_starts_nothing": {
         "a depth of none is refused": replace(
             "parse_io_depth", "1 <= value <= _MOST_IO_DEPTH", "0 <= value <= _MOST_IO_DEPTH"
-        ),
-        "a plan simulates the depth that it is given": replace(
-            "planned_settings", "num_turns=io_depth", "num_turns=NUM_AT_ONCE"
         ),
     },
     "test_trial_gives_store_and_scope_its_settings": {

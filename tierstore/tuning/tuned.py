@@ -11,6 +11,7 @@ from ..base.config import format_bytes
 from ..base.toml_file import toml_text
 from .search import Found
 from .settings import AUTO, TrialSettings
+from .words import plain
 
 __all__ = ["AS_IT_IS", "LEAST_ROUNDS", "Candidate", "Tuned", "choose"]
 
@@ -30,7 +31,6 @@ class Candidate:
 
     Attributes:
         name: "as it is", "defaults", "found 1", ...
-        settings: the settings.
         predicted_seconds: of a step; None: the simulator could not say, or was not asked.
         step_seconds: by round, up to a failure.
         is_allowed: it keeps to the limit.
@@ -71,14 +71,12 @@ class Tuned:
     """The outcome.
 
     Attributes:
-        place: the store's directory, as it goes into the file.
-        min_bytes: as the program has it: it was not searched.
+        place, min_bytes: as the program has them: they were not searched.
         candidates: what was measured; the first one that `is_allowed` is the reference.
         chosen: the one of them to use.
         found: the result of the search in the simulator.
         reason: why this one was chosen, in a sentence.
-        link: the assumed speed of copies from and to the accelerator, and where it is from; None: nothing is saved
-            there.
+        link: the speed of copies from and to the accelerator, in words; None: nothing is saved there.
     """
 
     place: str
@@ -113,7 +111,7 @@ class Tuned:
         }
         if self.chosen.settings.inline_bytes is None:
             title.append("The program has inline_bytes=None, which TOML cannot express: pass it as an argument.")
-        return "".join(f"# {_one_line(line)}\n" for line in title) + toml_text(tables)
+        return "".join(f"# {plain(line)}\n" for line in title) + toml_text(tables)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values by name, for programs."""
@@ -208,8 +206,3 @@ def _as_dict(candidate: Candidate) -> dict[str, Any]:
 
 def _seconds(seconds: float | None) -> str:
     return "no figure" if seconds is None else f"{seconds:.4g} s"
-
-
-def _one_line(text: str) -> str:
-    """Make a text fit into a comment: on one line, without control characters."""
-    return "".join(each if each.isprintable() else "?" for each in text)
