@@ -12,9 +12,10 @@ from msgspec import structs
 
 from tests.tuning.machines import GIB, LINK, MIB, drive_of_speed, machine, transfers
 from tierstore.tuning import findings as source
-from tierstore.tuning.findings import Finding, findings_of, rate
+from tierstore.tuning.findings import Finding, findings_of
 from tierstore.tuning.measurements import AcceleratorState
 from tierstore.tuning.report import report_of
+from tierstore.tuning.words import rate
 
 PAGE = Path(__file__).parents[2] / "docs/reference/doctor.md"
 

@@ -274,7 +274,7 @@ def _trace(*, num_whole: int = 1, codec: str | None = "zstd:1", **changes: Any) 
 
 
 def _settings(trace: RecordedTrace, **said: Any) -> Settings:
-    return planned_settings(trace, last_whole_step(trace, "x"), **said)
+    return planned_settings(trace, last_whole_step(trace, "x"), said.pop("codec", None), **said)
 
 
 def test_last_whole_step_is_not_the_one_that_was_cut_off() -> None:

@@ -54,7 +54,7 @@ def refused(command: Command) -> Callable[..., str]:
 
 
 def test_plan_has_a_row_for_each_machine_and_number_of_ranks(command: Command, recorded: Path, tmp_path: Path) -> None:
-    described, file = hardware_of(measured_machine(drive=drive_of_speed(1e6, 1e6))), tmp_path / "slow.toml"
+    described, file = hardware_of(measured_machine(drive=drive_of_speed(1e4, 1e4))), tmp_path / "slow.toml"
     assert described is not None
     file.write_text(hardware_text(described))
     done = command("--trace", recorded, "--hardware=sata", "--hardware", file, "--ranks=1", "--ranks=3")

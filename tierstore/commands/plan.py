@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..base.config import format_bytes
 from ..errors import ConfigError
 from .usage import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from ..tuning.machines import Machine
 
 __all__ = ["plan"]
 
@@ -62,28 +65,21 @@ def plan(
     from ..tuning.plan import answer, last_whole_step, planned_settings
 
     if list_hardware:
-        machines = shipped_machines()
-        if as_json:
-            print_json({"machines": [{"name": each.name, "title": each.title} for each in machines]})
-        else:
-            _print_rows(["hardware", "what it is"], [[each.name, each.title] for each in machines])
+        _print_machines(shipped_machines(), as_json)
         return
     if trace is None:
         raise ConfigError("--trace", None, "give the file that tiered_offload(store, trace=FILE) has written")
     recorded = read_trace(trace)
     step = last_whole_step(recorded, str(trace))
     sizes = {"host_bytes": host_bytes, "staging_bytes": staging_bytes, "device_bytes": device_bytes}
-    settings = planned_settings(recorded, step, codec=codec, **sizes)
+    settings = planned_settings(recorded, step, codec, **sizes)
     workload = workload_of(recorded, step)
     every = [each for each in shipped_machines() if each.hardware.accelerators or not workload.uses_device]
     machines = [find_machine(name) for name in hardware] if hardware else every
     answers = [answer(workload, each, settings, number) for each in machines for number in ranks or [1]]
     warnings = []
     if workload.uses_device and not recorded.header.machine.launches_block:
-        warnings.append(
-            "Kernels were launched without waiting for them, so the times between calls of the store are the host's, "
-            "not the accelerator's, and may be far too short. Record with CUDA_LAUNCH_BLOCKING=1."
-        )
+        warnings = ["The trace has the host's times, which may be far too short: record with CUDA_LAUNCH_BLOCKING=1."]
     if as_json:
         asked = {"trace": str(trace), "step": step.number, "settings": settings, "warnings": warnings}
         print_json(asked | {"answers": answers})
@@ -91,6 +87,13 @@ def plan(
     for line in warnings:
         typer.echo(line)
     _print_answers(answers)
+
+
+def _print_machines(machines: Sequence[Machine], as_json: bool) -> None:
+    if as_json:
+        print_json({"machines": [{"name": each.name, "title": each.title} for each in machines]})
+    else:
+        _print_rows(["hardware", "what it is"], [[each.name, each.title] for each in machines])
 
 
 def _print_answers(answers: Sequence[dict[str, Any]]) -> None:

@@ -16,8 +16,9 @@ from msgspec import Struct
 from ..base.config import format_bytes
 from ..disk.endurance import DAY_SECONDS
 from .measurements import Drive, Measurements, fastest
+from .words import rate
 
-__all__ = ["Finding", "findings_of", "is_shared", "rate", "unfit_because"]
+__all__ = ["Finding", "findings_of", "is_shared", "unfit_because"]
 
 MIB, GIB = 2**20, 2**30
 
@@ -67,14 +68,6 @@ def _finding(severity: Severity, code: str, sentence: str, advice: str | None = 
 
 
 _problem, _warning, _note = partial(_finding, "problem"), partial(_finding, "warning"), partial(_finding, "note")
-
-
-def rate(bytes_per_second: float) -> str:
-    """A speed in words, such as "1.21 GB/s": in decimal units, as on data sheets of drives."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if bytes_per_second >= factor:
-            return f"{bytes_per_second / factor:.3g} {unit}/s"
-    return f"{bytes_per_second:.3g} B/s"
 
 
 # --- the drive --------------------------------------------------------------------------------------------------------

@@ -41,16 +41,9 @@ _YEAR_DAYS = 365.0
 class Prediction:
     """A step on one host, after earlier steps have taught the store the graph. Ranks begin together and do the same.
 
-    Attributes:
-        seconds: of the slowest rank.
-        compute_seconds: of a step that moves nothing, with all ranks on these cores.
-        stall_seconds: how long the slowest rank's threads waited, by cause, as in `StoreStats`.
-        link_wait_seconds: how long its accelerator waited for copies, in addition.
-        written_bytes, ..., disk_bytes_peak: of all ranks; peaks of each rank, added up.
-        device_bytes_peak: the most that only the store holds on one rank's accelerator, at once.
-        limit: what bounds the step.
-        seconds_without: by limit, the step's time if this alone took no time. Empty if nothing bounds the step. A case
-            for which the drive is too small is left out.
+    Times are of the slowest rank, bytes of all ranks (peaks of each, added up), but `device_bytes_peak` of one.
+    `compute_seconds`: of a step that moves nothing, with all ranks on these cores. `seconds_without`: by limit, the
+    step's time if this alone took no time; empty if nothing bounds the step.
     """
 
     seconds: float
@@ -108,7 +101,11 @@ def predict(workload: Workload, machine: Machine, settings: Settings, *, num_ran
     except StoreFullError:
         roomy = last_steps(hardware, disk_bytes=_UNLIMITED_BYTES)
         return Misfit("disk", sum(step.disk_bytes_peak for step in roomy), disk_bytes * num_ranks)
-    host_bytes = sum(step.host_bytes_peak + step.staging_bytes_peak for step in steps)
+
+    def total(name: str) -> int:
+        return sum(getattr(step, name) for step in steps)
+
+    host_bytes = total("host_bytes_peak") + total("staging_bytes_peak")
     if host_bytes > described.host.capacity_bytes:
         return Misfit("host memory", host_bytes, described.host.capacity_bytes)
     device_bytes = max(step.device_bytes_peak for step in steps)
@@ -116,12 +113,38 @@ def predict(workload: Workload, machine: Machine, settings: Settings, *, num_ran
     if known_bytes and device_bytes > known_bytes:
         return Misfit("accelerator", device_bytes, known_bytes)
     everything = last_steps(hardware, host_bytes=_UNLIMITED_BYTES, device_bytes=_UNLIMITED_BYTES)
-    compute_seconds, seconds_without = _slowest(everything).seconds, dict[Limit, float]()
-    if _slowest(steps).seconds > _WORTH_A_WORD * compute_seconds:
+    slowest, compute_seconds = _slowest(steps), _slowest(everything).seconds
+    seconds_without: dict[Limit, float] = {}
+    if slowest.seconds > _WORTH_A_WORD * compute_seconds:
         for limit, better in _without(hardware).items():
             with suppress(StoreFullError):  # faster writes may need more room at once
                 seconds_without[limit] = _slowest(last_steps(better)).seconds
-    return _prediction(steps, compute_seconds, seconds_without)
+    counters = [step.counters for step in steps]
+    return Prediction(
+        slowest.seconds,
+        compute_seconds,
+        slowest.stall_seconds,
+        slowest.link_wait_seconds,
+        written_bytes=sum(each.written_bytes for each in counters),
+        read_bytes=sum(each.read_bytes for each in counters),
+        offloaded_bytes=sum(each.offloaded_bytes for each in counters),
+        reloaded_bytes=sum(each.reloaded_bytes for each in counters),
+        host_bytes_peak=total("host_bytes_peak"),
+        staging_bytes_peak=total("staging_bytes_peak"),
+        disk_bytes_peak=total("disk_bytes_peak"),
+        device_bytes_peak=device_bytes,
+        limit=_limit(slowest.seconds, compute_seconds, seconds_without),
+        seconds_without=seconds_without,
+    )
+
+
+def _limit(seconds: float, compute_seconds: float, seconds_without: Mapping[Limit, float]) -> Limit:
+    """That without whose time the step would be fastest, if this explains a tenth of the lost time."""
+    if seconds <= _WORTH_A_WORD * compute_seconds:
+        return "nothing"
+    least_seconds = seconds - _LEAST_GAIN * (seconds - compute_seconds)
+    helping = [each for each, without in seconds_without.items() if without < least_seconds]
+    return min(helping, key=seconds_without.__getitem__, default="several")
 
 
 def _check(machine: Machine, workload: Workload, name: str) -> None:
@@ -157,33 +180,6 @@ def _without(hardware: Hardware) -> dict[Limit, Hardware]:
     return better
 
 
-def _prediction(
-    steps: Sequence[SimulatedStep], compute_seconds: float, seconds_without: Mapping[Limit, float]
-) -> Prediction:
-    slowest = _slowest(steps)
-    limit: Limit = "nothing"
-    if slowest.seconds > _WORTH_A_WORD * compute_seconds:
-        least_gain = _LEAST_GAIN * (slowest.seconds - compute_seconds)
-        helping = {each: better for each, better in seconds_without.items() if slowest.seconds - better > least_gain}
-        limit = min(helping, key=helping.__getitem__, default="several")
-    return Prediction(
-        seconds=slowest.seconds,
-        compute_seconds=compute_seconds,
-        stall_seconds=slowest.stall_seconds,
-        link_wait_seconds=slowest.link_wait_seconds,
-        written_bytes=sum(step.counters.written_bytes for step in steps),
-        read_bytes=sum(step.counters.read_bytes for step in steps),
-        offloaded_bytes=sum(step.counters.offloaded_bytes for step in steps),
-        reloaded_bytes=sum(step.counters.reloaded_bytes for step in steps),
-        host_bytes_peak=sum(step.host_bytes_peak for step in steps),
-        staging_bytes_peak=sum(step.staging_bytes_peak for step in steps),
-        disk_bytes_peak=sum(step.disk_bytes_peak for step in steps),
-        device_bytes_peak=max(step.device_bytes_peak for step in steps),
-        limit=limit,
-        seconds_without=seconds_without,
-    )
-
-
 def answer(workload: Workload, machine: Machine, settings: Settings, num_ranks: int) -> dict[str, Any]:
     """Plain values. Either `prediction` and `costs` or `misfit` are set; the others are None. Errors as `predict`'s.
 
@@ -205,9 +201,6 @@ def answer(workload: Workload, machine: Machine, settings: Settings, num_ranks: 
     return named | {"prediction": asdict(outcome) | {"slowdown": outcome.slowdown}, "misfit": None, "costs": costs}
 
 
-# --- what is asked ----------------------------------------------------------------------------------------------------
-
-
 def last_whole_step(trace: RecordedTrace, source: str) -> Step:
     """The last step that was recorded from its forward to its end. `source`: the trace's file, for the message.
 
@@ -221,15 +214,7 @@ def last_whole_step(trace: RecordedTrace, source: str) -> Step:
     return whole[-1]
 
 
-def planned_settings(
-    trace: RecordedTrace,
-    step: Step,
-    *,
-    host_bytes: str | None = None,
-    staging_bytes: str | None = None,
-    codec: str | None = None,
-    device_bytes: str | None = None,
-) -> Settings:
+def planned_settings(trace: RecordedTrace, step: Step, codec: str | None, **sizes: str | None) -> Settings:
     """The settings of each rank: those of the trace, unless given. Ranks share the drive. A daemon's codec is "auto".
 
     Raises:
@@ -239,18 +224,21 @@ def planned_settings(
     lookahead_bytes = None if scope is None or scope.prefetch == "none" else scope.lookahead_bytes
     if lookahead_bytes == recorded.host_bytes + recorded.staging_bytes:
         lookahead_bytes = None  # it was automatic, and follows the budgets
-    kept_bytes = 0 if scope is None else scope.device_bytes
+    known = {
+        "host_bytes": recorded.host_bytes,
+        "staging_bytes": recorded.staging_bytes,
+        "device_bytes": 0 if scope is None else scope.device_bytes,
+    }
+    said = {name: value for name, value in sizes.items() if value is not None}
     codec = codec or recorded.codec or "auto"
     parse_codec(codec)
     return Settings(
-        host_bytes=parse_size(recorded.host_bytes if host_bytes is None else host_bytes, "host_bytes"),
-        staging_bytes=parse_size(recorded.staging_bytes if staging_bytes is None else staging_bytes, "staging_bytes"),
+        **{name: parse_size(value, name) for name, value in (known | said).items()},
         codec=codec,
         prefetch="learned" if scope is None else scope.prefetch,
         lookahead_bytes=lookahead_bytes,
-        device_bytes=parse_size(kept_bytes if device_bytes is None else device_bytes, "device_bytes"),
         num_spill_lanes=recorded.num_spill_lanes,
         num_restore_lanes=recorded.num_restore_lanes,
         num_turns=recorded.io_depth or NUM_AT_ONCE,
-        staging_grows=recorded.staging_grows and staging_bytes is None,
+        staging_grows=recorded.staging_grows and "staging_bytes" not in said,
     )

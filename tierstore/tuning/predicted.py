@@ -18,11 +18,11 @@ from ..simulator.from_hardware import hardware_of
 from .accelerators import measure_accelerators
 from .codecs import sample_data_of_kind
 from .examine import NUM_EXAMINED, examine
-from .findings import rate
 from .program import TrialFailedError
 from .recording import ProgramRecording
 from .report import hardware_of as description_of
 from .settings import AUTO, TrialSettings
+from .words import rate
 
 __all__ = ["fitted", "link_in_words", "link_of", "machine_of", "measure_machine", "predict"]
 

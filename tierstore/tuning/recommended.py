@@ -22,7 +22,7 @@ _HOST_SHARE_BESIDE_ACCELERATORS = 2  # half: the model is in the memory of accel
 _ROUND_BYTES = 64 * MIB
 _USUAL_STAGING_BYTES, _LEAST_STAGING_BYTES = 112 * MIB, 16 * MIB
 _STAGING_SHARE = 16
-_LEAST_MIN_BYTES, _MOST_MIN_BYTES = MIB, 16 * MIB
+_USUAL_MIN_BYTES, _MOST_MIN_BYTES = MIB, 16 * MIB
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -39,8 +39,8 @@ def settings_of(machine: Measurements) -> tuple[Setting, ...]:
     """The settings about which there is something to say."""
     store = [*_place(machine), _host_bytes(machine), *_staging_bytes(machine)]
     settings = [Setting(table="store", name=name, value=value, reason=why) for name, value, why in store]
-    value, why = _min_bytes(machine)
-    return (*settings, Setting(table="offload", name="min_bytes", value=value, reason=why))
+    offload = [Setting(table="offload", name=name, value=value, reason=why) for name, value, why in _min_bytes(machine)]
+    return (*settings, *offload)
 
 
 def _place(machine: Measurements) -> Iterator[tuple[str, str, str]]:
@@ -76,21 +76,17 @@ def _staging_bytes(machine: Measurements) -> Iterator[tuple[str, str, str]]:
         yield "staging_bytes", _size(staging_bytes, MIB), reason
 
 
-def _min_bytes(machine: Measurements) -> tuple[str, str]:
-    """The smallest tensor worth moving. For smaller ones the drive's latency takes longer than moving their bytes."""
+def _min_bytes(machine: Measurements) -> Iterator[tuple[str, str, str]]:
+    """The smallest tensor worth moving, where that is more than usual: below it, the drive's latency takes longer than
+    moving the bytes. The latency of a busy machine says little."""
     drive = machine.drive
     speeds = [speed for speed in (fastest(drive.writes), fastest(drive.reads)) if speed is not None]
     answer_seconds = max(drive.write_latency_seconds or 0.0, drive.read_latency_seconds or 0.0)
-    if not speeds or not answer_seconds:
-        return "1MiB", "the default; the drive was not measured"
-    if is_shared(machine):
-        return "1MiB", "the default; others used the machine, so the latency that was measured says little"
-    moved_bytes = int(answer_seconds * min(speeds))
-    value = min(max(_LEAST_MIN_BYTES, 1 << moved_bytes.bit_length()), _MOST_MIN_BYTES)
-    reason = f"while the drive answers ({1e3 * answer_seconds:.2g} ms) it could move {format_bytes(moved_bytes)}"
-    if value == _LEAST_MIN_BYTES:
-        reason += "; a tensor below 1 MiB costs more CPU time than the memory is worth"
-    return _size(value, MIB), reason
+    moved_bytes = int(answer_seconds * min(speeds, default=0.0))
+    value = min(1 << moved_bytes.bit_length(), _MOST_MIN_BYTES)
+    if value > _USUAL_MIN_BYTES and not is_shared(machine):
+        reason = f"while the drive answers ({1e3 * answer_seconds:.2g} ms) it could move {format_bytes(moved_bytes)}"
+        yield "min_bytes", _size(value, MIB), reason
 
 
 def _size(num_bytes: int, round_bytes: int = _ROUND_BYTES) -> str:

@@ -10,11 +10,11 @@ from rich.text import Text
 
 from ..base.config import format_bytes
 from ..hardware import Transfer
-from .findings import Finding, rate, unfit_because
+from .findings import Finding, unfit_because
 from .measurements import Measurements, fastest
 from .recommended import Setting
 from .report import Report
-from .words import plain
+from .words import plain, rate
 
 __all__ = ["report_view"]
 
