@@ -120,12 +120,14 @@ def _cells(answer: dict[str, Any]) -> Iterator[str]:
 
 def _print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
+
+    from ..tuning.words import plain
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, column in enumerate(columns):
         table.add_column(column, no_wrap=not place)  # a name is never cut
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(Text(plain(cell)) for cell in row))
     Console(highlight=False).print(table)

@@ -19,7 +19,7 @@ from .findings import unfit_because
 from .recommended import config_text
 from .report import hardware_of, report_of
 from .report_view import report_view
-from .words import json_text
+from .words import json_text, plain
 
 __all__ = ["consult"]
 
@@ -70,7 +70,8 @@ def consult(
         make_file("--config", Path(config), config_text(report.settings))
         unfit = unfit_because(machine.drive)
         if unfit is not None and not machine.daemon.keeps_directory:
-            messages.print(f"{config} has no path: {directory} is not fit for a store, because {unfit}.", markup=False)
+            said = f"{config} has no path: {directory} is not fit for a store, because {unfit}."
+            messages.print(plain(said), markup=False)
     if hardware is not None:
         described = hardware_of(machine)
         if described is None:
