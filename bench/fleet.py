@@ -4,7 +4,7 @@
     python -m bench.fleet --layers 8         # a shallower model, for a quick look
 
 Nothing is measured, and no accelerator is needed; it is no part of `python -m bench`. The step is that of a published
-model (`fleet_step.py`), the machines are those of `tierstore/planning/machines`, with their sources. All ranks of a
+model (`fleet_step.py`), the machines are those of `tierstore/tuning/machines`, with their sources. All ranks of a
 host do the same at the same time, so one of them is simulated, on an equal share of the host (`fleet_plan.py`).
 `fleet_limits.py` computes beside that how long each resource is busy in a step, also those that the simulator does
 not have: the interpreter, and a daemon. With a deep model it takes some minutes of CPU time.
@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from tierstore.planning import find_machine
+from tierstore.tuning.machines import find_machine
 
 from .fleet_limits import cpu_costs
 from .fleet_plan import Row, plan

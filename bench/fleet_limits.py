@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tierstore.planning import Machine, Prediction
+from tierstore.tuning.machines import Machine
+from tierstore.tuning.plan import Prediction
 
 __all__ = ["DRIVE_PRICE", "NUM_HOSTS", "Busy", "CpuCosts", "Wear", "busy_seconds", "cpu_costs", "wear_of"]
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from tierstore.hardware import DriveHardware, Transfer
-from tierstore.planning import Machine, Misfit, Prediction, predict
 from tierstore.simulator import Settings
+from tierstore.tuning.machines import Machine
+from tierstore.tuning.plan import Misfit, Prediction, predict
 
 from .fleet_limits import Busy, CpuCosts, Wear, busy_seconds, wear_of
 from .fleet_step import KEPT, MODEL, NUM_RANKS, Model, step_of_rank

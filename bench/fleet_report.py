@@ -13,7 +13,7 @@ matplotlib.use("Agg")  # a file, never a window
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tierstore.planning import find_machine
+from tierstore.tuning.machines import find_machine
 
 from .fleet_limits import NUM_HOSTS, CpuCosts
 from .fleet_plan import DRIVES, Row

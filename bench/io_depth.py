@@ -20,11 +20,11 @@ import torch
 
 from tierstore import TierStore, tiered_offload
 from tierstore.base.defaults import NUM_BESIDE_DEVICE
-from tierstore.doctor.diagnosis import hardware_of as described
-from tierstore.doctor.examine import examine
 from tierstore.simulator import Hardware, Settings, steady_seconds
 from tierstore.simulator.from_hardware import hardware_of
 from tierstore.testing import FaultPlan, FaultyStore, Latency, Rule
+from tierstore.tuning.examine import examine
+from tierstore.tuning.report import hardware_of as described
 
 from .goals import Goal
 from .harness import Benchmark, main_of_one_variant

@@ -23,8 +23,6 @@ import torch
 
 from tierstore import TierStore, tiered_offload
 from tierstore.base.defaults import NUM_SPILLS
-from tierstore.doctor.diagnosis import hardware_of as described
-from tierstore.doctor.examine import examine
 from tierstore.hardware import hardware_text, read_hardware
 from tierstore.simulator import (
     Compute,
@@ -40,6 +38,8 @@ from tierstore.simulator.from_hardware import hardware_of
 from tierstore.simulator.from_trace import workload_of
 from tierstore.tracing.reader import read_trace
 from tierstore.tracing.steps import steps_of
+from tierstore.tuning.examine import examine
+from tierstore.tuning.report import hardware_of as described
 
 from .accuracy import Predicted, errors_percent, rank_correlation
 from .goals import Goal

@@ -12,9 +12,9 @@ from bench.fleet_limits import CpuCosts, cpu_costs
 from bench.fleet_plan import DEVICE_BYTES, HOST_BYTES, Row, plan, share_of_host
 from bench.fleet_report import AS_MEASURED, SPECIFIED, conclusions, draw, interpreters, table
 from bench.fleet_step import EVERYTHING, INPUTS, KEPT, MODEL, NUM_RANKS, PRODUCTS, step_of_rank
-from tierstore.planning import find_machine
 from tierstore.simulator import Settings, simulate
 from tierstore.simulator.from_hardware import hardware_of
+from tierstore.tuning.machines import find_machine
 
 COSTS = CpuCosts(record=1e-3, byte=2e-10, daemon_record=4e-3, daemon_byte=1e-9)
 SHALLOW = replace(MODEL, layers=3)

@@ -20,8 +20,8 @@ from tierstore import TierStore
 from tierstore.base import address
 from tierstore.base.address import SYSTEM_ADDRESS, check_folder, default_address, find_address, places_to_look
 from tierstore.daemon.options import settings_of
-from tierstore.doctor.system import find_daemon
 from tierstore.errors import ConfigError, DaemonUnavailableError
+from tierstore.tuning.system import find_daemon
 
 UID = 64_987
 """Of an ordinary user whom no machine has."""

@@ -78,7 +78,7 @@ def test_torch_is_not_there(installed: Path) -> None:
 
 @pytest.mark.parametrize(
     "package",
-    ["tierstore.commands", "tierstore.daemon", "tierstore.disk", "tierstore.planning", "tierstore.sidecar"],
+    ["tierstore.commands", "tierstore.daemon", "tierstore.disk", "tierstore.sidecar"],
 )
 def test_every_module_is_imported_without_torch(installed: Path, package: str) -> None:
     done = python(

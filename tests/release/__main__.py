@@ -23,7 +23,7 @@ import tierstore
 from .artefacts import ROOT, build, repository_address, unpack
 
 _DEMO = ("demo", "--device=cpu", "--steps=2", "--layers=2", "--width=64", "--context=128", "--batch=4")
-_TESTS = ("tests/doctor/test_findings.py", "tests/hooks/test_gradients.py", "tests/bench/test_goals.py")
+_TESTS = ("tests/tuning/test_findings.py", "tests/hooks/test_gradients.py", "tests/bench/test_goals.py")
 """What runs in the unpacked sdist; all others are only collected there."""
 
 _console = Console(soft_wrap=True)

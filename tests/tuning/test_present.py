@@ -51,7 +51,7 @@ def test_file_that_cannot_be_written_whole_is_not_there_and_what_it_would_say_is
             make_file(option, file, text)
 
     monkeypatch.setattr("tierstore.tuning.present.make_file", make_short_file)
-    wanted = Wanted(config=config, heat_map=None, hardware=hardware_file, as_json=True)
+    wanted = Wanted(config=config, hardware=hardware_file, as_json=True)
     with pytest.raises(ConfigError, match="could not be made"):
         present(Pretended(("x",), 2, 1.0), TuningPlan(rounds=3, num_found=1), wanted)
     assert made == [config]
@@ -69,7 +69,7 @@ def test_redirected_output_gets_a_line_for_each_stage_and_trial_as_it_begins(
             said_before_trial.append(capsys.readouterr().err)
             super().run(settings, folder)
 
-    wanted = Wanted(config=tmp_path / "tierstore.toml", heat_map=None, hardware=hardware_file, as_json=True)
+    wanted = Wanted(config=tmp_path / "tierstore.toml", hardware=hardware_file, as_json=True)
     present(Listening(("x",), 2, 1.0), TuningPlan(rounds=3, num_found=1), wanted)
     output, said_at_the_end = capsys.readouterr()
     candidates = json.loads(output)["candidates"]

@@ -9,8 +9,8 @@ import pytest
 
 from tierstore.errors import ConfigError
 from tierstore.simulator import Settings
-from tierstore.tuning.search import CODECS, IO_DEPTHS, PREFETCHES, Predict, Space, search
-from tierstore.tuning.settings import LEAST_STAGING_BYTES, TrialSettings, default_settings
+from tierstore.tuning.search import CODECS, IO_DEPTHS, Predict, Space, search
+from tierstore.tuning.settings import LEAST_STAGING_BYTES, TrialSettings, default_settings, working_bytes
 
 MIB = 2**20
 SPACE = Space(memory_bytes=512 * MIB, saved_bytes=300 * MIB)
@@ -22,34 +22,36 @@ def _always() -> bool:
 
 
 def _seconds(settings: TrialSettings) -> float:
-    """Less with memory up to what is saved, 150 MiB ahead, a quarter of the window, depth, and without a codec."""
-    ahead = 300 * MIB if settings.lookahead_bytes is None else settings.lookahead_bytes
+    """Less with memory up to what is saved, a quarter of the window, depth, and without a codec."""
     host = min(settings.host_bytes, 300 * MIB)
-    return (
-        10.0
-        - host / (100 * MIB)
-        + abs(ahead - 150 * MIB) / (100 * MIB)
-        + settings.staging_bytes / (112 * MIB)
-        + (settings.codec != "none")
-        + (settings.prefetch != "learned")
-        + 1 / settings.io_depth
-    )
+    codec = settings.codec != "none"
+    return 10.0 - host / (100 * MIB) + settings.staging_bytes / (112 * MIB) + codec + 1 / settings.io_depth
 
 
 def test_search_finds_what_all_combinations_hold() -> None:
     found = search(SPACE, [START], _seconds, _always)
     every = [
-        TrialSettings(host, window, codec, prefetch, ahead, depth)
+        TrialSettings(host, window, codec, io_depth=depth)
         for window, depth in product(SPACE.windows(), IO_DEPTHS)
-        for host, ahead, codec, prefetch in product(SPACE.hosts(window, depth), SPACE.lookaheads, CODECS, PREFETCHES)
+        for host, codec in product(SPACE.hosts(window, depth), CODECS)
     ]
     assert _seconds(found.best(1)[0]) == pytest.approx(min(map(_seconds, every)))
     assert len(found.predicted) < len(every) / 3
     assert found.is_whole
 
 
-def test_search_keeps_to_the_limit() -> None:
-    found = search(SPACE, [START], lambda settings: 1 / (1 + settings.memory_bytes), _always)
+def test_search_from_settings_that_read_nothing_ahead_follows_what_is_learned() -> None:
+    own = replace(START, prefetch="none", lookahead_bytes=9)
+    found = search(SPACE, [own], lambda settings: 1.0 + (settings.prefetch == "none"), _always)
+    assert own in found.predicted
+    assert {(each.prefetch, each.lookahead_bytes) for each in found.predicted if each != own} == {("learned", None)}
+    assert found.best(1)[0].prefetch == "learned"
+
+
+@pytest.mark.parametrize("io_depth", [2, 4, 9])
+def test_search_keeps_to_the_limit(io_depth: int) -> None:
+    start = replace(START, io_depth=io_depth, host_bytes=START.host_bytes - working_bytes(io_depth))
+    found = search(SPACE, [start], lambda settings: 1 / (1 + settings.memory_bytes), _always)
     assert max(settings.memory_bytes for settings in found.predicted) == SPACE.memory_bytes
     assert all(settings.host_bytes >= 0 for settings in found.predicted)
 
@@ -58,12 +60,12 @@ def test_search_where_time_ties_prefers_less_memory() -> None:
     found = search(SPACE, [START], lambda settings: 1.0 if settings.host_bytes >= 150 * MIB else 2.0, _always)
     best = found.best(1)[0]
     assert best.host_bytes == 150 * MIB
-    assert (best.staging_bytes, best.io_depth) == (min(SPACE.windows()), min(IO_DEPTHS))
+    assert best.staging_bytes == min(SPACE.windows())
 
 
 def test_search_where_nothing_matters_leaves_the_rest_alone() -> None:
     best = search(SPACE, [START], lambda settings: 1.0, _always).best(1)[0]
-    assert best == replace(START, host_bytes=0, staging_bytes=min(SPACE.windows()), io_depth=min(IO_DEPTHS))
+    assert best == replace(START, host_bytes=0, staging_bytes=min(SPACE.windows()))
 
 
 def test_search_where_the_host_budget_counts_pays_for_depth_with_it() -> None:
@@ -108,7 +110,6 @@ def test_search_on_an_accelerator_takes_what_it_needs_of_the_limit(needed_bytes:
     best = found.best(1)[0]
     assert best.device_bytes == min(needed_bytes, 200 * MIB)
     assert found.at(START.host_bytes, 200 * MIB) == found.predicted[replace(START, device_bytes=200 * MIB)]
-    assert best.lookahead_bytes == 150 * MIB, "that is searched from the best point on"
 
 
 def test_search_where_time_ties_spares_the_accelerator_before_the_host() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,30 +129,6 @@ def test_ranks_are_simulated_beside_each_other(tune_it: Callable[..., Tuned]) ->
     both.pids.append(1)
     seconds = [tune_it(program).candidates[0].predicted_seconds or 0.0 for program in (alone, both)]
     assert seconds[1] > seconds[0]
-
-
-@pytest.mark.parametrize(
-    ("tensor_bytes", "inline_bytes", "tried"),
-    [
-        (64 * 1024, 128 * 1024, {0}),
-        (64 * 1024, None, {0}),
-        (512 * 1024, 128 * 1024, {MIB}),
-        (512 * 1024, MIB, {0}),
-        (8 * MIB, 128 * 1024, set()),
-    ],
-)
-def test_inline_bytes_is_tried_where_it_would_move_what_the_program_saves(
-    tensor_bytes: int, inline_bytes: int | None, tried: set[int], tune_it: Callable[..., Tuned]
-) -> None:
-    own = replace(OWN, inline_bytes=inline_bytes)
-
-    def seconds(settings: TrialSettings) -> float:
-        return 1.0 if settings.inline_bytes in tried else 2.0
-
-    tuned = tune_it(Pretended(seconds, own, tensor_bytes))
-    of_candidates = {each.settings.inline_bytes for each in tuned.candidates if each.name.startswith("inline")}
-    assert of_candidates == tried
-    assert tuned.chosen.settings.inline_bytes == (tried.pop() if tried else inline_bytes)
 
 
 def test_limit_below_any_window_is_refused(tune_it: Callable[..., Tuned]) -> None:

@@ -20,6 +20,7 @@ def doctor(
     ] = 20.0,
     socket: SocketOption = None,
     as_json: Annotated[bool, JsonOption] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also print speeds by block size, and of codecs.")] = False,
     config: Annotated[
         str | None,
         typer.Option(
@@ -40,7 +41,7 @@ def doctor(
 
     The exit code is 1 if offloading to PATH would not work, or would be very slow.
     """
-    from ..doctor.consult import consult
+    from ..tuning.consult import consult
 
-    is_usable = consult(path, socket, seconds, as_json=as_json, config=config, hardware=hardware)
+    is_usable = consult(path, socket, seconds, as_json=as_json, config=config, hardware=hardware, verbose=verbose)
     raise typer.Exit(0 if is_usable else 1)

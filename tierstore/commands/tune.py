@@ -60,10 +60,7 @@ _HardwareFile = Annotated[
     ),
 ]
 _HeatMap = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Also draw the predicted step times to this file: .html, or .png with matplotlib."
-    ),
+    Path | None, typer.Option(metavar="FILE", help="Deprecated: draws nothing. --json has the predictions.")
 ]
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -108,7 +105,9 @@ def tune(
     host_limit_bytes = None if host_bytes is None else parse_size(host_bytes, "--host-bytes")
     device_limit_bytes = None if device_bytes is None else parse_size(device_bytes, "--device-bytes")
     program = Program(tuple(command), steps + NUM_WARMUPS, trial_seconds)
-    wanted = Wanted(config=config, heat_map=heat_map, hardware=hardware, as_json=as_json)
+    wanted = Wanted(config=config, hardware=hardware, as_json=as_json)
+    if heat_map is not None:
+        typer.echo("--heat-map is deprecated and draws nothing: --json has the predictions", err=True)
     limit_bytes = None if limit is None else parse_size(limit, "--limit")
     plan = TuningPlan(host_limit_bytes, rounds, candidates, search_seconds, device_limit_bytes, limit_bytes)
     present(program, plan, wanted)

@@ -41,8 +41,9 @@ def why_memory_stays(
     """
     if may_be_told(away_bytes) and mapped_bytes >= away_bytes // 2:
         return (
-            f"{format_bytes(away_bytes)} of saved tensors left memory, but the store takes {format_bytes(mapped_bytes)} "
-            "to move them: little is gained. Give TierStore a smaller staging_bytes. See docs/how_to/memory_on_cpu.md."
+            f"{format_bytes(away_bytes)} of saved tensors left memory, but the store takes "
+            f"{format_bytes(mapped_bytes)} to move them: little is gained. "
+            "Give TierStore a smaller staging_bytes. See docs/how_to/memory_on_cpu.md."
         )
     if mode == "never" or free_bytes is None or not keeps_too_much(away_bytes, free_bytes):
         return None

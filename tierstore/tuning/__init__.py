@@ -1,7 +1,8 @@
-"""Finds settings for one program on one machine: a step is recorded, settings are simulated, and the best are measured.
+"""Finds settings: for a machine (`tierstore doctor`), a program (`tune`), or hardware that is not there (`plan`).
 
-Start reading at `tune.py`. `tune_loop` tunes a training loop in this process, `tierstore tune` a program; the two
-differ only in how a trial runs (`loop.py`, `program.py`).
+* A machine: `examine.py` measures it, `findings.py` says what is wrong, `recommended.py` what to set.
+* A program: start at `tune.py`. `tune_loop` (`loop.py`) tunes a loop in this process, `program.py` a program.
+* Other hardware: `plan.py` simulates a recorded step on the machines of `machines/`.
 """
 
 from __future__ import annotations

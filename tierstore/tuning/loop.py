@@ -15,7 +15,7 @@ from ..hardware import Hardware, read_hardware
 from ..hooks import tiered_offload
 from ..store.tier_store import TierStore
 from ..store.trial import announce_trace
-from .machine import measure_machine
+from .predicted import measure_machine
 from .program import TrialFailedError
 from .recording import NUM_WARMUPS
 from .settings import TrialSettings, default_settings

@@ -13,21 +13,26 @@ import msgspec
 
 from ..base.defaults import NUM_AT_ONCE
 from ..errors import ConfigError
-from ..simulator import Compute, Settings, Workload
+from ..simulator import Compute, Workload
 from ..simulator.from_hardware import CALL_SECONDS_PER_RECORD
 from ..simulator.from_trace import workload_of
 from ..store.trial import TracedStore
 from ..tracing.events import Computed, Gone, Pack, Restore, Scope, ScopeEnd, Spill
 from ..tracing.reader import RecordedTrace, read_trace
 from ..tracing.steps import Step, steps_of
-from .accelerator import CopyWay, paced, ways_of
+from .device_times import paced
 from .program import TrialFailedError
 from .settings import AUTO, TrialSettings
 
-__all__ = ["NUM_WARMUPS", "ProgramRecording", "read_recording", "step_seconds_of"]
+__all__ = ["LEAST_STEPS", "NUM_WARMUPS", "ProgramRecording", "read_recording", "step_seconds_of"]
 
 NUM_WARMUPS = 2
 """Graphs that are not counted: the first teaches the order, the second starts with the state that the first left."""
+LEAST_STEPS = NUM_WARMUPS + 1
+"""So many are needed to measure one."""
+
+_Graph = tuple[int, int]
+"""A trace of a process, and a graph of it."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +95,6 @@ class ProgramRecording:
         ends = [event.resident_bytes for event in self.trace.events if isinstance(event, ScopeEnd)]
         return max(filter(None, ends), default=None)
 
-    @property
-    def simulated(self) -> Settings:
-        """Its settings for the simulator, with what "auto" had found."""
-        return replace(self.settings.simulated, device_bytes=self.device_bytes)
-
     def workload(self) -> Workload:
         """A typical step of the largest graph, and the time between two steps.
 
@@ -104,16 +104,13 @@ class ProgramRecording:
         alike = self._alike()
         step = alike[len(alike) // 2]
         workload = workload_of(self.trace, step, training_cores=self.num_threads)
-        if workload.uses_device and (ways := self.ways()):
-            return paced(workload, ways, self.step_seconds)
+        computed = {event.graph: event for event in self.trace.events if isinstance(event, Computed)}
+        told = [(each, computed[each.graph]) for each in alike if each.graph in computed]
+        if workload.uses_device and told:
+            return paced(workload, told, self.step_seconds)
         pace = 1 - _call_seconds(step) / max(workload.compute_seconds, _call_seconds(step), 1e-9)
         actions = [Compute(pace * each.seconds) if isinstance(each, Compute) else each for each in workload.actions]
         return replace(workload, actions=[*actions, Compute(_between_seconds(steps_of(self.trace)))])
-
-    def ways(self) -> Sequence[tuple[CopyWay, CopyWay]]:
-        """How long the steps of the largest graph took on their accelerator, if recorded. Raises ConfigError."""
-        computed = {event.graph: event for event in self.trace.events if isinstance(event, Computed)}
-        return [ways_of(step, computed[step.graph]) for step in self._alike() if step.graph in computed]
 
     def _alike(self) -> Sequence[Step]:
         """The whole steps of the largest graph, the shortest first. Raises ConfigError if there is none."""
@@ -145,7 +142,9 @@ def read_recording(folder: Path) -> ProgramRecording:
     num_threads = next(each.num_threads for each, _ in traces if each.pid == pid)
     step_seconds = step_seconds_of(by_process[pid])
     if step_seconds is None:
-        raise TrialFailedError("the program did too few steps to measure, by itself or within the time of a trial")
+        num_steps = len(_ended_graphs(by_process[pid])[1])
+        seen = f"{num_steps} step{'s' * (num_steps != 1)} seen, {LEAST_STEPS} needed"
+        raise TrialFailedError(f"{seen}: the program did too few steps, by itself or within the time of a trial")
     return ProgramRecording(most, num_threads, len(by_process), step_seconds)
 
 
@@ -158,8 +157,20 @@ def step_seconds_of(traces: Sequence[RecordedTrace]) -> float | None:
     Args:
         traces: of one process.
     """
-    sizes: Counter[tuple[int, int]] = Counter()
-    ended: dict[tuple[int, int], int] = {}
+    sizes, ends = _ended_graphs(traces)
+    lasted: defaultdict[int, list[float]] = defaultdict(list)
+    for (before_ns, _), (at_ns, graph) in pairwise(ends[NUM_WARMUPS - 1 :]):
+        lasted[sizes[graph]].append((at_ns - before_ns) / 1e9)
+    num_steps = sum(map(len, lasted.values()))
+    if not num_steps:
+        return None
+    return sum(statistics.median(each) * len(each) for each in lasted.values()) / num_steps
+
+
+def _ended_graphs(traces: Sequence[RecordedTrace]) -> tuple[Counter[_Graph], list[tuple[int, _Graph]]]:
+    """The bytes of each graph that packed, and when those ended that did, the first one first."""
+    sizes: Counter[_Graph] = Counter()
+    ended: dict[_Graph, int] = {}
     for number, trace in enumerate(traces):
         for event in trace.events:
             if isinstance(event, Pack):
@@ -167,14 +178,7 @@ def step_seconds_of(traces: Sequence[RecordedTrace]) -> float | None:
             elif isinstance(event, Gone | Computed):
                 graph = number, event.graph
                 ended[graph] = max(ended.get(graph, 0), event.at_ns)
-    ends = sorted((at_ns, graph) for graph, at_ns in ended.items() if graph in sizes)[NUM_WARMUPS - 1 :]
-    lasted: defaultdict[int, list[float]] = defaultdict(list)
-    for (before_ns, _), (at_ns, graph) in pairwise(ends):
-        lasted[sizes[graph]].append((at_ns - before_ns) / 1e9)
-    num_steps = sum(map(len, lasted.values()))
-    if not num_steps:
-        return None
-    return sum(statistics.median(each) * len(each) for each in lasted.values()) / num_steps
+    return sizes, sorted((at_ns, graph) for graph, at_ns in ended.items() if graph in sizes)
 
 
 def _has_line(trace: Path) -> bool:

@@ -1,8 +1,9 @@
 """Searches settings by their predicted step time. Pure: predictions come from a function that the caller gives.
 
-The space is small and smooth, so no optimizer is needed. Two sizes are tried on a grid, which is also the heat map:
-`host_bytes`, and `lookahead_bytes` or, if tensors may stay on an accelerator, `device_bytes`. Then settings are changed
-one at a time from the best point, in a few passes.
+Only what was ever measured to be faster is searched: `host_bytes`, `staging_bytes`, the codec, deeper queues, and on an
+accelerator `device_bytes`. Budgets are tried on a grid. Then settings are changed one at a time from the best point, in
+a few passes. The order of backward is learned and followed as far as there is room: other orders, a fixed distance,
+shallower queues and other limits of LMDB were never faster (docs/project/internals/measurements.md).
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
 
-from .settings import AUTO, LEAST_STAGING_BYTES, USUAL_STAGING_BYTES, TrialSettings, working_bytes
+from .settings import LEAST_STAGING_BYTES, USUAL_STAGING_BYTES, TrialSettings, working_bytes
 
-__all__ = ["CODECS", "IO_DEPTHS", "PREFETCHES", "Found", "Predict", "Space", "search"]
+__all__ = ["CODECS", "IO_DEPTHS", "Found", "Predict", "Space", "search"]
 
 CODECS = ("auto", "none", "zstd:1", "shuffle-zstd:1")
-PREFETCHES = ("learned", "reverse")
-IO_DEPTHS = (2, 4, 8, 16)
+IO_DEPTHS = (4, 8, 16)
 _NUM_OTHER_CODECS = 2
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.125, 0.0)
 _TIE = 1.005
@@ -35,7 +35,7 @@ class Space:
 
     Attributes:
         memory_bytes: the most for `host_bytes`, `staging_bytes` and `working_bytes(io_depth)` together.
-        saved_bytes: bytes that a step saves; a lookahead or host budget above that has no further effect.
+        saved_bytes: bytes that a step saves; a host budget above that has no further effect.
         device_bytes: the most that is allowed for `device_bytes` and has an effect.
     """
 
@@ -54,11 +54,6 @@ class Space:
         return sorted({int(useful * share) for share in _SHARES} | {most})
 
     @property
-    def lookaheads(self) -> Sequence[int | None]:
-        """Values of `lookahead_bytes` to try, rising; the last is None, "as far as needed"."""
-        return (*sorted({int(self.saved_bytes * share) for share in _SHARES if share}), None)
-
-    @property
     def devices(self) -> Sequence[int]:
         """Values of `device_bytes` to try, rising."""
         return sorted({int(self.device_bytes * share) for share in _SHARES})
@@ -75,10 +70,10 @@ class Found:
 
     Attributes:
         predicted: step seconds of all settings that were tried; None: the step would fail, or the time is not known.
-        hosts, downs: axes of the heat map: `host_bytes`, and the setting `down`. Other settings are as in `start`.
+        hosts, downs: axes of the grid: `host_bytes`, and the setting `down`. Other settings are as in `start`.
         start: where the search began.
         is_whole: it was not cut short.
-        down: the setting on the heat map's second axis.
+        down: "device_bytes" if it was searched.
     """
 
     predicted: Mapping[TrialSettings, float | None]
@@ -89,7 +84,7 @@ class Found:
     down: Literal["lookahead_bytes", "device_bytes"] = "lookahead_bytes"
 
     def at(self, host_bytes: int, down: int | None) -> float | None:
-        """The predicted seconds at a point of the heat map; None: not known."""
+        """The predicted seconds at a point of the grid; None: not known."""
         return self.predicted.get(_with(self.start, {"host_bytes": host_bytes, self.down: down}))
 
     def best(self, number: int) -> list[TrialSettings]:
@@ -118,15 +113,15 @@ def search(space: Space, known: Sequence[TrialSettings], predict: Predict, goes_
 
     Args:
         space: the settings that may be tried.
-        known: settings within the space, predicted in any case; the search begins at the first.
+        known: settings within the space, predicted in any case; the search begins at the first, with the order learned.
         predict: see `Predict`.
         goes_on: asked before each other prediction; False ends the search with what was found so far.
     """
-    start = known[0]
+    start = replace(known[0], prefetch="learned", lookahead_bytes=None)
     predicted = {settings: predict(settings) for settings in known}
     hosts = space.hosts(start.staging_bytes, start.io_depth)
     down: Literal["lookahead_bytes", "device_bytes"] = "device_bytes" if space.device_bytes else "lookahead_bytes"
-    downs: Sequence[int | None] = space.devices if space.device_bytes else space.lookaheads
+    downs: Sequence[int | None] = space.devices if space.device_bytes else (None,)
     grid = [_with(start, {"host_bytes": host, down: value}) for value in downs[::-1] for host in hosts]
     is_whole = _try(grid, predicted, predict, goes_on)
     for _ in range(_MOST_PASSES):
@@ -160,17 +155,11 @@ def _untried(space: Space, best: TrialSettings, known: Mapping[TrialSettings, fl
     """Settings that differ from `best` in one value. If the window or the depth changes, `host_bytes` is also tried
     at the most that the limit leaves, and lowered to that if needed."""
     nearby = [replace(best, codec=codec) for codec in CODECS]
-    nearby += [replace(best, prefetch=prefetch) for prefetch in PREFETCHES if best.device_bytes != AUTO]
-    nearby += [replace(best, lookahead_bytes=lookahead) for lookahead in space.lookaheads]
     nearby += [replace(best, device_bytes=device) for device in space.devices if space.device_bytes]
     moved = [replace(best, staging_bytes=window) for window in space.windows()]
-    moved += [replace(best, io_depth=depth) for depth in IO_DEPTHS]
-    nearby += [
-        replace(each, host_bytes=host)
-        for each in moved
-        if (most := space.most_host_bytes(each.staging_bytes, each.io_depth)) >= 0
-        for host in (min(each.host_bytes, most), most)
-    ]
+    for each in moved + [replace(best, io_depth=depth) for depth in IO_DEPTHS]:
+        most = space.most_host_bytes(each.staging_bytes, each.io_depth)
+        nearby += [replace(each, host_bytes=host) for host in (min(each.host_bytes, most), most) if most >= 0]
     nearby += [replace(best, host_bytes=host) for host in space.hosts(best.staging_bytes, best.io_depth)]
     return [each for each in nearby if each not in known]
 

@@ -1,9 +1,9 @@
-"""The settings that are searched, and the limits that they keep to. Pure."""
+"""The settings of a trial, and the limits that they keep to. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..base.config import format_bytes
@@ -29,11 +29,12 @@ USUAL_INLINE_BYTES = 128 * 2**10
 AUTO: Literal["auto"] = "auto"
 """As `device_bytes`: the store finds the size."""
 _MOST_STAGING_SHARE = 0.75  # if little memory is allowed, tensors on their way need it more than those that stay
+_OF_SCOPE = ("prefetch", "lookahead_bytes", "device_bytes")
 
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """The arguments of `TierStore` and `tiered_offload` that are searched.
+    """The arguments of `TierStore` and `tiered_offload` that a trial replaces.
 
     Attributes:
         lookahead_bytes: None: as far as needed.
@@ -58,13 +59,12 @@ class TrialSettings:
     @property
     def store(self) -> Mapping[str, Any]:
         """Arguments of `TierStore`."""
-        return {name: value for name, value in asdict(self).items() if name not in self.offload}
+        return {name: value for name, value in vars(self).items() if name not in _OF_SCOPE}
 
     @property
     def offload(self) -> Mapping[str, Any]:
         """Arguments of `tiered_offload`."""
-        names = ("prefetch", "lookahead_bytes", "device_bytes")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _OF_SCOPE}
 
     @property
     def simulated(self) -> Settings:
@@ -82,12 +82,12 @@ class TrialSettings:
         )
 
     def __str__(self) -> str:
-        """The settings in one line, for people."""
-        lookahead = "" if self.lookahead_bytes is None else f" {format_bytes(self.lookahead_bytes)} ahead"
-        text = (
-            f"{format_bytes(self.host_bytes)} + {format_bytes(self.staging_bytes)}, "
-            f"codec {self.codec}, prefetch {self.prefetch}{lookahead}"
-        )
+        """The settings in one line, for people; what is rarely set only where it is not the default."""
+        text = f"{format_bytes(self.host_bytes)} + {format_bytes(self.staging_bytes)}, codec {self.codec}"
+        if self.prefetch != "learned":
+            text += f", prefetch {self.prefetch}"
+        if self.lookahead_bytes is not None:
+            text += f", {format_bytes(self.lookahead_bytes)} ahead"
         if self.io_depth != NUM_AT_ONCE:
             text += f", depth {self.io_depth}"
         if self.device_bytes:
@@ -99,13 +99,7 @@ class TrialSettings:
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """Limits on the memory that settings may take.
-
-    Attributes:
-        memory_bytes: of host memory.
-        device_bytes: of an accelerator's memory.
-        is_for_auto: `device_bytes` limits what "auto" finds, too.
-    """
+    """Limits on host memory and on an accelerator's. `is_for_auto`: the latter limits what "auto" finds, too."""
 
     memory_bytes: int
     device_bytes: int

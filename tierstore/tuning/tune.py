@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -18,8 +19,9 @@ from ..base.config import format_bytes
 from ..base.interrupts import interrupts_held_back
 from ..errors import ConfigError
 from ..hardware import Hardware
+from ..simulator import Hardware as SimulatedHardware
 from ..simulator import Workload
-from .predicted import FittedMachine, PredictedSteps, machine_of
+from .predicted import link_in_words, link_of, machine_of, predict
 from .program import TrialFailedError
 from .recording import ProgramRecording, read_recording
 from .search import Found, Space, search
@@ -27,9 +29,6 @@ from .settings import AUTO, LEAST_STAGING_BYTES, StoreLimits, TrialSettings, def
 from .tuned import AS_IT_IS, Candidate, Tuned, choose
 
 __all__ = ["Run", "TuningPlan", "TuningProgress", "memory_within", "tune"]
-
-_MOST_INLINE_BYTES = 2**20  # beyond that, extents are faster on any drive that was seen (bench/disk_layouts.py)
-_LEAST_INLINE_SHARE = 0.05  # of the bytes of a step; moving less cannot gain enough to be chosen
 
 Run = Callable[[TrialSettings | None, Path], None]
 """Runs a trial with these settings, or (None) with the program's own, traced to the folder. Blocks.
@@ -94,7 +93,9 @@ def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress)
     defaults = default_settings(limits.memory_bytes)
     defaults = replace(defaults, device_bytes=limits.device_bytes if workload.uses_device else settings.device_bytes)
     known = [settings, defaults] if limits.allow(settings, recording.device_bytes) else [defaults]
-    machine = machine_of(measure(Path(place)), workload, recording, plan.search_seconds)
+    described = measure(Path(place))
+    link = link_of(described, workload)
+    machine = machine_of(described, link, workload, recording, plan.search_seconds)
     found = _search(workload, machine, recording.num_ranks, known, limits, plan.search_seconds, progress)
     named = {settings: "defaults" if settings == defaults else AS_IT_IS}
     named.setdefault(defaults, "defaults")
@@ -104,8 +105,6 @@ def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress)
     for each in best[:1]:
         if workload.uses_device and (plan.device_bytes or settings.device_bytes == AUTO):
             named.setdefault(replace(each, prefetch="learned", device_bytes=AUTO), "auto")
-        for limit_bytes in _inline_limits(workload, each.inline_bytes):
-            named.setdefault(replace(each, inline_bytes=limit_bytes), f"inline {format_bytes(limit_bytes)}")
     candidates = [
         Candidate(name, each, found.predicted.get(each), (), each in known or limits.allow(each))
         for each, name in named.items()
@@ -118,7 +117,7 @@ def tune(run: Run, measure: Measure, plan: TuningPlan, progress: TuningProgress)
         chosen=chosen,
         found=found,
         reason=reason,
-        link=None if machine.link is None else str(machine.link),
+        link=None if link is None else link_in_words(link),
     )
 
 
@@ -159,7 +158,7 @@ def memory_within(limit_bytes: int, resident_bytes: int | None, held_bytes: int)
 
 def _search(
     workload: Workload,
-    machine: FittedMachine,
+    machine: SimulatedHardware,
     num_ranks: int,
     known: Sequence[TrialSettings],
     limits: StoreLimits,
@@ -167,14 +166,16 @@ def _search(
     progress: TuningProgress,
 ) -> Found:
     """Search in the simulator, beginning at the first of the known settings."""
-    progress("simulating settings", 0)
-    simulated = PredictedSteps(
-        workload, machine.hardware, num_ranks, lambda done: progress("simulating settings", done)
-    )
-    ends_at = time.monotonic() + seconds
+    stage, done, ends_at = "simulating settings", count(1), time.monotonic() + seconds
+    progress(stage, 0)
+
+    def predicted(settings: TrialSettings) -> float | None:
+        progress(stage, next(done))
+        return predict(workload, machine, num_ranks, settings)
+
     space = Space(limits.memory_bytes, _saved_bytes(workload), min(limits.device_bytes, _device_bytes(workload)))
-    found = search(space, known, simulated.predict, lambda: time.monotonic() < ends_at)
-    progress("simulating settings", len(found.predicted), len(found.predicted))
+    found = search(space, known, predicted, lambda: time.monotonic() < ends_at)
+    progress(stage, len(found.predicted), len(found.predicted))
     return found
 
 
@@ -198,21 +199,6 @@ def _device_bytes(workload: Workload) -> int:
     """The part of the saved bytes that is on an accelerator and may leave it."""
     saved = (saved for saved in workload.saved if saved.record is None)
     return sum(each.nbytes for each in saved if each.on_device and not each.is_shared)
-
-
-def _inline_limits(workload: Workload, has_bytes: int | None) -> list[int]:
-    """Other values of `inline_bytes` that are worth a trial: nothing in LMDB, and all small records in LMDB.
-
-    A value that would move hardly any bytes is left out. The simulator does not model LMDB, so it is not asked.
-    """
-    sizes = [saved.nbytes for saved in workload.saved if saved.record is None and not saved.is_shared]
-
-    def inline(limit_bytes: int | None) -> int:
-        most_bytes = _MOST_INLINE_BYTES if limit_bytes is None else min(limit_bytes, _MOST_INLINE_BYTES)
-        return sum(size for size in sizes if size <= most_bytes)
-
-    least_bytes = _LEAST_INLINE_SHARE * sum(sizes)
-    return [limit for limit in (0, _MOST_INLINE_BYTES) if abs(inline(limit) - inline(has_bytes)) > least_bytes]
 
 
 def _measure_by_turns(

@@ -31,7 +31,6 @@ class Candidate:
 
     Attributes:
         name: "as it is", "defaults", "found 1", ...
-        settings: the settings.
         predicted_seconds: of a step; None: the simulator could not say, or was not asked.
         step_seconds: by round, up to a failure.
         is_allowed: it keeps to the limit.
@@ -72,14 +71,12 @@ class Tuned:
     """The outcome.
 
     Attributes:
-        place: the store's directory, as it goes into the file.
-        min_bytes: as the program has it: it was not searched.
+        place, min_bytes: as the program has them: they were not searched.
         candidates: what was measured; the first one that `is_allowed` is the reference.
         chosen: the one of them to use.
         found: the result of the search in the simulator.
         reason: why this one was chosen, in a sentence.
-        link: the assumed speed of copies from and to the accelerator, and where it is from; None: nothing is saved
-            there.
+        link: the speed of copies from and to the accelerator, in words; None: nothing is saved there.
     """
 
     place: str

@@ -1,0 +1,113 @@
+"""Made-up machines: a healthy one, and changes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import structs
+
+from tierstore.hardware import AcceleratorLink, CodecSpeed, Transfer
+from tierstore.tuning.measurements import (
+    AcceleratorState,
+    Daemon,
+    Drive,
+    HugePages,
+    Limits,
+    Measurements,
+    Memory,
+    Processor,
+)
+
+__all__ = ["GIB", "LINK", "MIB", "drive_of_speed", "machine", "transfers"]
+
+MIB, GIB = 2**20, 2**30
+
+
+def transfers(bytes_per_second: float) -> tuple[Transfer, ...]:
+    """All combinations, each at that speed."""
+    return tuple(
+        Transfer(block_bytes=block, depth=depth, bytes_per_second=bytes_per_second, measured_bytes=GIB)
+        for block in (128 * 2**10, MIB, 16 * MIB)
+        for depth in (1, 4)
+    )
+
+
+def drive_of_speed(write: float, read: float) -> dict[str, Any]:
+    """Changes of a drive, in bytes per second."""
+    return {"writes": transfers(write), "reads": transfers(read), "first_write_bytes_per_second": write}
+
+
+LINK = AcceleratorLink(
+    name="A card",
+    memory_bytes=24 * GIB,
+    host_memory="pinned",
+    to_host_bytes_per_second=20e9,
+    to_device_bytes_per_second=20e9,
+)
+
+_HEALTHY = Measurements(
+    kernel="6.12",
+    num_trainers=1,
+    seconds=20.0,
+    drive=Drive(
+        path="/nvme",
+        file_system="ext4",
+        io_mode="O_DIRECT",
+        device="nvme0n1",
+        model="A drive",
+        size_bytes=2000 * 10**9,
+        is_rotational=False,
+        total_bytes=2000 * 10**9,
+        free_bytes=500 * GIB,
+        span_bytes=512 * MIB,
+        first_write_bytes_per_second=2.5e9,
+        write_latency_seconds=2e-5,
+        read_latency_seconds=8e-5,
+        writes=transfers(2.5e9),
+        reads=transfers(3e9),
+        device_bytes=13 * GIB,
+    ),
+    memory=Memory(
+        total_bytes=64 * GIB,
+        available_bytes=48 * GIB,
+        limit_bytes=None,
+        swap_total_bytes=8 * GIB,
+        swap_used_bytes=0,
+        shm_total_bytes=32 * GIB,
+        shm_free_bytes=32 * GIB,
+        copy_bytes_per_second=1e10,
+        copy_all_bytes_per_second=3e10,
+        fresh_bytes_per_second=3e9,
+        allocator="glibc",
+        allocator_left_alone=None,
+    ),
+    huge_pages=HugePages(
+        enabled="madvise", shared="never", granted_share=1.0, collapses=True, free_bytes=40 * GIB, free_share=0.9
+    ),
+    processor=Processor(model="A processor", num_present=16, num_allowed=16, quota_cores=None, load=0.5),
+    limits=Limits(open_files=65_536, locked_bytes=None),
+    codecs=(
+        CodecSpeed(
+            data="activations, bfloat16",
+            codec="shuffle-zstd:1",
+            ratio=0.6,
+            encode_bytes_per_second=0.5e9,
+            decode_bytes_per_second=1.3e9,
+        ),
+        CodecSpeed(
+            data="masks", codec="bits", ratio=0.125, encode_bytes_per_second=1.5e10, decode_bytes_per_second=1e10
+        ),
+        CodecSpeed(data="noise", codec="zstd:1", ratio=1.0, encode_bytes_per_second=5e9, decode_bytes_per_second=2e10),
+    ),
+    accelerators=AcceleratorState(note="no driver"),
+    daemon=Daemon(socket="/run/tierstore/tierstore.sock", is_present=False),
+)
+
+
+def machine(**changes: Any) -> Measurements:
+    """The healthy machine with changes; those of a part as a mapping: `machine(drive={"free_bytes": 0})`."""
+    parts = {
+        name: structs.replace(getattr(_HEALTHY, name), **change) if isinstance(change, dict) else change
+        for name, change in changes.items()
+    }
+    return structs.replace(_HEALTHY, **parts)

@@ -1,0 +1,125 @@
+"""The drive's figures, from a real one; and what is left of them when it fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reliability.drives import mounted_drive
+from tierstore.tuning import drive as drive_module
+from tierstore.tuning.drive import BLOCKS, DEPTHS, NUM_STEPS, measure_drive
+from tierstore.tuning.measurements import Drive
+from tierstore.tuning.system import describe_drive
+
+MIB = 2**20
+SECONDS = 0.3
+
+
+def measured(directory: Path, seconds: float = SECONDS, memory_bytes: int = 2**30) -> tuple[Drive, int]:
+    """And how many steps were announced."""
+    steps: list[None] = []
+    drive = measure_drive(
+        describe_drive(directory),
+        directory,
+        seconds=seconds,
+        memory_bytes=memory_bytes,
+        step_done=lambda: steps.append(None),
+    )
+    assert list(directory.iterdir()) in ([], [directory / "lost+found"])
+    return drive, len(steps)
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """An empty directory of a tmpfs."""
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no writable /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def combinations(transfers: Any) -> set[tuple[int, int]]:
+    return {(each.block_bytes, each.depth) for each in transfers}
+
+
+def test_drive_is_measured_by_block_size_and_depth(store_directory: Path) -> None:
+    # On a loaded machine a combination may be left out for want of time; the smallest one never is.
+    drive, num_steps = measured(store_directory, seconds=1.0)
+    for transfers in (drive.writes, drive.reads):
+        assert (BLOCKS[0], DEPTHS[0]) in combinations(transfers)
+        assert combinations(transfers) <= {(block, depth) for block in BLOCKS for depth in DEPTHS}
+        for each in transfers:
+            assert each.measured_bytes >= each.block_bytes * each.depth
+            assert each.measured_bytes % each.block_bytes == 0
+            assert each.bytes_per_second > 0
+    assert len(drive.writes) + len(drive.reads) + drive.num_left_out == 2 * len(BLOCKS) * len(DEPTHS)
+    assert drive.span_bytes % MIB == 0
+    assert 0 < drive.span_bytes <= 512 * MIB
+    assert drive.first_write_bytes_per_second
+    assert (drive.write_latency_seconds or 0.0) > 0
+    assert (drive.read_latency_seconds or 0.0) > 0
+    assert drive.error is None
+    assert num_steps == NUM_STEPS
+
+
+def test_drive_in_memory_is_measured_and_said_to_be(in_memory: Path) -> None:
+    drive, _ = measured(in_memory)
+    assert (drive.file_system, drive.io_mode, drive.device) == ("tmpfs", "buffered (tmpfs)", None)
+    assert (BLOCKS[0], DEPTHS[0]) in combinations(drive.writes)
+
+
+def test_small_drive_is_measured_on_half_of_what_is_free(tmp_path: Path) -> None:
+    with mounted_drive(tmp_path, 64 * MIB) as directory:
+        drive, _ = measured(directory, seconds=2.0)
+        assert 0 < drive.span_bytes <= drive.free_bytes // 2
+        assert (BLOCKS[-1], DEPTHS[-1]) not in combinations(drive.writes)
+        assert drive.num_left_out >= 2
+
+
+def test_drive_with_hardly_any_space_is_left_alone(tmp_path: Path) -> None:
+    with mounted_drive(tmp_path, 24 * MIB) as directory:
+        drive, num_steps = measured(directory)
+        assert (drive.span_bytes, drive.writes, drive.error, num_steps) == (0, (), None, 1)
+        assert drive.io_mode is not None
+
+
+@pytest.mark.parametrize(("memory_bytes", "longest_bytes"), [(4 * MIB, MIB), (1_234_567, 128 * 2**10)])
+def test_blocks_that_would_take_too_much_memory_are_left_out(
+    in_memory: Path, store_directory: Path, memory_bytes: int, longest_bytes: int
+) -> None:
+    # In memory nothing is left out for want of time; a drive refuses blocks of an odd length.
+    for directory in (in_memory, store_directory):
+        drive, _ = measured(directory, memory_bytes=memory_bytes)
+        assert drive.error is None
+        assert combinations(drive.writes)
+        assert all(block <= longest_bytes for block, _ in combinations(drive.writes + drive.reads))
+        assert drive.num_left_out >= 4
+
+
+def test_drive_that_fails_half_way_keeps_what_was_measured(
+    store_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(descriptor: int, buffers: Any, offset: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(drive_module, "read_all", failing)
+    drive, _ = measured(store_directory)
+    assert drive.error == "Input/output error"
+    assert drive.span_bytes > 0
+    assert drive.write_latency_seconds is not None
+    assert (drive.read_latency_seconds, drive.writes) == (None, ())
+
+
+def test_bug_while_measuring_reaches_the_caller(store_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(directory: Path) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(drive_module, "detect_io_mode", wrong)
+    with pytest.raises(ZeroDivisionError):
+        measured(store_directory)

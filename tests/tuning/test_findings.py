@@ -1,0 +1,161 @@
+"""What is said of made-up machines."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from tests.tuning.machines import GIB, LINK, MIB, drive_of_speed, machine, transfers
+from tierstore.tuning import findings as source
+from tierstore.tuning.findings import Finding, findings_of
+from tierstore.tuning.measurements import AcceleratorState
+from tierstore.tuning.report import report_of
+from tierstore.tuning.words import rate
+
+PAGE = Path(__file__).parents[2] / "docs/reference/doctor.md"
+
+
+def link(**changes: Any) -> AcceleratorState:
+    return AcceleratorState(links=(structs.replace(LINK, **changes),))
+
+
+NOT_MEASURED = {"span_bytes": 0, "writes": (), "reads": (), "write_latency_seconds": None, "read_latency_seconds": None}
+
+CASES: list[tuple[str, str, dict[str, Any], str]] = [
+    ("drive-fails", "problem", {"drive": {"error": "Input/output error"}}, "Input/output error"),
+    ("drive-full", "problem", {"drive": {"free_bytes": 5 * MIB} | NOT_MEASURED}, "5 MiB"),
+    ("little-space", "warning", {"drive": {"free_bytes": 15 * GIB}}, "15.00 GiB"),
+    ("in-memory", "problem", {"drive": {"file_system": "tmpfs"}}, "tmpfs"),
+    ("in-memory", "warning", {"drive": {"file_system": "ramfs"}, "accelerators": link()}, "ramfs"),
+    ("network-drive", "warning", {"drive": {"file_system": "nfs4"}}, "nfs4"),
+    ("no-direct-io", "warning", {"drive": {"io_mode": "buffered (nfs)"}}, "nfs"),
+    ("drive-very-slow", "problem", {"drive": drive_of_speed(150e6, 3e9)}, "150 MB/s"),
+    ("drive-very-slow", "problem", {"drive": drive_of_speed(3e9, 150e6)}, "150 MB/s"),
+    ("drive-slow", "warning", {"drive": drive_of_speed(500e6, 550e6)}, "500 MB/s"),
+    ("spinning-drive", "warning",
+        {"drive": drive_of_speed(201e6, 250e6) | {"is_rotational": True, "read_latency_seconds": 9e-3}}, "9.0 ms"),
+    ("drive-answers-late", "warning", {"drive": {"write_latency_seconds": 2e-2}}, "20.0 ms"),
+    ("partly-measured", "note", {"drive": {"num_left_out": 3}}, "3 of the combinations"),
+    ("drive-shared", "note", {"drive": {"device_bytes": 40 * GIB}}, "40.00 GiB"),
+    ("first-write-slow", "note", {"drive": {"first_write_bytes_per_second": 1e9}}, "1 GB/s"),
+    ("wear", "note", {}, "600 times its size"),
+    ("accelerator-fails", "warning", {"accelerators": AcceleratorState(error="cuda:0 is broken")}, "cuda:0 is broken"),
+    ("not-pinned", "warning", {"accelerators": link(host_memory="pageable (no)")}, "pageable (no)"),
+    ("link-slow", "warning", {"accelerators": link(to_device_bytes_per_second=3e9)}, "3 GB/s"),
+    ("locked-memory-limit", "note",
+        {"accelerators": link(host_memory="pageable (no)"), "limits": {"locked_bytes": 8 * MIB}}, "8 MiB"),
+    ("little-memory", "warning", {"memory": {"available_bytes": 3 * GIB}}, "3.00 GiB"),
+    ("little-memory", "problem", {"memory": {"available_bytes": 500 * MIB}}, "500 MiB"),
+    ("memory-limit", "note", {"memory": {"limit_bytes": 16 * GIB}}, "16.00 GiB"),
+    ("swapping", "warning", {"memory": {"swap_used_bytes": 5 * GIB}}, "5.00 GiB"),
+    ("memory-slow", "warning", {"memory": {"copy_bytes_per_second": 1e9}}, "1 GB/s"),
+    ("memory-not-returned", "note", {"memory": {"allocator_left_alone": "MALLOC_X is set"}}, "MALLOC_X"),
+    ("small-shm", "note", {"memory": {"shm_total_bytes": 64 * MIB}}, "64 MiB"),
+    ("no-huge-pages", "warning", {"huge_pages": {"enabled": "never", "granted_share": 0.0}}, "transparent_hugepage"),
+    ("no-huge-pages", "warning", {"huge_pages": {"enabled": None, "granted_share": 0.0}}, "transparent_hugepage"),
+    ("memory-fragmented", "warning", {"huge_pages": {"granted_share": 0.2}}, "20%"),
+    ("window-in-small-pages", "note", {"huge_pages": {"collapses": False}}, "MADV_COLLAPSE"),
+    ("cpu-quota", "note", {"processor": {"quota_cores": 2.5}}, "2.5 of 16"),
+    ("one-core", "warning", {"processor": {"quota_cores": 0.5}}, "two cores"),
+    ("cores-shared", "note", {"processor": {"load": 20.0}}, "20.0 threads"),
+    ("few-descriptors", "warning", {"limits": {"open_files": 256}}, "256 files"),
+    ("few-descriptors", "problem", {"limits": {"open_files": 32}}, "32 files"),
+    ("daemon-runs", "note", {"daemon": {"is_present": True, "is_answering": True, "path": "/fast"}}, "/fast"),
+    ("daemon-silent", "warning", {"daemon": {"is_present": True, "note": "it hangs"}}, "it hangs"),
+    ("daemon-refuses", "warning", {"daemon": {"is_present": True, "is_refusing": True, "note": "not you"}}, "not you"),
+]  # fmt: skip
+
+
+def found(**changes: Any) -> dict[str, Finding]:
+    return {finding.code: finding for finding in findings_of(machine(**changes))}
+
+
+def test_healthy_machine_has_a_note_on_wear_and_nothing_else() -> None:
+    assert set(found()) == {"wear"}
+    assert report_of(machine()).is_usable
+
+
+@pytest.mark.parametrize(("code", "severity", "changes", "words"), CASES, ids=[case[0] for case in CASES])
+def test_change_of_a_healthy_machine_is_found(code: str, severity: str, changes: dict[str, Any], words: str) -> None:
+    finding = found(**changes)[code]
+    assert finding.severity == severity
+    assert words in finding.sentence + (finding.advice or "")
+    assert report_of(machine(**changes)).is_usable == (severity != "problem")
+
+
+def test_each_code_has_a_case_and_a_line_in_the_documentation() -> None:
+    codes = re.findall(r'_(?:problem|warning|note)\)?\(\s*"([a-z-]+)"', inspect.getsource(source))
+    assert {code for code, _, _, _ in CASES} == set(codes)
+    page = PAGE.read_text(encoding="utf-8")
+    assert [code for code in codes if f"`{code}`" not in page] == []
+
+
+def test_worst_is_said_first() -> None:
+    findings = findings_of(
+        machine(drive=drive_of_speed(1e8, 1e8), huge_pages={"granted_share": 0.0}, limits={"open_files": 5})
+    )
+    severities = [finding.severity for finding in findings]
+    assert severities == sorted(severities, key=["problem", "warning", "note"].index)
+    assert severities.count("problem") == 2
+
+
+def test_every_sentence_ends_and_says_something_to_do_where_something_is_wrong() -> None:
+    for _, _, changes, _ in CASES:
+        for finding in findings_of(machine(**changes)):
+            assert finding.sentence.endswith((".", "!"))
+            assert finding.severity != "problem" or finding.advice
+
+
+def test_drive_that_says_nothing_of_itself_raises_no_suspicion() -> None:
+    silent = {"device": None, "model": None, "size_bytes": None, "is_rotational": None, "device_bytes": None}
+    assert found(drive=silent) == {}
+
+
+@pytest.mark.parametrize("drive", [{"model": None}, {"size_bytes": 10**15}, drive_of_speed(2e6, 3e9)])
+def test_drive_that_is_virtual_or_lasts_for_years_raises_no_question_of_wear(drive: dict[str, Any]) -> None:
+    assert "wear" not in found(drive=drive)
+    assert "would last 6 days" in found()["wear"].sentence
+
+
+def test_spinning_drive_that_answers_at_once_is_a_virtual_one() -> None:
+    at_once = drive_of_speed(201e6, 250e6) | {"is_rotational": True, "read_latency_seconds": 2e-4}
+    assert "spinning-drive" not in found(drive=at_once)
+
+
+@pytest.mark.parametrize(("write", "read"), [(3.72e9, 3.72e9), (310e6, 201e6), (201e6, 310e6)])
+def test_drive_that_moves_more_than_a_rotating_one_can_is_none(write: float, read: float) -> None:
+    late = drive_of_speed(write, read) | {"is_rotational": True, "read_latency_seconds": 2e-2}
+    findings = found(drive=late)
+    assert "spinning-drive" not in findings
+    assert "wear" in findings
+    assert findings["drive-answers-late"].advice == "Raise min_bytes, so that only large tensors go there."
+
+
+@pytest.mark.parametrize("load", [{"processor": {"load": 20.0}}, {"drive": {"device_bytes": 40 * GIB}}])
+def test_late_answers_of_a_busy_machine_do_not_make_a_drive_rotate(load: dict[str, Any]) -> None:
+    late = drive_of_speed(201e6, 250e6) | {"is_rotational": True, "read_latency_seconds": 2e-2}
+    findings = found(**load | {"drive": late | load.get("drive", {})})
+    assert "spinning-drive" not in findings
+    assert "Other processes used the machine meanwhile." in findings["drive-answers-late"].sentence
+    assert "Measure again" in (findings["drive-answers-late"].advice or "")
+
+
+def test_drive_that_is_not_measured_is_not_judged_by_its_speed() -> None:
+    assert set(found(drive={"free_bytes": 0} | NOT_MEASURED)) == {"drive-full"}
+
+
+def test_drive_used_for_these_figures_alone_is_not_shared() -> None:
+    ours = sum(each.measured_bytes for each in transfers(1e9)) * 2 + 512 * MIB
+    assert "drive-shared" not in found(drive={"device_bytes": ours})
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_second", "text"), [(0.5, "0.5 B/s"), (2e3, "2 kB/s"), (3.25e6, "3.25 MB/s"), (1.5e10, "15 GB/s")]
+)
+def test_rate_is_said_in_decimal_units(bytes_per_second: float, text: str) -> None:
+    assert rate(bytes_per_second) == text

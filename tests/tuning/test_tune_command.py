@@ -1,0 +1,264 @@
+"""`tierstore tune -- COMMAND`, with real programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.command_line import Command, Done, command_of, hear_hangups
+from tests.daemon.conftest import environment_of_tests
+from tests.tuning.conftest import HARDWARE
+from tierstore import TierStore, tiered_offload
+from tierstore.hardware import AcceleratorLink, hardware_text
+
+MIB = 2**20
+TRAINING = """
+import sys, torch
+from tierstore import TierStore, tiered_offload
+torch.set_num_threads(1)
+with TierStore(sys.argv[1], host_bytes="4MiB", staging_bytes="16MiB", disk_bytes="1GiB") as store:
+    for _ in range(1000):
+        with tiered_offload(store, min_bytes="64KiB"):
+            tensor = torch.randn(256, 256, requires_grad=True)
+            for _ in range(12):
+                tensor = torch.exp(-tensor)
+            loss = tensor.sum()
+        del tensor
+        loss.backward()
+print("came to the end")
+"""
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command is run, and where its temporary files are."""
+    directory = tmp_path / "here"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    (directory / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory / "temporary"))
+    return directory
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return command_of("tune", monkeypatch, capsys)
+
+
+@pytest.fixture
+def training(tmp_path: Path, store_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[str]:
+    """The command of a program that trains for longer than a trial."""
+    for name, value in environment_of_tests().items():
+        monkeypatch.setenv(name, value)
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    return sys.executable, str(script), str(store_directory)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # seven processes import torch
+def test_tune_program_ends_with_a_file_and_figures(
+    command: Command,
+    training: Sequence[str],
+    hardware_file: Path,
+    store_directory: Path,
+    working_directory: Path,
+) -> None:
+    options = ("--steps=2", "--rounds=3", "--candidates=1", "--heat-map=map.html", "--json", "--hardware")
+    done = command(*options, hardware_file, "--", *training)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert [each["name"] for each in said["candidates"]] == ["defaults", "found 1"]
+    assert all(len(each["step_seconds"]) == 3 for each in said["candidates"])
+    reference = said["candidates"][0]
+    assert (reference["host_bytes"], reference["staging_bytes"]) == (4 * MIB, 16 * MIB)
+    assert said["num_simulated"] >= 10
+    file = working_directory / "tierstore.toml"
+    assert tomllib.loads(file.read_text())["store"]["path"] == str(store_directory)
+    assert tomllib.loads(file.read_text())["offload"]["min_bytes"] == 64 * 1024
+    with TierStore.from_config(file) as store:
+        assert tiered_offload.from_config(store, file)
+        assert store.host_bytes + store.staging_bytes <= 20 * MIB
+    assert "--heat-map is deprecated" in done.stderr
+    assert not (working_directory / "map.html").exists()
+    assert list((working_directory / "temporary").iterdir()) == []
+
+
+@pytest.mark.many
+@pytest.mark.timeout(400)
+def test_tune_program_on_an_accelerator_tries_its_memory_too(
+    command: Command, training: Sequence[str], tmp_path: Path, working_directory: Path
+) -> None:
+    """On the copy engine for tests, which is fast beside a machine whose link is said to be slow."""
+    script = Path(training[1])
+    text = script.read_text().replace("with TierStore(", "copies = SimulatedCopies()\nwith TierStore(")
+    text = text.replace("import sys, torch\n", "import sys, torch\nfrom tierstore.testing import SimulatedCopies\n")
+    script.write_text(text.replace('host_bytes="4MiB"', 'host_bytes="4MiB", copies=copies'))
+    link = AcceleratorLink(
+        name="slow",
+        memory_bytes=0,
+        host_memory="pinned",
+        to_host_bytes_per_second=1e7,
+        to_device_bytes_per_second=1e7,
+    )
+    hardware = tmp_path / "link.toml"
+    hardware.write_text(hardware_text(msgspec.structs.replace(HARDWARE, accelerators=(link,))))
+    options = ("--steps=2", "--rounds=3", "--candidates=1", "--json", "--device-bytes=2MiB", "--hardware")
+    done = command(*options, hardware, "--", *training)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    tried = {each["name"]: each["device_bytes"] for each in said["candidates"]}
+    assert (tried["as it is"], tried["defaults"], tried["auto"]) == (0, 2 * MIB, "auto")
+    assert all(each["failure"] is None for each in said["candidates"])
+    assert said["link"].startswith("copies to the host at")
+    assert said["heat_map"]["device_bytes"][-1] == 2 * MIB
+    assert "device_bytes" in tomllib.loads((working_directory / "tierstore.toml").read_text())["offload"]
+
+
+NUM_FILES = 4000
+"""Of a trial: to remove so many takes long enough for a second signal to come meanwhile."""
+HANGING = f"""
+import os, pathlib, sys, time
+folder = pathlib.Path(os.environ["TIERSTORE_TUNE"]).parent
+for number in range({NUM_FILES}):
+    folder.joinpath(str(number)).touch()
+sys.stdout.close()
+open(sys.argv[1], "w").write(str(os.getpid()))
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_tune_interrupted_twice_ends_the_program_and_leaves_nothing(
+    number: signal.Signals, hardware_file: Path, working_directory: Path, tmp_path: Path
+) -> None:
+    """The second signal comes while the folder of the trial is being removed."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    program = [sys.executable, "-S", "-c", HANGING, str(fifo)]
+    environment = environment_of_tests(TMPDIR=str(working_directory / "temporary"))
+    arguments = [sys.executable, "-m", "tierstore.cli", "tune", f"--hardware={hardware_file}", "--", *program]
+    process = subprocess.Popen(
+        arguments,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=hear_hangups,
+    )
+    pid = int(fifo.read_text())
+    (folder,) = (working_directory / "temporary").iterdir()
+    process.send_signal(number)
+    while len(os.listdir(folder)) > NUM_FILES:
+        assert process.poll() is None
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode not in (0, None)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert list(working_directory.glob("*")) == [working_directory / "temporary"]
+    assert list((working_directory / "temporary").iterdir()) == []
+
+
+# --- what cannot be tuned -----------------------------------------------------------------------------------------
+
+
+def _complaint(done: Done, code: int) -> str:
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    (complaint,) = [line for line in done.stderr.splitlines() if line.startswith("tierstore: ")]
+    assert "Traceback" not in done.stderr
+    return complaint
+
+
+def test_tune_program_without_a_scope_fails(command: Command, working_directory: Path) -> None:
+    done = command("--", "echo", "alas")
+    assert "echo entered no scope of tiered_offload before it ended" in _complaint(done, 1)
+    assert "alas" in done.stderr
+    assert list(working_directory.glob("*.toml")) == []
+
+
+def test_tune_program_that_crashes_fails_with_its_last_words(command: Command) -> None:
+    done = command("--", "sh", "-c", "echo alas; exit 3")
+    assert "sh ended with 3" in _complaint(done, 1)
+    assert "alas" in done.stderr
+
+
+@pytest.mark.slow
+def test_tune_program_of_one_step_says_how_many_it_takes(
+    command: Command, training: Sequence[str], hardware_file: Path
+) -> None:
+    script = Path(training[1])
+    script.write_text(script.read_text().replace("range(1000)", "range(1)"))
+    done = command("--hardware", hardware_file, "--", *training)
+    assert "1 step seen, 3 needed" in _complaint(done, 1)
+
+
+def test_tune_program_that_hangs_fails_in_bounded_time(command: Command) -> None:
+    complaint = _complaint(command("--trial-seconds=1", "--", "sleep", "1000"), 1)
+    assert "sleep entered no scope of tiered_offload within 1 s" in complaint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--", "/no/such/program"), "COMMAND"),
+        (("--host-bytes", "12 parsecs", "--", "true"), "--host-bytes"),
+        (("--host-bytes", "1MiB", "--", "true"), "host_bytes"),
+        (("--device-bytes", "auto", "--", "true"), "--device-bytes"),
+        (("--hardware", "nothing.toml", "--", "true"), "hardware"),
+        (("--config", "no/such/folder.toml", "--", "true"), "--config"),
+        (("--hardware", "tierstore.toml", "--", "true"), "--config"),
+    ],
+)
+def test_tune_with_an_argument_that_cannot_be_used_is_refused(
+    arguments: tuple[str, ...], word: str, command: Command
+) -> None:
+    assert word in _complaint(command(*arguments), 2)
+
+
+def test_tune_does_not_write_over_a_file(command: Command, working_directory: Path) -> None:
+    (working_directory / "tierstore.toml").write_text("mine")
+    assert "already" in _complaint(command("--", "true"), 2)
+    assert (working_directory / "tierstore.toml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--rounds=2", "--", "true"), ("--steps=0", "--", "true"), ("--faster",)])
+def test_tune_used_wrongly_exit_code_2(arguments: tuple[str, ...], command: Command) -> None:
+    assert command(*arguments).returncode == 2
+
+
+def test_tune_help_names_every_option(command: Command) -> None:
+    done = command("--help")
+    assert done.returncode == 0
+    for option in (
+        "--config",
+        "--host-bytes",
+        "--device-bytes",
+        "--steps",
+        "--rounds",
+        "--candidates",
+        "--trial-seconds",
+    ):
+        assert option in done.stdout
+    assert "tierstore tune -- python train.py" in done.stdout
+
+
+def test_options_behind_the_command_are_its_own(command: Command) -> None:
+    assert "entered no scope" in _complaint(command("sh", "-c", "exit 0", "--help"), 1)
+
+
+def test_tune_needs_no_torch_itself() -> None:
+    program = (
+        "import sys, tierstore.tuning.present, tierstore.tuning.consult, tierstore.commands.tune\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment_of_tests())

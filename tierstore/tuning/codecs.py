@@ -1,0 +1,103 @@
+"""Measures how fast the store's codecs are on this machine, on generated data that resembles what training saves.
+
+The speeds belong to the machine, the ratios to the generated data. A store with codec "auto" tries codecs on each kind
+of content that it sees.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy
+
+from ..disk.codec.codec import Codec
+from ..disk.codec.figures import Sample
+from ..disk.codec.probing import probe
+from ..disk.scratch import Scratch
+from ..hardware import CodecSpeed
+
+__all__ = ["SAMPLES", "measure_codecs", "sample_data_of_kind"]
+
+_SAMPLE_BYTES = 2 * 2**20
+_FEATURES = 256  # of a generated layer; each has its own scale, as in trained layers
+_LEAST_SECONDS = 1e-9  # the clock of a thread's CPU time may not advance for so little work
+
+_Generator = numpy.random.Generator
+_Array = numpy.ndarray[Any, Any]
+
+
+def _activations(source: _Generator, mean: float = 0.0) -> _Array:
+    """Normally distributed values, each feature with a scale of its own; `mean` in standard deviations."""
+    scales = numpy.exp(source.normal(0, 1, _FEATURES)).astype(numpy.float32)
+    values = source.standard_normal((_SAMPLE_BYTES // 4 // _FEATURES, _FEATURES), dtype=numpy.float32)
+    return (values + numpy.float32(mean)) * scales
+
+
+def _halves(source: _Generator) -> _Array:
+    """Activations in bfloat16, the upper half of float32: twice the elements in the same bytes."""
+    return numpy.concatenate([_activations(source), _activations(source)]).view(numpy.uint16)[:, 1::2]
+
+
+SAMPLES: Mapping[str, tuple[int, Callable[[_Generator], _Array]]] = {
+    "noise": (4, lambda source: source.integers(0, 256, _SAMPLE_BYTES, dtype=numpy.uint8)),
+    "activations, bfloat16": (2, _halves),
+    "activations, float32": (4, _activations),
+    "relu outputs": (4, lambda source: _activations(source, mean=-1.0).clip(min=0)),
+    "masks": (1, lambda source: (source.random(_SAMPLE_BYTES) > 0.1).view(numpy.uint8)),
+    "zeros": (4, lambda source: numpy.zeros(_SAMPLE_BYTES, numpy.uint8)),
+}
+"""By name: bytes of an element, and what generates the sample."""
+
+_DATA_OF_DTYPES = {
+    "float16": "activations, bfloat16",
+    "bfloat16": "activations, bfloat16",
+    "float32": "activations, float32",
+    "float64": "activations, float32",
+    "bool": "masks",
+    "uint8": "masks",
+}
+
+
+def sample_data_of_kind(kind: str) -> str:
+    """The sample that stands for a kind of content as traces name it ("float32, many zeros"). Unknown kinds are noise,
+    which no codec shrinks."""
+    name, _, content = kind.partition(", ")
+    data = _DATA_OF_DTYPES.get(name.partition(" ")[0], "noise")
+    if content == "all zeros":
+        return "zeros"
+    return "relu outputs" if content == "many zeros" and data != "masks" else data
+
+
+def measure_codecs(seconds: float, kind_done: Callable[[], None]) -> tuple[CodecSpeed, ...]:
+    """Try the codecs that "auto" would try on each sample, in the same way; return medians. Blocks.
+
+    Each sample gets an equal part of the time. `kind_done`: called after each.
+    """
+    scratch = Scratch()
+    speeds: list[CodecSpeed] = []
+    for number, (name, (itemsize_bytes, make)) in enumerate(SAMPLES.items()):
+        data = memoryview(make(numpy.random.default_rng(number)).tobytes())
+        found: defaultdict[Codec, list[Sample]] = defaultdict(list)
+        ends_at = time.monotonic() + seconds / len(SAMPLES)
+        while not found or time.monotonic() < ends_at:
+            for sample in probe(data, itemsize_bytes, scratch):
+                found[sample.codec].append(sample)
+        speeds += [_speed(name, codec, samples) for codec, samples in found.items()]
+        kind_done()
+    return tuple(speeds)
+
+
+def _speed(name: str, codec: Codec, samples: list[Sample]) -> CodecSpeed:
+    encode_seconds = statistics.median(each.encode_seconds for each in samples)
+    decode_seconds = statistics.median(each.decode_seconds for each in samples)
+    return CodecSpeed(
+        data=name,
+        codec=str(codec),
+        ratio=samples[0].encoded_bytes / samples[0].raw_bytes,
+        encode_bytes_per_second=samples[0].raw_bytes / max(encode_seconds, _LEAST_SECONDS),
+        decode_bytes_per_second=samples[0].raw_bytes / max(decode_seconds, _LEAST_SECONDS),
+    )

@@ -1,0 +1,263 @@
+"""Measures how fast a directory's drive is, with the store's own system calls, in bounded time.
+
+A file without a name is reserved, filled once, and then read and rewritten in place, as a store does with a segment.
+It is gone with the process, however that ends. Each combination of block size and depth gets an amount of time, so a
+slow drive leaves out combinations. Without O_DIRECT each written block is synced, and blocks are dropped from the page
+cache before they are read: the speed that remains when the cache is full.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from ..base.system_words import words_of
+from ..base.threads import start_thread
+from ..disk.home import UnnamedHome
+from ..disk.io_mode import IoMode, detect_io_mode
+from ..disk.segments import Segment, close_segments, open_segment
+from ..disk.transfer import read_all, write_all
+from ..hardware import Transfer
+from .measurements import Drive
+from .memory import mapped
+from .system import device_bytes
+
+__all__ = ["BLOCKS", "DEPTHS", "NUM_STEPS", "SLACK_SECONDS", "measure_drive"]
+
+KIB, MIB = 2**10, 2**20
+
+BLOCKS = (128 * KIB, MIB, 16 * MIB)
+"""Sizes of records that a store writes to extents: from a little over `inline_bytes` to a large saved tensor."""
+DEPTHS = (1, 4)
+"""One transfer at a time, and four: the number that a store has at the drive in each direction by default."""
+
+SLACK_SECONDS = 10.0
+"""How much longer than planned all steps may take before the drive counts as not answering."""
+
+NUM_STEPS = 4 + len(BLOCKS) * len(DEPTHS)
+_SPAN_BYTES = 512 * MIB
+_LEAST_SPAN_BYTES = 16 * MIB
+_FREE_SHARE = 2  # half of the free space
+_LATENCY_BYTES = 4 * KIB
+_FILL_SHARE, _LATENCY_SHARE, _STEP_SHARE = 0.15, 0.03, 0.06  # of the time: 1, 2 and 12 steps
+_MOST_OVERRUN = 2.0  # times the step's own time, for transfers still in flight at its end
+_SCATTER = 7919  # a prime: small blocks are spread over the file, so that no drive reads ahead
+
+Direction = Literal["write", "read"]
+
+_News = Drive | Exception | None
+"""The result so far; or the error that ended the measurement; or that it is complete."""
+
+
+class _Plan(NamedTuple):
+    """One measurement to make: blocks of one size, `depth` at once, for so long; each lane moves one block at least."""
+
+    direction: Direction
+    block_bytes: int
+    depth: int
+    seconds: float
+    once: bool = False  # stop at the end of the file
+    stride: int = 1  # from one transfer to the next, in blocks
+
+
+@dataclass
+class _Run:
+    """A plan that is being carried out. The lanes only add to it; after an error no more transfers are begun."""
+
+    ends_at: float
+    began_at: float = field(default_factory=time.monotonic)
+    ended_at: float = 0.0
+    call_seconds: list[float] = field(default_factory=list)
+    error: Exception | None = None
+    numbers: Iterator[int] = field(default_factory=count)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.call_seconds)
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_at - self.began_at
+
+
+class _Bench:
+    """A reserved file on the drive, and the buffers to move."""
+
+    def __init__(self, segment: Segment, mode: IoMode, memory_bytes: int) -> None:
+        self._block_limit_bytes = max(BLOCKS[0], memory_bytes // max(DEPTHS))
+        self._segment = segment
+        self._mode = mode
+        self._span_bytes = segment.num_bytes
+        self._buffers = _random_buffers(max(DEPTHS), min(max(BLOCKS), self._block_limit_bytes))
+        self._best: dict[Direction, float] = {}
+
+    def fill(self, seconds: float) -> tuple[int, float]:
+        """Write the file from its beginning, once at most. Returns bytes, within which all later transfers stay, and
+        bytes per second."""
+        block_bytes = MIB if self._block_limit_bytes >= MIB else BLOCKS[0]
+        run = self._move(_Plan("write", block_bytes, max(DEPTHS), seconds, once=True))
+        self._span_bytes = run.num_blocks * block_bytes
+        self._best["write"] = self._span_bytes / run.seconds
+        return self._span_bytes, self._best["write"]
+
+    def latency_seconds(self, direction: Direction, seconds: float) -> float:
+        plan = _Plan(direction, _LATENCY_BYTES, 1, seconds, stride=_SCATTER)
+        return statistics.median(self._move(plan).call_seconds)
+
+    def transfer(self, direction: Direction, block_bytes: int, depth: int, seconds: float) -> Transfer | None:
+        """Measure one combination; None: it would take too long, or more space or memory than there is."""
+        in_flight_bytes = block_bytes * depth
+        if in_flight_bytes > self._span_bytes or block_bytes > self._block_limit_bytes:
+            return None
+        expected = self._best.get(direction) or self._best["write"]
+        if in_flight_bytes / expected > _MOST_OVERRUN * seconds:
+            return None
+        run = self._move(_Plan(direction, block_bytes, depth, seconds))
+        moved_bytes = run.num_blocks * block_bytes
+        speed = moved_bytes / run.seconds
+        self._best[direction] = max(speed, self._best.get(direction, 0.0))
+        return Transfer(block_bytes=block_bytes, depth=depth, bytes_per_second=speed, measured_bytes=moved_bytes)
+
+    def _move(self, plan: _Plan) -> _Run:
+        """Carry out a plan. Raises OSError if the drive fails."""
+        if plan.direction == "read" and not self._mode.direct:
+            os.posix_fadvise(self._segment.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        run = _Run(time.monotonic() + plan.seconds)
+        lanes = []
+        try:
+            for buffer in self._buffers[: plan.depth]:
+                job = partial(self._run_lane, plan, run, buffer[: plan.block_bytes])
+                lanes.append(start_thread(job, "tierstore-doctor"))
+        except OSError as error:  # no more threads; those that were started use the file
+            run.error = error
+        for lane in lanes:
+            lane.join()
+        if run.error is not None:
+            raise run.error
+        return run
+
+    def _run_lane(self, plan: _Plan, run: _Run, buffer: memoryview) -> None:
+        """Move blocks until the time is up. Every transfer begun is completed, so a filled file has no gaps."""
+        descriptor = self._segment.file.fileno()
+        num_places = self._span_bytes // plan.block_bytes
+        move = read_all if plan.direction == "read" else write_all
+        try:
+            while run.error is None:
+                number = next(run.numbers)
+                if plan.once and number >= num_places:
+                    return
+                began_at = time.monotonic()
+                move(descriptor, [buffer], number * plan.stride % num_places * plan.block_bytes)
+                if plan.direction == "write" and not self._mode.direct:
+                    os.fdatasync(descriptor)
+                run.ended_at = time.monotonic()
+                run.call_seconds.append(run.ended_at - began_at)
+                if run.ended_at >= run.ends_at:
+                    return
+        except Exception as error:  # noqa: BLE001 - raised on the thread that waits for the lanes
+            run.error = error
+
+
+def measure_drive(
+    drive: Drive, directory: Path, *, seconds: float, memory_bytes: int, step_done: Callable[[], None]
+) -> Drive:
+    """Return `drive` with the measurements. Blocks for about `seconds`, at most `SLACK_SECONDS` longer.
+
+    Args:
+        drive: what is known of the drive without touching it.
+        directory: a directory on it.
+        seconds: for all steps together.
+        memory_bytes: the most that buffers may take.
+        step_done: called `NUM_STEPS` times at most, on this thread.
+
+    Faults of the drive raise nothing: they are in `error`, beside what was measured before. A transfer that never
+    comes back keeps a daemon thread, its buffer and the file until the process ends.
+    """
+    before_bytes = device_bytes(drive.device)
+    news: SimpleQueue[_News] = SimpleQueue()
+    start_thread(partial(_measure, drive, directory, seconds, memory_bytes, news.put), "tierstore-doctor")
+    ends_at = time.monotonic() + seconds + SLACK_SECONDS
+    try:
+        while (known := news.get(timeout=max(0.0, ends_at - time.monotonic()))) is not None:
+            if isinstance(known, Exception):
+                raise known
+            drive = known
+            step_done()
+    except Empty:
+        return replace(drive, error=f"it did not answer within {SLACK_SECONDS:g} s")
+    after_bytes = device_bytes(drive.device)
+    if before_bytes is not None and after_bytes is not None:
+        drive = replace(drive, device_bytes=after_bytes - before_bytes)
+    return drive
+
+
+def _measure(drive: Drive, directory: Path, seconds: float, memory_bytes: int, tell: Callable[[_News], None]) -> None:
+    """Run the steps. On a thread of its own, since a call to a drive that hangs may never return."""
+    try:
+        mode = detect_io_mode(directory)
+        drive = replace(drive, io_mode=mode.description)
+        tell(drive)
+        blocks = drive.free_bytes // _FREE_SHARE // _LEAST_SPAN_BYTES  # blocks of every size fit into one of these
+        span_bytes = min(_SPAN_BYTES, blocks * _LEAST_SPAN_BYTES)
+        if span_bytes >= _LEAST_SPAN_BYTES:
+            with _bench_on(directory, mode, span_bytes, memory_bytes) as bench:
+                for drive in _steps(drive, bench, seconds):  # noqa: B020 - each step adds to what is known
+                    tell(drive)
+    except OSError as error:
+        tell(replace(drive, error=words_of(error)))
+    except Exception as error:  # noqa: BLE001 - a bug; raised on the waiting thread
+        tell(error)
+    tell(None)
+
+
+def _steps(drive: Drive, bench: _Bench, seconds: float) -> Iterator[Drive]:
+    """Yields what is known after each step."""
+    span_bytes, speed = bench.fill(_FILL_SHARE * seconds)
+    drive = replace(drive, span_bytes=span_bytes, first_write_bytes_per_second=speed)
+    yield drive
+    drive = replace(drive, write_latency_seconds=bench.latency_seconds("write", _LATENCY_SHARE * seconds))
+    yield drive
+    drive = replace(drive, read_latency_seconds=bench.latency_seconds("read", _LATENCY_SHARE * seconds))
+    yield drive
+    for block_bytes in BLOCKS:
+        for depth in DEPTHS:
+            written = bench.transfer("write", block_bytes, depth, _STEP_SHARE * seconds)
+            read = bench.transfer("read", block_bytes, depth, _STEP_SHARE * seconds)
+            drive = replace(
+                drive,
+                writes=drive.writes + ((written,) if written else ()),
+                reads=drive.reads + ((read,) if read else ()),
+                num_left_out=drive.num_left_out + (written is None) + (read is None),
+            )
+            yield drive
+
+
+@contextmanager
+def _bench_on(directory: Path, mode: IoMode, span_bytes: int, memory_bytes: int) -> Iterator[_Bench]:
+    """A file of that length, or a shorter one if there is less room. It is gone afterwards."""
+    segment = open_segment(UnnamedHome(directory), 0, span_bytes, _LEAST_SPAN_BYTES, mode, set())
+    bench = _Bench(segment, mode, memory_bytes)
+    try:
+        yield bench
+    finally:
+        close_segments([segment], set())
+
+
+def _random_buffers(num_buffers: int, num_bytes: int) -> list[memoryview]:
+    """Buffers aligned and in huge pages like a store's slab. No drive can compress their bytes."""
+    noise = os.urandom(num_bytes)
+    buffers = [mapped(num_bytes) for _ in range(num_buffers)]
+    for each in buffers:
+        each.write(noise)
+    return [memoryview(each) for each in buffers]

@@ -1,0 +1,400 @@
+"""Makes findings from measurements, in plain words. Pure.
+
+A *problem* keeps offloading from working, or makes it almost useless; a *warning* costs something; a *note* is good to
+know. Each check is a function that yields its findings. The codes are stable, the words are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Literal
+
+from msgspec import Struct
+
+from ..base.config import format_bytes
+from ..disk.endurance import DAY_SECONDS
+from .measurements import Drive, Measurements, fastest
+from .words import rate
+
+__all__ = ["Finding", "findings_of", "is_shared", "unfit_because"]
+
+MIB, GIB = 2**20, 2**30
+
+_LITTLE_SPACE_BYTES = 16 * GIB
+_USELESS_DRIVE, _SLOW_DRIVE = 200e6, 1e9  # bytes per second; a SATA drive does 500 MB/s
+_SLOW_ANSWER_SECONDS = 5e-3
+_SPINNING_SECONDS = 1e-3  # a drive that really rotates takes longer
+_MOST_SPINNING = 300e6  # bytes per second; no single rotating drive moves more
+_IN_MEMORY = ("tmpfs", "ramfs")
+_NETWORK = (
+    "9p", "afs", "beegfs", "ceph", "cifs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "smb3", "smbfs",
+    "fuse.ceph", "fuse.glusterfs", "fuse.gcsfuse", "fuse.s3fs", "fuse.sshfs",
+)  # fmt: skip
+_SLOW_FIRST_WRITE = 0.6  # of the speed afterwards
+_FOREIGN_SHARE = 0.2  # of what the device moved
+_BUSY_SHARE = 0.5  # of the cores
+_RATED_DRIVE_WRITES = 600  # in a life: what drives for desktops are usually warranted for
+_SHORT_LIFE_DAYS = 365.0
+_USELESS_MEMORY_BYTES, _LITTLE_MEMORY_BYTES = 512 * MIB, 4 * GIB
+_SWAPPED_SHARE = 0.05  # of memory
+_SLOW_COPY = 2e9
+_FEW_HUGE_PAGES = 0.5
+_SMALL_SHM_BYTES = GIB
+_SEGMENT_BYTES = GIB  # size of an extent file; each takes a descriptor
+_OTHER_DESCRIPTORS = 64  # what else a training process has open
+_SLOW_LINK = 6e9  # PCIe 3.0 with 8 lanes
+
+Severity = Literal["problem", "warning", "note"]
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One thing to know about a machine."""
+
+    severity: Severity
+    code: str
+    """A stable name, for programs."""
+    sentence: str
+    advice: str | None = None
+    """What to do about it; None: nothing has to be done."""
+
+
+_Found = Iterator[Finding]
+
+
+def _finding(severity: Severity, code: str, sentence: str, advice: str | None = None) -> Finding:
+    return Finding(severity=severity, code=code, sentence=sentence, advice=advice)
+
+
+_problem, _warning, _note = partial(_finding, "problem"), partial(_finding, "warning"), partial(_finding, "note")
+
+
+# --- the drive --------------------------------------------------------------------------------------------------------
+
+
+def unfit_because(drive: Drive) -> str | None:
+    """Why the directory is not recommended for a store, in words; None: it may be used.
+
+    A directory that cannot be written to never comes so far: `check_directory` refuses it.
+    """
+    if drive.error is not None:
+        return f"its drive fails: {drive.error}"
+    if not drive.span_bytes:
+        return f"only {format_bytes(drive.free_bytes)} are free there"
+    if drive.file_system in _IN_MEMORY:
+        return f"it is in memory ({drive.file_system})"
+    return f"it is on a network file system ({drive.file_system})" if drive.file_system in _NETWORK else None
+
+
+def _room(machine: Measurements) -> _Found:
+    drive = machine.drive
+    free = f"Only {format_bytes(drive.free_bytes)} are free under {drive.path}"
+    if drive.error is not None:
+        yield _problem(
+            "drive-fails",
+            f"The drive under {drive.path} fails: {drive.error}.",
+            "Look at the kernel's log (dmesg), at quotas, and at the network if the drive is behind one.",
+        )
+    elif not drive.span_bytes:
+        yield _problem(
+            "drive-full",
+            f"{free}: too little to measure or spill to.",
+            "Free some space, or name a directory on another drive.",
+        )
+    elif drive.free_bytes < _LITTLE_SPACE_BYTES:
+        yield _warning(
+            "little-space",
+            f"{free}, and one step may save more than that.",
+            "Free some space: a step raises StoreFullError when host memory and disk are used up.",
+        )
+
+
+def _place(machine: Measurements) -> _Found:
+    drive = machine.drive
+    if drive.file_system in _NETWORK:
+        yield _warning(
+            "network-drive",
+            f"{drive.path} is on a network file system ({drive.file_system}): its speed depends on the network and on "
+            "other users, and training waits when it does.",
+            "Name a directory on a local drive, if there is one.",
+        )
+    if drive.file_system in _IN_MEMORY:
+        has_links = bool(machine.accelerators.links)
+        yield (_warning if has_links else _problem)(
+            "in-memory",
+            f"{drive.path} is in memory ({drive.file_system}), so tensors that are spilled there still take memory.",
+            "Name a directory on a drive." + " This one relieves only the memory of accelerators." * has_links,
+        )
+    elif drive.io_mode is not None and drive.io_mode.startswith("buffered"):
+        yield _warning(
+            "no-direct-io",
+            f"Reads and writes under {drive.path} go through the page cache: {drive.io_mode}. They cost more CPU "
+            "time than direct ones, and the cache competes with training for memory.",
+            "Name a directory on a local ext4 or xfs, which support O_DIRECT, if there is one.",
+        )
+
+
+def _speed(machine: Measurements) -> _Found:
+    write, read = fastest(machine.drive.writes), fastest(machine.drive.reads)
+    if write is None or read is None:
+        return
+    figures = f"The drive writes {rate(write)} and reads {rate(read)} at best"
+    if min(write, read) < _USELESS_DRIVE:
+        yield _problem(
+            "drive-very-slow",
+            f"{figures}: to write and read a gigabyte takes {1e9 / write + 1e9 / read:.0f} s; training waits for it.",
+            "Use a local NVMe drive, or give more host_bytes, so that the store spills little.",
+        )
+    elif min(write, read) < _SLOW_DRIVE:
+        yield _warning(
+            "drive-slow",
+            f"{figures}. One NVMe drive is two to five times as fast.",
+            "Give host_bytes all memory that training does not need. Steps that save much in little time may wait.",
+        )
+
+
+def _may_spin(drive: Drive) -> bool:
+    """Whether it may be a rotating one: the kernel says so (as of many virtual drives), it is slow to answer, and moves
+    no more bytes than a rotating one can."""
+    is_late = (drive.read_latency_seconds or 0.0) > _SPINNING_SECONDS
+    bytes_per_second = max(fastest(drive.writes) or 0.0, fastest(drive.reads) or 0.0)
+    return bool(drive.is_rotational) and is_late and bytes_per_second <= _MOST_SPINNING
+
+
+def _latency(machine: Measurements) -> _Found:
+    """The latency of a busy machine does not tell whether a drive rotates."""
+    drive, is_busy = machine.drive, is_shared(machine)
+    slowest_seconds = max(drive.write_latency_seconds or 0.0, drive.read_latency_seconds or 0.0)
+    if _may_spin(drive) and not is_busy:
+        yield _warning(
+            "spinning-drive",
+            f"This is a hard disk: reading 4 KiB takes {1e3 * (drive.read_latency_seconds or 0.0):.1f} ms.",
+            "Use a flash drive, or raise min_bytes, so that only large tensors go there.",
+        )
+    elif slowest_seconds > _SLOW_ANSWER_SECONDS:
+        yield _warning(
+            "drive-answers-late",
+            f"The drive needs {1e3 * slowest_seconds:.1f} ms to answer a request of 4 KiB."
+            + " Other processes used the machine meanwhile." * is_busy,
+            "Measure again when the machine is idle."
+            if is_busy
+            else "Raise min_bytes, so that only large tensors go there.",
+        )
+
+
+def is_shared(machine: Measurements) -> bool:
+    """Whether others used the drive (if it counts what it moves) or the cores: then latencies say little."""
+    return _is_drive_shared(machine.drive) or _are_cores_shared(machine)
+
+
+def _is_drive_shared(drive: Drive) -> bool:
+    return drive.device_bytes is not None and drive.device_bytes * (1 - _FOREIGN_SHARE) > _measured_bytes(drive)
+
+
+def _are_cores_shared(machine: Measurements) -> bool:
+    return machine.processor.load > _BUSY_SHARE * machine.processor.usable_cores
+
+
+def _measured_bytes(drive: Drive) -> int:
+    return sum(each.measured_bytes for each in (*drive.writes, *drive.reads)) + drive.span_bytes
+
+
+def _worth_of_figures(machine: Measurements) -> _Found:
+    """How far the measured figures can be trusted."""
+    drive, write = machine.drive, fastest(machine.drive.writes)
+    if drive.num_left_out:
+        yield _note(
+            "partly-measured",
+            f"{drive.num_left_out} of the combinations of block size and depth were not measured: the drive is slow, "
+            f"or there is too little space or memory. {format_bytes(drive.span_bytes)} of the drive were used.",
+        )
+    if write is not None and _is_drive_shared(drive):
+        yield _note(
+            "drive-shared",
+            f"Other processes used the drive during the measurement: it moved {format_bytes(drive.device_bytes or 0)}, "
+            f"{format_bytes(_measured_bytes(drive))} of it for these figures. The drive is faster than they say.",
+            "Measure again when the machine is idle.",
+        )
+    if _are_cores_shared(machine):
+        yield _note(
+            "cores-shared",
+            f"Other processes used the cores: in the minute before, {machine.processor.load:.1f} threads on average "
+            f"were ready to run on {machine.processor.usable_cores:g} cores.",
+            "Measure again when the machine is idle.",
+        )
+    if write is not None and (drive.first_write_bytes_per_second or write) < _SLOW_FIRST_WRITE * write:
+        yield _note(
+            "first-write-slow",
+            f"The drive writes {rate(drive.first_write_bytes_per_second or 0.0)} into new space, {rate(write)} into "
+            "space that was written before. So the first step is slower than later steps, which use the same space.",
+        )
+
+
+def _wear(machine: Measurements) -> _Found:
+    """Of a flash drive of one's own (virtual ones report no model) that the store alone could wear out in a year."""
+    drive, write = machine.drive, fastest(machine.drive.writes)
+    if write is None or drive.size_bytes is None or drive.model is None or _may_spin(drive):
+        return
+    days = _RATED_DRIVE_WRITES * drive.size_bytes / (write * DAY_SECONDS)
+    if days < _SHORT_LIFE_DAYS:
+        yield _note(
+            "wear",
+            "A store writes only what host_bytes does not hold. Written to at its full speed day and night, a flash "
+            f"drive of {format_bytes(drive.size_bytes)} would last {days:.0f} days, if it is rated for "
+            f"{_RATED_DRIVE_WRITES} times its size.",
+            "stats() shows what a store really writes, max_write_bytes_per_day limits it.",
+        )
+
+
+# --- memory, cores, limits --------------------------------------------------------------------------------------------
+
+
+def _memory(machine: Measurements) -> _Found:
+    memory = machine.memory
+    if memory.available_bytes < _LITTLE_MEMORY_BYTES:
+        yield (_problem if memory.available_bytes < _USELESS_MEMORY_BYTES else _warning)(
+            "little-memory",
+            f"Only {format_bytes(memory.available_bytes)} of memory are available.",
+            "End other processes, or raise the limit: PyTorch and the model need memory beside the store.",
+        )
+    if memory.limit_bytes is not None:
+        yield _note(
+            "memory-limit",
+            f"A control group limits memory to {format_bytes(memory.limit_bytes)} of the machine's "
+            f"{format_bytes(memory.total_bytes)}. The store's default budget respects it.",
+        )
+    if memory.swap_used_bytes > _SWAPPED_SHARE * memory.total_bytes:
+        yield _warning(
+            "swapping",
+            f"{format_bytes(memory.swap_used_bytes)} are swapped out, and training may need some of that memory.",
+            "Keep host_bytes below the memory that is really free: the store spills faster than the kernel swaps.",
+        )
+    if memory.copy_bytes_per_second < _SLOW_COPY:
+        yield _warning(
+            "memory-slow",
+            f"One core copies memory at {rate(memory.copy_bytes_per_second)}, which slows down each restore.",
+            "Look for other processes that use memory bandwidth, on this machine or beside this virtual machine.",
+        )
+    if memory.allocator_left_alone is not None:
+        yield _note(
+            "memory-not-returned",
+            f"The store does not return freed memory of {memory.allocator} to the system here, because "
+            f"{memory.allocator_left_alone}. The process may then not shrink by what the store moves out.",
+            "docs/how_to/memory_on_cpu.md lists the settings that matter.",
+        )
+    if memory.shm_total_bytes is not None and memory.shm_total_bytes < _SMALL_SHM_BYTES:
+        yield _note(
+            "small-shm",
+            f"/dev/shm has {format_bytes(memory.shm_total_bytes)}. PyTorch's data loaders need it; the store does not.",
+            "In a container, raise it (--shm-size).",
+        )
+
+
+def _huge_pages(machine: Measurements) -> _Found:
+    pages = machine.huge_pages
+    if pages.enabled in (None, "never"):
+        yield _warning(
+            "no-huge-pages",
+            "The kernel gives no huge pages (transparent_hugepage/enabled): transfers are up to a third slower.",
+            "As root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        )
+    elif pages.granted_share is not None and pages.granted_share < _FEW_HUGE_PAGES:
+        left = "" if pages.free_bytes is None else f" ({format_bytes(pages.free_bytes)} are free in such pieces)"
+        yield _warning(
+            "memory-fragmented",
+            f"Only {pages.granted_share:.0%} of a buffer got the huge pages it asked for: memory is fragmented{left}.",
+            "As root: echo 1 > /proc/sys/vm/compact_memory; or raise the limit of the control group, if there is one.",
+        )
+    if not pages.collapses and pages.shared in (None, "never"):
+        yield _note(
+            "window-in-small-pages",
+            "The window that a client shares with a daemon gets no huge pages, neither by itself nor on request "
+            "(MADV_COLLAPSE, Linux 6.1): its transfers take up to twice as long.",
+            "As root: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled; or use an embedded store.",
+        )
+
+
+def _cores_and_limits(machine: Measurements) -> _Found:
+    processor, limits = machine.processor, machine.limits
+    if processor.quota_cores is not None and processor.quota_cores < processor.num_allowed:
+        yield _note(
+            "cpu-quota",
+            f"A quota leaves {processor.quota_cores:.2g} of {processor.num_allowed} cores.",
+            "Limit PyTorch to that many threads (OMP_NUM_THREADS): beyond the quota the kernel stops all of them.",
+        )
+    if processor.usable_cores < 2:
+        sentence = "This process can use less than two cores, so the store takes its CPU time from training."
+        yield _warning("one-core", sentence)
+    wanted = math.ceil(machine.drive.free_bytes / _SEGMENT_BYTES) + _OTHER_DESCRIPTORS
+    if limits.open_files is not None and limits.open_files < wanted:
+        yield (_problem if limits.open_files < _OTHER_DESCRIPTORS else _warning)(
+            "few-descriptors",
+            f"A process may open {limits.open_files} files, and a store that fills the drive opens one for each GiB.",
+            f"Run ulimit -n {wanted} before you start training, or give a smaller disk_bytes.",
+        )
+    pageable = any(link.host_memory != "pinned" for link in machine.accelerators.links)
+    if limits.locked_bytes is not None and pageable:
+        yield _note(
+            "locked-memory-limit",
+            f"A process may lock {format_bytes(limits.locked_bytes)} of memory (ulimit -l); some drivers count pinned "
+            "memory.",
+            "Run ulimit -l unlimited before you start training.",
+        )
+
+
+# --- accelerators and the daemon --------------------------------------------------------------------------------------
+
+
+def _accelerators(machine: Measurements) -> _Found:
+    if machine.accelerators.error is not None:
+        yield _warning("accelerator-fails", f"An accelerator cannot be used: {machine.accelerators.error}.")
+    for number, link in enumerate(machine.accelerators.links):
+        slowest = min(link.to_host_bytes_per_second, link.to_device_bytes_per_second)
+        if link.host_memory != "pinned":
+            yield _warning(
+                "not-pinned",
+                f"Host memory for {link.name} ({number}) is {link.host_memory}: copies do not overlap with compute.",
+                "Look at the driver's version, and at the limit of locked memory (ulimit -l).",
+            )
+        if slowest < _SLOW_LINK:
+            yield _warning(
+                "link-slow",
+                f"Copies to and from {link.name} ({number}) reach {rate(slowest)}.",
+                "Check how many PCIe lanes the card uses, and of which generation.",
+            )
+
+
+def _daemon(machine: Measurements) -> _Found:
+    daemon = machine.daemon
+    if daemon.is_answering and daemon.path is not None:
+        yield _note(
+            "daemon-runs",
+            f"A daemon answers at {daemon.socket} and uses {daemon.path}.",
+            f'Processes that share its drive use TierStore.connect("{daemon.socket}").',
+        )
+    elif daemon.is_refusing:
+        yield _warning(
+            "daemon-refuses",
+            f"A daemon's socket is at {daemon.socket}, but this user may not use it: {daemon.note}.",
+            "The user of the daemon can allow this user with --allow-uid, and open the socket with --socket-group.",
+        )
+    elif daemon.is_present:
+        yield _warning(
+            "daemon-silent",
+            f"There is a socket at {daemon.socket}, but no daemon can be used there: {daemon.note}.",
+            "Look at the daemon's log. If no daemon runs, remove the socket.",
+        )
+
+
+_CHECKS: tuple[Callable[[Measurements], _Found], ...] = (
+    _room, _place, _speed, _latency, _accelerators, _memory, _huge_pages, _cores_and_limits, _daemon,
+    _worth_of_figures, _wear,
+)  # fmt: skip
+"""All checks, in the order in which their findings are shown."""
+
+
+def findings_of(machine: Measurements) -> tuple[Finding, ...]:
+    """Every finding about a machine, the worst first; within a severity in the order of the checks."""
+    found = [finding for check in _CHECKS for finding in check(machine)]
+    return tuple(sorted(found, key=lambda finding: ("problem", "warning", "note").index(finding.severity)))

@@ -1,0 +1,186 @@
+"""Reads what the kernel knows about the machine from /proc and /sys.
+
+Nothing is measured, and nothing fails: a value that cannot be read is None. Only the daemon may take a few seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from pathlib import Path
+
+import msgspec
+
+from ..base.address import default_address, find_address
+from ..base.config import allowed_cores, free_disk_bytes, memory_cgroup_limits
+from ..demo.place import file_system_of
+from ..disk.codec.load import quota_cores
+from ..errors import DaemonUnavailableError, TierStoreError
+from ..sidecar.inspection import inspect_daemon
+from .measurements import Daemon, Drive, Limits, Processor
+
+__all__ = [
+    "describe_drive",
+    "describe_limits",
+    "describe_processor",
+    "device_bytes",
+    "file_system_bytes",
+    "find_daemon",
+    "free_in_pieces",
+    "huge_bytes_at",
+    "huge_page_setting",
+    "memory_limit_bytes",
+    "swap_bytes",
+]
+
+_DAEMON_SECONDS = 3.0
+_SECTOR_BYTES = 512  # the unit of /sys/block/*/size, whatever the device's sectors are
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
+
+
+def describe_drive(directory: Path) -> Drive:
+    """Describe a writable directory and its drive, without moving any bytes."""
+    status = os.statvfs(directory)
+    device = _block_device(directory)
+    size = None if device is None else _read(device / "size")
+    rotational = None if device is None else _read(device / "queue/rotational")
+    return Drive(
+        path=str(directory),
+        file_system=file_system_of(directory),
+        io_mode=None,
+        device=None if device is None else device.name,
+        model=None if device is None else _read(device / "device/model"),
+        size_bytes=int(size) * _SECTOR_BYTES if size and size.isdecimal() else None,
+        is_rotational=None if rotational is None else rotational == "1",
+        total_bytes=status.f_blocks * status.f_frsize,
+        free_bytes=free_disk_bytes(directory),
+    )
+
+
+def _block_device(directory: Path) -> Path | None:
+    """The drive's folder in sysfs(5); for a partition, that of the whole device. None: there is no device."""
+    number = directory.stat().st_dev
+    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if not device.exists():
+        return None
+    device = device.resolve()
+    return device.parent if (device / "partition").exists() else device
+
+
+def device_bytes(device: str | None) -> int | None:
+    """Bytes that a block device has moved since boot, for all (Documentation/block/stat.rst); None: not known."""
+    fields = (_read(Path("/sys/class/block", device, "stat")) or "").split() if device else []
+    return (int(fields[2]) + int(fields[6])) * _SECTOR_BYTES if len(fields) > 6 else None
+
+
+def describe_processor() -> Processor:
+    """Describe the cores."""
+    model = re.search(r"^model name\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")) or "", re.MULTILINE)
+    return Processor(
+        model=model[1] if model else None,
+        num_present=os.cpu_count() or 1,
+        num_allowed=len(allowed_cores()),
+        quota_cores=quota_cores(),
+        load=os.getloadavg()[0],
+    )
+
+
+def describe_limits() -> Limits:
+    """Describe the limits of this process."""
+    return Limits(open_files=_limit(resource.RLIMIT_NOFILE), locked_bytes=_limit(resource.RLIMIT_MEMLOCK))
+
+
+def _limit(number: int) -> int | None:
+    soft, _ = resource.getrlimit(number)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def memory_limit_bytes() -> int | None:
+    """The lowest limit of the memory cgroups; None: none, or one above the machine's memory (cgroups version 1)."""
+    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min((limit for limit, _ in memory_cgroup_limits() if limit < total_bytes), default=None)
+
+
+def swap_bytes() -> tuple[int, int]:
+    """Swap space: (all of it, the used part)."""
+    meminfo = _read(Path("/proc/meminfo")) or ""
+    total, free = (
+        int(match[1]) * 1024 if (match := re.search(rf"^{name}:\s+(\d+) kB", meminfo, re.MULTILINE)) else 0
+        for name in ("SwapTotal", "SwapFree")
+    )
+    return total, total - free
+
+
+def file_system_bytes(directory: Path) -> tuple[int, int] | None:
+    """Space of a file system: (all of it, the free part). None: there is no such directory."""
+    try:
+        status = os.statvfs(directory)
+    except OSError:
+        return None
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+
+def huge_page_setting(name: str) -> str | None:
+    """The chosen word of a file such as "always [madvise] never"; None: the kernel has no such setting."""
+    chosen = re.search(r"\[(.+?)\]", _read(_HUGE_PAGES / name) or "")
+    return chosen[1] if chosen else None
+
+
+def huge_bytes_at(address: int) -> int | None:
+    """Bytes in huge pages of the mapping that holds `address` (proc(5), /proc/PID/smaps); None: not known."""
+    inside = False
+    for line in (_read(Path("/proc/self/smaps")) or "").splitlines():
+        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
+        elif inside and line.startswith("AnonHugePages:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def free_in_pieces(order: int) -> tuple[int | None, float | None]:
+    """Free memory in pieces of 2**order pages or longer, in bytes, and its share of all (proc(5), /proc/buddyinfo)."""
+    whole_pages = long_pages = 0
+    for line in (_read(Path("/proc/buddyinfo")) or "").splitlines():
+        counts = [int(count) for count in line.split("zone", 1)[-1].split()[1:]]
+        pages = [count << power for power, count in enumerate(counts)]
+        whole_pages += sum(pages)
+        long_pages += sum(pages[order:])
+    if not whole_pages:
+        return None, None
+    return long_pages * os.sysconf("SC_PAGE_SIZE"), long_pages / whole_pages
+
+
+class _Report(msgspec.Struct):
+    """The part of a daemon's report that is used here."""
+
+    path: str
+
+
+def find_daemon(socket: str | None, directory: Path) -> Daemon:
+    """Ask the daemon at that socket whether it keeps `directory`. Blocks for `_DAEMON_SECONDS` at most.
+
+    `socket`: None: the one that `TierStore.connect()` would use.
+    """
+    if socket is None:
+        try:
+            socket = find_address()
+        except DaemonUnavailableError:
+            return Daemon(socket=default_address(), is_present=False)
+    if not os.path.exists(socket):
+        return Daemon(socket=socket, is_present=False)
+    try:
+        kept = msgspec.json.decode(inspect_daemon(socket, seconds=_DAEMON_SECONDS), type=_Report).path
+    except (TierStoreError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        is_refusing = isinstance(error.__cause__, PermissionError)
+        return Daemon(socket=socket, is_present=True, is_refusing=is_refusing, note=str(error))
+    is_the_same = os.path.realpath(kept) == os.path.realpath(directory)
+    return Daemon(socket=socket, is_present=True, is_answering=True, path=kept, keeps_directory=is_the_same)
+
+
+def _read(file: Path) -> str | None:
+    """The text of a kernel's file, stripped; None: there is no such file, or it may not be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
