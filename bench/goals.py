@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = ["Goal", "Verdict", "figures_by_round", "judge", "unit_of"]
-
 Figures = Mapping[str, float]
 Rounds = Mapping[int, Mapping[str, Figures]]
 """Round, variant, figures."""
@@ -31,12 +29,19 @@ UNITS = {
 }
 
 
-def unit_of(figure: str) -> tuple[str, str]:
-    """A figure's name in words without its unit, and the unit ("" for a number without one)."""
+class Unit(NamedTuple):
+    """How a figure is told: its name in words without the unit, the unit ("": none), and what it is divided by."""
+
+    words: str
+    unit: str
+    scale: int
+
+
+def unit_of(figure: str) -> Unit:
     for suffix, unit in UNITS.items():
         if figure.endswith(suffix):
-            return figure.removesuffix(suffix).replace("_", " "), unit
-    return figure.replace("_", " "), ""
+            return Unit(figure.removesuffix(suffix).replace("_", " "), unit, 2**20 if unit == "MiB" else 1)
+    return Unit(figure.replace("_", " "), "", 1)
 
 
 @dataclass(frozen=True)
@@ -74,27 +79,23 @@ class Goal:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Every variant that it is about."""
         return (self.variant, *self.of, *([self.beyond] if self.beyond else []))
 
     @property
-    def bound(self) -> float:
-        """Whichever was given."""
-        return next(bound for bound in (self.at_most, self.at_least, self.equals) if bound is not None)
+    def unit(self) -> Unit:
+        return Unit("", "", 1) if self.of else unit_of(self.figure)
 
     @property
     def asked(self) -> str:
         """The bound in words, such as "≤ 1.05 x bare mover"."""
-        sign = "≤" if self.at_most is not None else "≥" if self.at_least is not None else "="
-        unit = "" if self.of else unit_of(self.figure)[1]
-        bound = self.bound / 2**20 if unit == "MiB" else self.bound
-        words = f"{sign} {bound:g}" + (f" {unit}" if unit else "")
+        bounds = {"≤": self.at_most, "≥": self.at_least, "=": self.equals}
+        ((sign, bound),) = ((sign, bound) for sign, bound in bounds.items() if bound is not None)
+        words = f"{sign} {bound / self.unit.scale:g} {self.unit.unit}".rstrip()
         if self.of:
             words += f" x {'the best of ' if len(self.of) > 1 else ''}{', '.join(self.of)}"
         return words + (f", beyond {self.beyond}" if self.beyond else "")
 
     def admits(self, value: float) -> bool:
-        """Whether a value keeps to the bound."""
         if self.at_most is not None:
             return value <= self.at_most
         if self.at_least is not None:
@@ -147,17 +148,13 @@ class Verdict(NamedTuple):
         """The median in words, with its spread; or why there is none, where that is known."""
         if self.median is None or self.least is None or self.most is None:
             return self.goal.hidden if self.num_hidden else "-"
-        unit = "" if self.goal.of else unit_of(self.goal.figure)[1]
-        scale = 2**20 if unit == "MiB" else 1
-        is_close = f"{self.median:.3g}" == f"{self.goal.bound:.3g}" and self.median != self.goal.bound
-        digits = 4 if is_close else 3  # "1.02" is both met and missed where 1.02 was asked
-        median, least, most = (f"{value / scale:.{digits}g}" for value in (self.median, self.least, self.most))
-        words = f"{median}{f' {unit}' if unit else ''}" + (f" ({least} to {most})" if least != most else "")
+        unit = self.goal.unit
+        median, least, most = (f"{value / unit.scale:.4g}" for value in (self.median, self.least, self.most))
+        words = f"{median} {unit.unit}".rstrip() + (f" ({least} to {most})" if least != most else "")
         return words + (f"; in {self.num_hidden} of the rounds {self.goal.hidden}" if self.num_hidden else "")
 
 
 def judge(goal: Goal, rounds: Rounds) -> Verdict:
-    """Whether a run met the goal."""
     values = [value for variants in rounds.values() if (value := goal.value_in(variants)) is not None]
     seen = [value for value in values if math.isfinite(value)]
     num_hidden = len(values) - len(seen)

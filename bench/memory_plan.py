@@ -25,13 +25,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from .goals import Goal
-from .harness import Benchmark, Record, main_of_one_variant
-from .memory_limit import Figures, Training
+from .harness import Benchmark, Record
 from .plan_models import MODELS
 from .plan_trainings import COMPILED, LOADED_PLAN, PLAIN, PLAN, SINGLE, plain_peak, training_within
+from .trainings import Figures, Training, turns_of
 
 SHARES = (50, 35, 75)
 STRATEGIES = (PLAIN, *SINGLE, PLAN)
@@ -48,7 +46,6 @@ Turn = dict[str, Figures]
 
 
 def variant_of(case: str, strategy: str) -> str:
-    """A name for the table."""
     return f"{case}: {strategy}"
 
 
@@ -70,14 +67,6 @@ BENCHMARK = Benchmark(
     question="A plan of memory within 75, 50 and 35 % of what plain training takes",
     variants=(*(variant_of(case, strategy) for case in CASES for strategy in STRATEGIES), ALL),
     processes={case: tuple(variant_of(case, strategy) for strategy in STRATEGIES) for case in CASES},
-    rounds=1,
-    compare="none",
-    settings={
-        "turns": (TURNS, TURNS_OF_PAIR),
-        "pairs": PAIRS,
-        "warm_up_steps": (WARM_UP_STEPS, PLAN_WARM_UP_STEPS),
-        "num_threads": torch.get_num_threads(),
-    },
     timeout_seconds=1800,
     plotted=("step_to_plain", "peak_bytes"),
     goals=(
@@ -112,14 +101,15 @@ def measure(case: str, scratch: Path) -> dict[str, Figures]:
     limit_bytes = plain_peak(model, scratch) * share // 100
     limits: dict[str, int | None] = {PLAIN: None}
     limits |= dict.fromkeys(("checkpoint", "every other", "offload", PLAN), limit_bytes)
-    budget = _with_least_budget(model, limit_bytes, scratch)
+    with training_within(model, "budget", limit_bytes, scratch) as training:  # compiling takes minutes: tried alone
+        budget = training.figures([training.step(), training.step()])
     if budget["out_of_memory_kills"] == 0:
         limits |= {COMPILED: None, "budget": limit_bytes}
     with ExitStack() as stack:
         trainings: dict[str, Training] = {}
         for strategy, limit in limits.items():  # one begins when the one before has warmed up
             trainings[strategy] = stack.enter_context(_warm(model, strategy, limit, scratch))
-        turns = [{name: trainings[name].step() for name in order} for order in _orders(list(trainings), TURNS)]
+        turns = turns_of(trainings, TURNS)
         compared = _compared(model, limit_bytes, trainings, turns, scratch)
         found = {name: each.figures([turn[name] for turn in turns]) for name, each in trainings.items()}
     for strategy, figures in found.items():
@@ -134,16 +124,10 @@ def measure(case: str, scratch: Path) -> dict[str, Figures]:
 
 @contextmanager
 def _warm(model: str, strategy: str, limit_bytes: int | None, scratch: Path) -> Iterator[Training]:
-    """A training that has taken its first steps."""
     with training_within(model, strategy, limit_bytes, scratch) as training:
         for _ in range(PLAN_WARM_UP_STEPS if strategy == PLAN else WARM_UP_STEPS):
             training.step()
         yield training
-
-
-def _orders(strategies: list[str], num_turns: int) -> list[list[str]]:
-    """Who goes first in one turn goes last in the next."""
-    return [strategies if turn % 2 else strategies[::-1] for turn in range(num_turns)]
 
 
 class Compared(NamedTuple):
@@ -159,7 +143,6 @@ class Compared(NamedTuple):
 
     @property
     def turns(self) -> list[Turn]:
-        """Of all pairs."""
         return [turn for pair in self.pairs for turn in pair]
 
     def lives(self, strategy: str) -> bool:
@@ -170,7 +153,6 @@ class Compared(NamedTuple):
 def _compared(
     model: str, limit_bytes: int, trainings: dict[str, Training], turns: Sequence[Turn], scratch: Path
 ) -> Compared:
-    """Turns of pairs of processes; those in `trainings` are the first pair."""
     for best in _fastest_first(turns):
         compared = Compared(best, [_turns_of_pair({best: trainings[best], PLAN: trainings[PLAN]})])
         while len(compared.pairs) < PAIRS and compared.lives(best) and compared.lives(PLAN):
@@ -185,17 +167,16 @@ def _compared(
 
 
 def _turns_of_pair(pair: dict[str, Training]) -> list[Turn]:
-    return [{name: _second_step(pair[name]) for name in order} for order in _orders(list(pair), TURNS_OF_PAIR)]
+    """The second of two steps, by turns; its peak is that of both."""
 
+    def second_step(training: Training) -> Figures:
+        first, second = training.step(), training.step()
+        return second and second | {"peak_bytes": max(first["peak_bytes"], second["peak_bytes"])}
 
-def _second_step(training: Training) -> Figures:
-    """The second of two steps; its peak is that of both."""
-    first, second = training.step(), training.step()
-    return second and second | {"peak_bytes": max(first["peak_bytes"], second["peak_bytes"])}
+    return turns_of(pair, TURNS_OF_PAIR, second_step)
 
 
 def _to_plain(strategy: str, turns: Sequence[Turn]) -> float | None:
-    """Its step, of plain training's, by turns; None: it was killed."""
     against = COMPILED if strategy == "budget" else PLAIN
     if not all(turn.get(strategy) for turn in turns):
         return None
@@ -247,13 +228,3 @@ def _to_best(best: str, turns: Sequence[Turn]) -> float:
 
 def _cpu_seconds(step: Figures) -> float:
     return step["user_seconds"] + step["system_seconds"]
-
-
-def _with_least_budget(model: str, limit_bytes: int, scratch: Path) -> Figures:
-    """Whether compiled training stays alive at all: it takes minutes, so it is tried alone."""
-    with training_within(model, "budget", limit_bytes, scratch) as training:
-        return training.figures([training.step(), training.step()])
-
-
-if __name__ == "__main__":
-    main_of_one_variant(measure)

@@ -11,19 +11,12 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Estimate", "median_of"]
-
 _RESAMPLES = 1000
 _LEVEL = 0.95
 
 
 class Estimate(NamedTuple):
-    """A median over turns.
-
-    Attributes:
-        median: of what was seen.
-        low, high: where the true median lies with 95 % (bootstrap: the medians of samples drawn from what was seen).
-    """
+    """A median over turns, and where the true one lies with 95 % (bootstrap: medians of samples from what was seen)."""
 
     median: float
     low: float
@@ -35,8 +28,9 @@ class Estimate(NamedTuple):
         return max(self.high - self.median, self.median - self.low) / self.median
 
 
-def median_of(ratios: Sequence[float]) -> Estimate:
-    """The median of one ratio per turn; at least one is given. The same ratios always give the same estimate."""
+def estimate_of(ones: Sequence[float], others: Sequence[float]) -> Estimate:
+    """How ones stand to others, turn by turn; at least one turn. The same turns always give the same estimate."""
+    ratios = [one / other for one, other in zip(ones, others, strict=True)]
     draw = random.Random(0)
     medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
     cut = round(_RESAMPLES * (1 - _LEVEL) / 2)

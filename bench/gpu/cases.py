@@ -10,8 +10,6 @@ from tierstore.base.config import available_host_bytes
 
 from .targets import covered_fraction
 
-__all__ = ["CASES", "TINY_CASES", "Case", "CaseLeftOutError"]
-
 Found = Mapping[str, Mapping[str, Any]]
 Options = dict[str, Any]
 _HOST_SHARE = 0.6

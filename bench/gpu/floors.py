@@ -11,8 +11,6 @@ import torch
 
 from .timing import Stopwatch, name_of
 
-__all__ = ["measure_floors"]
-
 _BLOCK_BYTES = 16 * 2**20
 
 

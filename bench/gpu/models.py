@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
 
-__all__ = ["Decoder", "DecoderShape", "ResNet", "ResNetShape", "blocks_of"]
-
 
 @dataclass(frozen=True)
 class ResNetShape:
@@ -129,5 +127,4 @@ class Decoder(nn.Module):
 
 
 def blocks_of(model: ResNet | Decoder) -> nn.ModuleList:
-    """What checkpointing recomputes, one at a time."""
     return model.blocks

@@ -1,13 +1,11 @@
-"""One variant of one workload, measured in this process: `python -m bench.gpu.one REQUEST`, figures as JSON.
+"""One variant of one workload, measured in this process.
 
-The request is JSON too: workload ("floors", "saved tensor": those), variant, options, device, steps, scratch.
+The request tells workload ("floors", "saved tensor": those), variant, options, device, steps, scratch.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from .floors import measure_floors
 from .saved_tensor import measure_saved_tensor
-from .timing import Stopwatch, peak_bytes, reset_peak, wait_for
+from .timing import Stopwatch, wait_for
 from .variants import Prepared, prepare
 from .workloads import WORKLOADS
-
-__all__ = ["measure"]
 
 WARM_UP_STEPS = 2
 """The first finds the order of backward, the second is the first that follows it."""
@@ -68,7 +64,8 @@ def _train(
             prepared.store.residency.slab.wait_until_pinned()
     wait_for(device)
     warm_up_seconds = time.perf_counter() - began
-    reset_peak(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     store = prepared.store
     before = store.stats() if store is not None else None
     parts: list[list[float]] = []
@@ -87,7 +84,7 @@ def _train(
         "forward_queueing_seconds": statistics.median(queueing),
         "backward_seconds": statistics.median(part[1] for part in parts),
         "warm_up_seconds": warm_up_seconds,
-        "peak_bytes": peak_bytes(device),
+        "peak_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
         "gradients": sum(float(p.grad.double().sum()) for p in model.parameters() if p.grad is not None),
     }
     if store is not None and before is not None:
@@ -130,7 +127,3 @@ def _saved(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> Figures:
     del loss
     sizes = [size for size in seen.values() if size >= 2**20] or list(seen.values())
     return {"saved_bytes": sum(sizes), "largest_saved_bytes": max(sizes)}
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(json.loads(sys.argv[1]))))

@@ -17,8 +17,6 @@ from tierstore import TierStore, tiered_offload
 
 from .models import blocks_of
 
-__all__ = ["VARIANTS", "MissingPeerError", "Prepared", "prepare"]
-
 Options = dict[str, Any]
 VARIANTS = (
     "none",
@@ -33,17 +31,8 @@ VARIANTS = (
 _WHERE_OFFLOAD_ACTIVATIONS_IS = ("torchtune.training", "trl.models.activation_offloading")
 
 
-class MissingPeerError(Exception):
-    """A peer that is not installed here."""
-
-
 class Prepared(NamedTuple):
-    """A variant, ready to train.
-
-    Attributes:
-        around: makes the scope of one forward.
-        store: whose figures to tell.
-    """
+    """A variant, ready to train: what makes the scope of one forward, and the store whose figures to tell."""
 
     around: Callable[[], AbstractContextManager[Any]]
     store: TierStore | None = None
@@ -53,13 +42,10 @@ class Prepared(NamedTuple):
 def prepare(
     variant: str, model: nn.Module, device: torch.device, scratch: Path, options: Options
 ) -> Iterator[Prepared]:
-    """Open what the variant needs; ends it with the block.
-
-    Args:
-        options: `host_bytes`, `staging_bytes` and `device_bytes`, as `TierStore` and `tiered_offload` take them.
+    """Open what the variant needs; ends it with the block. `options`: as `TierStore` and `tiered_offload` take them.
 
     Raises:
-        MissingPeerError: the variant is of a package that is not installed.
+        ImportError: the variant is of a package that is not installed.
     """
     if "checkpoint" in variant:
         checkpoint_blocks(blocks_of(model))
@@ -79,9 +65,7 @@ def prepare(
 
 @contextmanager
 def _store(variant: str, scratch: Path, options: Options) -> Iterator[TierStore]:
-    memory = {"host_bytes": options["host_bytes"]}
-    if "staging_bytes" in options:
-        memory["staging_bytes"] = options["staging_bytes"]
+    memory = {"host_bytes": options["host_bytes"]} | {k: v for k, v in options.items() if k == "staging_bytes"}
     if "sidecar" in variant:
         with daemon(scratch) as server, TierStore.connect(server.socket, **memory) as store:
             yield store
@@ -99,4 +83,4 @@ def _offload_activations(device: torch.device) -> Callable[[], AbstractContextMa
             continue
         is_cuda = device.type == "cuda"
         return lambda: module.OffloadActivations(use_pin_memory=is_cuda, use_streams=is_cuda)
-    raise MissingPeerError("neither torchtune nor TRL can be imported")
+    raise ImportError("neither torchtune nor TRL can be imported")

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from .models import Decoder, DecoderShape, ResNet, ResNetShape
 
-__all__ = ["WORKLOADS", "Workload", "fitting_batch"]
-
 _BYTES_BESIDE = 4 * 2**30
 """Of device memory: context, libraries' workspaces, parameters and their gradients."""
 _ROOM_FOR_EACH_SAVED_BYTE = 1.3
@@ -40,14 +38,12 @@ class Workload:
         return replace(self, shape=replace(self.shape, batch=batch))
 
     def model(self, device: torch.device) -> nn.Module:
-        """The model, the same parameters each time."""
         torch.manual_seed(0)
         with device:
             made = ResNet(self.shape) if isinstance(self.shape, ResNetShape) else Decoder(self.shape)
         return made.to(self.dtype)
 
     def batch(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Random inputs and labels, the same each time."""
         generator = torch.Generator().manual_seed(1)
         shape = self.shape
         if isinstance(shape, ResNetShape):
