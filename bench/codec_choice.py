@@ -14,8 +14,7 @@ over the turns of "auto" to its neighbour in the same turn, and the true one lie
 Turns go on until all ratios are known within 3 %, as long as there is time; `--rounds` takes more of it.
 
 "None" takes two steps a turn, from stores of their own, and "auto" is compared with their mean. The ratio of one to the
-other, "same to same", shows what chance alone does to the measure. "First use" is the first step of a new store, which
-knows nothing yet, beside that of one without codec: a single look.
+other, "same to same", shows what chance does. "First use" is the first step of a new store, beside one without codec.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ SETTLE_SECONDS = 0.5
 LEAST_TURNS = 5
 KNOWN_WITHIN = 0.03
 MEASURED_SECONDS = 30.0
-"""Five turns took 5.5 s beside compute, and could not tell 0.88 from 1.58."""
 CLOSE = 1.5
 COMPUTE_PER_MOVE = 2.0
 MATRIX = 768

@@ -6,10 +6,9 @@ them. By hand they are kept until the pass ends, and `prefetch` is given all of 
 at once as the store has at the device. A file per tensor is shown as people use it (what the page cache holds is
 fast), and with every write synced and every read from the device.
 
-A shared disk is twice as fast in one minute as in the next. So every process measures its variant beside the raw
-device: passes of both alternate, each moves all tensors down and up once, whoever went second goes first the next time,
-and the ratio of each pair counts. What they do before is left out: training uses the same space step after step, and
-the first use of disk space and of page cache is slower.
+Every process measures its variant beside the raw device: passes of both alternate, each moves all tensors down and up
+once, whoever went second goes first the next time, and the ratio of each pair counts. What they do before is left out:
+training uses the same space step after step, and the first use of disk space and of page cache is slower.
 
 A virtual disk may be faster in one file than in another, pass after pass. So the raw device writes where the store
 does, in the store's own file while that is empty. The raw device beside itself shows what such a ratio is worth, in the
@@ -140,19 +139,28 @@ def check(tensor: Tensor, number: int) -> None:
 
 
 @contextmanager
-def tierstore(scratch: Path, num_named: int | None = None) -> Iterator[Mover]:
-    """An embedded store that keeps nothing in host memory and encodes nothing. `num_named`: as `kept_mover_of`'s."""
-    tensors = random_tensors(NUM_TENSORS)
+def tierstore(scratch: Path, **how: Any) -> Iterator[Mover]:
+    """An embedded store that keeps nothing in host memory and encodes nothing. `how`: as `mover_of`'s."""
     with TierStore(scratch, host_bytes=0, codec="none") as store:
-        mover = mover_of(store, tensors) if num_named is None else kept_mover_of(store, tensors, num_named)
+        mover = mover_of(store, random_tensors(NUM_TENSORS), **how)
         mover.spill()
         mover.restore()
         first_segment = store._core.engine.disk.descriptors()[0]  # long enough for all of them
         yield mover._replace(file=first_segment)
 
 
-def mover_of(store: TierStore, tensors: list[Tensor], check: Callable[[Tensor, int], None] = check) -> Mover:
-    """Everything is put, then got in the same order, each prefetched some tensors before and dropped at once."""
+def mover_of(
+    store: TierStore,
+    tensors: list[Tensor],
+    check: Callable[[Tensor, int], None] = check,
+    *,
+    num_named: int = LOOKAHEAD,
+    are_kept: bool = False,
+) -> Mover:
+    """Everything is put, then got in the same order; each is dropped at once, or kept until all were got.
+
+    `num_named`: so many are named to `prefetch` before each `get`; as many as there are: once, before the first.
+    """
     handles: dict[int, Handle] = {}
 
     def spill() -> None:
@@ -162,32 +170,12 @@ def mover_of(store: TierStore, tensors: list[Tensor], check: Callable[[Tensor, i
 
     def restore() -> None:
         for number in range(len(tensors)):
-            ahead = range(number, min(number + LOOKAHEAD, len(tensors)))
-            store.prefetch(handles[each] for each in ahead)  # a hint: what finds no room is dropped
-            check(store.get(handles.pop(number)), number)
-        store.flush()  # freeing what was kept is part of it
-
-    return Mover(spill, restore)
-
-
-def kept_mover_of(store: TierStore, tensors: list[Tensor], num_named: int) -> Mover:
-    """Everything is put, then got in the same order, and kept until all were got.
-
-    `num_named`: so many are named to `prefetch` before each `get`; as many as there are: once, before the first.
-    """
-    handles: list[Handle] = []
-
-    def spill() -> None:
-        handles.extend(store.put(tensor) for tensor in tensors)
-        store.flush()
-
-    def restore() -> None:
-        for number, handle in enumerate(handles):
-            if number == 0 or num_named < len(handles):
-                store.prefetch(handles[number : number + num_named])
-            check(store.get(handle), number)
+            if number == 0 or num_named < len(tensors):
+                ahead = range(number, min(number + num_named, len(tensors)))
+                store.prefetch(handles[each] for each in ahead)  # a hint: what finds no room is dropped
+            check(store.get(handles[number] if are_kept else handles.pop(number)), number)
         handles.clear()
-        store.flush()
+        store.flush()  # freeing what was kept is part of it
 
     return Mover(spill, restore)
 
@@ -219,7 +207,9 @@ def opened(variant: str, scratch: Path) -> AbstractContextManager[Mover]:
         return raw_device(scratch, NUM_TENSORS, TENSOR_BYTES)
     if variant.startswith("file"):
         return file_per_tensor(scratch, cold=variant.endswith("cold"))
-    return tierstore(scratch, {"tierstore": None, "tierstore, six ahead by hand": 6}.get(variant, NUM_TENSORS))
+    if variant == "tierstore":
+        return tierstore(scratch)
+    return tierstore(scratch, num_named=6 if "six" in variant else NUM_TENSORS, are_kept=True)
 
 
 def measure(variant: str, scratch: Path) -> Figures:

@@ -124,7 +124,13 @@ def train(model: str, variant: str, scratch: Path) -> None:
     module, loss_of = {"transformer": transformer, "CNN": cnn, "GRU": gru}[name](2 if half else 1)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     is_loaded = False
-    with PeakHostMemory() as memory, opened(variant, scratch) as run:
+    run = Run()
+    with PeakHostMemory() as memory, ExitStack() as stack:
+        if variant != PLAIN:
+            options = {"host_bytes": HOST_BYTES, "staging_bytes": WINDOW_BYTES}
+            run = ReturningRun(
+                stack.enter_context(TierStore(scratch, **options, return_memory=variant.partition(",")[0]))
+            )
 
         def step(_: str) -> Figures:
             nonlocal is_loaded
@@ -144,16 +150,6 @@ class ReturningRun(Run):
     def figures(self) -> Figures:
         stats = self._store.stats()
         return {name: getattr(stats, name) for name in ("returned_bytes", "return_seconds", "staging_bytes")}
-
-
-@contextmanager
-def opened(variant: str, scratch: Path) -> Iterator[Run]:
-    if variant == PLAIN:
-        yield Run()
-        return
-    mode = variant.partition(",")[0]
-    with TierStore(scratch, host_bytes=HOST_BYTES, staging_bytes=WINDOW_BYTES, return_memory=mode) as store:
-        yield ReturningRun(store)
 
 
 Made = tuple[nn.Module, Loss]

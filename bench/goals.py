@@ -33,15 +33,15 @@ class Unit(NamedTuple):
     """How a figure is told: its name in words without the unit, the unit ("": none), and what it is divided by."""
 
     words: str
-    unit: str
-    scale: int
+    unit: str = ""
+    scale: int = 1
 
 
 def unit_of(figure: str) -> Unit:
     for suffix, unit in UNITS.items():
         if figure.endswith(suffix):
             return Unit(figure.removesuffix(suffix).replace("_", " "), unit, 2**20 if unit == "MiB" else 1)
-    return Unit(figure.replace("_", " "), "", 1)
+    return Unit(figure.replace("_", " "))
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Goal:
 
     @property
     def unit(self) -> Unit:
-        return Unit("", "", 1) if self.of else unit_of(self.figure)
+        return Unit("") if self.of else unit_of(self.figure)
 
     @property
     def asked(self) -> str:
@@ -119,21 +119,11 @@ class Goal:
             return value / other
         return -math.inf if self.at_least is not None else math.inf
 
-    @property
-    def hidden(self) -> str:
-        """In words, why there is no ratio."""
-        others = ", ".join(self.of)
-        return f"noise hides what {others} costs" if self.beyond else f"nothing was seen of {others}"
-
 
 class Verdict(NamedTuple):
-    """A goal and what came of it.
+    """A goal and what came of it: the median over the rounds, and the least and the most of those that have a ratio.
 
-    Attributes:
-        median: over the rounds; None: not measured.
-        least, most: of the rounds in which there is a ratio.
-        outcome: of the median.
-        num_hidden: rounds in which there is none.
+    `num_hidden`: rounds that have none.
     """
 
     goal: Goal
@@ -147,11 +137,11 @@ class Verdict(NamedTuple):
     def measured(self) -> str:
         """The median in words, with its spread; or why there is none, where that is known."""
         if self.median is None or self.least is None or self.most is None:
-            return self.goal.hidden if self.num_hidden else "-"
+            return "hidden by noise" if self.num_hidden else "-"
         unit = self.goal.unit
         median, least, most = (f"{value / unit.scale:.4g}" for value in (self.median, self.least, self.most))
         words = f"{median} {unit.unit}".rstrip() + (f" ({least} to {most})" if least != most else "")
-        return words + (f"; in {self.num_hidden} of the rounds {self.goal.hidden}" if self.num_hidden else "")
+        return words + (f"; {self.num_hidden} of the rounds are hidden by noise" if self.num_hidden else "")
 
 
 def judge(goal: Goal, rounds: Rounds) -> Verdict:
@@ -162,12 +152,3 @@ def judge(goal: Goal, rounds: Rounds) -> Verdict:
         return Verdict(goal, None, None, None, "not measured", num_hidden)
     median = statistics.median(values)
     return Verdict(goal, median, min(seen), max(seen), "met" if goal.admits(median) else "missed", num_hidden)
-
-
-def figures_by_round(runs: Sequence[tuple[int, str, Figures | None]]) -> Rounds:
-    """From (round, variant, figures) of each run; a run that failed has none."""
-    rounds: dict[int, dict[str, Figures]] = {}
-    for number, variant, figures in runs:
-        if figures is not None:
-            rounds.setdefault(number, {})[variant] = figures
-    return rounds

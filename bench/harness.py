@@ -63,8 +63,7 @@ class Benchmark:
 class Record:
     """One run of one variant: its figures, or why there are none. What was concluded counts as a round after the last.
 
-    Attributes:
-        seconds: from the start of its process to its end, divided by the variants that shared it; None: not noted.
+    `seconds`: from the start of its process to its end, divided by the variants that shared it; None: not noted.
     """
 
     variant: str
@@ -88,14 +87,7 @@ def run_benchmark(
     progress: Callable[[str], object],
     results: Path = RESULTS,
 ) -> None:
-    """Run every variant in every round and write `NAME.jsonl`; blocks until it is done.
-
-    Args:
-        directory: on the disk to be measured.
-        rounds: instead of the benchmark's own number.
-        progress: told what runs next.
-        results: where to write.
-    """
+    """Run every variant in every round, on the disk of `directory`, and write `NAME.jsonl`; blocks until it is done."""
     about = {
         "benchmark": benchmark.name,
         "settings": settings_of(import_module(benchmark.module or f"bench.{benchmark.name}")),

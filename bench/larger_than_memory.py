@@ -17,7 +17,6 @@ import mmap
 import resource
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from tierstore import TierStore, tiered_offload
 from .disk_throughput import TENSOR_BYTES
 from .goals import Goal
 from .harness import Benchmark
-from .parties import Figures
+from .parties import Figures, lap_of
 from .raw_device import private_buffers, raw_device
 
 VALUES_BYTES = 128 * 2**20
@@ -66,19 +65,20 @@ def with_store(scratch: Path) -> Figures:
     start = torch.rand(VALUES_BYTES // 4, requires_grad=True)
     factor = torch.tensor(1.01, requires_grad=True)
     with TierStore(scratch, host_bytes=HOST_BYTES) as store:
-        times = [_times()]
-        values = start
-        with tiered_offload(store):
-            for _ in range(NUM_STEPS):
-                values = torch.sin(values * factor)
-            total = values.sum()
-        times.append(_times())
-        total.backward()
-        times.append(_times())
-        stats = store.stats()
-    waits = {f"{cause.replace(' ', '_')}_seconds": seconds for cause, seconds in stats.stall_seconds.items()}
-    begun, halfway, ended = times
-    return _since(begun, "forward", halfway) | _since(halfway, "backward", ended) | waits
+
+        def forward() -> None:
+            nonlocal total
+            values = start
+            with tiered_offload(store):
+                for _ in range(NUM_STEPS):
+                    values = torch.sin(values * factor)
+                total = values.sum()
+
+        total = factor
+        laps = {"forward": lap_of(forward), "backward": lap_of(lambda: total.backward())}
+        waited = store.stats().stall_seconds.items()
+    waits = {f"{cause.replace(' ', '_')}_seconds": seconds for cause, seconds in waited}
+    return waits | {f"{way}_{name}": value for way, lap in laps.items() for name, value in lap.items()}
 
 
 @torch.no_grad()
@@ -110,21 +110,13 @@ def with_bare_threads(scratch: Path, *, is_like_saved: bool) -> Figures:
 
 
 def _both(way: str, compute: Callable[[], None], move: Callable[[], None]) -> Figures:
-    began = _times()
-    mover = threading.Thread(target=move)
-    mover.start()
-    compute()
-    compute_seconds = time.perf_counter() - began[0]
-    mover.join()
-    return _since(began, way, _times()) | {f"{way}_compute_seconds": compute_seconds}
+    figures: Figures = {}
 
+    def run() -> None:
+        mover = threading.Thread(target=move)
+        mover.start()
+        figures[f"{way}_compute_seconds"] = lap_of(compute)["seconds"]
+        mover.join()
 
-def _times() -> tuple[float, float, float]:
-    """Seconds: on the clock, and of the process's threads in their own code and in the kernel."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return time.perf_counter(), used.ru_utime, used.ru_stime
-
-
-def _since(before: tuple[float, float, float], way: str, after: tuple[float, float, float]) -> Figures:
-    names = (f"{way}_seconds", f"{way}_user_seconds", f"{way}_system_seconds")
-    return {name: now - then for name, now, then in zip(names, after, before, strict=True)}
+    lap = lap_of(run)
+    return figures | {f"{way}_{name}": value for name, value in lap.items()}

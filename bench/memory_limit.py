@@ -5,9 +5,8 @@ and is shown so. The floor beside the store is the same training without a limit
 threads move and checksum the bytes that the store moves: what is left then is what the drive and the memory bus take
 away from training on these cores, whoever moves the bytes. How many they are is seen in the store's own first steps.
 
-A shared machine is twice as fast in one minute as in the next. So a variant is measured beside those that it is
-compared with: each trains in a process of its own, in a cgroup of its own, but they take turns, a step each, whoever
-went first goes last the next time, and the ratio of the steps of each turn counts.
+A variant is measured beside those that it is compared with: each trains in a process and a cgroup of its own, but they
+take turns, a step each (`bench/parties.py` says why), and the ratio of the steps of each turn counts.
 
 Beside the steps is told what keeps a training on all cores from them: the CPU time of the threads that move bytes, and
 how long the thread that trains was ready to run while others had the cores.
@@ -26,7 +25,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -151,13 +150,14 @@ def swap_file(folder: Path) -> Iterator[None]:
 
 def train(variant: str, scratch: Path, written_bytes: int, read_bytes: int) -> None:
     _, loss_of, optimizer = text_training(SHAPE, BATCH)
-    prepared: dict[str, Callable[[], AbstractContextManager[Run]]] = {
-        MOVER: lambda: with_mover(scratch, written_bytes, read_bytes),
-        STORE: lambda: with_tierstore(scratch),
-        TIGHT: lambda: with_tierstore(scratch),
-        FILES: lambda: nullcontext(Run(lambda: file_per_tensor(scratch))),
-    }
-    with prepared.get(variant, lambda: nullcontext(Run()))() as run:
+    run = Run()
+    with ExitStack() as stack:
+        if variant in (STORE, TIGHT):
+            run = StoreRun(stack.enter_context(TierStore(scratch, host_bytes=HOST_BYTES)))
+        elif variant == MOVER:
+            run = stack.enter_context(with_mover(scratch, written_bytes, read_bytes))
+        elif variant == FILES:
+            run = Run(lambda: file_per_tensor(scratch))
 
         def step(_: str) -> Figures:
             before = thread_times()
@@ -206,12 +206,6 @@ class StoreRun(Run):
         step = {name: total - self._last.get(name, 0) for name, total in totals.items()}
         self._last = totals
         return step
-
-
-@contextmanager
-def with_tierstore(scratch: Path) -> Iterator[Run]:
-    with TierStore(scratch, host_bytes=HOST_BYTES) as store:
-        yield StoreRun(store)
 
 
 class MoverRun(Run):

@@ -5,11 +5,9 @@ the limit by a memory cgroup. Each strategy (`plan_trainings`) trains in a proce
 turns, a step each, which finds the best single strategy. The best of several medians is lower than what it is a median
 of, so these turns only choose.
 
-Then the plan and that one alone take turns. In each turn a training takes two steps, of which the second counts: steps
-of a training follow each other, as those do by which a plan predicts. Processes of one decision differ by more than
-strategies do, so several pairs of processes are compared: the first has made the plan, the others load it from a file.
-Ratios count within a turn. A pair's is the median of its turns', and a case's the median of its pairs'.
-
+Then the plan and that one alone take turns. In each turn a training takes two steps, of which the second counts.
+Processes of one decision differ by more than strategies do, so several pairs of processes are compared: the first has
+made the plan, the others load it from a file. A pair's ratio is the median of its turns', a case's that of its pairs'.
 A strategy that the kernel kills has no step. If it kills the best single strategy in a pair, the next best is compared.
 
 The budget is 0, which keeps least. Its step is compared as a ratio to plain training compiled by the same backend.
@@ -131,12 +129,7 @@ def _warm(model: str, strategy: str, limit_bytes: int | None, scratch: Path) -> 
 
 
 class Compared(NamedTuple):
-    """The plan beside the best single strategy.
-
-    Attributes:
-        best: that strategy; None: all were killed.
-        pairs: the turns of each pair of processes.
-    """
+    """The turns of each pair of processes: the plan beside the best single strategy; None: all of these were killed."""
 
     best: str | None
     pairs: list[list[Turn]]
@@ -180,7 +173,7 @@ def _to_plain(strategy: str, turns: Sequence[Turn]) -> float | None:
     against = COMPILED if strategy == "budget" else PLAIN
     if not all(turn.get(strategy) for turn in turns):
         return None
-    return statistics.median(turn[strategy]["step_seconds"] / turn[against]["step_seconds"] for turn in turns)
+    return _ratio(strategy, against, turns)
 
 
 def _fastest_first(turns: Sequence[Turn]) -> list[str]:
@@ -214,17 +207,16 @@ def _add_figures_of_pairs(plan: Figures, compared: Compared, limit_bytes: int) -
         statistics.median(step["step_seconds"] / step["predicted_seconds"] for step in steps) - 1
     )
     if compared.best is not None:
-        ratios = [_to_best(compared.best, turns) for turns in compared.pairs]
+        ratios = [_ratio(PLAN, compared.best, turns) for turns in compared.pairs]
         plan |= {f"step_to_best_in_pair_{place}": ratio for place, ratio in enumerate(ratios, start=1)}
         plan["step_to_best"] = statistics.median(ratios)
-        plan["cpu_to_best"] = statistics.median(
-            _cpu_seconds(turn[PLAN]) / _cpu_seconds(turn[compared.best]) for turn in compared.turns
-        )
+        plan["cpu_to_best"] = _ratio(PLAN, compared.best, compared.turns, "user_seconds", "system_seconds")
 
 
-def _to_best(best: str, turns: Sequence[Turn]) -> float:
-    return statistics.median(turn[PLAN]["step_seconds"] / turn[best]["step_seconds"] for turn in turns)
+def _ratio(strategy: str, other: str, turns: Sequence[Turn], *figures: str) -> float:
+    """Of the sums of figures, by turns; without any, of the times of steps."""
 
+    def of(step: Figures) -> float:
+        return sum(step[figure] for figure in figures or ("step_seconds",))
 
-def _cpu_seconds(step: Figures) -> float:
-    return step["user_seconds"] + step["system_seconds"]
+    return statistics.median(of(turn[strategy]) / of(turn[other]) for turn in turns)

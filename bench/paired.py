@@ -6,13 +6,11 @@ another, never with those of another turn, and the median over the turns tells h
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_RESAMPLES = 1000
-_LEVEL = 0.95
+import numpy
 
 
 class Estimate(NamedTuple):
@@ -31,7 +29,6 @@ class Estimate(NamedTuple):
 def estimate_of(ones: Sequence[float], others: Sequence[float]) -> Estimate:
     """How ones stand to others, turn by turn; at least one turn. The same turns always give the same estimate."""
     ratios = [one / other for one, other in zip(ones, others, strict=True)]
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
-    cut = round(_RESAMPLES * (1 - _LEVEL) / 2)
-    return Estimate(statistics.median(ratios), medians[cut], medians[-1 - cut])
+    samples = numpy.random.default_rng(0).choice(ratios, (1000, len(ratios)))
+    low, high = numpy.quantile(numpy.median(samples, axis=1), (0.025, 0.975))
+    return Estimate(statistics.median(ratios), float(low), float(high))

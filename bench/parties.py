@@ -53,11 +53,7 @@ def party(name: str, module: str, requests: Sequence[Sequence[object]]) -> Itera
 
 
 def turns(parties: Sequence[Party], what: str, num_turns: int) -> list[dict[str, list[Figures]]]:
-    """So many turns of every party, one party at a time; the first goes last the next time.
-
-    Returns:
-        For each turn, the figures of each party's processes under its name.
-    """
+    """So many turns of every party, one at a time, the first last the next time; the figures of each, by its name."""
     orders = (parties if turn % 2 else parties[::-1] for turn in range(num_turns))
     return [{each.name: each.do(what) for each in order} for order in orders]
 

@@ -21,7 +21,7 @@ from tierstore import offload_module
 from .goals import Goal
 from .harness import Benchmark
 from .trainings import Figures
-from .tuning_workloads import ROWS, WIDTH, Branching, Contender, Workload, open_store, speed_that_keeps_up
+from .tuning_workloads import ROWS, WIDTH, Contender, branching, open_store, speed_that_keeps_up
 
 STAGES = 12
 SAVED_BYTES = (STAGES * 8 - 1) * ROWS * WIDTH * 4
@@ -50,8 +50,7 @@ def measure(variant: str, scratch: Path) -> Figures:
     """Percentages of the unpacks and of the step, and the step; medians after the first step."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = Branching(STAGES, has_matrices=False)
-    workload = Workload(model, (torch.randn(ROWS, WIDTH),), SAVED_BYTES)
+    workload = branching(STAGES, SAVED_BYTES, has_matrices=False)
     speed = None
     if variant == SLOW:
         plain = Contender(workload)
@@ -60,12 +59,13 @@ def measure(variant: str, scratch: Path) -> Figures:
         speed = ENOUGH * speed_that_keeps_up(workload, plain, HOST_BYTES)
     with open_store(scratch, speed, host_bytes=HOST_BYTES) as store:
         if variant == SCOPES:
-            model.stages = nn.ModuleList(offload_module(stage, store=store) for stage in model.stages)
+            stages = workload.model.stages
+            workload.model.stages = nn.ModuleList(offload_module(stage, store=store) for stage in stages)
         contender = Contender(workload, store, nullcontext if variant == SCOPES else None)
         for _ in range(STEPS):
             contender.step()
     steps = contender.steps[1:]
-    asked = [sum(step[name] for name in ("hits", "late", "misses")) for step in steps]
+    asked = [step["hits"] + step["late"] + step["misses"] for step in steps]
     figures = {
         "asked_for_from_disk": statistics.mean(asked),
         "hits_percent": 100 * sum(step["hits"] for step in steps) / max(sum(asked), 1),

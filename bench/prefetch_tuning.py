@@ -21,15 +21,7 @@ import torch
 
 from .harness import Benchmark
 from .trainings import Figures
-from .tuning_workloads import (
-    CAUSES,
-    NUM_THREADS,
-    WORKLOADS,
-    Contender,
-    make_workload,
-    open_store,
-    speed_that_keeps_up,
-)
+from .tuning_workloads import CAUSES, NUM_THREADS, WORKLOADS, Contender, make_workload, open_store, speed_that_keeps_up
 
 MIB = 2**20
 HOST_SHARE = 8

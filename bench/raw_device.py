@@ -17,12 +17,9 @@ Buffer = mmap.mmap | memoryview
 
 
 class Mover(NamedTuple):
-    """One way to keep a set of blocks on disk.
+    """One way to keep a set of blocks on disk: all are written, then each is in memory once, and none is kept.
 
-    Attributes:
-        spill: writes them all.
-        restore: has each in memory once, and keeps none.
-        file: the descriptor of the one where it has kept them all, which is empty between; None: there is none.
+    `file`: the descriptor of the one where they all were, which is empty between; None: there is none.
     """
 
     spill: Callable[[], None]
@@ -44,9 +41,6 @@ def raw_device(
     """O_DIRECT into a preallocated file, each transfer of those at once on a thread of its own.
 
     Args:
-        scratch: a directory on the device.
-        num_blocks: in a pass.
-        block_bytes: of each.
         buffers: used again and again, as long as a block, aligned to pages; a multiple of the number of threads, or
             fewer. None: private ones, in huge pages.
         file: open, preallocated and long enough; None: one of its own.

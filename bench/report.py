@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas
 
-from .goals import Verdict, figures_by_round, judge, unit_of
-from .harness import Benchmark, Results
+from .goals import Verdict, judge, unit_of
+from .harness import Benchmark, Figures, Results
 
 
 def frame_of(results: Results) -> pandas.DataFrame:
@@ -47,8 +47,11 @@ def table_of(benchmark: Benchmark, results: Results) -> str:
 
 def verdicts_of(benchmark: Benchmark, results: Results | None) -> list[Verdict]:
     """Each goal of a benchmark, judged; nothing was measured where there are no results."""
-    runs = [(r.round, r.variant, r.figures) for r in results.records] if results else []
-    return [judge(goal, figures_by_round(runs)) for goal in benchmark.goals]
+    rounds: dict[int, dict[str, Figures]] = {}
+    for run in results.records if results else ():
+        if run.figures is not None:
+            rounds.setdefault(run.round, {})[run.variant] = run.figures
+    return [judge(goal, rounds) for goal in benchmark.goals]
 
 
 def goals_as_markdown(verdicts: Mapping[str, Sequence[Verdict]], results: Mapping[str, Results | None]) -> str:
@@ -82,7 +85,7 @@ def machine_of(results: Results) -> str:
 
 
 def _machines(results: Mapping[str, Results | None]) -> list[str]:
-    """One line, or, where the files come from several machines, an item for each and what ran there."""
+    """An item for each, and what ran there; one line if it is one."""
     found: dict[str, list[str]] = {}
     for name, each in results.items():
         if each is not None:

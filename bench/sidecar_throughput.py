@@ -30,8 +30,7 @@ from .raw_device import raw_device
 RAW, EMBEDDED, SIDECAR = "raw", "embedded", "sidecar"
 ONE, TWO, FOUR = "one client", "two clients", "four clients"
 NUM_CLIENTS = {ONE: 1, TWO: 2, FOUR: 4}
-NUM_TENSORS = 64
-"""Of all clients together."""
+NUM_TENSORS = 64  # of all clients together
 GIGABYTES = NUM_TENSORS * TENSOR_BYTES / 1e9
 TURNS = 5
 PUT_TURNS = 30

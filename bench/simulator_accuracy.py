@@ -19,6 +19,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 
 from tierstore.base.defaults import NUM_SPILLS
@@ -259,9 +260,5 @@ def rank_correlation(pairs: Sequence[Predicted]) -> tuple[float, int]:
     half right. 0 where all are ties.
     """
     told_apart = [couple for couple in combinations(pairs, 2) if not is_tie(*couple)]
-    signs = [_sign(one.predicted - other.predicted) * _sign(one.median - other.median) for one, other in told_apart]
-    return (statistics.fmean(signs) if signs else 0.0), len(signs)
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
+    signs = [numpy.sign((a.predicted - b.predicted) * (a.median - b.median)) for a, b in told_apart]
+    return float(numpy.mean(signs)) if signs else 0.0, len(signs)

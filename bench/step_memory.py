@@ -7,15 +7,13 @@ anonymous and shared memory that is resident, beyond that of the loaded model (`
 Both give freed memory back at once: the store by `return_memory="always"`, plain training by its sampler, which has the
 allocator do it every 20 ms. As a rule an allocator keeps it, and then the picture would show the allocator.
 
-The picture is of memory alone. Its axis is the share of each step, since two steps are too few to compare their times;
-`bench/memory_limit.py` does that.
+Its axis is the share of each step: two steps are too few to compare their times (`bench/memory_limit.py` does that).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -29,7 +27,7 @@ from tierstore.demo.memory import resident_bytes
 from tierstore.demo.place import store_directory
 from tierstore.returning.allocator import allocator_of_process
 
-from .child import command
+from .child import answer_of, command
 from .harness import RESULTS
 from .machine import describe_machine, describe_versions
 from .memory_limit import BATCH, HOST_BYTES, SHAPE
@@ -136,15 +134,14 @@ def record(path: str | None, results: Path) -> dict[str, Any]:
     """Train each variant in a process of its own; write what was seen to `results/step_memory.json`.
 
     Raises:
-        RuntimeError: the losses differ.
-        subprocess.CalledProcessError: a training failed.
+        RuntimeError: a training failed, or the losses differ.
     """
     with store_directory(path) as place:
         recordings = {}
         for variant in DRAWN:
-            words = command("bench.step_memory", "measure", variant, place)
-            done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-            recordings[variant] = json.loads(done.stdout.splitlines()[-1])
+            recordings[variant], failure = answer_of(command("bench.step_memory", "measure", variant, place), 600)
+            if failure is not None:
+                raise RuntimeError(f"{variant}: {failure}")
         found = {
             "machine": describe_machine(place),
             "versions": describe_versions(),

@@ -89,9 +89,6 @@ class Steps:
         self.losses: list[float] = []
         self.packed_gib = 0.0
 
-    def end(self) -> None:
-        self.ends.append(time.perf_counter())
-
     def log(self, values: dict[str, Any]) -> None:
         if "loss" in values:
             self.losses.append(float(values["loss"]))
@@ -121,7 +118,7 @@ def transformers(library: str, store: Path | None, scratch: Path, steps: Steps) 
 
     class Watch(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            steps.end()
+            steps.ends.append(time.perf_counter())
 
         def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
             steps.log(logs)
@@ -181,7 +178,7 @@ def lightning(library: str, store: Path | None, scratch: Path, steps: Steps) -> 
 
     class Watch(Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            steps.end()
+            steps.ends.append(time.perf_counter())
             steps.log({name: value.item() for name, value in trainer.callback_metrics.items()})
 
     stores = [] if store is None else [TierStoreCallback(store, store_options={"host_bytes": HOST_BYTES})]

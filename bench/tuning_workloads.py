@@ -34,7 +34,6 @@ from .trainings import Figures, Forward
 NUM_THREADS = 1
 """Given to `torch.set_num_threads` by who measures; the saved bytes do not depend on it, the last bits may."""
 ROWS, WIDTH = 8192, 256
-TRANSFORMER_BATCH = 8
 SAVED_BYTES = {"transformer": 174_063_616, "convolutional": 232_783_872, "branching": 189_792_256}
 """What one step saves in storages of 1 MiB and more that nobody else holds; all is alive at the end of forward."""
 CAUSES = {"pack_waits": "pack waits for budget", "unpack_waits": "unpack waits for restore"}
@@ -49,12 +48,7 @@ class Workload:
     saved_bytes: int
 
     def step(self, around: Forward = nullcontext, between: Callable[[], object] = lambda: None) -> None:
-        """Drop the last gradients, forward, backward. No optimizer: each step is the same as the one before.
-
-        Args:
-            around: makes the context of forward, such as `tiered_offload(store)`.
-            between: called between forward and backward.
-        """
+        """Drop the last gradients, forward, `between`, backward. No optimizer: each step is like the one before."""
         self.model.zero_grad()
         with around():
             loss = self.model(*self.batch)
@@ -65,26 +59,32 @@ class Workload:
 def make_workload(name: str) -> Workload:
     """The workload of that name, with the same bits each time. Seeds torch's default generator."""
     torch.manual_seed(0)
-    return Workload(*WORKLOADS[name](), SAVED_BYTES[name])
+    return WORKLOADS[name]()
 
 
-def transformer(batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def transformer(batch: int = 8) -> Workload:
     """For so many texts; what it saves is in proportion. Draws on torch's default generator."""
     shape = ModelShape(layers=5, width=256, heads=4, context=256)
     text = torch.randint(256, (batch, shape.context + 1))
-    return ByteTransformer(shape), (text[:, :-1], text[:, 1:])
+    return Workload(ByteTransformer(shape), (text[:, :-1], text[:, 1:]), SAVED_BYTES["transformer"] * batch // 8)
 
 
-def _convolutional() -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _convolutional() -> Workload:
     shape = ResNetShape(stages=(3, 3), width=16, batch=48, side=128)
     images = torch.randn(shape.batch, 3, shape.side, shape.side)
-    return ResNet(shape), (images, torch.randint(1000, (shape.batch,)))
+    model = ResNet(shape)
+    return Workload(model, (images, torch.randint(1000, (shape.batch,))), SAVED_BYTES["convolutional"])
 
 
-WORKLOADS: Mapping[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
-    "transformer": partial(transformer, TRANSFORMER_BATCH),
+def branching(num_stages: int, saved_bytes: int, *, has_matrices: bool) -> Workload:
+    model = Branching(num_stages, has_matrices=has_matrices)
+    return Workload(model, (torch.randn(ROWS, WIDTH),), saved_bytes)
+
+
+WORKLOADS: Mapping[str, Callable[[], Workload]] = {
+    "transformer": transformer,
     "convolutional": _convolutional,
-    "branching": lambda: (Branching(2, has_matrices=True), (torch.randn(ROWS, WIDTH),)),
+    "branching": partial(branching, 2, SAVED_BYTES["branching"], has_matrices=True),
 }
 
 
@@ -142,15 +142,9 @@ class Matrices(nn.Module):
 
 
 class Contender:
-    """A workload with a store, or none, that takes a step when it is told to.
+    """A workload with a store, or none, that takes a step when it is told to; `steps`: figures of each so far.
 
-    Args:
-        workload: which several may share.
-        store: None: a plain step.
-        around: makes the context of forward; None: `tiered_offload` of the store, with the options.
-
-    Attributes:
-        steps: figures of each so far.
+    `around` makes the context of forward; None: `tiered_offload` of the store, with the options.
     """
 
     def __init__(

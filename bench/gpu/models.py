@@ -124,7 +124,3 @@ class Decoder(nn.Module):
         for block in self.blocks:
             stream = block(stream, self.cosines, self.sines)
         return F.cross_entropy(self.head(self.norm(stream)).flatten(0, 1), following.flatten())
-
-
-def blocks_of(model: ResNet | Decoder) -> nn.ModuleList:
-    return model.blocks

@@ -16,8 +16,6 @@ from .workloads import WORKLOADS, fitting_batch
 
 _PATIENCE = 3
 """A run may take so many times what it is expected to, while there is time."""
-
-
 _CUT_SHORT = "the time for all runs was over"
 
 
@@ -66,12 +64,9 @@ def run_tests(paths: Sequence[str], budget: Budget, limit_seconds: float) -> dic
 def run_cases(
     cases: Sequence[Case], budget: Budget, request: dict[str, Any], directory: Path, progress: Callable[[str], None]
 ) -> Outcome:
-    """Run one case after another; those for which the time will not do are left out, and named.
+    """Run one case after another, on the disk of `directory`; those that time is too short for are left out, and named.
 
-    Args:
-        request: what every run is told: device, steps, whether it is tiny; beside it, a batch that fits.
-        directory: on the disk to be measured.
-        progress: told what happens.
+    `request`: what every run is told: device, steps, whether it is tiny; beside it, a batch that fits.
     """
     outcome = Outcome([], {})
     for case in cases:
@@ -132,10 +127,4 @@ def _in_short(figures: dict[str, Any]) -> str:
     if "step_seconds" in figures:
         step_ms, peak_mib = figures["step_seconds"] * 1000, figures["peak_bytes"] / 2**20
         return f"batch {figures['batch']}, step {step_ms:.0f} ms, peak {peak_mib:,.0f} MiB"
-    if "stays_pack_us" in figures:
-        return (
-            ", ".join(f"{name.removesuffix('_us').replace('_', ' ')} {us:.1f}" for name, us in figures.items()) + " us"
-        )
-    rates = (f"{name.removesuffix('_bytes_per_second')} {rate / 1e9:.1f}" for name, rate in figures.items()
-             if name.endswith("_per_second"))  # fmt: skip
-    return ", ".join(rates) + " GB/s"
+    return ", ".join(f"{name} {value:.3g}" for name, value in figures.items() if isinstance(value, float))

@@ -51,11 +51,7 @@ def covered_fraction(none: Figures, floors: Figures) -> float:
 
 
 def verdicts(found: Found, window_bytes: int) -> Iterator[Verdict]:
-    """Every goal whose figures were measured.
-
-    Args:
-        window_bytes: of device memory that the store may use for what is on its way, both ways together.
-    """
+    """Every goal whose figures were measured. `window_bytes`: of device memory for what is on its way, both ways."""
     if saved := found.get("saved tensor"):
         yield Verdict("saved tensor: microseconds of a pack that stays on the device", saved["stays_pack_us"], 12)
         yield Verdict("saved tensor: microseconds of a pack that leaves it", saved["leaves_pack_us"], 45)

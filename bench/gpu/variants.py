@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from bench.parties import daemon
 from bench.peers import checkpoint_blocks, save_on_cpu
 from tierstore import TierStore, tiered_offload
 
-from .models import blocks_of
+from .models import Decoder, ResNet
 
 Options = dict[str, Any]
 VARIANTS = (
@@ -40,7 +39,7 @@ class Prepared(NamedTuple):
 
 @contextmanager
 def prepare(
-    variant: str, model: nn.Module, device: torch.device, scratch: Path, options: Options
+    variant: str, model: ResNet | Decoder, device: torch.device, scratch: Path, options: Options
 ) -> Iterator[Prepared]:
     """Open what the variant needs; ends it with the block. `options`: as `TierStore` and `tiered_offload` take them.
 
@@ -48,7 +47,7 @@ def prepare(
         ImportError: the variant is of a package that is not installed.
     """
     if "checkpoint" in variant:
-        checkpoint_blocks(blocks_of(model))
+        checkpoint_blocks(model.blocks)
     if variant in ("none", "checkpoint"):
         yield Prepared(nullcontext)
     elif variant == "save_on_cpu":

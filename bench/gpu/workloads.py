@@ -20,8 +20,6 @@ class Workload:
     """A model and its batch.
 
     Attributes:
-        shape: of the model.
-        dtype: of its parameters.
         tokens: in a step; 0: it has none.
         saved_bytes_of_one: by a forward, for each element of the batch; None: its batch is what it is.
     """
@@ -55,10 +53,7 @@ class Workload:
 
 
 def fitting_batch(name: str, free_bytes: int | None) -> int | None:
-    """The largest batch of a workload, halved and halved again, for which plain training fits into so much memory.
-
-    None: the batch is to be what it is: there is no other, or how much memory there is is not known.
-    """
+    """The largest batch, halved and halved again, for which plain training fits into so much memory; None: as it is."""
     workload = WORKLOADS[name]
     if free_bytes is None or workload.saved_bytes_of_one is None or not isinstance(workload.shape, ResNetShape):
         return None
