@@ -54,10 +54,8 @@ def measure(variant: str, scratch: Path) -> Figures:
     """Seconds of each way, CPU time in it, what threads waited for, and the most memory that the process had."""
     if shutil.disk_usage(scratch).free < SAVED_BYTES * 1.05:
         raise RuntimeError(f"the drive has no room for {SAVED_BYTES / 2**30:.0f} GiB")
-    if variant == STORE:
-        figures = with_store(scratch)
-    else:
-        figures = with_bare_threads(scratch, is_like_saved=variant == LIKE_SAVED)
+    is_like_saved = variant == LIKE_SAVED
+    figures = with_store(scratch) if variant == STORE else with_bare_threads(scratch, is_like_saved=is_like_saved)
     return figures | {"most_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
@@ -102,11 +100,7 @@ def with_bare_threads(scratch: Path, *, is_like_saved: bool) -> Figures:
     num_blocks = (SAVED_BYTES - HOST_BYTES) // TENSOR_BYTES
     sources = private_buffers(TENSOR_BYTES, NUM_SMALL, pages=mmap.MADV_NOHUGEPAGE) if is_like_saved else None
     with raw_device(scratch, num_blocks, TENSOR_BYTES, sources=sources, has_checksums=is_like_saved) as mover:
-        ways = ((forward, mover.spill), (backward, mover.restore))
-        figures: Figures = {}
-        for way, (compute, move) in zip(WAYS, ways, strict=True):
-            figures |= _both(way, compute, move)
-        return figures
+        return _both("forward", forward, mover.spill) | _both("backward", backward, mover.restore)
 
 
 def _both(way: str, compute: Callable[[], None], move: Callable[[], None]) -> Figures:
