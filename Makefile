@@ -55,7 +55,7 @@ bench: $(DEV)           ## run all benchmarks: tables, goals, plots (over an hou
 	$(BIN)/python -m bench
 
 bench-tuning: $(DEV)    ## compare settings and the simulator (over 20 minutes)
-	$(BIN)/python -m bench shared_pages simulator_accuracy io_depth prefetch_tuning tuned_settings lowest_limit
+	$(BIN)/python -m bench simulator_accuracy prefetch_tuning tuned_settings
 
 gpu: $(DEV)             ## test and measure this machine's GPU (9 minutes)
 	$(BIN)/python -m bench.gpu

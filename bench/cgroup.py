@@ -1,11 +1,12 @@
-"""A memory cgroup for one process: a limit that the kernel enforces, and its own account of the peak.
+"""Cgroups for one process: a memory limit that the kernel enforces, its account of the peak, and a drive of any speed.
 
-cgroup v1 (memory.limit_in_bytes) and v2 (memory.max), whichever has the memory controller on this machine; see
-cgroups(7) and the kernel's admin guide. Making one takes root, or a subtree that was delegated to the user.
+cgroup v1 and v2, whichever has the controller on this machine; see cgroups(7) and the kernel's admin guide
+(cgroup-v1/memory, cgroup-v1/blkio-controller, cgroup-v2). Making one takes root, or a subtree that was delegated.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 import time
@@ -14,139 +15,149 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["CgroupError", "MemoryCgroup", "Paths", "find_memory_cgroup", "memory_cgroup"]
-
 
 class CgroupError(Exception):
-    """No memory cgroup can be made here; the message says why."""
+    """No such cgroup can be made here; the message says why."""
 
 
-class Files(NamedTuple):
-    """The names that a version of cgroups gives to what is needed here."""
-
-    limit: str
-    swap: tuple[str, str]
-    """A file and what to write there once the limit is set, so that nothing goes to swap instead."""
-    used: str
-    peak: str
-    events: str
-    """Holds a line "oom_kill N"."""
-
-
-V1 = Files(
-    "memory.limit_in_bytes",
-    ("memory.swappiness", "0"),
-    "memory.usage_in_bytes",
-    "memory.max_usage_in_bytes",
-    "memory.oom_control",
-)
-V2 = Files("memory.max", ("memory.swap.max", "0"), "memory.current", "memory.peak", "memory.events")
-
-
-class Paths(NamedTuple):
-    """Where a process is in the hierarchy that has the memory controller."""
+class Place(NamedTuple):
+    """Where a process is in the hierarchy that has a controller, and its version: 1 or 2."""
 
     mount: Path
     own: Path
-    files: Files
+    version: int
+
+    @property
+    def above(self) -> Path:
+        """Where a new one goes. Version 2 gives controllers to the children of cgroups without processes only."""
+        return self.own if self.version == 1 or self.own == self.mount else self.own.parent
 
 
-def find_memory_cgroup(cgroups: str, mounts: str) -> Paths:
+def find_cgroup(controller: str, cgroups: str, mounts: str) -> Place:
     """Read `/proc/self/cgroup` and `/proc/self/mountinfo`.
 
     Raises:
-        CgroupError: no memory controller is mounted.
+        CgroupError: the controller is not mounted.
     """
-    lines = [line.split(":", 2) for line in cgroups.splitlines()]
-    version_1 = next((path for _, controllers, path in lines if "memory" in controllers.split(",")), None)
-    version_2 = next((path for number, _, path in lines if number == "0"), None)
-    for path, kind, files in ((version_1, "cgroup", V1), (version_2, "cgroup2", V2)):
-        if path is not None and (mount := _mount_of(kind, mounts)) is not None:
-            return Paths(mount, mount / path.lstrip("/"), files)
-    raise CgroupError("no cgroup hierarchy with the memory controller is mounted")
+    paths: dict[str, str] = {}
+    for line in cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), path.lstrip("/"))
+    for version, kind, name in ((1, "cgroup", controller), (2, "cgroup2", "")):
+        for line in mounts.splitlines() if name in paths else ():
+            before, _, after = line.partition(" - ")
+            found, _, options = after.split(" ")[:3]
+            if found == kind and (version == 2 or controller in options.split(",")):
+                mount = Path(before.split(" ")[4])
+                return Place(mount, mount / paths[name], version)
+    raise CgroupError(f"no cgroup hierarchy with the {controller} controller is mounted")
 
 
-def _mount_of(kind: str, mounts: str) -> Path | None:
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        found, _, options = after.split(" ")[:3]
-        if found == kind and (kind == "cgroup2" or "memory" in options.split(",")):
-            return Path(before.split(" ")[4])
-    return None
+@contextmanager
+def _new_cgroup(controller: str) -> Iterator[tuple[Path, Place]]:
+    """Removed at the end; by then its processes must have ended or left."""
+    place = find_cgroup(controller, Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
+    try:
+        directory = Path(tempfile.mkdtemp(prefix="tierstore-bench-", dir=place.above))
+    except OSError as error:
+        raise CgroupError(f"a {controller} cgroup cannot be made here ({error.strerror}); run this as root") from error
+    try:
+        yield directory, place
+    finally:
+        ends = time.monotonic() + 5  # a process that was killed is charged for a moment longer
+        while directory.exists():
+            try:
+                directory.rmdir()
+            except OSError:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(0.05)
 
 
 class MemoryCgroup:
-    """One cgroup that exists.
+    """One that exists: its directory, and which version it is of."""
 
-    Args:
-        directory: of it.
-        files: as its version calls them.
-    """
-
-    def __init__(self, directory: Path, files: Files) -> None:
+    def __init__(self, directory: Path, version: int) -> None:
         self._directory = directory
-        self._files = files
+        self._is_first = version == 1
 
     def limit(self, limit_bytes: int, *, with_swap: bool = False) -> None:
         """From now on no more memory than that; `with_swap`: what is more may go to swap, else nothing does."""
-        (self._directory / self._files.limit).write_text(str(limit_bytes))
-        if with_swap:
-            return
-        name, value = self._files.swap
-        if (self._directory / name).exists():
-            (self._directory / name).write_text(value)
+        (self._directory / ("memory.limit_in_bytes" if self._is_first else "memory.max")).write_text(str(limit_bytes))
+        swap = self._directory / ("memory.swappiness" if self._is_first else "memory.swap.max")
+        if not with_swap and swap.exists():
+            swap.write_text("0")
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """The same command, run inside from its first instruction on."""
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._directory / "cgroup.procs"), *arguments]
 
+    def _read(self, first: str, second: str) -> str:
+        return (self._directory / (first if self._is_first else second)).read_text()
+
     @property
     def used_bytes(self) -> int:
-        """What is charged to it now."""
-        return int((self._directory / self._files.used).read_text())
+        return int(self._read("memory.usage_in_bytes", "memory.current"))
 
     @property
     def peak_bytes(self) -> int:
         """The most memory that was charged to it at once: anonymous, page cache and the kernel's own alike."""
-        return int((self._directory / self._files.peak).read_text())
+        return int(self._read("memory.max_usage_in_bytes", "memory.peak"))
 
     @property
     def num_oom_kills(self) -> int:
         """How many of its processes the kernel has ended for want of memory."""
-        found = re.search(r"^oom_kill (\d+)$", (self._directory / self._files.events).read_text(), re.MULTILINE)
+        found = re.search(r"^oom_kill (\d+)$", self._read("memory.oom_control", "memory.events"), re.MULTILINE)
         return int(found[1]) if found else 0
 
 
 @contextmanager
 def memory_cgroup() -> Iterator[MemoryCgroup]:
-    """A new one, removed at the end; by then its processes must have ended.
-
-    Version 1 puts it below the process's own. Version 2 gives controllers to the children of cgroups without
-    processes only, so there it stands beside the process's own, or below the root.
+    """A new one.
 
     Raises:
         CgroupError: it cannot be made; as a rule that takes root and a writable /sys/fs/cgroup.
     """
-    paths = find_memory_cgroup(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
-    above = paths.own if paths.files is V1 or paths.own == paths.mount else paths.own.parent
-    try:
-        directory = Path(tempfile.mkdtemp(prefix="tierstore-bench-", dir=above))
-    except OSError as error:
-        raise CgroupError(f"a memory cgroup cannot be made here ({error.strerror}); run this as root") from error
-    try:
-        if not (directory / paths.files.limit).exists():
+    with _new_cgroup("memory") as (directory, place):
+        made = MemoryCgroup(directory, place.version)
+        if not any((directory / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
             raise CgroupError("the memory controller is not given to the cgroups here (cgroup.subtree_control)")
-        yield MemoryCgroup(directory, paths.files)
-    finally:
-        _remove(directory)
+        yield made
 
 
-def _remove(directory: Path) -> None:
-    """A process that was killed is charged for a moment longer."""
-    for _ in range(100):
+@contextmanager
+def slow_drive(directory: Path, bytes_per_second: int) -> Iterator[None]:
+    """Inside, this process reads at most so much in a second from the drive of `directory`, and writes as much.
+
+    Whoever measures the drive from here finds it that slow too, as a volume of a cloud.
+
+    Raises:
+        CgroupError: the directory is on no block device, or drives cannot be limited here; as a rule that takes root.
+    """
+    device = _device_of(directory)
+    with _new_cgroup("blkio") as (group, place):
         try:
-            directory.rmdir()
-            return
-        except OSError:
-            time.sleep(0.05)
-    directory.rmdir()
+            for name, limit in drive_limits(device, bytes_per_second, place.version).items():
+                (group / name).write_text(limit)
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError as error:
+            raise CgroupError(f"the drive cannot be slowed down here ({error}); run this as root") from error
+        try:
+            yield
+        finally:
+            (place.own / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def drive_limits(device: str, bytes_per_second: int, version: int) -> dict[str, str]:
+    if version == 2:
+        return {"io.max": f"{device} rbps={bytes_per_second} wbps={bytes_per_second}"}
+    return {f"blkio.throttle.{way}_bps_device": f"{device} {bytes_per_second}" for way in ("read", "write")}
+
+
+def _device_of(directory: Path) -> str:
+    """The numbers of the whole drive, such as "254:0": limits are not for partitions."""
+    number = directory.stat().st_dev
+    entry = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+    if not entry.exists():
+        raise CgroupError(f"{directory} is on no drive of this machine")
+    return ((entry.parent if (entry / "partition").exists() else entry) / "dev").read_text().strip()

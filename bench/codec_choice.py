@@ -14,19 +14,19 @@ over the turns of "auto" to its neighbour in the same turn, and the true one lie
 Turns go on until all ratios are known within 3 %, as long as there is time; `--rounds` takes more of it.
 
 "None" takes two steps a turn, from stores of their own, and "auto" is compared with their mean. The ratio of one to the
-other, "same to same", shows what chance alone does to the measure. "First use" is the first step of a new store, which
-knows nothing yet, beside that of one without codec: a single look.
+other, "same to same", shows what chance does. "First use" is the first step of a new store, beside one without codec.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -38,8 +38,9 @@ from tierstore.disk.codec import policy as codec_policy
 from tierstore.disk.codec.load import Readings, read_machine
 
 from .goals import Goal
-from .harness import Benchmark, main_of_one_variant
-from .paired import Estimate, median_of
+from .harness import Benchmark
+from .paired import Estimate, estimate_of
+from .parties import lap_of
 from .trained_tensors import KINDS, tensors_of_kind
 
 FIXED = ("none", "zstd:-3", "zstd:1", "shuffle-zstd:1")
@@ -49,7 +50,6 @@ SETTLE_SECONDS = 0.5
 LEAST_TURNS = 5
 KNOWN_WITHIN = 0.03
 MEASURED_SECONDS = 30.0
-"""Five turns took 5.5 s beside compute, and could not tell 0.88 from 1.58."""
 CLOSE = 1.5
 COMPUTE_PER_MOVE = 2.0
 MATRIX = 768
@@ -59,21 +59,13 @@ BENCHMARK = Benchmark(
     name="codec_choice",
     question='Codec "auto" beside the best fixed codec and beside none (ratios of times; 1: as fast)',
     variants=tuple(f"{kind}: {scene}" for kind in KINDS for scene in SCENES),
-    rounds=1,
     timeout_seconds=600,  # the first of some kinds trains the model that they are from
-    compare="none",
     goals=tuple(
         Goal(what, figure, f"{kind}: {scene}", at_most=1.05)
         for kind in KINDS
         for scene in SCENES
         for what, figure in (("auto, of the best fixed", "auto_to_best"), ("auto, of none", "auto_to_none"))
     ),
-    settings={
-        "settle_seconds": SETTLE_SECONDS,
-        "measured_seconds": MEASURED_SECONDS,
-        "known_within": KNOWN_WITHIN,
-        "compute_per_move": COMPUTE_PER_MOVE,
-    },
 )
 
 Step = Callable[[TierStore], None]
@@ -91,12 +83,10 @@ class OwnClocks:
         self._missed = Readings(0.0, 0.0, 0.0)
 
     def read(self) -> Readings:
-        """In place of `read_machine`."""
         return _combined(read_machine(), self._missed, -1)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Around what others do."""
         before = read_machine()
         yield
         self._missed = _combined(self._missed, _combined(read_machine(), before, -1), 1)
@@ -108,28 +98,20 @@ def _combined(left: Readings, right: Readings, sign: int) -> Readings:
 
 
 class Turns:
-    """A store for each codec, and their steps. Used as a context manager; every call blocks for as long as it steps."""
+    """A store for each codec, and their steps; every call blocks for as long as it steps."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, opened: ExitStack) -> None:
         self._clocks = OwnClocks()
         self._order = random.Random(0)
-        self._opened = ExitStack()
-        self._opened.enter_context(patch.object(codec_policy, "read_machine", self._clocks.read))
-        names = ("auto", AGAIN, *FIXED)
-        self.stores = {name: self._opened.enter_context(_store(scratch, name)) for name in names}
-
-    def __enter__(self) -> Turns:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
+        opened.enter_context(patch.object(codec_policy, "read_machine", self._clocks.read))
+        codecs = {"auto": "auto", AGAIN: "none"} | {name: name for name in FIXED}
+        self.stores = {
+            name: opened.enter_context(TierStore(scratch, host_bytes=0, codec=codec)) for name, codec in codecs.items()
+        }
 
     def step(self, name: str, step: Step) -> float:
-        """Take one; returns its seconds."""
-        with ExitStack() as away:
-            if name != "auto":
-                away.enter_context(self._clocks.stopped())
-            return seconds_of(lambda: step(self.stores[name]))
+        with nullcontext() if name == "auto" else self._clocks.stopped():
+            return lap_of(lambda: step(self.stores[name]))["seconds"]
 
     def take(self, names: Sequence[str], step: Step, seconds: Seconds) -> None:
         """One turn: a step with each, in an order of its own."""
@@ -147,10 +129,6 @@ class Turns:
         return sum((Counter(counts) for counts in self.stores["auto"].stats().codec_choices.values()), Counter())
 
 
-def _store(scratch: Path, name: str) -> TierStore:
-    return TierStore(scratch, host_bytes=0, codec="none" if name == AGAIN else name)
-
-
 def move(store: TierStore, tensors: list[Tensor]) -> None:
     """Down and up again, in order; the last elements show that it was done."""
     handles = [store.put(tensor) for tensor in tensors]
@@ -162,7 +140,6 @@ def move(store: TierStore, tensors: list[Tensor]) -> None:
 
 
 def compute(num_products: int) -> None:
-    """Keep every core busy."""
     left, right = torch.ones(MATRIX, MATRIX), torch.ones(MATRIX, MATRIX)
     for _ in range(num_products):
         torch.mm(left, right)
@@ -187,13 +164,7 @@ def step_of(scene: str, tensors: list[Tensor], turns: Turns) -> Step:
 
 def median_seconds(work: Callable[[], object], times: int) -> float:
     """The median of some runs; the first one is not counted."""
-    return statistics.median([seconds_of(work) for _ in range(times + 1)][1:])
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    return statistics.median([lap_of(work)["seconds"] for _ in range(times + 1)][1:])
 
 
 def close_ones(seconds: Seconds) -> list[str]:
@@ -208,39 +179,27 @@ def compared(seconds: Seconds) -> dict[str, Estimate]:
     unencoded = [(one + other) / 2 for one, other in zip(seconds["none"], seconds[AGAIN], strict=True)]
     pairs = {name: (seconds["auto"], seconds[name]) for name in FIXED if len(seconds[name]) == len(unencoded)}
     pairs |= {"none": (seconds["auto"], unencoded), "same": (seconds["none"], seconds[AGAIN])}
-    return {
-        name: median_of([one / other for one, other in zip(ones, others, strict=True)])
-        for name, (ones, others) in pairs.items()
-    }
+    return {name: estimate_of(ones, others) for name, (ones, others) in pairs.items()}
 
 
 def take_turns(turns: Turns, step: Step, first: Mapping[str, float]) -> Seconds:
-    """Until every ratio is known well enough, or the time is over.
-
-    Args:
-        turns: the stores.
-        step: what each does.
-        first: seconds of the first step of each, which is not measured.
-    """
+    """Until every ratio is known well enough, or the time is over. `first`: of each, a step that is not measured."""
     seconds: Seconds = {name: [] for name in turns.stores}
     close = list(seconds)
     ends = time.perf_counter() + MEASURED_SECONDS
-    while len(seconds["auto"]) < LEAST_TURNS or (time.perf_counter() < ends and not is_known(compared(seconds))):
+    error = math.inf
+    while len(seconds["auto"]) < LEAST_TURNS or (time.perf_counter() < ends and error > KNOWN_WITHIN):
         turns.take(close, step, seconds)
+        error = max(ratio.error for ratio in compared(seconds).values())
         close = close_ones({name: [first[name], *seconds[name]] for name in close})
     return seconds
 
 
-def is_known(ratios: Mapping[str, Estimate]) -> bool:
-    """Whether further turns would tell little more."""
-    return all(ratio.error <= KNOWN_WITHIN for ratio in ratios.values())
-
-
 def measure(variant: str, scratch: Path) -> dict[str, float]:
-    """Ratios of "auto" to the others, and the seconds of a step with each."""
     kind, scene = variant.split(": ")
     tensors = tensors_of_kind(kind, scratch.parent)
-    with Turns(scratch) as turns:
+    with ExitStack() as opened:
+        turns = Turns(scratch, opened)
         step = step_of(scene, tensors, turns)
         first = {name: turns.step(name, step) for name in turns.stores}
         turns.settle(step)
@@ -261,7 +220,3 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
         "first_use_to_none": first["auto"] / first[AGAIN],
         "turns": len(seconds["auto"]),
     } | {f"{name}_seconds": statistics.median(found) for name, found in seconds.items()}
-
-
-if __name__ == "__main__":
-    main_of_one_variant(measure)

@@ -7,7 +7,7 @@ way. Records are put and flushed, then each is got once, prefetched some before 
 backward.
 
 Passes of store and floor alternate, whoever went second goes first the next time, and the ratio of each pair counts.
-The first pair is left out; in it every record is compared with what was put.
+The first pair is left out; before it every record is compared with what was put.
 
 A variant that is called native uses the package `tierstore-native`; the others do not, as where it is not installed.
 """
@@ -17,19 +17,20 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from tierstore import TierStore
 from tierstore.disk.linux import address_of
 from tierstore.disk.native import SWITCH, is_native
 
-from .disk_throughput import LOOKAHEAD, private_buffers, raw_device
+from .disk_throughput import LOOKAHEAD, check, mover_of, random_tensors
 from .goals import Goal
-from .harness import Benchmark, main_of_one_variant
-from .record_cost import Passes
+from .harness import Benchmark
+from .parties import Figures, lap_of
+from .raw_device import private_buffers, raw_device
 
 MEMORY_BACKED = Path("/dev/shm")
 PASS_BYTES = 2**29
@@ -37,16 +38,11 @@ PAGE_BYTES = 4096
 NATIVE = ", native"
 RECORD_BYTES = {f"{size} MiB{way}": size * 2**20 for way in ("", NATIVE) for size in (1, 4, 16)}
 PAIRS = 7
-Ways = dict[str, Callable[[], None]]
-"""What moves all records, by the name of the way."""
 
 BENCHMARK = Benchmark(
     name="data_plane",
     question="Records on a memory-backed file system, beside threads that make the same system calls and checksums",
     variants=tuple(RECORD_BYTES),
-    compare="none",
-    rounds=1,  # each figure is a median of pairs
-    settings={"pass_bytes": PASS_BYTES, "record_bytes": RECORD_BYTES, "pairs": PAIRS},
     goals=tuple(
         goal
         for variant in RECORD_BYTES
@@ -60,45 +56,38 @@ BENCHMARK = Benchmark(
 )
 
 
-class Took(NamedTuple):
-    """Seconds of the clock, and of all threads of this process."""
-
-    wall: float
-    cpu: float
-
-
-class Pair(NamedTuple):
-    """A pass of the store, and one of the bare threads."""
-
-    store: Took
-    floor: Took
-
-
-def measure(variant: str, scratch: Path) -> dict[str, float]:
+def measure(variant: str, scratch: Path) -> Figures:
     """Medians over the pairs, and the least and the most of their ratios. `scratch` is left alone: it is on a drive."""
     os.environ[SWITCH] = str(int(variant.endswith(NATIVE)))
     if variant.endswith(NATIVE) and not is_native():
         raise ModuleNotFoundError("tierstore-native is not installed: python -m pip install ./native")
     record_bytes = RECORD_BYTES[variant]
-    num_records = PASS_BYTES // record_bytes
+    tensors = random_tensors(PASS_BYTES // record_bytes, record_bytes)
+
+    def compare(got: Tensor, number: int) -> None:
+        if not torch.equal(got, tensors[number]):
+            raise RuntimeError(f"record {number} did not come back as it was")
+
     with (
         tempfile.TemporaryDirectory(prefix="tierstore-bench-", dir=MEMORY_BACKED) as place,
         TierStore(place, host_bytes=0, codec="none", checksum=True) as store,
     ):
-        passes = Passes(store, num_records, record_bytes)
-        passes.put()
-        passes.get(passes.compare)
+        checked, ours = mover_of(store, tensors, compare), mover_of(store, tensors, check)
+        checked.spill()
+        checked.restore()
         segment = store._core.engine.disk.descriptors()[0]  # long enough for all of them, and empty between passes
-        sources = [_whole_pages(memoryview(tensor.numpy()).cast("B")) for tensor in passes.tensors]
+        sources = [_whole_pages(memoryview(tensor.numpy())) for tensor in tensors]
         buffers = private_buffers(record_bytes, LOOKAHEAD)
         options = {"file": segment, "sources": sources, "has_checksums": True}
-        with raw_device(Path(place), num_records, record_bytes, buffers, **options) as floor:
-            store_ways = {"put": passes.put, "get": passes.get}
-            floor_ways = {"put": floor.spill, "get": floor.restore}
-            pairs = [_pairs(store_ways, floor_ways, is_first=number % 2 == 1) for number in range(PAIRS + 1)][1:]
-    figures: dict[str, float] = {}
-    for way in store_ways:
-        figures |= _figures_of(way, [pair[way] for pair in pairs], num_records)
+        laps = []
+        with raw_device(Path(place), len(tensors), record_bytes, buffers, **options) as floor:
+            for number in range(PAIRS + 1):  # both ways of one, then both of the other, since they share a file
+                order = (ours, floor) if number % 2 else (floor, ours)
+                taken = {each: {"put": lap_of(each.spill), "get": lap_of(each.restore)} for each in order}
+                laps.append((taken[ours], taken[floor]))
+    figures: Figures = {}
+    for way in ("put", "get"):
+        figures |= _figures_of(way, [(store[way], floor[way]) for store, floor in laps[1:]], len(tensors))
     return figures
 
 
@@ -108,34 +97,13 @@ def _whole_pages(memory: memoryview) -> memoryview:
     return memory[begin : begin + (len(memory) - begin) // PAGE_BYTES * PAGE_BYTES]
 
 
-def _pairs(store_ways: Ways, floor_ways: Ways, *, is_first: bool) -> dict[str, Pair]:
-    """Both ways of one, then both of the other, since they share a file; the store is first, or the floor."""
-    if is_first:
-        of_store = {way: _took(move) for way, move in store_ways.items()}
-        of_floor = {way: _took(move) for way, move in floor_ways.items()}
-    else:
-        of_floor = {way: _took(move) for way, move in floor_ways.items()}
-        of_store = {way: _took(move) for way, move in store_ways.items()}
-    return {way: Pair(of_store[way], of_floor[way]) for way in store_ways}
-
-
-def _took(move: Callable[[], None]) -> Took:
-    wall, cpu = time.perf_counter(), time.process_time()
-    move()
-    return Took(time.perf_counter() - wall, time.process_time() - cpu)
-
-
-def _figures_of(way: str, pairs: list[Pair], num_records: int) -> dict[str, float]:
-    ratios = [floor.wall / store.wall for store, floor in pairs]
-    beyond = [1e6 * (store.cpu - floor.cpu) / num_records for store, floor in pairs]
+def _figures_of(way: str, pairs: list[tuple[Figures, Figures]], num_records: int) -> Figures:
+    ratios = [floor["seconds"] / store["seconds"] for store, floor in pairs]
+    beyond = [1e6 * (store["cpu_seconds"] - floor["cpu_seconds"]) / num_records for store, floor in pairs]
     return {
-        f"{way}_gb_per_second": PASS_BYTES / 1e9 / statistics.median(pair.store.wall for pair in pairs),
+        f"{way}_gb_per_second": PASS_BYTES / 1e9 / statistics.median(store["seconds"] for store, _ in pairs),
         f"{way}_to_floor": statistics.median(ratios),
         f"{way}_to_floor_least": min(ratios),
         f"{way}_to_floor_most": max(ratios),
         f"{way}_beyond_floor_cpu_microseconds": statistics.median(beyond),
     }
-
-
-if __name__ == "__main__":
-    main_of_one_variant(measure)

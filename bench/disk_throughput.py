@@ -6,79 +6,64 @@ them. By hand they are kept until the pass ends, and `prefetch` is given all of 
 at once as the store has at the device. A file per tensor is shown as people use it (what the page cache holds is
 fast), and with every write synced and every read from the device.
 
-A shared disk is twice as fast in one minute as in the next. So every process measures its variant beside the raw
-device: passes of both alternate, each moves all tensors down and up once, whoever went second goes first the next time,
-and the ratio of each pair counts. What they do before is left out: training uses the same space step after step, and
-the first use of disk space and of page cache is slower.
+Every process measures its variant beside the raw device: passes of both alternate, each moves all tensors down and up
+once, whoever went second goes first the next time, and the ratio of each pair counts. What they do before is left out:
+training uses the same space step after step, and the first use of disk space and of page cache is slower.
 
 A virtual disk may be faster in one file than in another, pass after pass. So the raw device writes where the store
 does, in the store's own file while that is empty. The raw device beside itself shows what such a ratio is worth, in the
 same file and in another one.
 
-What the CPU time beyond raw is made of is told beside: checksums, fresh pages, transfers.
+What the CPU time beyond raw is made of is told beside: checksums, fresh pages, transfers. What is left is that of the
+store's loop, of whoever calls it, and of the jobs' way between threads.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import statistics
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy
 import torch
 from torch import Tensor
 
-from tierstore.base.defaults import NUM_AT_ONCE
-from tierstore.disk.location import record_checksum
+from tierstore import TierStore
+from tierstore.disk import records
+from tierstore.residency.handle import Handle
 
 from .goals import Goal
-from .harness import Benchmark, main_of_one_variant
-from .job_parts import PARTS, JobParts
-
-if TYPE_CHECKING:
-    from tierstore import TierStore
-    from tierstore.residency.handle import Handle
+from .harness import Benchmark
+from .parties import Figures, lap_of
+from .raw_device import Mover, raw_device
 
 TENSOR_BYTES = 16 * 2**20
 NUM_TENSORS = 64
 LOOKAHEAD = 8
-MOST_PAIRS = 6
+GIGABYTES = NUM_TENSORS * TENSOR_BYTES / 1e9
 PAIRS = {
     "raw device": 3,
     "raw device, another file": 3,
+    "tierstore": 6,
     "tierstore, whole list by hand": 4,
     "tierstore, six ahead by hand": 4,
     "file per tensor": 1,
     "file per tensor, synced and cold": 1,
 }
-GIGABYTES = NUM_TENSORS * TENSOR_BYTES / 1e9
+PARTS = {"checksums": ("record_checksum",), "fresh_pages": ("populate",), "transfers": ("write_raw", "read_raw")}
+"""The functions that `tierstore/disk/records.py` calls in the store's jobs."""
 
 BENCHMARK = Benchmark(
     name="disk_throughput",
     question="Spill and restore of 16 MiB tensors, beside the raw device",
-    variants=(
-        "raw device",
-        "raw device, another file",
-        "tierstore",
-        "tierstore, whole list by hand",
-        "tierstore, six ahead by hand",
-        "file per tensor",
-        "file per tensor, synced and cold",
-    ),
-    compare="none",
-    settings={
-        "tensor_bytes": TENSOR_BYTES,
-        "num_tensors": NUM_TENSORS,
-        "pairs": MOST_PAIRS,
-        "raw_in_flight": NUM_AT_ONCE,
-    },
-    rounds=1,
+    variants=tuple(PAIRS),
     plotted=("spill_to_raw", "restore_to_raw", "cpu_above_raw_cpu_seconds_per_gb"),
     goals=(
         Goal("spill, of the raw device", "spill_to_raw", "tierstore", at_least=0.95),
@@ -91,163 +76,91 @@ BENCHMARK = Benchmark(
 )
 
 
-Buffer = mmap.mmap | memoryview
+class JobParts:
+    """The CPU time of each part of the store's jobs, by the thread that runs it, for as long as `timed` is entered."""
 
+    def __init__(self) -> None:
+        self._cpu_seconds: Counter[str] = Counter()
+        self._lock = threading.Lock()
 
-class Mover(NamedTuple):
-    """One way to keep all tensors on disk.
+    def timed(self) -> AbstractContextManager[object]:
+        originals = {name: (part, getattr(records, name)) for part, names in PARTS.items() for name in names}
+        return patch.multiple(records, **{name: self._timed(*each) for name, each in originals.items()})
 
-    Attributes:
-        spill: writes them all.
-        restore: has each in memory once, and keeps none.
-        file: the descriptor of the one where it has kept them all, which is empty between; None: there is none.
-    """
+    def take(self) -> Figures:
+        """CPU seconds of each part since it was asked last."""
+        with self._lock:
+            taken = {part: self._cpu_seconds[part] for part in PARTS}
+            self._cpu_seconds.clear()
+        return taken
 
-    spill: Callable[[], None]
-    restore: Callable[[], None]
-    file: int | None = None
+    def _timed(self, part: str, original: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return original(*arguments)
+            finally:
+                seconds = time.thread_time() - began
+                with self._lock:
+                    self._cpu_seconds[part] += seconds
+
+        return run
 
 
 class Lap(NamedTuple):
-    """One pass in one direction.
-
-    Attributes:
-        gb_per_second: moved.
-        cpu_seconds_per_gb: of all threads of this process.
-        parts: of them, those of the parts of the store's jobs.
-    """
+    """One pass in one direction: what was moved, the CPU time of all threads, and of the parts of the store's jobs."""
 
     gb_per_second: float
     cpu_seconds_per_gb: float
-    parts: dict[str, float]
+    parts: Figures
 
 
-Laps = tuple[Lap, Lap]
-"""Down and up."""
+def timed(move: Callable[[], None], jobs: JobParts) -> Lap:
+    jobs.take()
+    lap = lap_of(move)
+    parts = {part: seconds / GIGABYTES for part, seconds in jobs.take().items()}
+    return Lap(GIGABYTES / lap["seconds"], lap["cpu_seconds"] / GIGABYTES, parts)
 
 
-def timed(move: Callable[[], None], jobs: JobParts | None = None) -> Lap:
-    """Move everything once; `jobs` tells what the store's are made of."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    move()
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    parts = {} if jobs is None else jobs.take()
-    return Lap(GIGABYTES / wall, cpu / GIGABYTES, {part: seconds / GIGABYTES for part, seconds in parts.items()})
-
-
-def random_tensors(num_tensors: int = NUM_TENSORS) -> list[Tensor]:
-    """Incompressible uint8 tensors of shape [TENSOR_BYTES]; the first and the last byte name the tensor."""
+def random_tensors(num_tensors: int, tensor_bytes: int = TENSOR_BYTES) -> list[Tensor]:
+    """Incompressible uint8 tensors of shape [tensor_bytes]; the first and the last byte name the tensor."""
     source = numpy.random.default_rng(0)
     tensors = []
     for number in range(num_tensors):
-        tensor = torch.from_numpy(source.integers(0, 2**63, TENSOR_BYTES // 8)).view(torch.uint8)
-        tensor[0] = tensor[-1] = number
+        tensor = torch.from_numpy(source.integers(0, 2**63, tensor_bytes // 8)).view(torch.uint8)
+        tensor[0] = tensor[-1] = number % 256
         tensors.append(tensor)
     return tensors
 
 
 def check(tensor: Tensor, number: int) -> None:
-    """Raises RuntimeError if this is not tensor `number`."""
-    if (tensor.nbytes, int(tensor[0]), int(tensor[-1])) != (TENSOR_BYTES, number, number):
+    if (int(tensor[0]), int(tensor[-1])) != (number % 256, number % 256):
         raise RuntimeError(f"tensor {number} did not come back as it was")
 
 
 @contextmanager
-def raw_device(
-    scratch: Path,
-    num_blocks: int = NUM_TENSORS,
-    block_bytes: int = TENSOR_BYTES,
-    buffers: Sequence[Buffer] | None = None,
-    file: int | None = None,
-    *,
-    sources: Sequence[Buffer] | None = None,
-    has_checksums: bool = False,
-) -> Iterator[Mover]:
-    """O_DIRECT into a preallocated file, as many transfers at once as the store has, each on a thread of its own.
-
-    Args:
-        scratch: a directory on the device.
-        num_blocks: in a pass.
-        block_bytes: of each.
-        buffers: used again and again, as long as a block, aligned to pages; a multiple of the number of threads, or
-            fewer. None: private ones, in huge pages.
-        file: open, preallocated and long enough; None: one of its own.
-        sources: what is written, by block, aligned to pages; None: the buffers.
-        has_checksums: each thread takes the store's checksum of a block before it writes it and after it has read it.
-    """
-    buffers = private_buffers(block_bytes) if buffers is None else buffers
-    num_threads = min(NUM_AT_ONCE, len(buffers))
-    descriptor = _allocated(scratch, num_blocks * block_bytes) if file is None else os.dup(file)
-
-    def each(transfer: Callable[[Buffer, int], int], memory: Sequence[Buffer]) -> None:
-        """Every thread has every so-many-th block, and buffers of its own."""
-
-        def run(first: int) -> None:
-            for number in range(first, num_blocks, num_threads):
-                buffer = memory[number % len(memory)]
-                if transfer(buffer, number * block_bytes) != len(buffer):
-                    raise RuntimeError("a transfer was cut short")
-
-        list(pool.map(run, range(num_threads)))
-
-    def write(buffer: Buffer, offset: int) -> int:
-        if has_checksums:
-            record_checksum(memoryview(buffer), 0)
-        return os.pwrite(descriptor, buffer, offset)
-
-    def read(buffer: Buffer, offset: int) -> int:
-        num_bytes = os.preadv(descriptor, [buffer], offset)
-        if has_checksums:
-            record_checksum(memoryview(buffer), 0)
-        return num_bytes
-
-    with ThreadPoolExecutor(num_threads) as pool:
-        yield Mover(lambda: each(write, sources or buffers), lambda: each(read, buffers), descriptor)
-    os.close(descriptor)
-
-
-def _allocated(scratch: Path, num_bytes: int) -> int:
-    descriptor = os.open(scratch, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
-    os.posix_fallocate(descriptor, 0, num_bytes)
-    return descriptor
-
-
-@contextmanager
-def raw_device_elsewhere(scratch: Path) -> Iterator[Mover]:
-    """A raw device that is to be measured beside one in another file."""
-    with raw_device(scratch) as mover:
-        yield mover._replace(file=None)
-
-
-def private_buffers(num_bytes: int, how_many: int = NUM_AT_ONCE, *, pages: int = mmap.MADV_HUGEPAGE) -> list[Buffer]:
-    """As many as the store has transfers at the device, or more, full of random bytes.
-
-    `pages`: advice to the kernel. Huge ones are what numpy and the store have: transfers are up to a third faster.
-    """
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory gets no huge pages
-    buffers = [mmap.mmap(-1, num_bytes, flags=private) for _ in range(how_many)]
-    for buffer in buffers:
-        buffer.madvise(pages)
-        buffer.write(os.urandom(num_bytes))
-    return buffers
-
-
-@contextmanager
-def tierstore(scratch: Path, num_named: int | None = None) -> Iterator[Mover]:
-    """An embedded store that keeps nothing in host memory and encodes nothing. `num_named`: as `kept_mover_of`'s."""
-    from tierstore import TierStore
-
+def tierstore(scratch: Path, **how: Any) -> Iterator[Mover]:
+    """An embedded store that keeps nothing in host memory and encodes nothing. `how`: as `mover_of`'s."""
     with TierStore(scratch, host_bytes=0, codec="none") as store:
-        mover = mover_of(store) if num_named is None else kept_mover_of(store, num_named)
+        mover = mover_of(store, random_tensors(NUM_TENSORS), **how)
         mover.spill()
         mover.restore()
         first_segment = store._core.engine.disk.descriptors()[0]  # long enough for all of them
         yield mover._replace(file=first_segment)
 
 
-def mover_of(store: TierStore, num_tensors: int = NUM_TENSORS) -> Mover:
-    """Everything is put, then got in the same order, each prefetched some tensors before and dropped at once."""
-    tensors = random_tensors(num_tensors)
+def mover_of(
+    store: TierStore,
+    tensors: list[Tensor],
+    check: Callable[[Tensor, int], None] = check,
+    *,
+    num_named: int = LOOKAHEAD,
+    are_kept: bool = False,
+) -> Mover:
+    """Everything is put, then got in the same order; each is dropped at once, or kept until all were got.
+
+    `num_named`: so many are named to `prefetch` before each `get`; as many as there are: once, before the first.
+    """
     handles: dict[int, Handle] = {}
 
     def spill() -> None:
@@ -256,49 +169,30 @@ def mover_of(store: TierStore, num_tensors: int = NUM_TENSORS) -> Mover:
         store.flush()
 
     def restore() -> None:
-        for number in range(num_tensors):
-            ahead = range(number, min(number + LOOKAHEAD, num_tensors))
-            store.prefetch(handles[each] for each in ahead)  # a hint: what finds no room is dropped
-            check(store.get(handles.pop(number)), number)
+        for number in range(len(tensors)):
+            if number == 0 or num_named < len(tensors):
+                ahead = range(number, min(number + num_named, len(tensors)))
+                store.prefetch(handles[each] for each in ahead)  # a hint: what finds no room is dropped
+            check(store.get(handles[number] if are_kept else handles.pop(number)), number)
+        handles.clear()
         store.flush()  # freeing what was kept is part of it
 
     return Mover(spill, restore)
 
 
-def kept_mover_of(store: TierStore, num_named: int) -> Mover:
-    """Everything is put, then got in the same order, and kept until all were got.
-
-    `num_named`: so many are named to `prefetch` before each `get`; as many as there are: once, before the first.
-    """
-    tensors = random_tensors()
-    handles: list[Handle] = []
-
-    def spill() -> None:
-        handles.extend(store.put(tensor) for tensor in tensors)
-        store.flush()
-
-    def restore() -> None:
-        for number, handle in enumerate(handles):
-            if number == 0 or num_named < NUM_TENSORS:
-                store.prefetch(handles[number : number + num_named])
-            check(store.get(handle), number)
-        handles.clear()
-        store.flush()
-
-    return Mover(spill, restore)
-
-
 @contextmanager
-def file_per_tensor(scratch: Path, cold: bool = False) -> Iterator[Mover]:
-    """`torch.save` and `torch.load`, a file each, gone after it was read."""
-    tensors = random_tensors()
-    files = [scratch / f"{number}.pt" for number in range(NUM_TENSORS)]
+def file_per_tensor(scratch: Path, *, cold: bool) -> Iterator[Mover]:
+    """`torch.save` and `torch.load`, a file each, gone after it was read; `cold`: not from the page cache."""
+    files = {scratch / f"{number}.pt": tensor for number, tensor in enumerate(random_tensors(NUM_TENSORS))}
 
     def spill() -> None:
-        for tensor, file in zip(tensors, files, strict=True):
+        for file, tensor in files.items():
             torch.save(tensor, file)
             if cold:
-                sync_and_forget(file)
+                descriptor = os.open(file, os.O_RDONLY)
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(descriptor)
 
     def restore() -> None:
         for number, file in enumerate(files):
@@ -308,84 +202,54 @@ def file_per_tensor(scratch: Path, cold: bool = False) -> Iterator[Mover]:
     yield Mover(spill, restore)
 
 
-def sync_and_forget(file: Path) -> None:
-    """Wait until the device has the file, then drop it from the page cache (posix_fadvise(2))."""
-    descriptor = os.open(file, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
-
-
-VARIANTS: dict[str, Callable[[Path], AbstractContextManager[Mover]]] = {
-    "raw device": raw_device,
-    "raw device, another file": raw_device_elsewhere,
-    "tierstore": tierstore,
-    "tierstore, whole list by hand": lambda scratch: tierstore(scratch, NUM_TENSORS),
-    "tierstore, six ahead by hand": lambda scratch: tierstore(scratch, 6),
-    "file per tensor": file_per_tensor,
-    "file per tensor, synced and cold": lambda scratch: file_per_tensor(scratch, cold=True),
-}
-
-
-def measure(variant: str, scratch: Path) -> dict[str, float]:
-    """Medians over the pairs, and the least and the most of their ratios."""
-    down: list[tuple[Lap, Lap]] = []
-    up: list[tuple[Lap, Lap]] = []
-    with (
-        VARIANTS[variant](scratch) as mover,
-        raw_device(scratch, file=mover.file) as raw,
-        JobParts() as jobs,
-    ):
-        for number in range(PAIRS.get(variant, MOST_PAIRS) + 1):
-            ours, beside = pair(mover, raw, jobs, is_first=number % 2 == 1)
-            down.append((ours[0], beside[0]))
-            up.append((ours[1], beside[1]))
-    figures = figures_of("spill", down[1:]) | figures_of("restore", up[1:])
+def opened(variant: str, scratch: Path) -> AbstractContextManager[Mover]:
+    if variant.startswith("raw"):
+        return raw_device(scratch, NUM_TENSORS, TENSOR_BYTES)
+    if variant.startswith("file"):
+        return file_per_tensor(scratch, cold=variant.endswith("cold"))
     if variant == "tierstore":
-        figures |= parts_of("spill", down[1:]) | parts_of("restore", up[1:])
-    both_ways = list(zip(down[1:], up[1:], strict=True))
-    above_raw = [sum(ours.cpu_seconds_per_gb - raw.cpu_seconds_per_gb for ours, raw in both) for both in both_ways]
-    figures["cpu_above_raw_cpu_seconds_per_gb"] = statistics.median(above_raw)
+        return tierstore(scratch)
+    return tierstore(scratch, num_named=6 if "six" in variant else NUM_TENSORS, are_kept=True)
+
+
+def measure(variant: str, scratch: Path) -> Figures:
+    laps: list[dict[str, tuple[Lap, Lap]]] = []
+    jobs = JobParts()
+    with opened(variant, scratch) as ours, jobs.timed():
+        file = None if variant.endswith("another file") else ours.file
+        with raw_device(scratch, NUM_TENSORS, TENSOR_BYTES, file=file) as raw:
+            for number in range(PAIRS[variant] + 1):
+                order = (ours, raw) if number % 2 else (raw, ours)  # down and up of each: they may share a file
+                taken = {each: (timed(each.spill, jobs), timed(each.restore, jobs)) for each in order}
+                both = zip(taken[ours], taken[raw], strict=True)
+                laps.append(dict(zip(("spill", "restore"), both, strict=True)))
+    figures: Figures = {}
+    for way in ("spill", "restore"):
+        figures |= figures_of(way, [pair[way] for pair in laps[1:]], has_parts=variant == "tierstore")
+    above = [sum(ours.cpu_seconds_per_gb - raw.cpu_seconds_per_gb for ours, raw in pair.values()) for pair in laps[1:]]
+    figures["cpu_above_raw_cpu_seconds_per_gb"] = statistics.median(above)
     if variant == "tierstore":
-        checksums = [sum(ours.parts["checksums"] for ours, _ in both) for both in both_ways]
-        ratios = [above / passes for above, passes in zip(above_raw, checksums, strict=True)]
+        checksums = [sum(ours.parts["checksums"] for ours, _ in pair.values()) for pair in laps[1:]]
+        ratios = [beyond / passes for beyond, passes in zip(above, checksums, strict=True)]
         figures["cpu_above_raw_to_checksums"] = statistics.median(ratios)
     return figures
 
 
-def pair(ours: Mover, raw: Mover, jobs: JobParts, *, is_first: bool) -> tuple[Laps, Laps]:
-    """Down and up of each, one right after the other: they may share a file."""
-    if is_first:
-        mine = timed(ours.spill, jobs), timed(ours.restore, jobs)
-        return mine, (timed(raw.spill), timed(raw.restore))
-    beside = timed(raw.spill), timed(raw.restore)
-    return (timed(ours.spill, jobs), timed(ours.restore, jobs)), beside
-
-
-def figures_of(name: str, pairs: list[tuple[Lap, Lap]]) -> dict[str, float]:
-    """Of one direction."""
+def figures_of(way: str, pairs: list[tuple[Lap, Lap]], *, has_parts: bool) -> Figures:
+    """Of one direction: medians, and the least and the most where they differ much."""
     ratios = [ours.gb_per_second / raw.gb_per_second for ours, raw in pairs]
-    return {
-        f"{name}_gb_per_second": statistics.median(ours.gb_per_second for ours, _ in pairs),
-        f"{name}_raw_gb_per_second": statistics.median(raw.gb_per_second for _, raw in pairs),
-        f"{name}_to_raw": statistics.median(ratios),
-        f"{name}_to_raw_least": min(ratios),
-        f"{name}_to_raw_most": max(ratios),
-        f"{name}_cpu_seconds_per_gb": statistics.median(ours.cpu_seconds_per_gb for ours, _ in pairs),
+    figures = {
+        f"{way}_gb_per_second": statistics.median(ours.gb_per_second for ours, _ in pairs),
+        f"{way}_raw_gb_per_second": statistics.median(raw.gb_per_second for _, raw in pairs),
+        f"{way}_to_raw": statistics.median(ratios),
+        f"{way}_to_raw_least": min(ratios),
+        f"{way}_to_raw_most": max(ratios),
+        f"{way}_cpu_seconds_per_gb": statistics.median(ours.cpu_seconds_per_gb for ours, _ in pairs),
     }
-
-
-def parts_of(name: str, pairs: list[tuple[Lap, Lap]]) -> dict[str, float]:
-    """Of one direction, the medians; and the least and the most, where they differ as fresh pages do."""
-    found = {}
-    for part in PARTS:
+    for part in PARTS if has_parts else ():
         seen = [ours.parts[part] for ours, _ in pairs]
-        found[f"{name}_{part}_cpu_seconds_per_gb"] = statistics.median(seen)
+        figures[f"{way}_{part}_cpu_seconds_per_gb"] = statistics.median(seen)
         if part == "fresh_pages":
-            found[f"{name}_{part}_least_cpu_seconds_per_gb"] = min(seen)
-            found[f"{name}_{part}_most_cpu_seconds_per_gb"] = max(seen)
-    return found
-
-
-if __name__ == "__main__":
-    main_of_one_variant(measure)
+            figures[f"{way}_{part}_least_cpu_seconds_per_gb"] = min(seen)
+            figures[f"{way}_{part}_most_cpu_seconds_per_gb"] = max(seen)
+    return figures

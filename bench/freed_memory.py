@@ -11,12 +11,8 @@ anonymous and shared memory that is resident, beyond that of the loaded model (`
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -24,13 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tierstore import TierStore, tiered_offload
 from tierstore.demo.memory import PeakHostMemory
 from tierstore.demo.model import ByteTransformer, ModelShape
 
-from .cgroup import memory_cgroup
+from .child import command, serve
 from .goals import Goal
-from .harness import Benchmark, main_of_one_variant
-from .memory_limit import Run, StoreRun, Training
+from .harness import Benchmark
+from .trainings import Figures, Loss, Run, Training, timed_step, turns_of
+from .trainings import training as in_cgroup
 
 MIB = 2**20
 HOST_BYTES = WINDOW_BYTES = 32 * MIB
@@ -38,12 +36,8 @@ SHARE = 0.55
 WARM_UP_STEPS, TURNS = 1, 3
 
 PLAIN, NEVER, AUTO, ALWAYS, LIMITED = "plain", "never", "auto", "always", "auto, limited"
-MODES = {NEVER: "never", AUTO: "auto", ALWAYS: "always", LIMITED: "auto"}
 WHOLE = (PLAIN, NEVER, AUTO, ALWAYS, LIMITED)
 MODELS = {"transformer": WHOLE, "CNN": WHOLE, "GRU": WHOLE, "transformer, half a batch": (PLAIN, AUTO)}
-
-Loss = Callable[[], Tensor]
-Figures = dict[str, float]
 
 
 def of(model: str, variant: str) -> str:
@@ -51,7 +45,6 @@ def of(model: str, variant: str) -> str:
 
 
 def goals() -> Iterator[Goal]:
-    """What is asked of each model's variants."""
     for model, variants in MODELS.items():
         if LIMITED in variants:
             title = f"{model} within {SHARE} of what plain adds: step, of plain's"
@@ -70,9 +63,6 @@ BENCHMARK = Benchmark(
     question="Memory that the process adds, and its step, as freed memory is returned never, when short, always",
     variants=tuple(of(model, variant) for model, variants in MODELS.items() for variant in variants),
     processes={model: tuple(of(model, variant) for variant in variants) for model, variants in MODELS.items()},
-    rounds=1,
-    compare="none",
-    settings={"host_bytes": HOST_BYTES, "staging_bytes": WINDOW_BYTES, "share": SHARE, "turns": TURNS},
     timeout_seconds=600,
     plotted=("added_of_plain", "step_of_plain"),
     goals=tuple(goals()),
@@ -80,32 +70,32 @@ BENCHMARK = Benchmark(
 
 
 def measure(model: str, scratch: Path) -> dict[str, Figures]:
-    """All variants of one model, by turns."""
-    variants = MODELS[model]
-    with training(model, PLAIN, scratch) as alone:
+    with started(model, PLAIN, scratch, 0) as alone:
         added_bytes = [alone.step()["added_bytes"] for _ in range(WARM_UP_STEPS + TURNS)][-1]
     with ExitStack() as stack:
-        trainings = {
-            each: stack.enter_context(training(model, each, scratch, int(SHARE * added_bytes))) for each in variants
-        }
-        for _ in range(WARM_UP_STEPS):
-            for each in trainings.values():
-                each.step()
-        turns = []
-        for turn in range(TURNS):
-            order = list(trainings.items())[:: 1 if turn % 2 else -1]
-            turns.append({variant: each.step() for variant, each in order})
+        left_bytes = int(SHARE * added_bytes)
+        trainings = {each: stack.enter_context(started(model, each, scratch, left_bytes)) for each in MODELS[model]}
+        turns = turns_of(trainings, WARM_UP_STEPS + TURNS)[WARM_UP_STEPS:]
         return {of(model, variant): figures_of(variant, each, turns) for variant, each in trainings.items()}
+
+
+@contextmanager
+def started(model: str, variant: str, scratch: Path, left_bytes: int) -> Iterator[Training]:
+    """One with its model loaded; the limited one may add `left_bytes` to that."""
+    with in_cgroup(variant, command(__name__, "train", model, variant, scratch)) as training:
+        training.step()  # the model is loaded
+        if variant == LIMITED:
+            training.cgroup.limit(training.cgroup.used_bytes + left_bytes)
+        yield training
 
 
 def figures_of(variant: str, training: Training, turns: list[dict[str, Figures]]) -> Figures:
     """Of one variant: medians over the turns, and how they stand to others of the same turn. None, if it was killed."""
     steps = [turn[variant] for turn in turns]
-    figures: Figures = {"out_of_memory_kills": training.figures(steps)["out_of_memory_kills"]}
+    figures: Figures = {"out_of_memory_kills": training.cgroup.num_oom_kills}
     if not all(steps):
         return figures
-    plain = turns[-1][PLAIN]["added_bytes"]
-    added = steps[-1]["added_bytes"]
+    plain, added = turns[-1][PLAIN]["added_bytes"], steps[-1]["added_bytes"]
     for other, name in ((PLAIN, "step_of_plain"), (NEVER, "step_of_never")):
         if other in turns[0]:
             figures[name] = statistics.median(
@@ -124,117 +114,75 @@ def figures_of(variant: str, training: Training, turns: list[dict[str, Figures]]
     return figures
 
 
-@contextmanager
-def training(model: str, variant: str, scratch: Path, left_bytes: int = 0) -> Iterator[Training]:
-    """Start one, with its model loaded; the limited one may add `left_bytes` to that.
-
-    Raises:
-        CgroupError: there can be no memory cgroup.
-    """
-    request = json.dumps([model, variant, str(scratch)])
-    with memory_cgroup() as cgroup:
-        command = cgroup.command([sys.executable, "-m", "bench.freed_memory", "--train", request])
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            process.stdout.readline()  # the model is loaded
-            if variant == LIMITED:
-                cgroup.limit(cgroup.used_bytes + left_bytes)
-            yield Training(variant, process, cgroup)
+# --- in the cgroup ----------------------------------------------------------------------------------------------------
 
 
 def train(model: str, variant: str, scratch: Path) -> None:
-    """In the cgroup: one step for each line of standard input, a line of figures for each step."""
+    """An empty line when the model is loaded, then a line of figures for each step."""
     torch.manual_seed(0)
     name, _, half = model.partition(", ")
-    module, draw = {"transformer": transformer, "CNN": cnn, "GRU": gru}[name](2 if half else 1)
+    module, loss_of = {"transformer": transformer, "CNN": cnn, "GRU": gru}[name](2 if half else 1)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
-    print("loaded", flush=True)
-    with PeakHostMemory() as memory, opened(variant, scratch) as run:
-        for _ in sys.stdin:
-            loss_of = draw()
-            started = time.perf_counter()
-            with run.forward():
-                loss = loss_of()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            seconds = time.perf_counter() - started
-            figures = {"step_seconds": seconds, "last_loss": loss.item(), "added_bytes": memory.added_bytes}
-            print(json.dumps(figures | run.figures()), flush=True)
+    is_loaded = False
+    run = Run()
+    with PeakHostMemory() as memory, ExitStack() as stack:
+        if variant != PLAIN:
+            options = {"host_bytes": HOST_BYTES, "staging_bytes": WINDOW_BYTES}
+            run = ReturningRun(
+                stack.enter_context(TierStore(scratch, **options, return_memory=variant.partition(",")[0]))
+            )
+
+        def step(_: str) -> Figures:
+            nonlocal is_loaded
+            if not is_loaded:
+                is_loaded = True
+                return {}
+            return timed_step(loss_of, optimizer, run) | {"added_bytes": memory.added_bytes} | run.figures()
+
+        serve(step)
 
 
-class ReturningRun(StoreRun):
-    """With a store: what it returned."""
+class ReturningRun(Run):
+    def __init__(self, store: TierStore) -> None:
+        super().__init__(lambda: tiered_offload(store))
+        self._store = store
 
     def figures(self) -> Figures:
-        """See `Run`."""
         stats = self._store.stats()
-        returned = {"returned_bytes": stats.returned_bytes, "return_seconds": stats.return_seconds}
-        return returned | {"staging_bytes": stats.staging_bytes}
+        return {name: getattr(stats, name) for name in ("returned_bytes", "return_seconds", "staging_bytes")}
 
 
-@contextmanager
-def opened(variant: str, scratch: Path) -> Iterator[Run]:
-    if variant == PLAIN:
-        yield Run()
-        return
-    from tierstore import TierStore, tiered_offload
-
-    options = {"host_bytes": HOST_BYTES, "staging_bytes": WINDOW_BYTES, "return_memory": MODES[variant]}
-    with TierStore(scratch, **options) as store:
-        yield ReturningRun(store, lambda: tiered_offload(store))
+Made = tuple[nn.Module, Loss]
 
 
-def transformer(divisor: int) -> tuple[nn.Module, Callable[[], Loss]]:
-    model, generator = ByteTransformer(ModelShape(layers=8, width=128, heads=2, context=512)), torch.Generator()
-
-    def draw() -> Loss:
-        tokens = torch.randint(256, (16 // divisor, 512), generator=generator.manual_seed(0))
-        return lambda: model(tokens, tokens)
-
-    return model, draw
+def transformer(divisor: int) -> Made:
+    model = ByteTransformer(ModelShape(layers=8, width=128, heads=2, context=512))
+    tokens = torch.randint(256, (16 // divisor, 512))
+    return model, lambda: model(tokens, tokens)
 
 
-def cnn(divisor: int) -> tuple[nn.Module, Callable[[], Loss]]:
-    def block(before: int, after: int) -> nn.Sequential:
-        return nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU())
+def cnn(divisor: int) -> Made:
+    def stage(before: int, after: int) -> nn.Sequential:
+        pairs = ((before, after), (after, after), (after, after))
+        return nn.Sequential(
+            *(nn.Sequential(nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU()) for i, o in pairs)
+        )
 
-    widths = (16, 32, 64)
-    stages = [
-        nn.Sequential(block(before, after), block(after, after), block(after, after))
-        for before, after in zip((3, 16, 32), widths, strict=True)
-    ]
     model = nn.Sequential(
-        stages[0], nn.MaxPool2d(2), stages[1], nn.MaxPool2d(2), stages[2],
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10),
+        stage(3, 16), nn.MaxPool2d(2), stage(16, 32), nn.MaxPool2d(2), stage(32, 64),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
     )  # fmt: skip
-    generator = torch.Generator()
-
-    def draw() -> Loss:
-        images = torch.randn(20 // divisor, 3, 160, 160, generator=generator.manual_seed(0))
-        return lambda: functional.cross_entropy(model(images), torch.zeros(len(images), dtype=torch.long))
-
-    return model, draw
+    images = torch.randn(20 // divisor, 3, 160, 160)
+    return model, lambda: functional.cross_entropy(model(images), torch.zeros(len(images), dtype=torch.long))
 
 
-def gru(divisor: int) -> tuple[nn.Module, Callable[[], Loss]]:
+def gru(divisor: int) -> Made:
     parts = {"embed": nn.Embedding(256, 256), "gru": nn.GRU(256, 512, 2, batch_first=True), "head": nn.Linear(512, 256)}
-    model, generator = nn.ModuleDict(parts), torch.Generator()
+    model = nn.ModuleDict(parts)
+    tokens = torch.randint(256, (256 // divisor, 32))
 
-    def draw() -> Loss:
-        tokens = torch.randint(256, (256 // divisor, 32), generator=generator.manual_seed(0))
+    def loss() -> Tensor:
+        hidden, _ = model["gru"](model["embed"](tokens))
+        return functional.cross_entropy(model["head"](hidden).flatten(0, 1), tokens.flatten())
 
-        def loss() -> Tensor:
-            hidden, _ = model["gru"](model["embed"](tokens))
-            return functional.cross_entropy(model["head"](hidden).flatten(0, 1), tokens.flatten())
-
-        return loss
-
-    return model, draw
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--train"]:
-        model_name, variant_name, folder = json.loads(sys.argv[2])
-        train(model_name, variant_name, Path(folder))
-    else:
-        main_of_one_variant(measure)
+    return model, loss

@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = ["Goal", "Verdict", "figures_by_round", "judge", "unit_of"]
-
 Figures = Mapping[str, float]
 Rounds = Mapping[int, Mapping[str, Figures]]
 """Round, variant, figures."""
@@ -31,12 +29,19 @@ UNITS = {
 }
 
 
-def unit_of(figure: str) -> tuple[str, str]:
-    """A figure's name in words without its unit, and the unit ("" for a number without one)."""
+class Unit(NamedTuple):
+    """How a figure is told: its name in words without the unit, the unit ("": none), and what it is divided by."""
+
+    words: str
+    unit: str = ""
+    scale: int = 1
+
+
+def unit_of(figure: str) -> Unit:
     for suffix, unit in UNITS.items():
         if figure.endswith(suffix):
-            return figure.removesuffix(suffix).replace("_", " "), unit
-    return figure.replace("_", " "), ""
+            return Unit(figure.removesuffix(suffix).replace("_", " "), unit, 2**20 if unit == "MiB" else 1)
+    return Unit(figure.replace("_", " "))
 
 
 @dataclass(frozen=True)
@@ -74,27 +79,23 @@ class Goal:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Every variant that it is about."""
         return (self.variant, *self.of, *([self.beyond] if self.beyond else []))
 
     @property
-    def bound(self) -> float:
-        """Whichever was given."""
-        return next(bound for bound in (self.at_most, self.at_least, self.equals) if bound is not None)
+    def unit(self) -> Unit:
+        return Unit("") if self.of else unit_of(self.figure)
 
     @property
     def asked(self) -> str:
         """The bound in words, such as "≤ 1.05 x bare mover"."""
-        sign = "≤" if self.at_most is not None else "≥" if self.at_least is not None else "="
-        unit = "" if self.of else unit_of(self.figure)[1]
-        bound = self.bound / 2**20 if unit == "MiB" else self.bound
-        words = f"{sign} {bound:g}" + (f" {unit}" if unit else "")
+        bounds = {"≤": self.at_most, "≥": self.at_least, "=": self.equals}
+        ((sign, bound),) = ((sign, bound) for sign, bound in bounds.items() if bound is not None)
+        words = f"{sign} {bound / self.unit.scale:g} {self.unit.unit}".rstrip()
         if self.of:
             words += f" x {'the best of ' if len(self.of) > 1 else ''}{', '.join(self.of)}"
         return words + (f", beyond {self.beyond}" if self.beyond else "")
 
     def admits(self, value: float) -> bool:
-        """Whether a value keeps to the bound."""
         if self.at_most is not None:
             return value <= self.at_most
         if self.at_least is not None:
@@ -118,21 +119,11 @@ class Goal:
             return value / other
         return -math.inf if self.at_least is not None else math.inf
 
-    @property
-    def hidden(self) -> str:
-        """In words, why there is no ratio."""
-        others = ", ".join(self.of)
-        return f"noise hides what {others} costs" if self.beyond else f"nothing was seen of {others}"
-
 
 class Verdict(NamedTuple):
-    """A goal and what came of it.
+    """A goal and what came of it: the median over the rounds, and the least and the most of those that have a ratio.
 
-    Attributes:
-        median: over the rounds; None: not measured.
-        least, most: of the rounds in which there is a ratio.
-        outcome: of the median.
-        num_hidden: rounds in which there is none.
+    `num_hidden`: rounds that have none.
     """
 
     goal: Goal
@@ -146,18 +137,14 @@ class Verdict(NamedTuple):
     def measured(self) -> str:
         """The median in words, with its spread; or why there is none, where that is known."""
         if self.median is None or self.least is None or self.most is None:
-            return self.goal.hidden if self.num_hidden else "-"
-        unit = "" if self.goal.of else unit_of(self.goal.figure)[1]
-        scale = 2**20 if unit == "MiB" else 1
-        is_close = f"{self.median:.3g}" == f"{self.goal.bound:.3g}" and self.median != self.goal.bound
-        digits = 4 if is_close else 3  # "1.02" is both met and missed where 1.02 was asked
-        median, least, most = (f"{value / scale:.{digits}g}" for value in (self.median, self.least, self.most))
-        words = f"{median}{f' {unit}' if unit else ''}" + (f" ({least} to {most})" if least != most else "")
-        return words + (f"; in {self.num_hidden} of the rounds {self.goal.hidden}" if self.num_hidden else "")
+            return "hidden by noise" if self.num_hidden else "-"
+        unit = self.goal.unit
+        median, least, most = (f"{value / unit.scale:.4g}" for value in (self.median, self.least, self.most))
+        words = f"{median} {unit.unit}".rstrip() + (f" ({least} to {most})" if least != most else "")
+        return words + (f"; {self.num_hidden} of the rounds are hidden by noise" if self.num_hidden else "")
 
 
 def judge(goal: Goal, rounds: Rounds) -> Verdict:
-    """Whether a run met the goal."""
     values = [value for variants in rounds.values() if (value := goal.value_in(variants)) is not None]
     seen = [value for value in values if math.isfinite(value)]
     num_hidden = len(values) - len(seen)
@@ -165,12 +152,3 @@ def judge(goal: Goal, rounds: Rounds) -> Verdict:
         return Verdict(goal, None, None, None, "not measured", num_hidden)
     median = statistics.median(values)
     return Verdict(goal, median, min(seen), max(seen), "met" if goal.admits(median) else "missed", num_hidden)
-
-
-def figures_by_round(runs: Sequence[tuple[int, str, Figures | None]]) -> Rounds:
-    """From (round, variant, figures) of each run; a run that failed has none."""
-    rounds: dict[int, dict[str, Figures]] = {}
-    for number, variant, figures in runs:
-        if figures is not None:
-            rounds.setdefault(number, {})[variant] = figures
-    return rounds

@@ -1,42 +1,27 @@
 """Runs one benchmark: every variant in a fresh process, variants interleaved, a line of JSON for each run.
 
-A benchmark is a module with a `BENCHMARK` and a function `measure(variant, scratch)` that returns its figures.
-The unit ends a figure's name. `python -m bench.NAME --variant V --scratch DIR` measures one
-variant once and prints its figures as JSON; everything else is built from such runs. Variants that have to be compared
-more closely than runs allow, one after the other, share a process: its name is the argument then, and the figures of
-each of them are returned, by variant. What only all runs together tell, `conclude` finds.
+A benchmark is a module with a `BENCHMARK` and a function `measure(variant, scratch)` that returns its figures. The unit
+ends a figure's name. Variants that have to be compared more closely than runs allow, one after the other, share a
+process: its name is the argument then, and the figures of each of them are returned, by variant. What only all runs
+together tell, `conclude` finds.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any
 
-from tierstore.disk.native import SWITCH as NATIVE_SWITCH
-
+from .child import answer_of, command
 from .goals import Goal
 from .machine import describe_machine, describe_versions
-
-__all__ = [
-    "RESULTS",
-    "Benchmark",
-    "Record",
-    "Results",
-    "main_of_one_variant",
-    "processes_of",
-    "read_results",
-    "run_benchmark",
-]
 
 RESULTS = Path(__file__).parent / "results"
 Figures = dict[str, float]
@@ -49,50 +34,36 @@ class Benchmark:
     Attributes:
         name: of its file of results, and of its module in this package.
         question: in one line.
-        variants: what is compared; the first is what the others are compared with.
+        variants: what is compared.
         processes: which variants take turns in one process, by its name; the others have one each, of their own name.
         rounds: how often each variant runs.
-        at_once: so many processes run side by side: where bytes count, and time does not.
-        compare: how a figure stands to the first variant's: as a ratio, as a difference, or not at all.
-        settings: what was fixed, for the record.
-        environment: variables that a process gets beside the usual ones.
         goals: what is asked of the figures.
         plotted: the figures that the plot shows; None: the first four.
-        scatter: two figures that the plot shows instead, one against the other, a dot for each variant that has both.
         timeout_seconds: a run that takes longer has failed.
         conclude: told all runs, and the folder of `scratch`es, in which they may have left files; gives figures of
             variants that no process measures (`concluded`), or more of the others.
         concluded: those variants.
         module: where `measure` is; "": `bench.NAME`.
-        plot: the module whose `draw` makes the plot.
     """
 
     name: str
     question: str
     variants: Sequence[str]
     processes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    rounds: int = 3
-    at_once: int = 1
-    compare: Literal["ratio", "difference", "none"] = "ratio"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    rounds: int = 1
     goals: Sequence[Goal] = ()
     plotted: Sequence[str] | None = None
-    scatter: tuple[str, str] | None = None
     timeout_seconds: float = 300
     conclude: Callable[[Sequence[Record], Path], Mapping[str, Figures]] | None = None
     concluded: Sequence[str] = ()
     module: str = ""
-    plot: str = "bench.plots"
 
 
 @dataclass(frozen=True)
 class Record:
     """One run of one variant: its figures, or why there are none. What was concluded counts as a round after the last.
 
-    Attributes:
-        seconds: from the start of its process to its end, divided by the variants that shared it and by the processes
-            that ran side by side; None: not noted (results of earlier versions).
+    `seconds`: from the start of its process to its end, divided by the variants that shared it; None: not noted.
     """
 
     variant: str
@@ -104,44 +75,22 @@ class Record:
 
 @dataclass(frozen=True)
 class Results:
-    """All runs of one benchmark, and what they ran on."""
-
     records: Sequence[Record]
     machine: Mapping[str, Any]
     versions: Mapping[str, str]
-
-
-def main_of_one_variant(measure: Callable[[str, Path], Figures | dict[str, Figures]]) -> None:
-    """The fresh process: measure one variant, or those that share it; prints figures as the last line.
-
-    The optional threads in C are off, as where they are not installed, unless the environment or a variant says more.
-    """
-    os.environ.setdefault(NATIVE_SWITCH, "0")
-    parser = argparse.ArgumentParser(description="Measure one variant once. `python -m bench` runs the comparison.")
-    parser.add_argument("--variant", required=True)
-    parser.add_argument("--scratch", type=Path, required=True)
-    arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.variant, arguments.scratch)))
 
 
 def run_benchmark(
     benchmark: Benchmark,
     directory: Path,
     rounds: int | None,
-    progress: Callable[[str], None],
+    progress: Callable[[str], object],
     results: Path = RESULTS,
 ) -> None:
-    """Run every variant in every round and write `NAME.jsonl`; blocks until it is done.
-
-    Args:
-        directory: on the disk to be measured.
-        rounds: instead of the benchmark's own number.
-        progress: told what runs next.
-        results: where to write.
-    """
+    """Run every variant in every round, on the disk of `directory`, and write `NAME.jsonl`; blocks until it is done."""
     about = {
         "benchmark": benchmark.name,
-        "settings": dict(benchmark.settings),
+        "settings": settings_of(import_module(benchmark.module or f"bench.{benchmark.name}")),
         "machine": describe_machine(directory),
         "versions": describe_versions(),
     }
@@ -154,20 +103,26 @@ def run_benchmark(
             print(json.dumps(vars(record) | about), file=lines, flush=True)
 
 
-def _runs(benchmark: Benchmark, rounds: int, folder: Path, progress: Callable[[str], None]) -> Iterator[Record]:
-    records = []
+def settings_of(module: ModuleType) -> dict[str, Any]:
+    """What was fixed, for the record: the constants of a benchmark's module that JSON can hold."""
+    found = {}
+    for name, value in vars(module).items():
+        with suppress(TypeError):
+            if name.isupper() and name != "BENCHMARK" and not isinstance(value, str):
+                found[name.lower()] = json.loads(json.dumps(value, default=asdict))
+    return found
 
-    def run(number: int, process: str) -> list[Record]:
+
+def _runs(benchmark: Benchmark, rounds: int, folder: Path, progress: Callable[[str], object]) -> Iterator[Record]:
+    records = []
+    for number, process in _interleaved(processes_of(benchmark), rounds):
         progress(f"{benchmark.name}, round {number}: {process}")
         started = time.monotonic()
         found = _run_fresh(benchmark, process, number, folder)
-        seconds = (time.monotonic() - started) / len(found) / benchmark.at_once
-        return [replace(record, seconds=round(seconds, 2)) for record in found]
-
-    with ThreadPoolExecutor(benchmark.at_once) as runs:
-        for found in runs.map(run, *zip(*_interleaved(processes_of(benchmark), rounds), strict=True)):
-            records += found
-            yield from found
+        seconds = round((time.monotonic() - started) / len(found), 2)
+        for record in found:
+            records.append(replace(record, seconds=seconds))
+            yield records[-1]
     if benchmark.conclude is not None:
         for variant, figures in benchmark.conclude(records, folder).items():
             yield Record(variant, rounds + 1, figures)
@@ -201,25 +156,7 @@ def _interleaved(variants: Sequence[str], rounds: int) -> Iterator[tuple[int, st
 def _run_fresh(benchmark: Benchmark, process: str, number: int, folder: Path) -> list[Record]:
     variants = benchmark.processes.get(process, (process,))
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        module = benchmark.module or f"bench.{benchmark.name}"
-        command = [sys.executable, "-m", module, "--variant", process, "--scratch", scratch]
-        environment = os.environ | benchmark.environment.get(process, {})
-        try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                check=False,
-                env=environment,
-                timeout=benchmark.timeout_seconds,
-            )
-        except subprocess.TimeoutExpired:
-            failure = f"not done within {benchmark.timeout_seconds:g} s"
-            return [Record(variant, number, None, failure) for variant in variants]
-    if done.returncode == 0:
-        figures = json.loads(done.stdout.splitlines()[-1])
-        by_variant = figures if process in benchmark.processes else {process: figures}
-        return [Record(variant, number, by_variant[variant]) for variant in variants]
-    last_words = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-    failure = f"exit code {done.returncode}: {last_words[0]}"
-    return [Record(variant, number, None, failure) for variant in variants]
+        words = command(benchmark.module or f"bench.{benchmark.name}", "measure", process, Path(scratch))
+        found, failure = answer_of(words, benchmark.timeout_seconds)
+    by_variant = found if process in benchmark.processes else {process: found}
+    return [Record(variant, number, by_variant and by_variant[variant], failure) for variant in variants]

@@ -17,19 +17,18 @@ import mmap
 import resource
 import shutil
 import threading
-import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from tierstore import TierStore, tiered_offload
 
-from .disk_throughput import TENSOR_BYTES, private_buffers, raw_device
+from .disk_throughput import TENSOR_BYTES
 from .goals import Goal
-from .harness import Benchmark, main_of_one_variant
+from .harness import Benchmark
+from .parties import Figures, lap_of
+from .raw_device import private_buffers, raw_device
 
 VALUES_BYTES = 128 * 2**20
 NUM_STEPS = 200
@@ -45,46 +44,43 @@ BENCHMARK = Benchmark(
     question="50 GiB of saved tensors: a step beside compute and bare movement of the same bytes",
     variants=(FLOOR, LIKE_SAVED, STORE),
     rounds=2,
-    settings={"values_bytes": VALUES_BYTES, "steps": NUM_STEPS, "host_bytes": HOST_BYTES},
     goals=tuple(Goal(f"{way}, of the floor's", f"{way}_seconds", STORE, at_most=1.1, of=(FLOOR,)) for way in WAYS),
     plotted=tuple(f"{way}_seconds" for way in WAYS),
     timeout_seconds=900,
 )
 
 
-def measure(variant: str, scratch: Path) -> dict[str, float]:
+def measure(variant: str, scratch: Path) -> Figures:
     """Seconds of each way, CPU time in it, what threads waited for, and the most memory that the process had."""
     if shutil.disk_usage(scratch).free < SAVED_BYTES * 1.05:
         raise RuntimeError(f"the drive has no room for {SAVED_BYTES / 2**30:.0f} GiB")
-    if variant == STORE:
-        figures = with_store(scratch)
-    else:
-        figures = with_bare_threads(scratch, is_like_saved=variant == LIKE_SAVED)
+    is_like_saved = variant == LIKE_SAVED
+    figures = with_store(scratch) if variant == STORE else with_bare_threads(scratch, is_like_saved=is_like_saved)
     return figures | {"most_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
-def with_store(scratch: Path) -> dict[str, float]:
-    """Forward and backward of the graph."""
+def with_store(scratch: Path) -> Figures:
     start = torch.rand(VALUES_BYTES // 4, requires_grad=True)
     factor = torch.tensor(1.01, requires_grad=True)
     with TierStore(scratch, host_bytes=HOST_BYTES) as store:
-        times = [_Times.now()]
-        values = start
-        with tiered_offload(store):
-            for _ in range(NUM_STEPS):
-                values = torch.sin(values * factor)
-            total = values.sum()
-        times.append(_Times.now())
-        total.backward()
-        times.append(_Times.now())
-        stats = store.stats()
-    waits = {f"{cause.replace(' ', '_')}_seconds": seconds for cause, seconds in stats.stall_seconds.items()}
-    forward, backward = (later.since(earlier, way) for way, (earlier, later) in zip(WAYS, pairwise(times), strict=True))
-    return forward | backward | waits
+
+        def forward() -> None:
+            nonlocal total
+            values = start
+            with tiered_offload(store):
+                for _ in range(NUM_STEPS):
+                    values = torch.sin(values * factor)
+                total = values.sum()
+
+        total = factor
+        laps = {"forward": lap_of(forward), "backward": lap_of(lambda: total.backward())}
+        waited = store.stats().stall_seconds.items()
+    waits = {f"{cause.replace(' ', '_')}_seconds": seconds for cause, seconds in waited}
+    return waits | {f"{way}_{name}": value for way, lap in laps.items() for name, value in lap.items()}
 
 
 @torch.no_grad()
-def with_bare_threads(scratch: Path, *, is_like_saved: bool) -> dict[str, float]:
+def with_bare_threads(scratch: Path, *, is_like_saved: bool) -> Figures:
     """The same kernels, of which each way keeps nothing."""
     values, factor = torch.rand(VALUES_BYTES // 4), torch.tensor(1.01)
 
@@ -103,40 +99,18 @@ def with_bare_threads(scratch: Path, *, is_like_saved: bool) -> dict[str, float]
 
     num_blocks = (SAVED_BYTES - HOST_BYTES) // TENSOR_BYTES
     sources = private_buffers(TENSOR_BYTES, NUM_SMALL, pages=mmap.MADV_NOHUGEPAGE) if is_like_saved else None
-    with raw_device(scratch, num_blocks, sources=sources, has_checksums=is_like_saved) as mover:
-        ways = ((forward, mover.spill), (backward, mover.restore))
-        figures: dict[str, float] = {}
-        for way, (compute, move) in zip(WAYS, ways, strict=True):
-            figures |= _both(way, compute, move)
-        return figures
+    with raw_device(scratch, num_blocks, TENSOR_BYTES, sources=sources, has_checksums=is_like_saved) as mover:
+        return _both("forward", forward, mover.spill) | _both("backward", backward, mover.restore)
 
 
-def _both(way: str, compute: Callable[[], None], move: Callable[[], None]) -> dict[str, float]:
-    began = _Times.now()
-    mover = threading.Thread(target=move)
-    mover.start()
-    compute()
-    compute_seconds = time.perf_counter() - began.wall
-    mover.join()
-    return _Times.now().since(began, way) | {f"{way}_compute_seconds": compute_seconds}
+def _both(way: str, compute: Callable[[], None], move: Callable[[], None]) -> Figures:
+    figures: Figures = {}
 
+    def run() -> None:
+        mover = threading.Thread(target=move)
+        mover.start()
+        figures[f"{way}_compute_seconds"] = lap_of(compute)["seconds"]
+        mover.join()
 
-class _Times(NamedTuple):
-    """Seconds: on the clock, and of the process's threads in their own code and in the kernel."""
-
-    wall: float
-    user: float
-    system: float
-
-    @classmethod
-    def now(cls) -> _Times:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        return cls(time.perf_counter(), used.ru_utime, used.ru_stime)
-
-    def since(self, before: _Times, way: str) -> dict[str, float]:
-        names = (f"{way}_seconds", f"{way}_user_seconds", f"{way}_system_seconds")
-        return {name: now - then for name, now, then in zip(names, self, before, strict=True)}
-
-
-if __name__ == "__main__":
-    main_of_one_variant(measure)
+    lap = lap_of(run)
+    return figures | {f"{way}_{name}": value for name, value in lap.items()}

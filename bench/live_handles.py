@@ -1,9 +1,8 @@
 """Does a saved tensor cost more when a million others are alive?
 
 Steady churn: one is put, another released, the oldest or any. Nothing is spilled. A process that holds a thousand and
-one that holds a million take turns of some hundredths of a second on the same core: the machine runs the same Python at
-one speed on this core and in this second, and at another on the next. What counts is the median over the turns of how
-much longer the second process took.
+one that holds a million take turns of some hundredths of a second on the same core, since speed changes from core to
+core and from second to second. What counts is the median over the turns of how much longer the second process took.
 
 CPython's cyclic garbage collector goes through every living object when a quarter as many have come and stayed since it
 last did. With a million handles that takes more than a second. So the oldest are released from right after such a
@@ -11,20 +10,17 @@ collection to right after the next, and what it took is spread over the puts bet
 one object more in its sight for each put, if there is none. "Frozen" takes what is alive by then out of its sight
 (`gc.freeze`).
 
-Beside it the same with bare tensors, which no store keeps: what any object costs that was last touched a million
-objects ago, and is in no cache any more. The oldest lie in memory in the order in which they are released, so the
-hardware fetches them ahead; of any one, each piece is waited for.
+Beside it the same with bare tensors, which no store keeps: what any object costs that is in no cache any more. The
+oldest lie in memory in the order in which they are released, so the hardware fetches them ahead; any one is waited for.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-import json
 import os
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -32,9 +28,12 @@ from pathlib import Path
 
 import torch
 
+from tierstore import TierStore
+
+from .child import serve
 from .goals import Goal
-from .harness import Benchmark, main_of_one_variant
-from .parties import Figures, Party, party, serve_commands, turns
+from .harness import Benchmark
+from .parties import Figures, Party, party, turns
 
 PER_TURN, TURNS = 2_000, 50
 MOST_TURNS = 150
@@ -48,8 +47,6 @@ BENCHMARK = Benchmark(
     question="Put and release of one handle while so many are alive (beside a thousand)",
     variants=tuple(NUM_LIVE),
     processes={"by turns": tuple(NUM_LIVE)},
-    rounds=1,  # each figure is a median of turns already
-    settings={"per_turn": PER_TURN, "turns": TURNS, "most_turns": MOST_TURNS},
     plotted=tuple(f"{order}_microseconds" for order in ORDERS),
     goals=tuple(
         Goal(
@@ -68,10 +65,9 @@ Turn = dict[str, list[Figures]]
 
 
 def measure(process: str, scratch: Path) -> dict[str, Figures]:
-    """Each order, of handles and of tensors."""
     figures: dict[str, Figures] = {name: {} for name in NUM_LIVE}
     with ExitStack() as stack:
-        parties = {name: stack.enter_context(party(name, __spec__.name, [[name, str(scratch)]])) for name in NUM_LIVE}
+        parties = {name: stack.enter_context(party(name, __name__, [[name, scratch]])) for name in NUM_LIVE}
         for each in parties.values():
             each.do("wait")
         for names in PAIRS:
@@ -82,7 +78,6 @@ def measure(process: str, scratch: Path) -> dict[str, Figures]:
 
 
 def orders_of(pair: Sequence[Party]) -> Iterator[tuple[str, list[Turn]]]:
-    """The turns of a pair, in each order."""
     yield "oldest", one_period(pair)
     for each in pair:
         each.do("freeze")
@@ -110,9 +105,6 @@ def typical_of(found: Sequence[Turn], few: str, many: str) -> tuple[Figures, Fig
 
 
 def work(name: str, scratch: Path) -> None:
-    """In a process of a party: make as many as its name says, then release and make some as told."""
-    from tierstore import TierStore
-
     torch.set_num_threads(1)
     are_tensors = name.endswith("tensors")
     with TierStore(scratch, host_bytes="8GiB") as store:
@@ -130,17 +122,13 @@ def work(name: str, scratch: Path) -> None:
         full = FullCollections()
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # they were made side by side; from now on by turns
 
-        def freeze() -> Figures:
-            gc.freeze()
-            return {}
-
         commands: dict[str, Callable[[], Figures]] = {
             "wait": dict,
-            "freeze": freeze,
+            "freeze": lambda: gc.freeze() or {},
             "oldest": lambda: churn(make, living, oldest, full),
             "any": lambda: churn(make, living, anyone, full),
         }
-        serve_commands(lambda command: commands[command]())
+        serve(lambda command: commands[command]())
         living.clear()
 
 
@@ -172,11 +160,3 @@ def churn(make: Callable[[], object], living: list[object], places: Iterator[int
         "collecting_microseconds": 1e6 * collecting / PER_TURN,
         "collections": full.number - number,
     }
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--work"]:
-        name, folder = json.loads(sys.argv[2])
-        work(name, Path(folder))
-    else:
-        main_of_one_variant(measure)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from tierstore.demo.place import file_system_of
 
-__all__ = ["describe_machine", "describe_versions"]
-
 
 def describe_machine(scratch: Path) -> dict[str, str | int]:
     """CPU, cores this process may use, memory, and the disk under `scratch`."""

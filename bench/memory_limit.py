@@ -5,9 +5,8 @@ and is shown so. The floor beside the store is the same training without a limit
 threads move and checksum the bytes that the store moves: what is left then is what the drive and the memory bus take
 away from training on these cores, whoever moves the bytes. How many they are is seen in the store's own first steps.
 
-A shared machine is twice as fast in one minute as in the next. So a variant is measured beside those that it is
-compared with: each trains in a process of its own, in a cgroup of its own, but they take turns, a step each, whoever
-went first goes last the next time, and the ratio of the steps of each turn counts.
+A variant is measured beside those that it is compared with: each trains in a process and a cgroup of its own, but they
+take turns, a step each (`bench/parties.py` says why), and the ratio of the steps of each turn counts.
 
 Beside the steps is told what keeps a training on all cores from them: the CPU time of the threads that move bytes, and
 how long the thread that trains was ready to run while others had the cores.
@@ -21,39 +20,31 @@ That takes root, for swapon(8).
 
 from __future__ import annotations
 
-import json
-import mmap
 import os
-import signal
 import statistics
 import subprocess
-import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
-import torch
+from tierstore import TierStore, tiered_offload
+from tierstore.demo.model import ModelShape
 
-from tierstore.demo.model import ByteTransformer, ModelShape, random_batch
-from tierstore.demo.text import load_text
-from tierstore.demo.vector_math import choose_vector_kernels
-from tierstore.disk.location import record_checksum
-
-from .cgroup import CgroupError, MemoryCgroup, memory_cgroup
+from .cgroup import CgroupError
+from .child import command, serve
 from .goals import Goal
-from .harness import Benchmark, main_of_one_variant
+from .harness import Benchmark
 from .peers import file_per_tensor
-from .threads import thread_times
+from .raw_device import Mover, raw_device
+from .trainings import Figures, Run, Training, text_training, timed_step, training, turns_of
 
 SHAPE = ModelShape(layers=12, width=128, heads=2, context=512)
 BATCH = 24
 HOST_BYTES = 128 * 2**20
 BLOCK_BYTES = 10 * 2**20
-IN_FLIGHT = 4
 SWAP_FILE_BYTES = 4 * 2**30
 
 UNLIMITED, KILLED, MOVER = "unlimited", "plain, limited", "bare mover"
@@ -77,16 +68,6 @@ BENCHMARK = Benchmark(
     question="A training step under memory limits of 1000 and 700 MiB",
     variants=(UNLIMITED, KILLED, MOVER, STORE, FILES, TIGHT, SWAP),
     processes={BY_TURNS: TOGETHER[BY_TURNS]},
-    rounds=1,
-    compare="none",
-    settings={
-        "model": vars(SHAPE),
-        "batch": BATCH,
-        "turns": TURNS,
-        "limits_bytes": LIMITS_BYTES,
-        "tierstore_host_bytes": HOST_BYTES,
-        "num_threads": torch.get_num_threads(),
-    },
     timeout_seconds=600,
     plotted=("step_seconds", "peak_memory_bytes"),
     goals=(
@@ -100,27 +81,17 @@ BENCHMARK = Benchmark(
     ),
 )
 
-Forward = Callable[[], AbstractContextManager[object]]
-Figures = dict[str, float]
-
 
 def measure(process: str, scratch: Path) -> Figures | dict[str, Figures]:
-    """Medians of the steps of the variants that the process is about, and of their ratios within each turn."""
     with ExitStack() as stack:
-        trainings = [stack.enter_context(training(name, scratch)) for name in TOGETHER[process]]
-        for _ in range(WARM_UP_STEPS[process]):
-            for each in trainings:
+        trainings = {name: stack.enter_context(started(name, scratch)) for name in TOGETHER[process]}
+        for each in trainings.values():
+            for _ in range(WARM_UP_STEPS[process]):
                 each.step()
-        turns = []
-        for turn in range(TURNS[process]):
-            order = trainings if turn % 2 else trainings[::-1]
-            turns.append({each.variant: each.step() for each in order})
-            if not trainings[0].is_running:
-                break
+        turns = turns_of(trainings, TURNS[process])
         found = {
-            each.variant: each.figures([steps[each.variant] for steps in turns])
-            | ratios(each.variant, TOGETHER[process][place:], turns)
-            for place, each in enumerate(trainings, start=1)
+            name: each.figures([steps[name] for steps in turns]) | ratios(name, TOGETHER[process][place:], turns)
+            for place, (name, each) in enumerate(trainings.items(), start=1)
         }
     return found if process in BENCHMARK.processes else found[process]
 
@@ -135,77 +106,20 @@ def ratios(variant: str, others: Sequence[str], turns: list[dict[str, Figures]])
     }
 
 
-class Training:
-    """One training in a process and a cgroup of its own, which takes a step when it is told to.
-
-    Args:
-        variant: which.
-        process: it.
-        cgroup: where it runs.
-    """
-
-    def __init__(self, variant: str, process: subprocess.Popen[str], cgroup: MemoryCgroup) -> None:
-        self.variant = variant
-        self.is_running = True
-        self._process = process
-        self._cgroup = cgroup
-
-    @property
-    def exit_code(self) -> int | None:
-        """None: it runs, as far as is known."""
-        return self._process.returncode
-
-    def step(self) -> Figures:
-        """Have it take one step; returns that step's figures, none if the kernel ended it for want of memory.
-
-        Raises:
-            RuntimeError: it ended in any other way.
-        """
-        if not self.is_running:
-            return {}
-        try:
-            print("step", file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if line:
-            return json.loads(line)
-        self.is_running = False
-        if self._process.wait() != -signal.SIGKILL or not self._cgroup.num_oom_kills:
-            raise RuntimeError(f"{self.variant}: exit code {self._process.returncode}")
-        return {}
-
-    def figures(self, steps: list[Figures]) -> Figures:
-        """Medians of its steps, and what its cgroup has seen. A step in which the kernel ended it has no figures."""
-        steps = [step for step in steps if step]
-        names = dict.fromkeys(name for step in steps for name in step)
-        seen = {"peak_memory_bytes": self._cgroup.peak_bytes, "out_of_memory_kills": self._cgroup.num_oom_kills}
-        medians = {name: statistics.median(step[name] for step in steps) for name in names}
-        return medians | ({"last_loss": steps[-1]["last_loss"]} if names else {}) | seen
-
-
 @contextmanager
-def training(variant: str, scratch: Path) -> Iterator[Training]:
-    """Start one; the mover's after a short training with the store, to see what that moves.
-
-    Raises:
-        CgroupError: there can be no memory cgroup.
-    """
-    written_bytes = read_bytes = 0
+def started(variant: str, scratch: Path) -> Iterator[Training]:
+    """One training; the mover's after a short one with the store, to see what that moves."""
+    moved_bytes = (0, 0)
     if variant == MOVER:
-        with training(STORE, scratch) as probe:
+        with started(STORE, scratch) as probe:
             moved = [probe.step() for _ in range(WARM_UP_STEPS[BY_TURNS] + 1)][-1]
-        written_bytes, read_bytes = int(moved["spilled_bytes"]), int(moved["restored_bytes"])
-    request = json.dumps([variant, str(scratch), written_bytes, read_bytes])
-    with ExitStack() as around:
-        if variant == SWAP:
-            around.enter_context(swap_file(scratch))
-        cgroup = around.enter_context(memory_cgroup())
-        if variant in LIMITS_BYTES:
-            cgroup.limit(LIMITS_BYTES[variant], with_swap=variant == SWAP)
-        command = cgroup.command([sys.executable, "-m", "bench.memory_limit", "--train", request])
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            yield Training(variant, process, cgroup)
+        moved_bytes = int(moved["spilled_bytes"]), int(moved["restored_bytes"])
+    words = command(__name__, "train", variant, scratch, *moved_bytes)
+    with (
+        swap_file(scratch) if variant == SWAP else nullcontext(),
+        training(variant, words, LIMITS_BYTES.get(variant), with_swap=variant == SWAP) as found,
+    ):
+        yield found
 
 
 @contextmanager
@@ -220,8 +134,8 @@ def swap_file(folder: Path) -> Iterator[None]:
         with open(file, "wb") as opened:
             os.fchmod(opened.fileno(), 0o600)
             os.posix_fallocate(opened.fileno(), 0, SWAP_FILE_BYTES)
-        for command in ("mkswap", "swapon"):
-            subprocess.run([command, str(file)], check=True, capture_output=True)
+        for words in (["mkswap", str(file)], ["swapon", str(file)]):
+            subprocess.run(words, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise CgroupError(f"swap on a file cannot be had here ({error}); run this as root") from error
     try:
@@ -231,63 +145,58 @@ def swap_file(folder: Path) -> Iterator[None]:
         file.unlink()
 
 
+# --- in the cgroup ----------------------------------------------------------------------------------------------------
+
+
 def train(variant: str, scratch: Path, written_bytes: int, read_bytes: int) -> None:
-    """In the cgroup: one step for each line of standard input, a line of figures for each step."""
-    choose_vector_kernels()
-    torch.manual_seed(0)
-    model = ByteTransformer(SHAPE)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    corpus = torch.frombuffer(bytearray(load_text(None, SHAPE.context + 1)), dtype=torch.uint8)
-    generator = torch.Generator().manual_seed(0)
-    prepared: dict[str, Callable[[], AbstractContextManager[Run]]] = {
-        MOVER: lambda: with_mover(scratch, written_bytes, read_bytes),
-        STORE: lambda: with_tierstore(scratch),
-        TIGHT: lambda: with_tierstore(scratch),
-        FILES: lambda: nullcontext(Run(lambda: file_per_tensor(scratch))),
+    _, loss_of, optimizer = text_training(SHAPE, BATCH)
+    run = Run()
+    with ExitStack() as stack:
+        if variant in (STORE, TIGHT):
+            run = StoreRun(stack.enter_context(TierStore(scratch, host_bytes=HOST_BYTES)))
+        elif variant == MOVER:
+            run = stack.enter_context(with_mover(scratch, written_bytes, read_bytes))
+        elif variant == FILES:
+            run = Run(lambda: file_per_tensor(scratch))
+
+        def step(_: str) -> Figures:
+            before = thread_times()
+            figures = timed_step(loss_of, optimizer, run)
+            times = {name: now - before[name] for name, now in thread_times().items()}
+            return figures | times | run.figures()
+
+        serve(step)
+
+
+def thread_times() -> Figures:
+    """Since the threads began, by the scheduler (schedstat in /proc); a kernel without these accounts says 0.
+
+    What threads that Python knows of have used, but for the main one, and how long that was ready to run while others
+    had the cores.
+    """
+
+    def ran_and_waited(thread: int | None) -> tuple[float, float]:
+        try:
+            ran, waited, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()
+        except OSError:  # it has just ended, or there is no such account
+            return 0.0, 0.0
+        return int(ran) / 1e9, int(waited) / 1e9
+
+    main = threading.main_thread().native_id
+    others = [thread.native_id for thread in threading.enumerate() if thread.native_id != main]
+    return {
+        "background_cpu_seconds": sum(ran_and_waited(each)[0] for each in others),
+        "core_wait_seconds": ran_and_waited(main)[1],
     }
-    with prepared.get(variant, lambda: nullcontext(Run()))() as run:
-        for _ in sys.stdin:
-            batch = random_batch(corpus, BATCH, SHAPE.context, generator)
-            before, started = thread_times(), time.perf_counter()
-            with run.forward():
-                loss = model(*batch)
-            run.between()
-            loss.backward()
-            run.after()
-            optimizer.step()
-            optimizer.zero_grad()
-            seconds = time.perf_counter() - started
-            figures = {"step_seconds": seconds, "last_loss": loss.item()} | thread_times().since(before)
-            print(json.dumps(figures | run.figures()), flush=True)
-
-
-class Run:
-    """What a variant does around the parts of a step."""
-
-    def __init__(self, forward: Forward = nullcontext) -> None:
-        self.forward = forward
-
-    def between(self) -> None:
-        """After forward."""
-
-    def after(self) -> None:
-        """After backward."""
-
-    def figures(self) -> Figures:
-        """Of the step that has just ended."""
-        return {}
 
 
 class StoreRun(Run):
-    """With a store: what it moved and where training waited for it, step by step."""
-
-    def __init__(self, store: Any, forward: Forward) -> None:
-        super().__init__(forward)
+    def __init__(self, store: TierStore) -> None:
+        super().__init__(lambda: tiered_offload(store))
         self._store = store
         self._last: Figures = {}
 
     def figures(self) -> Figures:
-        """See `Run`."""
         stats = self._store.stats()
         totals = {
             "spilled_bytes": stats.spilled_bytes,
@@ -299,97 +208,42 @@ class StoreRun(Run):
         return step
 
 
-@contextmanager
-def with_tierstore(scratch: Path) -> Iterator[Run]:
-    from tierstore import TierStore, tiered_offload
-
-    with TierStore(scratch, host_bytes=HOST_BYTES) as store:
-        yield StoreRun(store, lambda: tiered_offload(store))
-
-
 class MoverRun(Run):
-    """Bare movement beside training: so many bytes written in forward and read in backward, with no hooks.
+    """Bare movement beside training, with no hooks: all blocks are written in forward and read in backward."""
 
-    Each block is written after a pass over it that takes its checksum, and read before one, as the store does it.
-
-    O_DIRECT, from and to buffers that are used again, as many transfers in flight as the store's engine has lanes
-    (with one, a drive that is slow to answer would have the floor wait where the store does not).
-    """
-
-    def __init__(self, scratch: Path, written_bytes: int, read_bytes: int) -> None:
+    def __init__(self, down: Mover, up: Mover, thread: ThreadPoolExecutor) -> None:
         super().__init__(self._forward)
-        self._file = os.open(scratch, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
-        os.posix_fallocate(self._file, 0, max(written_bytes, read_bytes) + BLOCK_BYTES)
-        self._written_bytes, self._read_bytes = written_bytes, read_bytes
-        self._jobs: list[Future[object]] = []
-        self._buffers: SimpleQueue[mmap.mmap] = SimpleQueue()
-        for _ in range(IN_FLIGHT):
-            buffer = mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            buffer.write(os.urandom(BLOCK_BYTES))
-            self._buffers.put(buffer)
-        self._threads = ThreadPoolExecutor(IN_FLIGHT)
+        self._moves = {"down": down.spill, "up": up.restore}
+        self._thread = thread
+        self._jobs: list[Future[None]] = []
         self._waited_seconds = 0.0
 
     def _forward(self) -> AbstractContextManager[object]:
-        self._begin(self._write, self._written_bytes)
+        self._jobs = [self._thread.submit(self._moves["down"])]
         return nullcontext()
 
     def between(self) -> None:
-        """See `Run`."""
-        self._begin(self._read, self._read_bytes)
+        self._jobs.append(self._thread.submit(self._moves["up"]))
 
     def after(self) -> None:
-        """See `Run`: the step ends when the bytes have been moved."""
+        """The step ends when the bytes have been moved."""
         started = time.perf_counter()
         for job in self._jobs:
             job.result()
-        self._jobs.clear()
         self._waited_seconds = time.perf_counter() - started
 
     def figures(self) -> Figures:
-        """See `Run`."""
-        return {
-            "spilled_bytes": self._written_bytes,
-            "restored_bytes": self._read_bytes,
-            "waited_seconds": self._waited_seconds,
-        }
-
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown()
-        os.close(self._file)
-
-    def _write(self, buffer: mmap.mmap, offset: int) -> int:
-        record_checksum(memoryview(buffer), 0)
-        return os.pwrite(self._file, buffer, offset)
-
-    def _read(self, buffer: mmap.mmap, offset: int) -> int:
-        num_bytes = os.preadv(self._file, [buffer], offset)
-        record_checksum(memoryview(buffer), 0)
-        return num_bytes
-
-    def _begin(self, transfer: Callable[[mmap.mmap, int], int], num_bytes: int) -> None:
-        def run(offset: int) -> None:
-            buffer = self._buffers.get()
-            if transfer(buffer, offset) != BLOCK_BYTES:
-                raise RuntimeError("a transfer was cut short")
-            self._buffers.put(buffer)
-
-        self._jobs += [self._threads.submit(run, offset) for offset in range(0, num_bytes, BLOCK_BYTES)]
+        return {"waited_seconds": self._waited_seconds}
 
 
 @contextmanager
 def with_mover(scratch: Path, written_bytes: int, read_bytes: int) -> Iterator[Run]:
-    run = MoverRun(scratch, written_bytes, read_bytes)
-    try:
-        yield run
-    finally:
-        run.close()
-
-
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--train"]:
-        variant, scratch, *moved_bytes = json.loads(sys.argv[2])
-        train(variant, Path(scratch), *moved_bytes)
-    else:
-        main_of_one_variant(measure)
+    """Each block is written after a pass over it that takes its checksum, and read before one, as the store does it."""
+    num_written, num_read = (-(-num_bytes // BLOCK_BYTES) for num_bytes in (written_bytes, read_bytes))
+    with (
+        raw_device(scratch, max(num_written, num_read), BLOCK_BYTES) as space,
+        raw_device(scratch, num_written, BLOCK_BYTES, file=space.file, has_checksums=True) as down,
+        raw_device(scratch, num_read, BLOCK_BYTES, file=space.file, has_checksums=True) as up,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        yield MoverRun(down, up, thread)

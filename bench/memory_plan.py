@@ -5,11 +5,9 @@ the limit by a memory cgroup. Each strategy (`plan_trainings`) trains in a proce
 turns, a step each, which finds the best single strategy. The best of several medians is lower than what it is a median
 of, so these turns only choose.
 
-Then the plan and that one alone take turns. In each turn a training takes two steps, of which the second counts: steps
-of a training follow each other, as those do by which a plan predicts. Processes of one decision differ by more than
-strategies do, so several pairs of processes are compared: the first has made the plan, the others load it from a file.
-Ratios count within a turn. A pair's is the median of its turns', and a case's the median of its pairs'.
-
+Then the plan and that one alone take turns. In each turn a training takes two steps, of which the second counts.
+Processes of one decision differ by more than strategies do, so several pairs of processes are compared: the first has
+made the plan, the others load it from a file. A pair's ratio is the median of its turns', a case's that of its pairs'.
 A strategy that the kernel kills has no step. If it kills the best single strategy in a pair, the next best is compared.
 
 The budget is 0, which keeps least. Its step is compared as a ratio to plain training compiled by the same backend.
@@ -25,13 +23,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from .goals import Goal
-from .harness import Benchmark, Record, main_of_one_variant
-from .memory_limit import Figures, Training
+from .harness import Benchmark, Record
 from .plan_models import MODELS
 from .plan_trainings import COMPILED, LOADED_PLAN, PLAIN, PLAN, SINGLE, plain_peak, training_within
+from .trainings import Figures, Training, turns_of
 
 SHARES = (50, 35, 75)
 STRATEGIES = (PLAIN, *SINGLE, PLAN)
@@ -48,7 +44,6 @@ Turn = dict[str, Figures]
 
 
 def variant_of(case: str, strategy: str) -> str:
-    """A name for the table."""
     return f"{case}: {strategy}"
 
 
@@ -70,14 +65,6 @@ BENCHMARK = Benchmark(
     question="A plan of memory within 75, 50 and 35 % of what plain training takes",
     variants=(*(variant_of(case, strategy) for case in CASES for strategy in STRATEGIES), ALL),
     processes={case: tuple(variant_of(case, strategy) for strategy in STRATEGIES) for case in CASES},
-    rounds=1,
-    compare="none",
-    settings={
-        "turns": (TURNS, TURNS_OF_PAIR),
-        "pairs": PAIRS,
-        "warm_up_steps": (WARM_UP_STEPS, PLAN_WARM_UP_STEPS),
-        "num_threads": torch.get_num_threads(),
-    },
     timeout_seconds=1800,
     plotted=("step_to_plain", "peak_bytes"),
     goals=(
@@ -112,14 +99,15 @@ def measure(case: str, scratch: Path) -> dict[str, Figures]:
     limit_bytes = plain_peak(model, scratch) * share // 100
     limits: dict[str, int | None] = {PLAIN: None}
     limits |= dict.fromkeys(("checkpoint", "every other", "offload", PLAN), limit_bytes)
-    budget = _with_least_budget(model, limit_bytes, scratch)
+    with training_within(model, "budget", limit_bytes, scratch) as training:  # compiling takes minutes: tried alone
+        budget = training.figures([training.step(), training.step()])
     if budget["out_of_memory_kills"] == 0:
         limits |= {COMPILED: None, "budget": limit_bytes}
     with ExitStack() as stack:
         trainings: dict[str, Training] = {}
         for strategy, limit in limits.items():  # one begins when the one before has warmed up
             trainings[strategy] = stack.enter_context(_warm(model, strategy, limit, scratch))
-        turns = [{name: trainings[name].step() for name in order} for order in _orders(list(trainings), TURNS)]
+        turns = turns_of(trainings, TURNS)
         compared = _compared(model, limit_bytes, trainings, turns, scratch)
         found = {name: each.figures([turn[name] for turn in turns]) for name, each in trainings.items()}
     for strategy, figures in found.items():
@@ -134,32 +122,20 @@ def measure(case: str, scratch: Path) -> dict[str, Figures]:
 
 @contextmanager
 def _warm(model: str, strategy: str, limit_bytes: int | None, scratch: Path) -> Iterator[Training]:
-    """A training that has taken its first steps."""
     with training_within(model, strategy, limit_bytes, scratch) as training:
         for _ in range(PLAN_WARM_UP_STEPS if strategy == PLAN else WARM_UP_STEPS):
             training.step()
         yield training
 
 
-def _orders(strategies: list[str], num_turns: int) -> list[list[str]]:
-    """Who goes first in one turn goes last in the next."""
-    return [strategies if turn % 2 else strategies[::-1] for turn in range(num_turns)]
-
-
 class Compared(NamedTuple):
-    """The plan beside the best single strategy.
-
-    Attributes:
-        best: that strategy; None: all were killed.
-        pairs: the turns of each pair of processes.
-    """
+    """The turns of each pair of processes: the plan beside the best single strategy; None: all of these were killed."""
 
     best: str | None
     pairs: list[list[Turn]]
 
     @property
     def turns(self) -> list[Turn]:
-        """Of all pairs."""
         return [turn for pair in self.pairs for turn in pair]
 
     def lives(self, strategy: str) -> bool:
@@ -170,7 +146,6 @@ class Compared(NamedTuple):
 def _compared(
     model: str, limit_bytes: int, trainings: dict[str, Training], turns: Sequence[Turn], scratch: Path
 ) -> Compared:
-    """Turns of pairs of processes; those in `trainings` are the first pair."""
     for best in _fastest_first(turns):
         compared = Compared(best, [_turns_of_pair({best: trainings[best], PLAN: trainings[PLAN]})])
         while len(compared.pairs) < PAIRS and compared.lives(best) and compared.lives(PLAN):
@@ -185,21 +160,20 @@ def _compared(
 
 
 def _turns_of_pair(pair: dict[str, Training]) -> list[Turn]:
-    return [{name: _second_step(pair[name]) for name in order} for order in _orders(list(pair), TURNS_OF_PAIR)]
+    """The second of two steps, by turns; its peak is that of both."""
 
+    def second_step(training: Training) -> Figures:
+        first, second = training.step(), training.step()
+        return second and second | {"peak_bytes": max(first["peak_bytes"], second["peak_bytes"])}
 
-def _second_step(training: Training) -> Figures:
-    """The second of two steps; its peak is that of both."""
-    first, second = training.step(), training.step()
-    return second and second | {"peak_bytes": max(first["peak_bytes"], second["peak_bytes"])}
+    return turns_of(pair, TURNS_OF_PAIR, second_step)
 
 
 def _to_plain(strategy: str, turns: Sequence[Turn]) -> float | None:
-    """Its step, of plain training's, by turns; None: it was killed."""
     against = COMPILED if strategy == "budget" else PLAIN
     if not all(turn.get(strategy) for turn in turns):
         return None
-    return statistics.median(turn[strategy]["step_seconds"] / turn[against]["step_seconds"] for turn in turns)
+    return _ratio(strategy, against, turns)
 
 
 def _fastest_first(turns: Sequence[Turn]) -> list[str]:
@@ -233,27 +207,16 @@ def _add_figures_of_pairs(plan: Figures, compared: Compared, limit_bytes: int) -
         statistics.median(step["step_seconds"] / step["predicted_seconds"] for step in steps) - 1
     )
     if compared.best is not None:
-        ratios = [_to_best(compared.best, turns) for turns in compared.pairs]
+        ratios = [_ratio(PLAN, compared.best, turns) for turns in compared.pairs]
         plan |= {f"step_to_best_in_pair_{place}": ratio for place, ratio in enumerate(ratios, start=1)}
         plan["step_to_best"] = statistics.median(ratios)
-        plan["cpu_to_best"] = statistics.median(
-            _cpu_seconds(turn[PLAN]) / _cpu_seconds(turn[compared.best]) for turn in compared.turns
-        )
+        plan["cpu_to_best"] = _ratio(PLAN, compared.best, compared.turns, "user_seconds", "system_seconds")
 
 
-def _to_best(best: str, turns: Sequence[Turn]) -> float:
-    return statistics.median(turn[PLAN]["step_seconds"] / turn[best]["step_seconds"] for turn in turns)
+def _ratio(strategy: str, other: str, turns: Sequence[Turn], *figures: str) -> float:
+    """Of the sums of figures, by turns; without any, of the times of steps."""
 
+    def of(step: Figures) -> float:
+        return sum(step[figure] for figure in figures or ("step_seconds",))
 
-def _cpu_seconds(step: Figures) -> float:
-    return step["user_seconds"] + step["system_seconds"]
-
-
-def _with_least_budget(model: str, limit_bytes: int, scratch: Path) -> Figures:
-    """Whether compiled training stays alive at all: it takes minutes, so it is tried alone."""
-    with training_within(model, "budget", limit_bytes, scratch) as training:
-        return training.figures([training.step(), training.step()])
-
-
-if __name__ == "__main__":
-    main_of_one_variant(measure)
+    return statistics.median(of(turn[strategy]) / of(turn[other]) for turn in turns)

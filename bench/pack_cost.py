@@ -18,17 +18,20 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tierstore import TierStore, tiered_offload
+
 from .goals import Goal
-from .harness import Benchmark, main_of_one_variant
+from .harness import Benchmark
 from .peers import detach_only, save_on_cpu
+from .trainings import Forward
 
 TENSOR_BYTES = 2**20
 TENSORS_PER_STEP = 256
@@ -36,43 +39,24 @@ TURNS = 200
 WARMUP_TURNS = 50
 FLOOR = "no hooks"
 VARIANTS = (FLOOR, "detach hooks", "save_on_cpu", "tierstore")
+_OF_PEER = {"at_most": 8, "of": ("save_on_cpu",), "beyond": FLOOR}
 
 BENCHMARK = Benchmark(
     name="pack_cost",
-    question="Cost of one saved tensor on the training thread, budget not reached (and beyond no hooks)",
+    question="Cost of one saved tensor on the training thread, budget not reached",
     variants=VARIANTS,
     processes={"by turns": VARIANTS},
     rounds=5,
-    compare="difference",
-    settings={
-        "tensor_bytes": TENSOR_BYTES,
-        "tensors_per_step": TENSORS_PER_STEP,
-        "turns": TURNS,
-        "warmup_turns": WARMUP_TURNS,
-    },
     plotted=("forward_microseconds", "backward_microseconds", "both_microseconds"),
     goals=(
         Goal("pack, beyond no hooks", "forward_microseconds", "tierstore", at_most=8, beyond=FLOOR),
-        Goal(
-            "pack, of what save_on_cpu costs",
-            "forward_microseconds",
-            "tierstore",
-            at_most=8,
-            of=("save_on_cpu",),
-            beyond=FLOOR,
-        ),
-        Goal(
-            "pack, unpack and release, of what save_on_cpu costs",
-            "both_microseconds",
-            "tierstore",
-            at_most=8,
-            of=("save_on_cpu",),
-            beyond=FLOOR,
-        ),
+        Goal("pack, of what save_on_cpu costs", "forward_microseconds", "tierstore", **_OF_PEER),
+        Goal("pack, unpack and release, of what save_on_cpu costs", "both_microseconds", "tierstore", **_OF_PEER),
     ),
 )
 
-Forward = Callable[[], AbstractContextManager[object]]
+Turn = Mapping[str, Mapping[str, float]]
+"""A step of each variant, taken one after another: microseconds per saved tensor, by figure."""
 
 
 class SaveOne(torch.autograd.Function):
@@ -89,35 +73,16 @@ class SaveOne(torch.autograd.Function):
         return gradient
 
 
-@contextmanager
-def tierstore(scratch: Path) -> Iterator[Forward]:
-    from tierstore import TierStore, tiered_offload
-
-    with TierStore(scratch, host_bytes=4 * TENSORS_PER_STEP * TENSOR_BYTES) as store:
-        yield lambda: tiered_offload(store, min_bytes=TENSOR_BYTES)
-
-
-FORWARDS: dict[str, Callable[[Path], AbstractContextManager[Forward]]] = {
-    FLOOR: lambda scratch: nullcontext(nullcontext),
-    "detach hooks": lambda scratch: nullcontext(detach_only),
-    "save_on_cpu": lambda scratch: nullcontext(save_on_cpu),
-    "tierstore": tierstore,
-}
-
-
-Step = Mapping[str, float]
-"""Microseconds per saved tensor, by figure."""
-
-Turn = Mapping[str, Step]
-"""A step of each variant, taken one after another."""
-
-
 def measure(process: str, scratch: Path) -> Turn:
-    """A typical step of each variant, in one process."""
     torch.set_num_threads(1)
     draw = random.Random(0)
-    with ExitStack() as opened:
-        forwards = {variant: opened.enter_context(FORWARDS[variant](scratch)) for variant in VARIANTS}
+    with TierStore(scratch, host_bytes=4 * TENSORS_PER_STEP * TENSOR_BYTES) as store:
+        forwards: dict[str, Forward] = {
+            FLOOR: nullcontext,
+            "detach hooks": detach_only,
+            "save_on_cpu": save_on_cpu,
+            "tierstore": lambda: tiered_offload(store, min_bytes=TENSOR_BYTES),
+        }
         turns = [
             {variant: time_step(forwards[variant]) for variant in draw.sample(VARIANTS, len(VARIANTS))}
             for _ in range(TURNS)
@@ -137,8 +102,7 @@ def typical(turns: Sequence[Turn]) -> Turn:
     }
 
 
-def time_step(forward: Forward) -> Step:
-    """One forward and one backward."""
+def time_step(forward: Forward) -> dict[str, float]:
     x = torch.ones(1, requires_grad=True)
     started, cpu_started = time.perf_counter(), time.thread_time()
     with forward():
@@ -156,7 +120,3 @@ def time_step(forward: Forward) -> Step:
         "both_cpu_microseconds": cpu_finished - cpu_started,
     }
     return {figure: 1e6 * each / TENSORS_PER_STEP for figure, each in seconds.items()}
-
-
-if __name__ == "__main__":
-    main_of_one_variant(measure)

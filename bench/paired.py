@@ -6,24 +6,15 @@ another, never with those of another turn, and the median over the turns tells h
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Estimate", "median_of"]
-
-_RESAMPLES = 1000
-_LEVEL = 0.95
+import numpy
 
 
 class Estimate(NamedTuple):
-    """A median over turns.
-
-    Attributes:
-        median: of what was seen.
-        low, high: where the true median lies with 95 % (bootstrap: the medians of samples drawn from what was seen).
-    """
+    """A median over turns, and where the true one lies with 95 % (bootstrap: medians of samples from what was seen)."""
 
     median: float
     low: float
@@ -35,9 +26,9 @@ class Estimate(NamedTuple):
         return max(self.high - self.median, self.median - self.low) / self.median
 
 
-def median_of(ratios: Sequence[float]) -> Estimate:
-    """The median of one ratio per turn; at least one is given. The same ratios always give the same estimate."""
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
-    cut = round(_RESAMPLES * (1 - _LEVEL) / 2)
-    return Estimate(statistics.median(ratios), medians[cut], medians[-1 - cut])
+def estimate_of(ones: Sequence[float], others: Sequence[float]) -> Estimate:
+    """How ones stand to others, turn by turn; at least one turn. The same turns always give the same estimate."""
+    ratios = [one / other for one, other in zip(ones, others, strict=True)]
+    samples = numpy.random.default_rng(0).choice(ratios, (1000, len(ratios)))
+    low, high = numpy.quantile(numpy.median(samples, axis=1), (0.025, 0.975))
+    return Estimate(statistics.median(ratios), float(low), float(high))

@@ -17,83 +17,56 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-__all__ = ["Daemon", "Party", "daemon", "party", "serve_commands", "turns"]
+from .child import command, conversation
 
 Figures = dict[str, float]
 _READY_SECONDS = 30.0
 
 
 class Party:
-    """One or several processes that do the same thing at the same time.
-
-    Args:
-        name: in the results.
-        processes: each answers a line of standard input with a line of figures.
-    """
+    """One or several processes that do the same thing at the same time, by their name in the results."""
 
     def __init__(self, name: str, processes: Sequence[subprocess.Popen[str]]) -> None:
         self.name = name
         self._processes = processes
 
-    def do(self, command: str) -> list[Figures]:
+    def do(self, what: str) -> list[Figures]:
         """Have all of them carry it out; the figures of each. Blocks until the last is done.
 
         Raises:
             RuntimeError: one of them ended.
         """
         for process in self._processes:
-            print(command, file=process.stdin, flush=True)
+            print(what, file=process.stdin, flush=True)
         lines = [process.stdout.readline() for process in self._processes]
         if not all(lines):
-            raise RuntimeError(f"{self.name}: a process ended during {command!r}")
+            raise RuntimeError(f"{self.name}: a process ended during {what!r}")
         return [json.loads(line) for line in lines]
 
 
 @contextmanager
 def party(name: str, module: str, requests: Sequence[Sequence[object]]) -> Iterator[Party]:
-    """Start a process for each request: `python -m MODULE --work REQUEST`; they end when the block does."""
+    """Start a process for each request, which calls the function `work` of the module with it."""
     with ExitStack() as stack:
-        yield Party(
-            name,
-            [
-                stack.enter_context(
-                    subprocess.Popen(
-                        [sys.executable, "-m", module, "--work", json.dumps(request)],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        text=True,
-                    )
-                )
-                for request in requests
-            ],
-        )
+        words = [command(module, "work", *request) for request in requests]
+        yield Party(name, [stack.enter_context(conversation(each)) for each in words])
 
 
-def serve_commands(do: Callable[[str], Figures]) -> None:
-    """In such a process: carry out each line of standard input, until there are no more."""
-    for line in sys.stdin:
-        print(json.dumps(do(line.strip())), flush=True)
+def turns(parties: Sequence[Party], what: str, num_turns: int) -> list[dict[str, list[Figures]]]:
+    """So many turns of every party, one at a time, the first last the next time; the figures of each, by its name."""
+    orders = (parties if turn % 2 else parties[::-1] for turn in range(num_turns))
+    return [{each.name: each.do(what) for each in order} for order in orders]
 
 
-def turns(parties: Sequence[Party], command: str, num_turns: int) -> list[dict[str, list[Figures]]]:
-    """So many turns of every party, one party at a time; the first goes last the next time.
-
-    Returns:
-        For each turn, the figures of each party's processes under its name.
-    """
-    found = []
-    for turn in range(num_turns):
-        order = parties if turn % 2 else parties[::-1]
-        found.append({each.name: each.do(command) for each in order})
-    return found
+def lap_of(move: Callable[[], object]) -> Figures:
+    """Seconds of the clock, and those of all cores in this process."""
+    started, cpu_started = time.perf_counter(), time.process_time()
+    move()
+    return {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu_started}
 
 
 class Daemon:
-    """A living one.
-
-    Attributes:
-        socket: where it listens.
-    """
+    """A living one, and the socket where it listens."""
 
     def __init__(self, process: subprocess.Popen[bytes], socket: Path) -> None:
         self.socket = socket
@@ -116,8 +89,8 @@ def daemon(directory: Path, *arguments: str) -> Iterator[Daemon]:
     place = directory / "daemon"
     place.mkdir()
     address = place / "s" / "socket"
-    command = [sys.executable, "-m", "tierstore.cli", "serve", "--path", str(place), "--socket", str(address)]
-    with subprocess.Popen([*command, "--log-level", "warning", *arguments]) as process:
+    words = [sys.executable, "-m", "tierstore.cli", "serve", "--path", str(place), "--socket", str(address)]
+    with subprocess.Popen([*words, "--log-level", "warning", *arguments]) as process:
         try:
             _wait_until_it_listens(process, address)
             yield Daemon(process, address)

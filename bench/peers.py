@@ -6,8 +6,9 @@ Written the way their own documentation shows them, so that the comparison is wi
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,18 +58,7 @@ def detach_only() -> saved_tensors_hooks:
     return saved_tensors_hooks(lambda tensor: tensor.detach(), lambda packed: packed)
 
 
-class CheckpointedBlock(nn.Module):
-    """A block whose forward pass is run again in backward, instead of saving what is inside it."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return checkpoint(self.block, *inputs, use_reentrant=False)
-
-
-def checkpoint_blocks(blocks: nn.ModuleList) -> None:
-    """Replace every block of `blocks` by one that is recomputed (`torch.utils.checkpoint`, non-reentrant)."""
-    for index, block in enumerate(blocks):
-        blocks[index] = CheckpointedBlock(block)
+def checkpoint_blocks(blocks: Iterable[nn.Module]) -> None:
+    """Have each run again in backward, instead of saving what is inside (`torch.utils.checkpoint`, non-reentrant)."""
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["MODELS", "blocks_of_model"]
-
 
 class Block(nn.Module):
     """A transformer block with dropout, of a width and a number of heads."""
@@ -23,7 +21,6 @@ class Block(nn.Module):
         self.heads = heads
 
     def forward(self, x: Tensor) -> Tensor:
-        """float32 of shape [batch, length, width], to the same shape."""
         batch, length, width = x.shape
         shape = batch, length, 3, self.heads, width // self.heads
         q, k, v = self.qkv(self.norm_1(x)).view(shape).permute(2, 0, 3, 1, 4)
@@ -43,7 +40,6 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The loss over int64 of shape [batch, length]."""
         x = self.embedding(tokens) + self.position
         for block in self.blocks:
             x = block(x)
@@ -51,7 +47,6 @@ class Transformer(nn.Module):
 
 
 def convolution(before: int, after: int, stride: int = 1) -> list[nn.Module]:
-    """A convolution of three by three, batch norm, ReLU."""
     convolved = nn.Conv2d(before, after, 3, stride, 1, bias=False)
     return [convolved, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
 
@@ -70,7 +65,6 @@ class Residual(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """float32 of shape [batch, channels, height, width]."""
         return self.relu(self.second(self.first(x)) + self.shortcut(x))
 
 
@@ -89,7 +83,6 @@ class ResidualNetwork(nn.Module):
         self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(before, 100)
 
     def forward(self, pictures: Tensor, targets: Tensor) -> Tensor:
-        """The loss over float32 of shape [batch, 3, height, width] and int64 of shape [batch]."""
         return functional.cross_entropy(self.head(self.blocks(self.stem(pictures)).mean((2, 3))), targets)
 
 
@@ -109,7 +102,6 @@ class Up(nn.Module):
         self.enlarge, self.level = nn.ConvTranspose2d(before, after, 2, 2), Level(2 * after, after)
 
     def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
-        """float32 of shape [batch, channels, height, width], and what has twice the height and width."""
         return self.level(torch.cat([skipped, self.enlarge(x)], 1))
 
 
@@ -125,7 +117,6 @@ class UNet(nn.Module):
         self.out = nn.Conv2d(width, 5, 1)
 
     def forward(self, pictures: Tensor, targets: Tensor) -> Tensor:
-        """The loss over float32 of shape [batch, 3, height, width] and int64 of shape [batch, height, width]."""
         x, skipped = pictures, []
         for down in self.downs:
             x = down(x)
@@ -145,29 +136,18 @@ def _transformer() -> Made:
     return Transformer(), (tokens, tokens.roll(-1, 1))
 
 
-def _residual_network() -> Made:
-    return ResidualNetwork(), (torch.randn(16, 3, 112, 112), torch.randint(0, 100, (16,)))
-
-
-def _unet() -> Made:
-    return UNet(), (torch.randn(8, 3, 192, 192), torch.randint(0, 5, (8, 192, 192)))
-
-
 MODELS: dict[str, Callable[[], Made]] = {
     "transformer": _transformer,
-    "residual network": _residual_network,
-    "U-Net": _unet,
+    "residual network": lambda: (ResidualNetwork(), (torch.randn(16, 3, 112, 112), torch.randint(0, 100, (16,)))),
+    "U-Net": lambda: (UNet(), (torch.randn(8, 3, 192, 192), torch.randint(0, 5, (8, 192, 192)))),
 }
 """Each with a batch: arguments of the model that give the loss."""
 
 
 def blocks_of_model(model: nn.Module) -> list[nn.Module]:
-    """The blocks that a user would checkpoint."""
     if isinstance(model, Transformer):
         return list(model.blocks)
     if isinstance(model, ResidualNetwork):
         return [model.stem, *model.blocks]
-    if not isinstance(model, UNet):
-        raise TypeError(type(model).__name__)
     levels = [*model.downs, model.middle, *(up.level for up in model.ups)]
     return [pair for level in levels for pair in level]

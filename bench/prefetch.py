@@ -9,37 +9,35 @@ lookaheads compare is the question of `prefetch_tuning.py`.
 
 from __future__ import annotations
 
-import time
+import statistics
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import nn
 
-from tierstore import TierStore, offload_module
+from tierstore import offload_module
 
-from .branching import ROWS, SAVED_BYTES, SETTINGS, WIDTH, Branching, medians, train
 from .goals import Goal
-from .harness import Benchmark, main_of_one_variant
-from .paced_drive import open_paced_store
+from .harness import Benchmark
+from .trainings import Figures
+from .tuning_workloads import ROWS, WIDTH, Contender, branching, open_store, speed_that_keeps_up
 
+STAGES = 12
+SAVED_BYTES = (STAGES * 8 - 1) * ROWS * WIDTH * 4
+"""About what one step saves and nobody else holds."""
 HOST_BYTES = SAVED_BYTES // 2
 STEPS = 4
 ENOUGH = 1.25
+LEARNED, SCOPES, SLOW = VARIANTS = ("learned", "learned, a scope for each block", "learned, slow drive")
 
 BENCHMARK = Benchmark(
     name="prefetch",
     question="A branching model: unpacks whose bytes were back in memory, and time spent waiting",
-    variants=(
-        "learned",
-        "learned, a scope for each block",
-        "learned, slow drive",
-    ),
-    rounds=1,
-    compare="difference",
-    settings=SETTINGS | {"host_bytes": HOST_BYTES, "steps": STEPS, "slow_drive": ENOUGH},
+    variants=VARIANTS,
     goals=tuple(
         goal
-        for variant in ("learned", "learned, a scope for each block", "learned, slow drive")
+        for variant in VARIANTS
         for goal in (
             Goal("prefetched in time, percent of unpacks from disk", "hits_percent", variant, at_least=98),
             Goal("waiting in unpack, percent of the step", "unpack_waits_percent", variant, at_most=3),
@@ -48,45 +46,31 @@ BENCHMARK = Benchmark(
 )
 
 
-def just_enough_bytes_per_second() -> float:
-    """The slow drive's speed, from a step without a store: the second, because the first is slower."""
-    model, batch = Branching(), torch.randn(ROWS, WIDTH)
-    for _ in range(2):
-        started = time.perf_counter()
-        loss = model(batch)
-        halfway = time.perf_counter()
-        loss.backward()
-        finished = time.perf_counter()
-    return ENOUGH * (SAVED_BYTES - HOST_BYTES) / min(halfway - started, finished - halfway)
-
-
-def measure(variant: str, scratch: Path) -> dict[str, float]:
+def measure(variant: str, scratch: Path) -> Figures:
     """Percentages of the unpacks and of the step, and the step; medians after the first step."""
     torch.set_num_threads(1)
-    how = variant.partition(", ")[2]
-    options: dict[str, Any] = {"host_bytes": HOST_BYTES, "codec": "none"}
-    if how == "slow drive":
-        opened = open_paced_store(scratch, just_enough_bytes_per_second(), **options)
-    else:
-        opened = TierStore(scratch, **options)
-    with opened as store:
-        if how == "a scope for each block":
-            steps = train(store, STEPS, wrap=lambda block: offload_module(block, store=store))
-        else:
-            steps = train(store, STEPS)
-    asked = [step.prefetch_hits + step.prefetch_late + step.prefetch_misses for step in steps[1:]]
-    return {
-        "asked_for_from_disk": sum(asked) / len(asked),
-        "hits_percent": 100 * sum(step.prefetch_hits for step in steps[1:]) / max(sum(asked), 1),
-        "unpack_waits_percent": medians(
-            steps, lambda step: 100 * step.stall_seconds_of("unpack waits for restore") / step.seconds
-        ),
-        "pack_waits_percent": medians(
-            steps, lambda step: 100 * step.stall_seconds_of("pack waits for budget") / step.seconds
-        ),
-        "step_seconds": medians(steps, lambda step: step.seconds),
+    torch.manual_seed(0)
+    workload = branching(STAGES, SAVED_BYTES, has_matrices=False)
+    speed = None
+    if variant == SLOW:
+        plain = Contender(workload)
+        for _ in range(2):  # the first is slower
+            plain.step()
+        speed = ENOUGH * speed_that_keeps_up(workload, plain, HOST_BYTES)
+    with open_store(scratch, speed, host_bytes=HOST_BYTES) as store:
+        if variant == SCOPES:
+            stages = workload.model.stages
+            workload.model.stages = nn.ModuleList(offload_module(stage, store=store) for stage in stages)
+        contender = Contender(workload, store, nullcontext if variant == SCOPES else None)
+        for _ in range(STEPS):
+            contender.step()
+    steps = contender.steps[1:]
+    asked = [step["hits"] + step["late"] + step["misses"] for step in steps]
+    figures = {
+        "asked_for_from_disk": statistics.mean(asked),
+        "hits_percent": 100 * sum(step["hits"] for step in steps) / max(sum(asked), 1),
     }
-
-
-if __name__ == "__main__":
-    main_of_one_variant(measure)
+    for name in ("unpack_waits", "pack_waits"):
+        shares = [100 * step[f"{name}_seconds"] / step["step_seconds"] for step in steps]
+        figures[f"{name}_percent"] = statistics.median(shares)
+    return figures | {"step_seconds": contender.median("step_seconds", 1)}

@@ -13,21 +13,15 @@ by less than a shared machine does from one minute to the next. A plain step tak
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tierstore import TierStore, tiered_offload
-
-from .branching import Step
-from .harness import Benchmark, main_of_one_variant
-from .paced_drive import open_paced_store
-from .tuning_workloads import NUM_THREADS, SAVED_BYTES, WORKLOADS, Workload, make_workload
+from .harness import Benchmark
+from .trainings import Figures
+from .tuning_workloads import CAUSES, NUM_THREADS, WORKLOADS, Contender, make_workload, open_store, speed_that_keeps_up
 
 MIB = 2**20
 HOST_SHARE = 8
@@ -60,79 +54,8 @@ BENCHMARK = Benchmark(
     question="A step of three models on three drives, by order and lookahead of prefetching",
     variants=tuple(variant for variants in PROCESSES.values() for variant in variants),
     processes=PROCESSES,
-    rounds=1,  # each figure is of several turns
-    compare="none",
-    plot="bench.tuning_plot",
-    settings={
-        "saved_bytes": SAVED_BYTES,
-        "host_share": HOST_SHARE,
-        "staging_bytes": STAGING_BYTES,
-        "drives": DRIVES,
-        "num_threads": NUM_THREADS,
-        "turns": TURNS,
-    },
+    plotted=("step_seconds", "unpack_waits_seconds", "pack_waits_seconds"),
 )
-
-Figures = dict[str, float]
-
-
-class Contender:
-    """One policy with a store of its own, or none; takes a step when it is told to.
-
-    Args:
-        workload: which all of them share.
-        store: None: a plain step.
-        options: of `tiered_offload`.
-
-    Attributes:
-        forward_seconds, backward_seconds: of each step so far.
-        steps: what the store counted in each.
-        staging_bytes: the most that was in the store's window for what is moved, during each backward.
-    """
-
-    def __init__(self, workload: Workload, store: TierStore | None, options: Mapping[str, Any]) -> None:
-        self.forward_seconds: list[float] = []
-        self.backward_seconds: list[float] = []
-        self.steps: list[Step] = []
-        self.staging_bytes: list[int] = []
-        self._workload = workload
-        self._store = store
-        self._options = options
-
-    def step(self) -> None:
-        """One step, timed; then waits, untimed, until the store is idle, so that the next one has the drive alone."""
-        if self._store is None:
-            self._timed_step(nullcontext)
-            return
-        before, staging = self._store.stats(), self._store.residency.rules.windows.staging
-
-        def forget_peak() -> None:
-            staging.peak_bytes = staging.used_bytes
-
-        self._timed_step(partial(tiered_offload, self._store, **self._options), forget_peak)
-        self.staging_bytes.append(staging.peak_bytes)
-        self.steps.append(Step(before, self._store.stats(), self.seconds[-1]))
-        self._store.flush()
-
-    @property
-    def seconds(self) -> list[float]:
-        """Of each step so far."""
-        return [sum(halves) for halves in zip(self.forward_seconds, self.backward_seconds, strict=True)]
-
-    def _timed_step(
-        self, around: Callable[[], AbstractContextManager[object]], between: Callable[[], None] = lambda: None
-    ) -> None:
-        times = []
-
-        def note() -> None:
-            times.append(time.perf_counter())
-            between()
-
-        started = time.perf_counter()
-        self._workload.step(around, note)
-        finished = time.perf_counter()
-        self.forward_seconds.append(times[0] - started)
-        self.backward_seconds.append(finished - times[0])
 
 
 def measure(process: str, scratch: Path) -> dict[str, Figures]:
@@ -140,14 +63,17 @@ def measure(process: str, scratch: Path) -> dict[str, Figures]:
     name, _, drive = process.partition(", ")
     torch.set_num_threads(NUM_THREADS)
     workload = make_workload(name)
-    plain = Contender(workload, None, {})
+    host_bytes = workload.saved_bytes // HOST_SHARE
+    plain = Contender(workload)
     for _ in range(WARM_UP_STEPS):
         plain.step()
+    share = DRIVES[drive]
+    speed = None if share is None else share * speed_that_keeps_up(workload, plain, host_bytes)
     with ExitStack() as stack:
         contenders = {PLAIN: plain}
         for policy, options in POLICIES.items():
-            store = stack.enter_context(open_store(scratch, workload, DRIVES[drive], plain))
-            contenders[policy] = Contender(workload, store, options)
+            store = stack.enter_context(open_store(scratch, speed, host_bytes=host_bytes, staging_bytes=STAGING_BYTES))
+            contenders[policy] = Contender(workload, store, **options)
             for _ in range(WARM_UP_STEPS):
                 contenders[policy].step()
         order = list(contenders.values())
@@ -158,34 +84,17 @@ def measure(process: str, scratch: Path) -> dict[str, Figures]:
     return {f"{process}: {policy}": figures(contender) for policy, contender in contenders.items()}
 
 
-def open_store(scratch: Path, workload: Workload, drive: float | None, plain: Contender) -> TierStore:
-    """A store that keeps little in memory, on a drive of so much of the speed that the plain steps call for."""
-    host_bytes = workload.saved_bytes // HOST_SHARE
-    options = {"host_bytes": host_bytes, "staging_bytes": STAGING_BYTES, "codec": "none"}
-    if drive is None:
-        return TierStore(scratch, **options)
-    shortest = min(plain.forward_seconds[-1], plain.backward_seconds[-1])
-    return open_paced_store(scratch, drive * (workload.saved_bytes - host_bytes) / shortest, **options)
-
-
 def figures(contender: Contender) -> Figures:
     """Medians over the turns, the least and the most where spread counts, and of requests the mean of a step."""
-    seconds, steps = contender.seconds[WARM_UP_STEPS:], contender.steps[WARM_UP_STEPS:]
+    steps = contender.steps[WARM_UP_STEPS:]
     found = {
-        "step_seconds": statistics.median(seconds),
-        "least_step_seconds": min(seconds),
-        "most_step_seconds": max(seconds),
+        "step_seconds": contender.median("step_seconds", WARM_UP_STEPS),
+        "least_step_seconds": min(step["step_seconds"] for step in steps),
+        "most_step_seconds": max(step["step_seconds"] for step in steps),
     }
-    if not steps:
-        return found
-    for name in ("hits", "late", "misses"):
-        found[name] = statistics.mean(getattr(step, f"prefetch_{name}") for step in steps)
-    for name, cause in (("pack_waits", "pack waits for budget"), ("unpack_waits", "unpack waits for restore")):
-        found[f"{name}_seconds"] = statistics.median(step.stall_seconds_of(cause) for step in steps)
-    found["spilled_bytes"] = statistics.mean(step.spilled_bytes for step in steps)
-    found["staging_in_backward_bytes"] = max(contender.staging_bytes[WARM_UP_STEPS:])
+    if "hits" in steps[0]:
+        for name in ("hits", "late", "misses", "spilled_bytes"):
+            found[name] = statistics.mean(step[name] for step in steps)
+        for name in CAUSES:
+            found[f"{name}_seconds"] = contender.median(f"{name}_seconds", WARM_UP_STEPS)
     return found
-
-
-if __name__ == "__main__":
-    main_of_one_variant(measure)

@@ -1,115 +1,74 @@
-"""What the runs showed: one table for each benchmark, and one of all goals."""
+"""What the runs showed: a table of figures for each benchmark, and a page of all goals."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
-from rich.table import Table
+import pandas
 
-from .goals import Verdict, figures_by_round, judge, unit_of
+from .goals import Verdict, judge, unit_of
 from .harness import Benchmark, Figures, Results
 
-__all__ = ["goals_as_markdown", "in_short", "show", "show_goals", "time_taken", "verdicts_of"]
 
-_STYLES = {"met": "green", "missed": "red", "not measured": "yellow"}
+def frame_of(results: Results) -> pandas.DataFrame:
+    """A row for each run that has figures, by variant; a column for each figure, bytes in MiB."""
+    runs = [record for record in results.records if record.figures is not None]
+    frame = pandas.DataFrame([run.figures for run in runs], index=[run.variant for run in runs], dtype=float)
+    return frame / [unit_of(name).scale for name in frame.columns]
+
+
+def in_words(figure: str) -> str:
+    """Such as "peak memory (MiB)"."""
+    words, unit, _ = unit_of(figure)
+    return f"{words} ({unit})" if unit else words
+
+
+def in_short(value: float) -> str:
+    """Three digits, or all those before the point; "-" for none."""
+    return "-" if pandas.isna(value) else f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def table_of(benchmark: Benchmark, results: Results) -> str:
+    """The median of each figure of each variant, with the least and the most of its runs; failures below."""
+    runs = frame_of(results).groupby(level=0)
+    median, least, most = (each.map(in_short) for each in (runs.median(), runs.min(), runs.max()))
+    cells = median.where(least == most, median + " (" + least + " to " + most + ")")
+    cells = cells.reindex([variant for variant in benchmark.variants if variant in cells.index])
+    cells.columns = [in_words(name) for name in cells.columns]
+    if len(cells.columns) > len(cells):
+        cells = cells.T
+    failures = [
+        f"{record.variant}, round {record.round}: {record.failure}"
+        for record in results.records
+        if record.failure is not None
+    ]
+    return "\n".join([f"{benchmark.name}: {benchmark.question}", cells.to_string(line_width=140), *failures, ""])
 
 
 def verdicts_of(benchmark: Benchmark, results: Results | None) -> list[Verdict]:
     """Each goal of a benchmark, judged; nothing was measured where there are no results."""
-    runs = [(r.round, r.variant, r.figures) for r in results.records] if results else []
-    return [judge(goal, figures_by_round(runs)) for goal in benchmark.goals]
-
-
-def show(benchmark: Benchmark, results: Results, console: Console) -> None:
-    """Print each figure's median, how it stands to the first variant's, and its spread; failures by themselves."""
-    by_variant = {
-        variant: [r.figures for r in results.records if r.variant == variant and r.figures is not None]
-        for variant in benchmark.variants
-    }
-    names = list(dict.fromkeys(name for runs in by_variant.values() for run in runs for name in run))
-    baseline = by_variant[benchmark.variants[0]]
-    beside = "" if benchmark.compare == "none" else ", beside the first"
-    table = Table(title=benchmark.question, caption=f"median{beside}; least to most", show_lines=True)
-    headings = ["\n".join(filter(None, unit_of(name))) for name in names]
-    rows = [[_cell(name, runs, baseline, benchmark.compare) for name in names] for runs in by_variant.values()]
-    across, down = headings, list(by_variant)
-    if len(across) > len(down):
-        across, down, rows = down, headings, [list(row) for row in zip(*rows, strict=True)]
-    table.add_column(min_width=12)
-    for heading in across:
-        table.add_column(heading, justify="right")
-    for heading, row in zip(down, rows, strict=True):
-        table.add_row(heading.replace("\n", ", ") if down is headings else heading, *row)
-    console.print(table)
-    for record in results.records:
-        if record.failure is not None:
-            text = f"{record.variant}, round {record.round}: {record.failure}"
-            console.print(text, style="red", markup=False, highlight=False)
-
-
-def _cell(name: str, runs: Sequence[Figures], baseline: Sequence[Figures], compare: str) -> str:
-    if not runs:
-        return "failed"
-    values = [run[name] for run in runs if name in run]
-    if not values:
-        return "-"
-    scale = 2**20 if unit_of(name)[1] == "MiB" else 1
-    median = statistics.median(values)
-    text = in_short(median / scale)
-    firsts = [run[name] for run in baseline if name in run]
-    if firsts and runs is not baseline and compare != "none":
-        first = statistics.median(firsts)
-        if compare == "difference":
-            text += f" {(median - first) / scale:+.1f}"
-        elif first:
-            text += f" x{median / first:.2f}"
-    if len(values) > 1 and min(values) != max(values):
-        text += f"\n{in_short(min(values) / scale)} to {in_short(max(values) / scale)}"
-    return text
-
-
-def in_short(value: float) -> str:
-    """Three digits, or all those before the point."""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def show_goals(verdicts: Mapping[str, Sequence[Verdict]], console: Console) -> None:
-    """Print every goal of the benchmarks named: what was asked, what was measured, and whether that is enough."""
-    table = Table(title="All goals", caption="median of the rounds' ratios; least to most", show_lines=True)
-    for heading in ("benchmark", "goal", "asked", "measured", ""):
-        table.add_column(heading)
-    for name, judged in verdicts.items():
-        for verdict in judged:
-            style = _STYLES[verdict.outcome]
-            table.add_row(name, *_words(verdict), f"[{style}]{verdict.outcome}[/]")
-    console.print(table)
+    rounds: dict[int, dict[str, Figures]] = {}
+    for run in results.records if results else ():
+        if run.figures is not None:
+            rounds.setdefault(run.round, {})[run.variant] = run.figures
+    return [judge(goal, rounds) for goal in benchmark.goals]
 
 
 def goals_as_markdown(verdicts: Mapping[str, Sequence[Verdict]], results: Mapping[str, Results | None]) -> str:
-    """The same as a page, with the machine that it was measured on."""
-    lines = [
-        "# Goals",
-        "",
-        *_machines(results),
-        "",
-        *([taken, ""] if (taken := time_taken(results)) else []),
-        "| benchmark | goal | asked | measured | |",
-        "|---|---|---|---|---|",
-    ]
+    """A page: machines, what was asked, what was measured, and whether that is enough."""
+    lines = ["# Goals", "", *_machines(results), ""]
+    lines += [taken, ""] if (taken := time_taken(results)) else []
+    lines += ["| benchmark | goal | asked | measured | |", "|---|---|---|---|---|"]
     for name, judged in verdicts.items():
-        lines += [f"| {' | '.join((name, *_words(verdict), verdict.outcome))} |" for verdict in judged]
+        for each in judged:
+            words = (name, f"{each.goal.what} ({each.goal.variant})", each.goal.asked, each.measured, each.outcome)
+            lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines) + "\n"
 
 
 def time_taken(results: Mapping[str, Results | None]) -> str:
     """How long the runs of each benchmark took, the longest first, in a line; "" where that was not noted."""
-    noted = {
-        name: [record.seconds for record in found.records if record.seconds is not None]
-        for name, found in results.items()
-        if found is not None
-    }
+    noted = {name: [r.seconds for r in found.records if r.seconds] for name, found in results.items() if found}
     seconds = {name: sum(runs) for name, runs in noted.items() if runs}
     if not seconds:
         return ""
@@ -117,21 +76,23 @@ def time_taken(results: Mapping[str, Results | None]) -> str:
     return f"The runs took {sum(seconds.values()) / 60:.1f} minutes: {each}."
 
 
-def _words(verdict: Verdict) -> tuple[str, str, str]:
-    goal = verdict.goal
-    return f"{goal.what} ({goal.variant})", goal.asked, verdict.measured
+def machine_of(results: Results) -> str:
+    """In plain words; "" where it is not known."""
+    if not (machine := results.machine):
+        return ""
+    memory_gib = machine["memory_bytes"] / 2**30
+    return f"{machine['cpu']}, {machine['cores']} cores, {memory_gib:.0f} GiB of memory, {machine['disk']}"
 
 
 def _machines(results: Mapping[str, Results | None]) -> list[str]:
-    """In plain words; one line, or, where the files come from several machines, an item for each and what ran there."""
+    """An item for each, and what ran there; one line if it is one."""
     found: dict[str, list[str]] = {}
     for name, each in results.items():
         if each is not None:
-            machine, versions = each.machine, each.versions
-            gibibytes = machine["memory_bytes"] / 2**30
-            words = f"{machine['cpu']}, {machine['cores']} cores, {gibibytes:.0f} GiB of memory, {machine['disk']}, "
-            words += f"{machine['file_system']}; Linux {versions['linux']}, Python {versions['python']}, "
-            found.setdefault(f"{words}torch {versions['torch']}", []).append(name)
+            versions = each.versions
+            words = f"{machine_of(each)}, {each.machine['file_system']}; Linux {versions['linux']}, "
+            words += f"Python {versions['python']}, torch {versions['torch']}"
+            found.setdefault(words, []).append(name)
     if len(found) < 2:
         return [f"{words}." for words in found]
     return [f"* {words}: {', '.join(names)}." for words, names in found.items()]

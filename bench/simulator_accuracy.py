@@ -12,28 +12,19 @@ over the rounds counts, and two settings whose rounds overlap are a tie.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 
-from tierstore import TierStore, tiered_offload
 from tierstore.base.defaults import NUM_SPILLS
 from tierstore.hardware import hardware_text, read_hardware
-from tierstore.simulator import (
-    Compute,
-    DepthSpeed,
-    Hardware,
-    Observation,
-    Settings,
-    Workload,
-    fit,
-    steady_seconds,
-)
+from tierstore.simulator import Compute, DepthSpeed, Hardware, Observation, Settings, Workload, fit, steady_seconds
 from tierstore.simulator.from_hardware import hardware_of
 from tierstore.simulator.from_trace import workload_of
 from tierstore.tracing.reader import read_trace
@@ -41,11 +32,9 @@ from tierstore.tracing.steps import steps_of
 from tierstore.tuning.examine import examine
 from tierstore.tuning.report import hardware_of as described
 
-from .accuracy import Predicted, errors_percent, rank_correlation
 from .goals import Goal
-from .harness import Benchmark, Record, main_of_one_variant
-from .paced_drive import open_paced_store
-from .tuning_workloads import NUM_THREADS, SAVED_BYTES, WORKLOADS, make_workload
+from .harness import Benchmark, Figures, Record
+from .tuning_workloads import NUM_THREADS, SAVED_BYTES, WORKLOADS, Contender, make_workload, open_store
 
 MIB = 2**20
 HELD_OUT = "branching"
@@ -56,13 +45,7 @@ DOCTOR_SECONDS = 6.0
 
 
 class Setting(NamedTuple):
-    """Of a store and its scope.
-
-    Attributes:
-        host_share: of what a step saves, the host budget.
-        drive_bytes_per_second: None: as it is.
-        options: of `tiered_offload`.
-    """
+    """A host budget, as a share of what a step saves, a drive, and options of `tiered_offload`."""
 
     host_share: float
     drive_bytes_per_second: float | None = None
@@ -94,16 +77,9 @@ BENCHMARK = Benchmark(
     question="Simulated steps beside real ones",
     variants=(*(variant for variants in PROCESSES.values() for variant in variants), MACHINE, *CONCLUDED),
     processes=PROCESSES,
+    rounds=3,
     conclude=lambda records, folder: conclude(records, folder),
     concluded=CONCLUDED,
-    compare="none",
-    settings={
-        "saved_bytes": SAVED_BYTES,
-        "held_out": HELD_OUT,
-        "num_threads": NUM_THREADS,
-        "turns": TURNS,
-        "doctor_seconds": DOCTOR_SECONDS,
-    },
     goals=(
         Goal("slowest step beside the fastest", "span", f"{SIMULATOR}, fitted models", at_least=2),
         *(
@@ -123,10 +99,7 @@ BENCHMARK = Benchmark(
         ),
     ),
     plotted=("step_seconds", "simulated_seconds"),
-    scatter=("step_seconds", "simulated_seconds"),
 )
-
-Figures = dict[str, float]
 
 
 # --- real steps -------------------------------------------------------------------------------------------------------
@@ -141,42 +114,29 @@ def measure(process: str, scratch: Path) -> dict[str, Figures] | Figures:
         return measure_machine(scratch)
     torch.set_num_threads(NUM_THREADS)
     workload = make_workload(process)
-    saved_bytes = workload.saved_bytes
-
-    def timed_step(store: TierStore, options: Mapping[str, Any]) -> float:
-        started = time.perf_counter()
-        workload.step(lambda: tiered_offload(store, **options))
-        seconds = time.perf_counter() - started
-        store.flush()
-        return seconds
-
     with ExitStack() as stack:
-        settings = {PLAIN: Setting(4)} | GRID
-        stores = {name: stack.enter_context(open_store(scratch, saved_bytes, settings[name])) for name in settings}
-        for name, setting in settings.items():
-            for _ in range(WARM_UP_STEPS):
-                timed_step(stores[name], setting.options)
-        order = list(settings)
-        times: dict[str, list[float]] = {name: [] for name in order}
-        for _ in range(TURNS):
-            for name in order:
-                times[name].append(timed_step(stores[name], settings[name].options))
+        contenders = {}
+        for name, setting in ({PLAIN: Setting(4)} | GRID).items():
+            host_bytes = int(setting.host_share * workload.saved_bytes)
+            opened = open_store(scratch, setting.drive_bytes_per_second, host_bytes=host_bytes)
+            store = stack.enter_context(opened)
+            contenders[name] = Contender(workload, store, **setting.options)
+            if name == PLAIN:
+                traced = Contender(workload, store, trace=scratch.parent / f"{process}.jsonl")
+        order = list(contenders.values())
+        for _ in range(WARM_UP_STEPS + TURNS):
+            for contender in order:
+                contender.step()
             order.reverse()
         for _ in range(TRACED_STEPS):
-            timed_step(stores[PLAIN], {"trace": scratch.parent / f"{process}.jsonl"})
-    return {f"{process}: {name}": {"step_seconds": statistics.median(steps)} for name, steps in times.items()}
-
-
-def open_store(scratch: Path, saved_bytes: int, setting: Setting) -> TierStore:
-    """A store as the setting says."""
-    options = {"host_bytes": int(setting.host_share * saved_bytes), "codec": "none"}
-    if setting.drive_bytes_per_second is None:
-        return TierStore(scratch, **options)
-    return open_paced_store(scratch, setting.drive_bytes_per_second, **options)
+            traced.step()
+    return {
+        f"{process}: {name}": {"step_seconds": each.median("step_seconds", WARM_UP_STEPS)}
+        for name, each in contenders.items()
+    }
 
 
 def measure_machine(scratch: Path) -> Figures:
-    """What the doctor says of it."""
     found = described(examine(scratch, str(scratch / "no daemon"), DOCTOR_SECONDS, lambda what: None))
     if found is None:
         raise RuntimeError("the doctor could not measure the drive")
@@ -233,7 +193,6 @@ def observations(workloads: Mapping[str, Workload], times: Mapping[str, Sequence
 
 
 def on_drive(machine: Hardware, setting: Setting) -> Hardware:
-    """The machine with the setting's drive."""
     if setting.drive_bytes_per_second is None:
         return machine
     speed = [DepthSpeed(1, setting.drive_bytes_per_second)]
@@ -250,7 +209,6 @@ def settings_of(name: str, setting: Setting) -> Settings:
 
 
 def verdict(pairs: Mapping[str, Predicted], contention: float) -> dict[str, Figures]:
-    """Of the simulator, and of who says the mean of the fitted models' steps each time."""
     held_out = {variant: pair for variant, pair in pairs.items() if variant.startswith(f"{HELD_OUT}: ")}
     fitted = {variant: pair for variant, pair in pairs.items() if variant not in held_out}
     mean = statistics.fmean(pair.median for pair in fitted.values())
@@ -263,7 +221,7 @@ def verdict(pairs: Mapping[str, Predicted], contention: float) -> dict[str, Figu
 
 def accuracy_of(pairs: Sequence[Predicted]) -> Figures:
     """Of the errors, the median and what nine in ten are below; the rank correlation and how many couples it is of."""
-    errors = errors_percent(pairs)
+    errors = [pair.error_percent for pair in pairs]
     correlation, num_couples = rank_correlation(pairs)
     medians = [pair.median for pair in pairs]
     return {
@@ -275,5 +233,32 @@ def accuracy_of(pairs: Sequence[Predicted]) -> Figures:
     }
 
 
-if __name__ == "__main__":
-    main_of_one_variant(measure)
+class Predicted(NamedTuple):
+    """What one quantity was said to be, and what it was, each time; at least once."""
+
+    predicted: float
+    measured: Sequence[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.measured)
+
+    @property
+    def error_percent(self) -> float:
+        return 100 * abs(self.predicted / self.median - 1)
+
+
+def is_tie(one: Predicted, other: Predicted) -> bool:
+    """Whether the two differ by no more than the noise: the least and the most of their measurements overlap."""
+    return min(one.measured) <= max(other.measured) and min(other.measured) <= max(one.measured)
+
+
+def rank_correlation(pairs: Sequence[Predicted]) -> tuple[float, int]:
+    """Kendall's, over those couples that are no tie, and how many these are.
+
+    1: each of them is predicted the right way round; -1: none is. A couple that is predicted to be equal counts as
+    half right. 0 where all are ties.
+    """
+    told_apart = [couple for couple in combinations(pairs, 2) if not is_tie(*couple)]
+    signs = [numpy.sign((a.predicted - b.predicted) * (a.median - b.median)) for a, b in told_apart]
+    return float(numpy.mean(signs)) if signs else 0.0, len(signs)

@@ -27,8 +27,6 @@ from torch.nn import functional
 from tierstore.demo.model import ByteTransformer, ModelShape, random_batch
 from tierstore.demo.text import load_text
 
-__all__ = ["KINDS", "tensors_of_kind"]
-
 KINDS = ("noise", "activations, bfloat16", "activations, float32", "relu outputs", "masks", "zeros")
 SET_BYTES = 96 * 2**20
 """About as many bytes of each kind, in records of 8 MiB. With six of 16 MiB four lanes encode four of them, then two,
@@ -50,7 +48,6 @@ class ByteConvolutions(nn.Module):
         self.head = nn.Linear(width, 256)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Loss over int64 `tokens` and `targets`, each of shape [batch, context]."""
         x = self.embedding(tokens).transpose(1, 2)
         for convolution in self.convolutions:
             x = functional.relu(convolution(functional.pad(x, (8, 0))))

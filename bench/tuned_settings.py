@@ -21,23 +21,15 @@ from pathlib import Path
 
 import torch
 
-from tierstore import TierStore, tiered_offload
+from tierstore import TierStore
 from tierstore.tuning import TrialSettings, tune_loop
 from tierstore.tuning.settings import USUAL_STAGING_BYTES, default_settings
 
+from .cgroup import slow_drive
 from .goals import Goal
-from .harness import Benchmark, main_of_one_variant
-from .paired import median_of
-from .slow_drive import slow_drive
-from .tuning_workloads import (
-    NUM_THREADS,
-    SAVED_BYTES,
-    TRANSFORMER_BATCH,
-    WORKLOADS,
-    Workload,
-    make_transformer,
-    make_workload,
-)
+from .harness import Benchmark
+from .paired import estimate_of
+from .tuning_workloads import NUM_THREADS, WORKLOADS, Contender, Workload, make_workload, transformer
 
 STEPS = 2
 ROUNDS = 3
@@ -55,20 +47,9 @@ BENCHMARK = Benchmark(
     name="tuned_settings",
     question="A step with tuned settings, beside one with those before, under the same limit of memory",
     variants=(*WORKLOADS, SLOW_DRIVE, BADLY_SET),
-    compare="none",
-    rounds=1,  # each figure is a median of turns
-    settings={
-        "steps": STEPS,
-        "rounds": ROUNDS,
-        "turns": TURNS,
-        "threads": NUM_THREADS,
-        "slow_drive_bytes_per_second": SLOW_BYTES_PER_SECOND,
-    },
     goals=(
         *(
-            Goal(
-                f"a tuned {name} step, of one with the defaults, 1 where these stay", "changed_ratio", name, at_most=1.0
-            )
+            Goal(f"a tuned {name} step, of a default one; 1: these stay", "changed_ratio", name, at_most=1.0)
             for name in WORKLOADS
         ),
         Goal("a tuned step on a slow drive, of one with the defaults", "time_ratio", SLOW_DRIVE, at_most=0.95),
@@ -87,8 +68,8 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
     `tuning_seconds` is what tuning took.
     """
     torch.set_num_threads(NUM_THREADS)
-    workload, saved_bytes = _workload(variant)
-    before = default_settings(USUAL_STAGING_BYTES + saved_bytes // HOST_SHARE)
+    workload = _workload(variant)
+    before = default_settings(USUAL_STAGING_BYTES + workload.saved_bytes // HOST_SHARE)
     if variant == BADLY_SET:
         before = replace(before, prefetch="none")
     with slow_drive(scratch, SLOW_BYTES_PER_SECOND) if variant == SLOW_DRIVE else nullcontext():
@@ -109,31 +90,26 @@ def measure(variant: str, scratch: Path) -> dict[str, float]:
         return figures | compared | {"changed_ratio": 1.0 if settings == before else compared["time_ratio"]}
 
 
-def _workload(variant: str) -> tuple[Workload, int]:
-    """And what a step of it saves, in bytes."""
+def _workload(variant: str) -> Workload:
     name = variant.partition(",")[0]
     if variant != SLOW_DRIVE:
-        return make_workload(name), SAVED_BYTES[name]
+        return make_workload(name)
     torch.manual_seed(0)
-    saved_bytes = SAVED_BYTES[name] * SLOW_DRIVE_BATCH // TRANSFORMER_BATCH
-    return Workload(name, *make_transformer(SLOW_DRIVE_BATCH)), saved_bytes
+    return transformer(SLOW_DRIVE_BATCH)
 
 
 def _compare(workload: Workload, compared: Mapping[str, TrialSettings], scratch: Path) -> dict[str, float]:
-    """Each with a store of its own, a step each in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in compared}
     orders = list(permutations(compared))
     with ExitStack() as stack:
-        stores = {name: stack.enter_context(TierStore(scratch, **each.store)) for name, each in compared.items()}
-        scopes = {name: tiered_offload(stores[name], **each.offload) for name, each in compared.items()}
+        contenders = {
+            name: Contender(workload, stack.enter_context(TierStore(scratch, **each.store)), **each.offload)
+            for name, each in compared.items()
+        }
         for turn in range(WARMUPS + TURNS):
             for name in orders[turn % len(orders)]:
-                seconds[name].append(_timed_step(workload, stores[name], scopes[name]))
-    taken = {name: each[WARMUPS:] for name, each in seconds.items()}
-    tuned, same = (
-        median_of([mine / before for mine, before in zip(taken[name], taken["before"], strict=True)])
-        for name in ("tuned", "same")
-    )
+                contenders[name].step()
+    taken = {name: [step["step_seconds"] for step in each.steps[WARMUPS:]] for name, each in contenders.items()}
+    tuned, same = (estimate_of(taken[name], taken["before"]) for name in ("tuned", "same"))
     return {
         "time_ratio": tuned.median,
         "least_ratio": tuned.low,
@@ -144,16 +120,3 @@ def _compare(workload: Workload, compared: Mapping[str, TrialSettings], scratch:
         "step_seconds_before": statistics.median(taken["before"]),
         "tuned_step_seconds": statistics.median(taken["tuned"]),
     }
-
-
-def _timed_step(workload: Workload, store: TierStore, scope: tiered_offload) -> float:
-    """Seconds; then waits until the store is idle, so that the other has the drive alone."""
-    started = time.perf_counter()
-    workload.step(lambda: scope)
-    seconds = time.perf_counter() - started
-    store.flush()
-    return seconds
-
-
-if __name__ == "__main__":
-    main_of_one_variant(measure)

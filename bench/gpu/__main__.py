@@ -92,7 +92,6 @@ def _chosen(cases: Sequence[Case], texts: Sequence[str]) -> list[Case]:
 
 
 def _write(outcome: Outcome, judged: list[Verdict], about: dict[str, Any], directory: Path) -> None:
-    """`gpu_DEVICE_DATE.json` and a plot of the same name."""
     floors = outcome.found.get("floors", {})
     device = str(floors.get("device", "unknown device"))
     name = f"gpu_{re.sub('[^a-z0-9]+', '-', device.lower()).strip('-')}_{time.strftime('%Y-%m-%d', time.gmtime())}"

@@ -10,8 +10,6 @@ from tierstore.base.config import available_host_bytes
 
 from .targets import covered_fraction
 
-__all__ = ["CASES", "TINY_CASES", "Case", "CaseLeftOutError"]
-
 Found = Mapping[str, Mapping[str, Any]]
 Options = dict[str, Any]
 _HOST_SHARE = 0.6
@@ -66,25 +64,16 @@ def _sharing(host_share: float, device_share: float) -> Callable[[Found, str], O
     return options
 
 
-def _little_host_memory(found: Found, workload: str) -> Options:
-    return {"host_bytes": 2 * 2**30, "staging_bytes": 2**30}  # together less than what the inputs take
-
-
 def _offload_activations(found: Found, workload: str) -> Options:
     if find_spec("torchtune") is None and find_spec("trl") is None:
         raise CaseLeftOutError("neither torchtune nor TRL is installed")
     return {}
 
 
-def _none(found: Found, workload: str) -> Options:
-    return {}
-
-
 class Case(NamedTuple):
-    """One run in a process of its own.
+    """One run in a process of its own, of a workload (`workloads.py`) and a variant (`variants.py`).
 
     Attributes:
-        workload, variant: see `workloads.py`, `variants.py`.
         label: of the variant with its options.
         options: from what was found before; may raise `CaseLeftOutError`.
         expected_seconds: for the whole process on a data-centre GPU of 2023.
@@ -93,7 +82,7 @@ class Case(NamedTuple):
     workload: str
     variant: str = ""
     label: str = ""
-    options: Callable[[Found, str], Options] = _none
+    options: Callable[[Found, str], Options] = lambda found, workload: {}
     expected_seconds: float = 30
 
     @property
@@ -109,6 +98,7 @@ class Case(NamedTuple):
 def _cases(resnet: str, decoder: str, others: tuple[str, ...], long: str) -> tuple[Case, ...]:
     """`others`: decoders beside. `long`: one that is trained with checkpoints only, as it does not fit otherwise."""
     covered = "tierstore, as much as compute covers"
+    little = {"host_bytes": 2 * 2**30, "staging_bytes": 2**30}  # together less than what the inputs take
     return (
         Case("floors", expected_seconds=20),
         Case("saved tensor", expected_seconds=25),
@@ -124,7 +114,7 @@ def _cases(resnet: str, decoder: str, others: tuple[str, ...], long: str) -> tup
         Case(resnet, "tierstore", "tierstore, half stays", _keeping(0.5), 40),
         Case(decoder, "tierstore", "tierstore, beyond device and host", _sharing(0.25, 0.25), 45),
         *(() if long == decoder else (Case(long, "checkpoint", expected_seconds=60),)),
-        Case(long, "tierstore, checkpoint", "tierstore, checkpoint to disk", _little_host_memory, 60),
+        Case(long, "tierstore, checkpoint", "tierstore, checkpoint to disk", lambda *_: little, 60),
         Case(resnet, "checkpoint"),
         Case(resnet, "OffloadActivations", options=_offload_activations, expected_seconds=45),
         Case(decoder, "OffloadActivations", options=_offload_activations, expected_seconds=25),

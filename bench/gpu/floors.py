@@ -11,8 +11,6 @@ import torch
 
 from .timing import Stopwatch, name_of
 
-__all__ = ["measure_floors"]
-
 _BLOCK_BYTES = 16 * 2**20
 
 
@@ -61,17 +59,14 @@ def _copies(device: torch.device, num_bytes: int) -> dict[str, float]:
 
 def _disk(scratch: Path, num_bytes: int) -> dict[str, float]:
     """One file, written and read in order, past the page cache where the file system allows that."""
-    file = scratch / "floor"
-    direct = os.O_DIRECT
+    file, flags = scratch / "floor", os.O_RDWR | os.O_CREAT
     try:
-        os.close(os.open(file, os.O_RDWR | os.O_CREAT | direct, 0o600))
+        descriptor, found = os.open(file, flags | os.O_DIRECT, 0o600), {"disk_is_direct": 1.0}
     except OSError:
-        direct = 0
+        descriptor, found = os.open(file, flags, 0o600), {"disk_is_direct": 0.0}
     block_bytes = min(_BLOCK_BYTES, num_bytes)
-    found = {"disk_is_direct": float(bool(direct))}
     with mmap.mmap(-1, block_bytes) as block:
         block[:] = os.urandom(block_bytes)
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | direct, 0o600)
         try:
             for name, transfer in (("write", os.pwritev), ("read", os.preadv)):
                 began = time.perf_counter()

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name that everybody uses
 
-__all__ = ["Decoder", "DecoderShape", "ResNet", "ResNetShape", "blocks_of"]
-
 
 @dataclass(frozen=True)
 class ResNetShape:
@@ -126,8 +124,3 @@ class Decoder(nn.Module):
         for block in self.blocks:
             stream = block(stream, self.cosines, self.sines)
         return F.cross_entropy(self.head(self.norm(stream)).flatten(0, 1), following.flatten())
-
-
-def blocks_of(model: ResNet | Decoder) -> nn.ModuleList:
-    """What checkpointing recomputes, one at a time."""
-    return model.blocks

@@ -1,13 +1,11 @@
-"""One variant of one workload, measured in this process: `python -m bench.gpu.one REQUEST`, figures as JSON.
+"""One variant of one workload, measured in this process.
 
-The request is JSON too: workload ("floors", "saved tensor": those), variant, options, device, steps, scratch.
+The request tells workload ("floors", "saved tensor": those), variant, options, device, steps, scratch.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from .floors import measure_floors
 from .saved_tensor import measure_saved_tensor
-from .timing import Stopwatch, peak_bytes, reset_peak, wait_for
+from .timing import Stopwatch, wait_for
 from .variants import Prepared, prepare
 from .workloads import WORKLOADS
-
-__all__ = ["measure"]
 
 WARM_UP_STEPS = 2
 """The first finds the order of backward, the second is the first that follows it."""
@@ -43,7 +39,7 @@ def measure(request: dict[str, Any]) -> Figures:
     model, batch = workload.model(device), workload.batch(device)
     with prepare(request["variant"], model, device, scratch, request["options"]) as prepared:
         num_warm_up = WARM_UP_STEPS_OF_AUTO if request["options"].get("device_bytes") == "auto" else WARM_UP_STEPS
-        figures = _train(model, batch, prepared, device, num_warm_up, request["steps"])
+        figures = _train(model, batch, prepared, num_warm_up, request["steps"])
     figures["batch"] = len(batch[0])
     if request["variant"] == "none":
         figures |= _saved(model, batch)
@@ -53,41 +49,34 @@ def measure(request: dict[str, Any]) -> Figures:
 
 
 def _train(
-    model: nn.Module,
-    batch: tuple[torch.Tensor, ...],
-    prepared: Prepared,
-    device: torch.device,
-    num_warm_up: int,
-    num_steps: int,
+    model: nn.Module, batch: tuple[torch.Tensor, ...], prepared: Prepared, num_warm_up: int, num_steps: int
 ) -> Figures:
     """Medians over the steps after the first ones; the sum of the last gradients, which all variants must share."""
-    began = time.perf_counter()
+    device, store, began = batch[0].device, prepared.store, time.perf_counter()
     for _ in range(num_warm_up):
         _step(model, batch, prepared, Stopwatch(device))
-        if prepared.store is not None:  # a step through memory that is not pinned yet is of another kind
-            prepared.store.residency.slab.wait_until_pinned()
+        if store is not None:  # a step through memory that is not pinned yet is of another kind
+            store.residency.slab.wait_until_pinned()
     wait_for(device)
     warm_up_seconds = time.perf_counter() - began
-    reset_peak(device)
-    store = prepared.store
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     before = store.stats() if store is not None else None
-    parts: list[list[float]] = []
-    whole: list[float] = []
-    queueing: list[float] = []
+    steps: list[tuple[float, ...]] = []
     for _ in range(num_steps):
         watch, began = Stopwatch(device), time.perf_counter()
-        queueing.append(_step(model, batch, prepared, watch))
-        parts.append(watch.seconds())
-        whole.append(time.perf_counter() - began)
+        queueing_seconds = _step(model, batch, prepared, watch)
+        steps.append((queueing_seconds, *watch.seconds(), time.perf_counter() - began))
+    queueing, forward, backward, whole = zip(*steps, strict=True)
     figures: Figures = {
         "step_seconds": statistics.median(whole),
         "most_step_seconds": max(whole),
         "least_step_seconds": min(whole),
-        "forward_seconds": statistics.median(part[0] for part in parts),
+        "forward_seconds": statistics.median(forward),
         "forward_queueing_seconds": statistics.median(queueing),
-        "backward_seconds": statistics.median(part[1] for part in parts),
+        "backward_seconds": statistics.median(backward),
         "warm_up_seconds": warm_up_seconds,
-        "peak_bytes": peak_bytes(device),
+        "peak_bytes": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
         "gradients": sum(float(p.grad.double().sum()) for p in model.parameters() if p.grad is not None),
     }
     if store is not None and before is not None:
@@ -130,7 +119,3 @@ def _saved(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> Figures:
     del loss
     sizes = [size for size in seen.values() if size >= 2**20] or list(seen.values())
     return {"saved_bytes": sum(sizes), "largest_saved_bytes": max(sizes)}
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(json.loads(sys.argv[1]))))

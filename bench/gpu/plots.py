@@ -14,14 +14,11 @@ matplotlib.use("Agg")  # a file, never a window
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-__all__ = ["draw"]
-
 _NUM_COLUMNS = 3
 _OURS, _OTHERS = "o", "X"
 
 
 def draw(found: Mapping[str, Mapping[str, Any]], device: str, file: Path) -> None:
-    """Write the plot as PNG; nothing if no step was measured."""
     workloads = list(dict.fromkeys(name.partition(": ")[0] for name in found if ": " in name))
     if not workloads:
         return
@@ -52,18 +49,5 @@ def draw(found: Mapping[str, Mapping[str, Any]], device: str, file: Path) -> Non
         for name, colour in colours.items()
     ]
     figure.legend(points, variants, loc="outside lower center", ncols=4, fontsize=8)
-    figure.suptitle(f"{_finding(found, workloads)}\n{device}", fontsize=11)
+    figure.suptitle(f"Memory and time of a step\n{device}", fontsize=11)
     figure.savefig(file, dpi=110, facecolor="white", metadata={"Software": None})
-
-
-def _finding(found: Mapping[str, Mapping[str, Any]], workloads: list[str]) -> str:
-    """What of plain's memory the store needs, and what of its time it takes; over the workloads that have both."""
-    couples = [(found.get(f"{each}: tierstore"), found.get(f"{each}: none")) for each in workloads]
-    ratios = {
-        name: [ours[name] / plain[name] for ours, plain in couples if ours and plain and plain[name]]
-        for name in ("peak_bytes", "step_seconds")
-    }
-    if not ratios["peak_bytes"]:
-        return "Memory and time of a step"
-    memory, seconds = (f"{min(values):.2f} to {max(values):.2f}" for values in ratios.values())
-    return f"With everything offloaded a step needs {memory} of plain's memory and takes {seconds} of its time"

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from bench.child import answer_of, call, command
 
 from .cases import Case, CaseLeftOutError, Found
 from .workloads import WORKLOADS, fitting_batch
 
-__all__ = ["Budget", "CaseRun", "Outcome", "run_cases", "run_tests"]
-
 _PATIENCE = 3
 """A run may take so many times what it is expected to, while there is time."""
-_DEATH_SECONDS = 5
-"""How long a process that was killed is waited for: one that a driver holds may take longer to be gone."""
-
-
 _CUT_SHORT = "the time for all runs was over"
 
 
 class Budget:
-    """What is left of a time that began with it."""
-
     def __init__(self, seconds: float) -> None:
         self._ends_at = time.monotonic() + seconds
 
@@ -50,14 +39,11 @@ class CaseRun(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """All runs, and why each other case was left out."""
-
     runs: list[CaseRun]
     left_out: dict[str, str]
 
     @property
     def found(self) -> dict[str, dict[str, Any]]:
-        """The figures by case."""
         return {run.case: run.figures for run in self.runs if run.figures is not None}
 
 
@@ -67,7 +53,7 @@ def run_tests(paths: Sequence[str], budget: Budget, limit_seconds: float) -> dic
     ended = {}
     for path in paths:
         given_seconds = tests.left_seconds
-        done = _call(["pytest", "-q", "-m", "gpu", path], given_seconds, capture=False)
+        done = call([sys.executable, "-m", "pytest", "-q", "-m", "gpu", path], given_seconds, capture=False)
         if done is None:
             ended[path] = f"not through after {given_seconds:.0f} s"
         else:
@@ -75,37 +61,12 @@ def run_tests(paths: Sequence[str], budget: Budget, limit_seconds: float) -> dic
     return ended
 
 
-def _call(module: Sequence[str], limit_seconds: float, *, capture: bool) -> subprocess.CompletedProcess[str] | None:
-    """Run a module in a process of its own; None: it did not end in time, and was killed with all that it started."""
-    pipe = subprocess.PIPE if capture else None
-    command = [sys.executable, "-m", *module]
-    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-    try:
-        output, errors = process.communicate(timeout=limit_seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=_DEATH_SECONDS)
-        return None
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    return subprocess.CompletedProcess(command, process.returncode, output, errors)
-
-
 def run_cases(
-    cases: Sequence[Case],
-    budget: Budget,
-    request: dict[str, Any],
-    directory: Path,
-    progress: Callable[[str], None],
+    cases: Sequence[Case], budget: Budget, request: dict[str, Any], directory: Path, progress: Callable[[str], None]
 ) -> Outcome:
-    """Run one case after another; those for which the time will not do are left out, and named.
+    """Run one case after another, on the disk of `directory`; those that time is too short for are left out, and named.
 
-    Args:
-        request: what every run is told: device, steps, whether it is tiny; beside it, a batch that fits.
-        directory: on the disk to be measured.
-        progress: told what happens.
+    `request`: what every run is told: device, steps, whether it is tiny; beside it, a batch that fits.
     """
     outcome = Outcome([], {})
     for case in cases:
@@ -131,7 +92,6 @@ def run_cases(
 
 
 def _batch_of(case: Case, found: Found) -> dict[str, int]:
-    """The batch, where it depends on the device."""
     if case.workload not in WORKLOADS:
         return {}
     batch = fitting_batch(case.workload, found.get("floors", {}).get("free_bytes"))
@@ -157,15 +117,9 @@ def _run(case: Case, options: dict[str, Any], budget: Budget, request: dict[str,
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tierstore-gpu-", dir=directory) as scratch:
         about = {"workload": case.workload, "variant": case.variant, "options": options, "scratch": scratch}
-        done = _call(["bench.gpu.one", json.dumps(request | about)], limit_seconds, capture=True)
-    figures, failure = None, None
-    if done is None:
-        failure = _CUT_SHORT if left_seconds < own_seconds else f"not done within {limit_seconds:.0f} s"
-    elif done.returncode == 0:
-        figures = json.loads(done.stdout.splitlines()[-1])
-    else:
-        last_words = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        failure = f"exit code {done.returncode}: {last_words}"
+        figures, failure = answer_of(command("bench.gpu.one", "measure", request | about), limit_seconds)
+    if failure is not None and failure.startswith("not done") and left_seconds < own_seconds:
+        failure = _CUT_SHORT
     return CaseRun(case.name, options, time.monotonic() - began, figures, failure)
 
 
@@ -173,10 +127,4 @@ def _in_short(figures: dict[str, Any]) -> str:
     if "step_seconds" in figures:
         step_ms, peak_mib = figures["step_seconds"] * 1000, figures["peak_bytes"] / 2**20
         return f"batch {figures['batch']}, step {step_ms:.0f} ms, peak {peak_mib:,.0f} MiB"
-    if "stays_pack_us" in figures:
-        return (
-            ", ".join(f"{name.removesuffix('_us').replace('_', ' ')} {us:.1f}" for name, us in figures.items()) + " us"
-        )
-    rates = (f"{name.removesuffix('_bytes_per_second')} {rate / 1e9:.1f}" for name, rate in figures.items()
-             if name.endswith("_per_second"))  # fmt: skip
-    return ", ".join(rates) + " GB/s"
+    return ", ".join(f"{name} {value:.3g}" for name, value in figures.items() if isinstance(value, float))

@@ -17,8 +17,6 @@ from tierstore import TierStore, tiered_offload
 
 from .timing import wait_for
 
-__all__ = ["measure_saved_tensor"]
-
 _NUM_WARM_UP = 4
 """From the third step on the store follows the graph that it knows."""
 

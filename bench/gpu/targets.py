@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Verdict", "covered_fraction", "floor_seconds", "verdicts"]
-
 Figures = Mapping[str, Any]
 Found = Mapping[str, Figures]
 """By the name of the case; "floors" among them."""
+
+
+_COVERED = "tierstore, as much as compute covers"
+_BESIDE = (
+    (_COVERED, "none", "as much as compute covers, step beside none", 1.03),
+    ("tierstore, a third leaves", "none", "a third leaves, step beside none", 1.1),
+    ('tierstore, device_bytes="auto"', "none", 'device_bytes="auto", step beside none', 1.03),
+    ("tierstore, checkpoint", "checkpoint", "checkpointing with its inputs offloaded, step beside without", 1.03),
+    ("tierstore, checkpoint to disk", "checkpoint", "checkpointing with its inputs on disk, step beside without", 1.01),
+)
+"""A step of a variant, of another's: what it may be at most."""
 
 
 class Verdict(NamedTuple):
@@ -42,11 +51,7 @@ def covered_fraction(none: Figures, floors: Figures) -> float:
 
 
 def verdicts(found: Found, window_bytes: int) -> Iterator[Verdict]:
-    """Every goal whose figures were measured.
-
-    Args:
-        window_bytes: of device memory that the store may use for what is on its way, both ways together.
-    """
+    """Every goal whose figures were measured. `window_bytes`: of device memory for what is on its way, both ways."""
     if saved := found.get("saved tensor"):
         yield Verdict("saved tensor: microseconds of a pack that stays on the device", saved["stays_pack_us"], 12)
         yield Verdict("saved tensor: microseconds of a pack that leaves it", saved["leaves_pack_us"], 45)
@@ -74,21 +79,10 @@ def _of_workload(workload: str, found: Found, floors: Figures | None, window_byt
             yield Verdict(
                 f"{workload}: peak beside save_on_cpu's and what is in flight", everything["peak_bytes"], allowed
             )
-    if none and (covered := found.get("tierstore, as much as compute covers")):
-        beside = covered["step_seconds"] / none["step_seconds"]
-        yield Verdict(f"{workload}: as much as compute covers, step beside none", beside, 1.03)
+    for variant, other, what, at_most in _BESIDE:
+        if (ours := found.get(variant)) and (theirs := found.get(other)):
+            yield Verdict(f"{workload}: {what}", ours["step_seconds"] / theirs["step_seconds"], at_most)
+    if none and (covered := found.get(_COVERED)):
         added_seconds = covered["forward_queueing_seconds"] - none["forward_queueing_seconds"]
         share = added_seconds / none["forward_seconds"]
         yield Verdict(f"{workload}: as much as compute covers, packs beside the device's forward", share, 0.05)
-    if none and (a_third := found.get("tierstore, a third leaves")):
-        beside = a_third["step_seconds"] / none["step_seconds"]
-        yield Verdict(f"{workload}: a third leaves, step beside none", beside, 1.1)
-    if none and (found_by_itself := found.get('tierstore, device_bytes="auto"')):
-        beside = found_by_itself["step_seconds"] / none["step_seconds"]
-        yield Verdict(f'{workload}: device_bytes="auto", step beside none', beside, 1.03)
-    if (alone := found.get("checkpoint")) and (both := found.get("tierstore, checkpoint")):
-        beside = both["step_seconds"] / alone["step_seconds"]
-        yield Verdict(f"{workload}: checkpointing with its inputs offloaded, step beside without", beside, 1.03)
-    if (alone := found.get("checkpoint")) and (on_disk := found.get("tierstore, checkpoint to disk")):
-        beside = on_disk["step_seconds"] / alone["step_seconds"]
-        yield Verdict(f"{workload}: checkpointing with its inputs on disk, step beside without", beside, 1.01)

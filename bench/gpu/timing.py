@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import platform
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
-
-__all__ = ["Stopwatch", "name_of", "peak_bytes", "reset_peak", "wait_for"]
 
 
 def name_of(device: torch.device) -> str:
@@ -19,16 +18,6 @@ def wait_for(device: torch.device) -> None:
     """Until all that is queued on the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def reset_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most that tensors held on the device since `reset_peak`; 0 on the CPU, where it is not counted."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 class Stopwatch:
@@ -49,7 +38,6 @@ class Stopwatch:
     def seconds(self) -> list[float]:
         """Between each mark and the next. Waits for the device."""
         wait_for(self._device)
-        pairs = zip(self._points, self._points[1:], strict=False)
         if self._device.type == "cuda":
-            return [first.elapsed_time(second) / 1000 for first, second in pairs]
-        return [second - first for first, second in pairs]
+            return [first.elapsed_time(second) / 1000 for first, second in pairwise(self._points)]
+        return [second - first for first, second in pairwise(self._points)]

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from bench.parties import daemon
 from bench.peers import checkpoint_blocks, save_on_cpu
 from tierstore import TierStore, tiered_offload
 
-from .models import blocks_of
-
-__all__ = ["VARIANTS", "MissingPeerError", "Prepared", "prepare"]
+from .models import Decoder, ResNet
 
 Options = dict[str, Any]
 VARIANTS = (
@@ -33,17 +30,8 @@ VARIANTS = (
 _WHERE_OFFLOAD_ACTIVATIONS_IS = ("torchtune.training", "trl.models.activation_offloading")
 
 
-class MissingPeerError(Exception):
-    """A peer that is not installed here."""
-
-
 class Prepared(NamedTuple):
-    """A variant, ready to train.
-
-    Attributes:
-        around: makes the scope of one forward.
-        store: whose figures to tell.
-    """
+    """A variant, ready to train: what makes the scope of one forward, and the store whose figures to tell."""
 
     around: Callable[[], AbstractContextManager[Any]]
     store: TierStore | None = None
@@ -51,18 +39,15 @@ class Prepared(NamedTuple):
 
 @contextmanager
 def prepare(
-    variant: str, model: nn.Module, device: torch.device, scratch: Path, options: Options
+    variant: str, model: ResNet | Decoder, device: torch.device, scratch: Path, options: Options
 ) -> Iterator[Prepared]:
-    """Open what the variant needs; ends it with the block.
-
-    Args:
-        options: `host_bytes`, `staging_bytes` and `device_bytes`, as `TierStore` and `tiered_offload` take them.
+    """Open what the variant needs; ends it with the block. `options`: as `TierStore` and `tiered_offload` take them.
 
     Raises:
-        MissingPeerError: the variant is of a package that is not installed.
+        ImportError: the variant is of a package that is not installed.
     """
     if "checkpoint" in variant:
-        checkpoint_blocks(blocks_of(model))
+        checkpoint_blocks(model.blocks)
     if variant in ("none", "checkpoint"):
         yield Prepared(nullcontext)
     elif variant == "save_on_cpu":
@@ -79,9 +64,7 @@ def prepare(
 
 @contextmanager
 def _store(variant: str, scratch: Path, options: Options) -> Iterator[TierStore]:
-    memory = {"host_bytes": options["host_bytes"]}
-    if "staging_bytes" in options:
-        memory["staging_bytes"] = options["staging_bytes"]
+    memory = {"host_bytes": options["host_bytes"]} | {k: v for k, v in options.items() if k == "staging_bytes"}
     if "sidecar" in variant:
         with daemon(scratch) as server, TierStore.connect(server.socket, **memory) as store:
             yield store
@@ -99,4 +82,4 @@ def _offload_activations(device: torch.device) -> Callable[[], AbstractContextMa
             continue
         is_cuda = device.type == "cuda"
         return lambda: module.OffloadActivations(use_pin_memory=is_cuda, use_streams=is_cuda)
-    raise MissingPeerError("neither torchtune nor TRL can be imported")
+    raise ImportError("neither torchtune nor TRL can be imported")

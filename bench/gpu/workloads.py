@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from .models import Decoder, DecoderShape, ResNet, ResNetShape
 
-__all__ = ["WORKLOADS", "Workload", "fitting_batch"]
-
 _BYTES_BESIDE = 4 * 2**30
 """Of device memory: context, libraries' workspaces, parameters and their gradients."""
 _ROOM_FOR_EACH_SAVED_BYTE = 1.3
@@ -22,8 +20,6 @@ class Workload:
     """A model and its batch.
 
     Attributes:
-        shape: of the model.
-        dtype: of its parameters.
         tokens: in a step; 0: it has none.
         saved_bytes_of_one: by a forward, for each element of the batch; None: its batch is what it is.
     """
@@ -40,14 +36,12 @@ class Workload:
         return replace(self, shape=replace(self.shape, batch=batch))
 
     def model(self, device: torch.device) -> nn.Module:
-        """The model, the same parameters each time."""
         torch.manual_seed(0)
         with device:
             made = ResNet(self.shape) if isinstance(self.shape, ResNetShape) else Decoder(self.shape)
         return made.to(self.dtype)
 
     def batch(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Random inputs and labels, the same each time."""
         generator = torch.Generator().manual_seed(1)
         shape = self.shape
         if isinstance(shape, ResNetShape):
@@ -59,10 +53,7 @@ class Workload:
 
 
 def fitting_batch(name: str, free_bytes: int | None) -> int | None:
-    """The largest batch of a workload, halved and halved again, for which plain training fits into so much memory.
-
-    None: the batch is to be what it is: there is no other, or how much memory there is is not known.
-    """
+    """The largest batch, halved and halved again, for which plain training fits into so much memory; None: as it is."""
     workload = WORKLOADS[name]
     if free_bytes is None or workload.saved_bytes_of_one is None or not isinstance(workload.shape, ResNetShape):
         return None

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.accuracy import Predicted, errors_percent, is_tie, rank_correlation
 from bench.harness import Record
 from bench.simulator_accuracy import (
     BENCHMARK,
@@ -14,9 +13,12 @@ from bench.simulator_accuracy import (
     HELD_OUT,
     MACHINE,
     PLAIN,
+    Predicted,
     conclude,
+    is_tie,
     observations,
     on_drive,
+    rank_correlation,
     settings_of,
     verdict,
 )
@@ -32,7 +34,7 @@ def _exact(*values: tuple[float, float]) -> list[Predicted]:
 
 def test_errors_are_of_the_median_either_way() -> None:
     pairs = [Predicted(1.1, (0.5, 1.0, 9.0)), Predicted(0.5, (1.0,))]
-    assert errors_percent(pairs) == pytest.approx([10.0, 50.0])
+    assert [pair.error_percent for pair in pairs] == pytest.approx([10.0, 50.0])
 
 
 @pytest.mark.parametrize(

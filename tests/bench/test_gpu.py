@@ -158,7 +158,7 @@ def test_batch_of_what_has_none_or_on_an_unknown_device_is_left_alone() -> None:
 
 def test_run_cases_that_takes_too_long_is_ended_and_told(tmp_path: Path) -> None:
     outcome = run_cases([Case("tiny resnet", "none", expected_seconds=0.01)], Budget(60), REQUEST, tmp_path, print)
-    assert [run.failure for run in outcome.runs] == ["not done within 0 s"]
+    assert [run.failure for run in outcome.runs] == ["not done within 0.03 s"]
     assert list(tmp_path.iterdir()) == []
 
 

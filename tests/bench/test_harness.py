@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
-import os
 import platform
-import time
+import re
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from rich.console import Console
 
 import bench.__main__ as command
-from bench import harness
 from bench.harness import RESULTS, Record, Results, processes_of, read_results, run_benchmark
-from bench.plots import draw, draw_panel, draw_scatter, figures_to_plot
-from bench.report import goals_as_markdown, show, show_goals, time_taken, verdicts_of
+from bench.plots import draw, draw_panel
+from bench.report import frame_of, goals_as_markdown, table_of, time_taken, verdicts_of
 from tests.bench.toy import BENCHMARK as TOY
 from tierstore.disk.native import SWITCH as NATIVE_SWITCH
 
@@ -34,13 +30,6 @@ def toy_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "results"
 
 
-def printed(*, by: object) -> str:
-    """What a function that takes a console last prints."""
-    console = Console(file=io.StringIO(), width=160, color_system=None)
-    by(console)  # type: ignore[operator]
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
 def test_run_each_round_starts_with_another_variant(toy_results: Path) -> None:
     results = read_results("toy", toy_results)
     assert results is not None
@@ -51,7 +40,7 @@ def test_run_each_round_starts_with_another_variant(toy_results: Path) -> None:
 def test_run_writes_figures_or_why_there_are_none(toy_results: Path) -> None:
     records = {record.variant: record for record in read_results("toy", toy_results).records}
     assert records["one"].figures == {"width_seconds": 1.0, "size_bytes": 2.0**20, "only_one": 1.0}
-    assert records["two"].figures["width_seconds"] == 2.0, "its environment did not reach it"
+    assert records["two"].figures["width_seconds"] == 2.0
     assert (records["broken"].figures, records["broken"].failure) == (None, "exit code 1: RuntimeError: it broke")
 
 
@@ -83,33 +72,7 @@ def test_run_notes_the_seconds_of_each_process(toy_results: Path) -> None:
     minutes = sum(seconds) / 60
     expected = f"The runs took {minutes:.1f} minutes: toy {sum(seconds):.0f} s."
     assert expected in goals_as_markdown({}, {"toy": results})
-    text = printed(by=lambda console: console.print(time_taken({"toy": results, "absent": None})))
-    assert text.strip() == expected
-
-
-def test_run_side_by_side_keeps_the_order_and_divides_the_seconds(tmp_path: Path) -> None:
-    """Each waits for a file that the other makes, so neither ends before the other has begun."""
-    pair = dataclasses.replace(TOY, variants=("left", "right"), at_once=2)
-    started = time.monotonic()
-    run_benchmark(pair, tmp_path, 2, lambda text: None, tmp_path / "results")
-    records = read_results("toy", tmp_path / "results").records
-    assert [(record.round, record.variant) for record in records] == [
-        (1, "left"),
-        (1, "right"),
-        (2, "right"),
-        (2, "left"),
-    ]
-    assert [record.failure for record in records] == [None] * 4
-    assert sum(record.seconds for record in records) < time.monotonic() - started + 0.1
-
-
-def test_run_side_by_side_that_nobody_wants_any_more_begins_nothing(tmp_path: Path) -> None:
-    begun: list[str] = []
-    pair = dataclasses.replace(TOY, variants=("one", "two"), at_once=2)
-    runs = harness._runs(pair, 10, tmp_path, begun.append)
-    next(runs)
-    runs.close()
-    assert len(begun) < 10
+    assert time_taken({"toy": results, "absent": None}) == expected
 
 
 def test_time_taken_is_left_out_where_it_was_not_noted() -> None:
@@ -171,26 +134,6 @@ def test_verdicts_of_met_missed_and_not_measured(toy_results: Path) -> None:
     assert [verdict.outcome for verdict in verdicts_of(TOY, None)] == ["not measured"] * 3
 
 
-def test_show_medians_ratios_and_failures(toy_results: Path) -> None:
-    text = printed(by=lambda console: show(TOY, read_results("toy", toy_results), console))
-    assert "2 x2.00" in text
-    assert "failed" in text
-    assert " - " in text, "what only one variant gives"
-    assert "broken, round 2: exit code 1: RuntimeError: it broke" in text
-
-
-def test_show_goals_and_their_page(toy_results: Path) -> None:
-    results = {"toy": read_results("toy", toy_results)}
-    verdicts = {"toy": verdicts_of(TOY, results["toy"])}
-    text = printed(by=lambda console: show_goals(verdicts, console))
-    page = goals_as_markdown(verdicts, results)
-    assert "| toy | too little (two) | ≥ 3 x one | 2 | missed |" in page
-    for outcome in ("met", "missed", "not measured"):
-        assert text.count(f" {outcome} ") == 1
-        assert page.count(f"| {outcome} |") == 1
-    assert f"{os.cpu_count()} cores" in page or "cores" in page
-
-
 def test_page_of_goals_tells_what_ran_on_which_machine(toy_results: Path) -> None:
     toy = read_results("toy", toy_results)
     other = Results(toy.records, toy.machine | {"cpu": "another"}, toy.versions)
@@ -201,8 +144,31 @@ def test_page_of_goals_tells_what_ran_on_which_machine(toy_results: Path) -> Non
     assert f"torch {toy.versions['torch']}: toy." in page
 
 
+def test_table_tells_medians_and_failures(toy_results: Path) -> None:
+    text = table_of(TOY, read_results("toy", toy_results))
+    assert re.search(r"width \(s\) +1 +2\n", text)
+    assert re.search(r"only one +1 +-\n", text), "what only one variant gives"
+    assert "broken, round 2: exit code 1: RuntimeError: it broke" in text
+
+
+def test_table_tells_the_spread_of_the_runs() -> None:
+    runs = [Record("one", number, {"size_bytes": size * 2.0**20}) for number, size in enumerate((1, 900, 2))]
+    assert "2 (1 to 900)" in table_of(TOY, Results(runs, {}, {}))
+
+
+def test_page_of_goals_met_missed_and_not_measured(toy_results: Path) -> None:
+    results = {"toy": read_results("toy", toy_results)}
+    page = goals_as_markdown({"toy": verdicts_of(TOY, results["toy"])}, results)
+    assert "| toy | too little (two) | ≥ 3 x one | 2 | missed |" in page
+    for outcome in ("met", "missed", "not measured"):
+        assert page.count(f"| {outcome} |") == 1
+    assert " cores" in page
+
+
 @pytest.mark.parametrize("plotted", [None, ("size_bytes", "width_seconds"), ("absent",)])
-def test_draw_a_panel_for_each_figure(toy_results: Path, tmp_path: Path, plotted: tuple[str, ...] | None) -> None:
+def test_draw_is_of_the_figures_that_are_named_or_of_the_first(
+    toy_results: Path, tmp_path: Path, plotted: tuple[str, ...] | None
+) -> None:
     results, benchmark = read_results("toy", toy_results), dataclasses.replace(TOY, plotted=plotted)
     file = draw(benchmark, results, tmp_path)
     if plotted == ("absent",):
@@ -210,45 +176,22 @@ def test_draw_a_panel_for_each_figure(toy_results: Path, tmp_path: Path, plotted
         assert list(tmp_path.iterdir()) == []
         return
     assert file == tmp_path / "toy.png"
-    assert file.read_bytes().startswith(b"\x89PNG")
-    expected = ["width_seconds", "size_bytes", "only_one", "only_two"] if plotted is None else list(plotted)
-    assert figures_to_plot(benchmark, results) == expected
-
-
-def test_draw_is_of_the_results(toy_results: Path, tmp_path: Path) -> None:
-    results = read_results("toy", toy_results)
-    one = draw(TOY, results, tmp_path).read_bytes()
-    again = draw(TOY, results, tmp_path).read_bytes()
+    drawn = file.read_bytes()
+    assert drawn.startswith(b"\x89PNG")
+    assert draw(benchmark, results, tmp_path).read_bytes() == drawn
     other = Results([Record("one", 1, {"width_seconds": 7.0})], results.machine, results.versions)
-    assert again == one
-    assert draw(TOY, other, tmp_path).read_bytes() != one
+    assert draw(benchmark, other, tmp_path).read_bytes() != drawn
 
 
 def test_draw_bars_are_medians_and_dots_the_runs() -> None:
     runs = [Record("two", number, {"size_bytes": size * 2.0**20}) for number, size in enumerate((1, 9, 2))]
+    runs.append(Record("broken", 1, {"out_of_memory_kills": 1}))
     panel = Figure().subplots()
-    draw_panel(panel, "size_bytes", TOY, Results(runs, {}, {}))
-    (bar,) = panel.patches
-    assert (bar.get_width(), bar.get_y() + bar.get_height() / 2) == (2, TOY.variants.index("two"))
-    assert list(panel.lines[0].get_xdata()) == [1, 9, 2]
+    draw_panel(panel, "size_bytes", list(TOY.variants), frame_of(Results(runs, {}, {})))
+    assert [bar.get_width() for bar in panel.patches] == [0, 2, 0]
+    assert [(x, y) for x, y in zip(*panel.lines[0].get_data(), strict=True)] == [(1, 1), (9, 1), (2, 1)]
+    assert [text.get_text() for text in panel.texts] == ["-", "2", "killed"]
     assert panel.get_xlabel() == "size (MiB)"
-
-
-def test_draw_scatter_a_dot_for_each_variant_with_both_figures() -> None:
-    runs = [Record("one", number, {"step_seconds": seconds}) for number, seconds in enumerate((1.0, 3.0, 2.0))]
-    runs += [Record("one", 4, {"said_seconds": 5.0}), Record("two", 1, {"step_seconds": 9.0})]
-    panel = Figure().subplots()
-    benchmark = dataclasses.replace(TOY, processes={"both": ("one", "two"), "none": ("broken",)})
-    draw_scatter(panel, benchmark, Results(runs, {}, {}), "step_seconds", "said_seconds")
-    dots, spread, *_ = panel.lines
-    assert (list(dots.get_xdata()), list(dots.get_ydata())) == ([2.0], [5.0])
-    assert (list(spread.get_xdata()), list(spread.get_ydata())) == ([1.0, 3.0], [5.0, 5.0])
-    assert (panel.get_xlabel(), panel.get_ylabel()) == ("step (s)", "said (s)")
-
-
-def test_draw_scatter_without_one_of_its_figures_is_none(toy_results: Path, tmp_path: Path) -> None:
-    benchmark = dataclasses.replace(TOY, scatter=("width_seconds", "said_seconds"))
-    assert draw(benchmark, read_results("toy", toy_results), tmp_path) is None
 
 
 @pytest.mark.parametrize("name", command.NAMES)
@@ -257,7 +200,7 @@ def test_every_benchmark_names_its_own_variants_and_figures(name: str) -> None:
     benchmark, results = module.BENCHMARK, read_results(name)
     assert benchmark.name == name
     assert callable(module.measure)
-    assert set(benchmark.environment) <= set(processes_of(benchmark))
+    assert processes_of(benchmark)
     assert {variant for shared in benchmark.processes.values() for variant in shared} <= set(benchmark.variants)
     for goal in benchmark.goals:
         assert set(goal.variants) <= set(benchmark.variants), goal.what
@@ -266,25 +209,22 @@ def test_every_benchmark_names_its_own_variants_and_figures(name: str) -> None:
         assert {goal.figure for goal in benchmark.goals} | set(benchmark.plotted or ()) <= given
 
 
-def test_recorded_results_tables_page_and_plots_again(tmp_path: Path) -> None:
-    for file in RESULTS.glob("*.jsonl"):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    recorded = {file.stem for file in RESULTS.glob("*.jsonl")}
-    benchmarks = [command.load(name) for name in command.NAMES if name in recorded]
-    text = printed(by=lambda console: command.conclude(benchmarks, console, show_each=True, directory=tmp_path))
-    assert all(benchmark.question[:20] in text for benchmark in benchmarks)
-    assert {file.stem for file in tmp_path.glob("*.png")} == {benchmark.name for benchmark in benchmarks}
-    assert all(f"| {name} |" in (tmp_path / "goals.md").read_text() for name in ("memory_limit", "host_peak"))
+def test_recorded_results_tables_page_and_plots_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RESULTS / "amd_epyc"
+    recorded = [file.stem for file in folder.glob("*.jsonl")]
+    for name in recorded:
+        (tmp_path / f"{name}.jsonl").write_bytes((folder / f"{name}.jsonl").read_bytes())
+    benchmarks = [command.load(name) for name in recorded]
+    command.conclude(benchmarks, tmp_path)
+    text = capsys.readouterr().out
+    assert all(f"{benchmark.name}: {benchmark.question}" in text for benchmark in benchmarks)
+    assert {file.stem for file in tmp_path.glob("*.png")} == set(recorded)
+    assert "| memory_limit |" in (tmp_path / "goals.md").read_text()
 
 
-def test_conclude_without_results_says_so_and_fails(tmp_path: Path) -> None:
-    benchmarks = [command.load("memory_limit")]
-    codes = []
-    text = printed(
-        by=lambda console: codes.append(command.conclude(benchmarks, console, show_each=True, directory=tmp_path))
-    )
-    assert codes == [1]
-    assert "not measured" in text
+def test_conclude_without_results_says_so_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.conclude([command.load("memory_limit")], tmp_path) == 1
+    assert "not measured" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["--rounds", "0"], ["--path", "/does/not/exist", "pack_cost"]])

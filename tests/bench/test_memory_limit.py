@@ -1,4 +1,4 @@
-"""What the benchmarks about memory stand on: a cgroup that limits, a mover that moves, a sampler that sees."""
+"""What the benchmarks about memory stand on: cgroups that limit, a mover that moves."""
 
 from __future__ import annotations
 
@@ -9,35 +9,61 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
-from bench import host_peak, memory_limit
-from bench.cgroup import V1, V2, CgroupError, MemoryCgroup, find_memory_cgroup, memory_cgroup
+from bench import memory_limit
+from bench.cgroup import CgroupError, MemoryCgroup, drive_limits, find_cgroup, memory_cgroup, slow_drive
+from bench.trainings import Training
 
-HYBRID = "5:memory:/jobs/one\n3:cpuset,cpu:/\n0::/\n"
+HYBRID = "5:memory:/jobs/one\n6:blkio:/a\n3:cpuset,cpu:/\n0::/\n"
 HYBRID_MOUNTS = (
     "31 20 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"
     "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+    "34 31 0:31 / /sys/fs/cgroup/blkio rw,relatime - cgroup cgroup rw,blkio\n"
     "36 31 0:33 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n"
     "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n"
 )
 MIB = 2**20
 
 
-def test_find_version_1_beside_an_empty_version_2() -> None:
-    paths = find_memory_cgroup(HYBRID, HYBRID_MOUNTS)
-    assert paths == (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup/memory/jobs/one"), V1)
+@pytest.mark.parametrize(("controller", "own"), [("memory", "jobs/one"), ("blkio", "a")])
+def test_find_version_1_beside_an_empty_version_2(controller: str, own: str) -> None:
+    mount = Path("/sys/fs/cgroup") / controller
+    place = find_cgroup(controller, HYBRID, HYBRID_MOUNTS)
+    assert place == (mount, mount / own, 1)
+    assert place.above == mount / own
 
 
-def test_find_version_2_alone() -> None:
+@pytest.mark.parametrize(("path", "above"), [("/user.slice/shell", "user.slice"), ("/", "")])
+def test_find_version_2_alone_and_beside_the_process_s_own(path: str, above: str) -> None:
     mounts = "24 20 0:22 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
-    paths = find_memory_cgroup("0::/user.slice/shell\n", mounts)
-    assert paths == (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/user.slice/shell"), V2)
+    root = Path("/sys/fs/cgroup")
+    place = find_cgroup("memory", f"0::{path}\n", mounts)
+    assert place == (root, root / path.lstrip("/"), 2)
+    assert place.above == root / above
 
 
 def test_find_none_mounted_says_so() -> None:
     with pytest.raises(CgroupError, match="no cgroup hierarchy"):
-        find_memory_cgroup("5:memory:/\n", "20 1 8:1 / / rw - ext4 /dev/sda rw\n")
+        find_cgroup("memory", "5:memory:/\n", "20 1 8:1 / / rw - ext4 /dev/sda rw\n")
+
+
+def test_drive_limits_are_for_reads_and_writes() -> None:
+    first = {f"blkio.throttle.{way}_bps_device": "254:0 1000" for way in ("read", "write")}
+    assert drive_limits("254:0", 1000, 1) == first
+    assert drive_limits("254:0", 1000, 2) == {"io.max": "254:0 rbps=1000 wbps=1000"}
+
+
+def test_slow_drive_moves_the_process_and_moves_it_back(tmp_path: Path) -> None:
+    before = Path("/proc/self/cgroup").read_text()
+    try:
+        with slow_drive(tmp_path, 10**9):
+            assert "tierstore-bench-" in Path("/proc/self/cgroup").read_text()
+            raise KeyboardInterrupt
+    except CgroupError as error:
+        pytest.skip(str(error))
+    except KeyboardInterrupt:
+        pass
+    assert Path("/proc/self/cgroup").read_text() == before
 
 
 @pytest.fixture
@@ -68,7 +94,7 @@ def test_training_killed_between_two_steps_has_the_figures_of_the_first(cgroup: 
     cgroup.limit(64 * MIB)
     command = cgroup.command([sys.executable, "-c", _TOY_TRAINING])
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        training = memory_limit.Training("toy", process, cgroup)
+        training = Training("toy", process, cgroup)
         figures = training.figures([training.step(), training.step()])
     assert (figures["step_seconds"], figures["last_loss"], figures["out_of_memory_kills"]) == (1.0, 2.0, 1)
 
@@ -87,16 +113,16 @@ def test_cgroup_beyond_its_limit_the_process_is_killed_and_counted(cgroup: Memor
     assert cgroup.peak_bytes <= 64 * MIB
 
 
-def started(cgroup: MemoryCgroup, each_step: str) -> memory_limit.Training:
+def started(cgroup: MemoryCgroup, each_step: str) -> Training:
     """A process inside that does so for every line that it is sent, the number of the line in `n`."""
     program = f"import sys, json\nfor n, _ in enumerate(sys.stdin):\n  {each_step}"
     command = cgroup.command([sys.executable, "-c", program])
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    return memory_limit.Training("toy", process, cgroup)
+    return Training("toy", process, cgroup)
 
 
 @contextmanager
-def ended(training: memory_limit.Training) -> Iterator[memory_limit.Training]:
+def ended(training: Training) -> Iterator[Training]:
     """Its process is gone afterwards."""
     with training._process:
         yield training
@@ -142,29 +168,3 @@ def test_mover_moves_what_it_was_told_to(tmp_path: Path) -> None:
         after = moved()
     for first, last, each in zip(before, after, wanted, strict=True):
         assert 2 * each <= last - first < 2 * each + MIB
-    assert (run.figures()["spilled_bytes"], run.figures()["restored_bytes"]) == wanted
-
-
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
-
-
-@pytest.mark.usefixtures("_one_thread")
-def test_host_peak_store_holds_less_than_it_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_peak, "NUM_TENSORS", 24)
-    figures = host_peak.measure("budget 32 MiB", tmp_path)
-    assert figures["num_samples"] > 0
-    assert figures["spilled_bytes"] > 0, "nothing had to leave memory: the workload shows nothing"
-    assert 0 < figures["held_bytes"] <= figures["promised_bytes"]
-    assert figures["promised_bytes"] - figures["lent_bytes"] == (32 + 128 + 24) * MIB
-    assert figures["host_peak_bytes"] <= 32 * MIB
-
-
-@pytest.mark.usefixtures("_one_thread")
-def test_host_peak_store_that_holds_more_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_peak, "NUM_TENSORS", 24)
-    monkeypatch.setattr("tierstore.rules.windows.Window.fits", lambda window, nbytes: True)
-    assert host_peak.measure("budget 0", tmp_path)["held_of_promised"] > 1

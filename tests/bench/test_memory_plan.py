@@ -1,11 +1,10 @@
-"""What the benchmarks of memory plans make of steps, and of processes that end."""
+"""What the benchmark of memory plans makes of steps, and of processes that end."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from subprocess import PIPE, Popen
 
@@ -13,19 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from bench import lowest_limit, memory_plan, plan_trainings
+from bench import memory_plan, plan_trainings
 from bench.cgroup import CgroupError, memory_cgroup
-from bench.memory_limit import Training
 from bench.memory_plan import Compared, Turn
-from tierstore import ConfigError, TierStore
+from bench.trainings import Training
 
 Around = Callable[..., AbstractContextManager[Training]]
 MIB = 2**20
 
 LIVES = "print(json.dumps(STEP), flush=True)"
 KILLED = f"b'x' * {256 * MIB}"
-REFUSES = f"sys.exit({plan_trainings.REFUSED})"
-FAILS = "sys.exit(1)"
 
 
 def step(seconds: float, *, peak_bytes: int = 90, predicted: tuple[float, int] = (1.0, 100)) -> dict[str, float]:
@@ -142,30 +138,6 @@ def test_without_a_single_strategy_the_plan_goes_on_alone(tmp_path: Path) -> Non
     assert [list(turn) for turn in compared.turns] == [["plan"]] * memory_plan.TURNS_OF_PAIR
 
 
-# --- the lowest limit -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("each_step", "how"), [(LIVES, None), (KILLED, "killed"), (REFUSES, "refused")])
-def test_how_a_training_ends(each_step: str, how: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(lowest_limit, "training_within", within({"plan": each_step}, []))
-    assert lowest_limit._how_it_ends("a model", "plan", 100, tmp_path) == how
-
-
-def test_a_training_that_fails_is_neither_killed_nor_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(lowest_limit, "training_within", within({"plan": FAILS}, []))
-    with pytest.raises(RuntimeError, match="exit code 1"):
-        lowest_limit._how_it_ends("a model", "plan", 100, tmp_path)
-
-
-def test_lowest_limit_and_how_it_ended_below(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def how(model: str, strategy: str, limit_bytes: int, scratch: Path) -> str | None:
-        return "refused" if limit_bytes < 28 else "killed" if limit_bytes < 35 else None
-
-    monkeypatch.setattr(lowest_limit, "_how_it_ends", how)
-    found = lowest_limit._lowest("a model", "plan", 100, tmp_path)
-    assert found == {"lowest_to_plain": 0.35, "highest_refused_to_plain": 0.25, "highest_killed_to_plain": 0.3}
-
-
 # --- in the process ---------------------------------------------------------------------------------------------------
 
 
@@ -178,22 +150,6 @@ class Summed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x).sum()
-
-
-def test_a_planning_that_cannot_fit_ends_with_the_code_of_a_refusal(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    model, batch = Summed(), torch.randn(8, 64)
-    with TierStore(tmp_path) as store, pytest.raises(SystemExit) as ended:
-        plan_trainings._planned(model, partial(model, batch), store, MIB)
-    assert ended.value.code == plan_trainings.REFUSED
-    assert "cannot fit" in capfd.readouterr().err
-
-
-def test_a_planning_that_fails_in_any_other_way_is_no_refusal(tmp_path: Path) -> None:
-    model, batch = nn.Identity(), torch.randn(8, 64, requires_grad=True)
-    with TierStore(tmp_path) as store, pytest.raises(ConfigError, match="save no tensors"):
-        plan_trainings._planned(model, lambda: model(batch).sum(), store, 2**40)
 
 
 def test_a_plan_is_loaded_where_another_process_has_saved_it(tmp_path: Path) -> None:
