@@ -21,6 +21,7 @@ from typing import Concatenate, Never, ParamSpec, TypeVar
 from ..base.interrupts import is_half_changed, is_interrupt
 from ..base.threads import refuse_green_threads, refuse_to_wait
 from ..errors import StoreBusyError, StoreClosedError, TierStoreError
+from ..plain_text import plain
 from ..rules.counters import STALL_CAUSES
 from .handle import Record
 from .layout import is_inside_modes, outside_of_modes
@@ -85,6 +86,7 @@ class Guard:
 
     def __init__(self, name: str, parts: Parts, engine: DiskSubmissions) -> None:
         self._name = name
+        self._title = plain(f"the store at {name}")
         self._engine = engine
         self.rules = parts.rules
         self._counters = parts.ledger.counters
@@ -163,7 +165,7 @@ class Guard:
             except Exception:  # noqa: BLE001 - half changed books cannot always be taken apart; the store is closed
                 pass
         if self.closed is not None and self.closed.reason == reason:
-            interrupt.add_note(f"tierstore: {self.closed}")
+            interrupt.add_note(f"tierstore: {self._title} cannot be used: {reason}")  # no call: the stack may be full
 
     def abandon(self, reason: str) -> None:
         """In a forked child: give up every record, free nothing.
