@@ -13,7 +13,7 @@ import lmdb
 
 from ..base.config import format_bytes, free_disk_bytes
 from ..base.system_words import words_of
-from ..errors import CorruptDataError, StorageIOError, StoreFullError
+from ..errors import ConfigError, CorruptDataError, StorageIOError, StoreFullError
 from .codec.codec import DamagedBytesError
 from .segments import is_out_of_space
 
@@ -84,5 +84,5 @@ def naming_the_limit(full: StoreFullError, directory: Path) -> StoreFullError:
 def _free_space(directory: Path) -> str:
     try:
         return f"{format_bytes(free_disk_bytes(directory))} are"
-    except OSError:
+    except ConfigError:
         return "nothing tells how much is"
