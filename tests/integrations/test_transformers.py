@@ -30,6 +30,7 @@ __all__ = ["short_directory", "start_daemon"]
 pytestmark = pytest.mark.filterwarnings("default")  # the libraries' own
 
 SPILLED = "tierstore/spilled_gib"
+PACKED = "tierstore/packed_gib"
 
 
 def trainer_of(path: Path, model: nn.Module | None = None, **arguments: Any) -> Trainer:
@@ -160,10 +161,10 @@ def test_numbers_are_in_a_real_file_of_tensorboard(tmp_path: Path) -> None:
     (file,) = (tmp_path / "out").rglob("events.out.tfevents.*")
     events = EventAccumulator(str(file))
     events.Reload()
-    for name in (SPILLED, "tierstore/stall_seconds", "tierstore/host_peak_gib"):
+    for name in (SPILLED, PACKED, "tierstore/stall_seconds", "tierstore/host_peak_gib"):
         found = [event.value for event in events.Scalars(f"train/{name}")]
         assert found == pytest.approx(logged(trainer, name))
-    assert min(event.value for event in events.Scalars(f"train/{SPILLED}")) > 0
+    assert min(event.value for event in events.Scalars(f"train/{PACKED}")) > 0
 
 
 def test_logs_of_evaluation_stay_as_they_are(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from tierstore import TierStore, tiered_offload
 from tierstore.daemon.logs import set_up_logging
 from tierstore.daemon.options import settings_of
 from tierstore.daemon.server import serve
-from tierstore.doctor.consult import consult
+from tierstore.tuning.consult import consult
 from tierstore.errors import TierStoreError
 
 DEADLINE_SECONDS = 60.0

@@ -21,15 +21,15 @@ MIB = 2**20
 @pytest.mark.parametrize(
     ("away_mib", "free_mib", "mode", "is_told"),
     [
-        (64, 32, "auto", True),
-        (64, 32, "always", True),
-        (64, 31, "auto", False),
-        (63, 63, "auto", False),
+        (256, 128, "auto", True),
+        (256, 128, "always", True),
+        (256, 127, "auto", False),
+        (255, 255, "auto", False),
         (4096, 4096, "never", False),
         (4096, None, "auto", False),
     ],
 )
-def test_told_only_where_half_of_64_mib_stays(away_mib: int, free_mib: int | None, mode: Mode, is_told: bool) -> None:
+def test_told_only_where_half_of_256_mib_stays(away_mib: int, free_mib: int | None, mode: Mode, is_told: bool) -> None:
     free_bytes = None if free_mib is None else free_mib * MIB
     assert (why_memory_stays(away_mib * MIB, free_bytes, mode, "") is not None) is is_told
 

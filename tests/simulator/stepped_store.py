@@ -295,11 +295,12 @@ class Stepper:
     def _could_end(self, job: Job) -> bool:
         return self.decisions.copies.could_end(job)
 
-    def wait(self) -> None:
+    def wait(self, timeout: float) -> bool:
         """In place of the condition's: training waits, its lock held."""
         with self._inside.lock_given_back():
             if not self.settle():
                 finish_transfer(self.finish_one)
+        return True
 
     def notify_all(self) -> None:
         """In place of the condition's."""

@@ -304,11 +304,11 @@ def test_segment_is_opened_and_noted_in_one_with_regard_to_forks(
 
     class Looking(UnnamedHome):
         def make_segment(self, number: int) -> int:
-            seen.append(not_while_forking.locked())
+            seen.append(not_while_forking._is_owned())
             return super().make_segment(number)
 
     def note_while_looking(descriptor: int) -> Inode:
-        seen.append(not_while_forking.locked())
+        seen.append(not_while_forking._is_owned())
         return inode_of(descriptor)
 
     monkeypatch.setattr(segments_module, "inode_of", note_while_looking)

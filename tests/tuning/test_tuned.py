@@ -125,6 +125,6 @@ def test_file_of_outcome_opens_a_store_and_a_scope_as_measured(
 def test_file_of_outcome_says_how_it_was_found() -> None:
     lines = _tuned("/nvme", SETTINGS).toml.splitlines()
     comments = [line for line in lines if line.startswith("#")]
-    assert "# it is\ufffdfaster" in comments
+    assert "# it is\\nfaster" in comments
     assert any("your settings: 1 s a step (1 s predicted)" in line for line in comments)
-    assert any("found\ufffd1: 0.55 s a step (no figure predicted)" in line for line in comments)
+    assert any("found\\n1: 0.55 s a step (no figure predicted)" in line for line in comments)

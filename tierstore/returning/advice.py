@@ -9,12 +9,14 @@ from ..base.config import Mode, format_bytes
 
 __all__ = ["keeps_too_much", "may_be_told", "stacklevel_of_user", "why_memory_stays"]
 
-_WORTH_A_WORD_BYTES = 64 * 2**20
+_WORTH_A_WORD_BYTES = 256 * 2**20
+_LEAST_BESIDE_BUFFERS_BYTES = 64 * 2**20
+"""What the store itself takes is told of from here on: its buffers are of a known size, where heaps differ."""
 
 
 def may_be_told(away_bytes: int) -> bool:
-    """Whether enough bytes of saved tensors are on disk for a message."""
-    return away_bytes >= _WORTH_A_WORD_BYTES
+    """Whether enough bytes of saved tensors are on disk for any message."""
+    return away_bytes >= _LEAST_BESIDE_BUFFERS_BYTES
 
 
 def keeps_too_much(away_bytes: int, free_bytes: int | None) -> bool:
@@ -24,7 +26,7 @@ def keeps_too_much(away_bytes: int, free_bytes: int | None) -> bool:
         away_bytes: of saved tensors that are on disk.
         free_bytes: what the allocator keeps of what was freed; None: it does not tell.
     """
-    return free_bytes is not None and may_be_told(away_bytes) and free_bytes >= away_bytes // 2
+    return free_bytes is not None and away_bytes >= _WORTH_A_WORD_BYTES and free_bytes >= away_bytes // 2
 
 
 def why_memory_stays(

@@ -215,7 +215,7 @@ def _measure(drive: Drive, directory: Path, seconds: float, memory_bytes: int, t
                 for drive in _steps(drive, bench, seconds):  # noqa: B020 - each step adds to what is known
                     tell(drive)
     except OSError as error:
-        tell(replace(drive, error=words_of(error)))
+        tell(replace(drive, error=words_of(error).removeprefix(f"[Errno {error.errno}] ")))
     except Exception as error:  # noqa: BLE001 - a bug; raised on the waiting thread
         tell(error)
     tell(None)
