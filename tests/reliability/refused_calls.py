@@ -38,8 +38,8 @@ from tierstore import TierStore, tiered_offload
 from tierstore.daemon.logs import set_up_logging
 from tierstore.daemon.options import settings_of
 from tierstore.daemon.server import serve
-from tierstore.tuning.consult import consult
 from tierstore.errors import TierStoreError
+from tierstore.tuning.consult import consult
 
 DEADLINE_SECONDS = 60.0
 BUDGETS = {"host_bytes": 0, "staging_bytes": "8MiB", "disk_bytes": "64MiB"}
