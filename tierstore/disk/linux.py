@@ -146,8 +146,7 @@ def is_tmpfs(descriptor: int) -> bool:
     """
     buffer = ctypes.create_string_buffer(_STATFS_BYTES)
     if _libc.fstatfs(descriptor, buffer) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise _refused("fstatfs")
     return ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF == _TMPFS
 
 
