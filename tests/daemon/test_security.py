@@ -318,8 +318,10 @@ def test_question_that_is_asked_again_is_no_offence(connect: Connect) -> None:
         answers.append(client.receive())
     assert all(isinstance(answer, wire.Report) for answer in answers[:-1])
     client.send(wire.Inspect())
+    assert isinstance(client.receive(), wire.Report)
+    client.send(wire.Close())
     while isinstance(answer := client.receive(), wire.Report):
-        client.send(wire.Close())
+        """One that was asked for before."""
     assert isinstance(answer, wire.Closed)
 
 
